@@ -1,0 +1,173 @@
+"""Every option of every program, in one place; all programs read the same TOML file.
+
+No environment variable is read here or anywhere below: what a program does follows from its file
+and its flags. Each section checks its own values when it is built and says the limit and the remedy.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.options import option
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+KERNELS = ("triton", "torch")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    """Which model is served; router and workers must agree."""
+
+    path: str = option("deploy/demo_model", "model directory in Hugging Face layout")
+    name: str = option("", "name that clients use; the directory's name when empty")
+    dtype: str = option("auto", "weights and KV: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
+    max_len: int = option(0, "longest prompt plus output, in tokens; 0 is the model's own limit")
+
+    @property
+    def served_name(self) -> str:
+        return self.name or Path(self.path).resolve().name
+
+
+@dataclass(frozen=True, slots=True)
+class NetSection:
+    """How the processes reach one another."""
+
+    router_endpoint: str = option("tcp://127.0.0.1:5570", "where the router binds and workers dial (tcp:// or ipc://)")
+    handoff_endpoint: str = option(
+        "tcp://127.0.0.1:*", "where a decode worker binds for prefill workers; * picks a free port"
+    )
+    secret_file: str = option("", "file with a shared secret; needed to bind anything but loopback or ipc://")
+    heartbeat_s: float = option(0.5, "seconds between signs of life")
+    worker_timeout_s: float = option(3.0, "a peer silent for this long is taken for dead")
+    step_timeout_s: float = option(120.0, "a worker busy without a finished step for this long is taken for stuck")
+    max_queued_messages: int = option(100_000, "messages a socket holds for a slow peer before it drops")
+
+    def __post_init__(self) -> None:
+        _require(
+            self.worker_timeout_s >= 2 * self.heartbeat_s > 0,
+            f"net.worker_timeout_s = {self.worker_timeout_s}: at least two heartbeats ({self.heartbeat_s} s each)",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSection:
+    """The HTTP side."""
+
+    host: str = option("127.0.0.1", "address that HTTP binds to")
+    port: int = option(8000, "port that HTTP binds to; 0 picks a free one")
+    max_requests: int = option(2048, "completions in flight or queued; above it clients get 429 with Retry-After")
+    max_queued_tokens: int = option(16_777_216, "prompt tokens queued before 429")
+    request_timeout_s: float = option(600.0, "a completion not finished after this long fails")
+    worker_wait_s: float = option(60.0, "how long a request waits while no worker pair is alive, then 503")
+    max_attempts: int = option(4, "times one completion is started, replays after a lost worker included")
+    prefill_window: float = option(2.0, "prompt tokens sent ahead to a prefill worker, in multiples of its step budget")
+    drain_s: float = option(30.0, "on SIGTERM, seconds that running requests may take to finish")
+    max_body_bytes: int = option(16_777_216, "largest HTTP body")
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port < 65536, f"router.port = {self.port}: 0 to 65535")
+        _require(self.max_attempts >= 1, f"router.max_attempts = {self.max_attempts}: at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSection:
+    """What both kinds of worker have."""
+
+    id: str = option("", "name in logs and routing; role and process id when empty")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
+    cuda_graphs: bool = option(True, "replay captured graphs instead of launching kernels one by one")
+    batching: bool = option(True, "run several sequences in one step; false runs one at a time")
+    drain_s: float = option(30.0, "on SIGTERM, seconds that owned requests may take to finish")
+    num_threads: int = option(0, "CPU threads of the math library; 0 leaves its default")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSection:
+    """The prefill worker's scheduler."""
+
+    max_batch_tokens: int = option(8192, "prompt tokens computed in one step")
+    max_num_seqs: int = option(64, "prompts in one step")
+    chunking: bool = option(True, "split prompts longer than a step's budget; false refuses to split")
+    lease_s: float = option(30.0, "blocks handed off and not claimed for this long are freed")
+
+    def __post_init__(self) -> None:
+        _require(self.max_batch_tokens >= 16, f"prefill.max_batch_tokens = {self.max_batch_tokens}: at least 16")
+        _require(self.max_num_seqs >= 1, f"prefill.max_num_seqs = {self.max_num_seqs}: at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSection:
+    """The decode worker's scheduler."""
+
+    max_num_seqs: int = option(256, "rows of the batch: sequences decoded at once")
+    max_pulls: int = option(16, "handoffs being pulled at once")
+    local_chunk_tokens: int = option(
+        2048, "prompt tokens a step when a prompt is computed here, without a prefill worker"
+    )
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.max_num_seqs <= 1024, f"decode.max_num_seqs = {self.max_num_seqs}: 1 to 1024")
+
+
+@dataclass(frozen=True, slots=True)
+class KVSection:
+    """The block pool of a worker."""
+
+    block_size: int = option(16, "tokens a block", choices=(16, 32, 64))
+    pool_bytes: int = option(0, "size of the pool; 0 follows memory_fraction")
+    memory_fraction: float = option(0.85, "share of the device's memory for this process, weights included (GPU)")
+    cpu_pool_bytes: int = option(268_435_456, "size of the pool on a CPU when pool_bytes is 0")
+    transport: str = option(
+        "auto",
+        "auto is cuda_ipc on a GPU, shm on a CPU; none hands nothing off",
+        choices=("auto", "cuda_ipc", "shm", "none"),
+    )
+
+    def __post_init__(self) -> None:
+        _require(
+            0.0 < self.memory_fraction <= 0.98, f"kv.memory_fraction = {self.memory_fraction}: above 0, at most 0.98"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KernelsSection:
+    """Which implementation each operation has on a GPU; torch is slow, for debugging and comparison."""
+
+    norm: str = option("triton", "RMSNorm", choices=KERNELS)
+    rope: str = option("triton", "query/key norm, RoPE and the write of K and V", choices=KERNELS)
+    activation: str = option("triton", "SiLU(gate) * up", choices=KERNELS)
+    prefill_attention: str = option("triton", "ragged paged attention of prompts", choices=KERNELS)
+    decode_attention: str = option("triton", "split-KV paged attention of one token a sequence", choices=KERNELS)
+    sampling: str = option("triton", "choice of the next token", choices=KERNELS)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSection:
+    """Logging."""
+
+    level: str = option("INFO", "least severe level shown", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All sections; each program is given the ones it has a use for as flags."""
+
+    model: ModelSection = field(default_factory=ModelSection)
+    net: NetSection = field(default_factory=NetSection)
+    router: RouterSection = field(default_factory=RouterSection)
+    worker: WorkerSection = field(default_factory=WorkerSection)
+    prefill: PrefillSection = field(default_factory=PrefillSection)
+    decode: DecodeSection = field(default_factory=DecodeSection)
+    kv: KVSection = field(default_factory=KVSection)
+    kernels: KernelsSection = field(default_factory=KernelsSection)
+    log: LogSection = field(default_factory=LogSection)
+
+
+ROUTER_SECTIONS = ("model", "net", "router", "log")
+PREFILL_SECTIONS = ("model", "net", "worker", "prefill", "kv", "kernels", "log")
+DECODE_SECTIONS = ("model", "net", "worker", "decode", "kv", "kernels", "log")

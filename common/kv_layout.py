@@ -1,0 +1,45 @@
+"""The shape of one KV block: a pure value, equal in both peers or no block moves between them."""
+
+from dataclasses import dataclass
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Memory is `[block][layer][k|v][token][kv_head][dim]`: one block of all layers is contiguous.
+
+    `fingerprint` names the model and its weights: two models of equal geometry must not mix.
+    """
+
+    fingerprint: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int  # tokens per block
+    dtype: str  # a key of DTYPE_BYTES
+
+    @property
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        """`[layer, k|v, token, kv_head, dim]`."""
+        return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
+
+    @property
+    def token_bytes(self) -> int:
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def block_bytes(self) -> int:
+        return self.token_bytes * self.block_size
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens occupy."""
+        return -(-num_tokens // self.block_size)
+
+    def differences(self, other: "KVLayout") -> list[str]:
+        """Each field that differs, as `field: ours, theirs`; empty when blocks may be exchanged."""
+        return [
+            f"{name}: {getattr(self, name)!r} here, {getattr(other, name)!r} there"
+            for name in self.__dataclass_fields__
+            if getattr(self, name) != getattr(other, name)
+        ]

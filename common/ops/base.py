@@ -1,0 +1,84 @@
+"""What a model may ask of the machine: the `Ops` protocol, and the batch it is asked for.
+
+The cut is at the granularity of fused kernels, so that one `forward` is fast both for prompts
+(GEMM) and for decode (GEMV) without knowing which of the two it runs.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """Which tokens of which sequences one step computes; ragged, without padding between sequences.
+
+    A decode batch has one token a sequence (`max_query_len` 1). A row may be padding: its slot is -1
+    and its seq_len 0; nothing is written for it and its output is unspecified but finite.
+    """
+
+    token_ids: Tensor  # [num_tokens] int32
+    positions: Tensor  # [num_tokens] int32, from 0 in each sequence
+    slot_mapping: Tensor  # [num_tokens] int64: where K and V of the token go; -1 for padding
+    block_tables: Tensor  # [num_seqs, max_blocks] int32
+    seq_lens: Tensor  # [num_seqs] int32: KV length, this step's tokens included
+    cu_seqlens: Tensor  # [num_seqs + 1] int32: where each sequence's tokens begin
+    logit_rows: Tensor  # [num_logits] int64: tokens whose logits are wanted
+    max_query_len: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """What attention needs besides its input."""
+
+    q_norm: Tensor | None  # [head_dim], or None where the architecture has no query/key norm
+    k_norm: Tensor | None  # [head_dim]
+    norm_eps: float
+    rope: Tensor  # [max_positions, head_dim] fp32: cos of the half angles, then sin of them
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class Ops(Protocol):
+    """Activations are `[num_tokens, ...]` in the model's dtype; weights are `[out, in]`, contiguous."""
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        """Rows of `table [vocab, hidden]`: `[num_tokens, hidden]`."""
+        ...
+
+    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+        """`rms_norm(x) @ weight.T`: `[num_tokens, out]`."""
+        ...
+
+    def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        """Query/key norm, RoPE, write of K and V into the pool, causal attention over the pool.
+
+        `qkv [num_tokens, (q_heads + 2 * kv_heads) * head_dim]` -> `[num_tokens, q_heads * head_dim]`.
+        """
+        ...
+
+    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        """`residual + x @ weight.T`; may reuse the memory of `residual`."""
+        ...
+
+    def norm_gate_up(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        """`silu(g) * u` with `g, u = rms_norm(x) @ gate_up.T`, halves of `gate_up [2 * inner, hidden]`."""
+        ...
+
+    def logits(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
+        """`rms_norm(x[logit_rows]) @ weight.T` as fp32: `[num_logits, vocab]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTensors:
+    """Sampling parameters of a batch, one row a sequence; greedy rows have temperature 0."""
+
+    temperature: Tensor  # [num_rows] fp32
+    top_k: Tensor  # [num_rows] int32; 0 is off
+    top_p: Tensor  # [num_rows] fp32; 1 is off
+    min_p: Tensor  # [num_rows] fp32; 0 is off
+    seed: Tensor  # [num_rows] int64

@@ -1,0 +1,156 @@
+"""What every operation computes, in plain torch: the law that kernels are held to, and the CPU backend.
+
+Written to be read, not to be fast. Norms, rotations, softmax and sampling are computed in fp32 and
+rounded once to the input's dtype.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from common.ops.base import AttentionWeights, ForwardBatch, SamplingTensors
+
+PHILOX_ROUNDS = 10
+_U32 = 0xFFFFFFFF
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last dimension (Zhang and Sennrich, 2019)."""
+    y = x.float()
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    return (y * weight.float()).to(x.dtype)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` of `[num_tokens, 2 * inner]`, gate first."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def rotate(x: Tensor, rope: Tensor, positions: Tensor) -> Tensor:
+    """Rotary embedding (Su et al., 2021), halves convention, of fp32 `[num_tokens, heads, head_dim]`."""
+    cos, sin = rope[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # each [num_tokens, 1, head_dim / 2]
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def qk_norm_rope_kv(
+    qkv: Tensor,  # [num_tokens, (q_heads + 2 * kv_heads) * head_dim]
+    weights: AttentionWeights,
+    positions: Tensor,  # [num_tokens] int32
+    slot_mapping: Tensor,  # [num_tokens] int64
+    k_cache: Tensor,  # [num_blocks, block_size, kv_heads, head_dim], strided
+    v_cache: Tensor,
+) -> Tensor:
+    """Write K and V of each token to its slot (none where the slot is -1); return q, normed and rotated."""
+    num_q, num_kv = weights.num_q_heads, weights.num_kv_heads
+    heads = qkv.view(qkv.shape[0], -1, weights.head_dim).float()
+    q, k, v = heads[:, :num_q], heads[:, num_q : num_q + num_kv], heads[:, num_q + num_kv :]
+    if weights.q_norm is not None and weights.k_norm is not None:
+        q = rms_norm(q, weights.q_norm, weights.norm_eps)
+        k = rms_norm(k, weights.k_norm, weights.norm_eps)
+    q, k = rotate(q, weights.rope, positions), rotate(k, weights.rope, positions)
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    block_size = k_cache.shape[1]
+    k_cache[slots // block_size, slots % block_size] = k[kept].to(k_cache.dtype)
+    v_cache[slots // block_size, slots % block_size] = v[kept].to(v_cache.dtype)
+    return q.to(qkv.dtype)
+
+
+def paged_attention(
+    q: Tensor,  # [num_tokens, q_heads, head_dim]
+    k_cache: Tensor,  # [num_blocks, block_size, kv_heads, head_dim], strided
+    v_cache: Tensor,
+    batch: ForwardBatch,
+    scale: float,
+) -> Tensor:
+    """Causal attention of each sequence's last tokens over its blocks: `[num_tokens, q_heads, head_dim]`."""
+    out = torch.zeros_like(q)
+    bounds = batch.cu_seqlens.tolist()
+    for i, seq_len in enumerate(batch.seq_lens.tolist()):
+        begin, end = bounds[i], bounds[i + 1]
+        if seq_len == 0 or begin == end:
+            continue
+        blocks = batch.block_tables[i, : -(-seq_len // k_cache.shape[1])].long()
+        k = k_cache[blocks].flatten(0, 1)[:seq_len].float()  # [seq_len, kv_heads, head_dim]
+        v = v_cache[blocks].flatten(0, 1)[:seq_len].float()
+        out[begin:end] = _attend(q[begin:end].float(), k, v, scale).to(q.dtype)
+    return out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Causal softmax attention, fp32; the last query sees all of k: `[queries, q_heads, head_dim]`."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    offset = k.shape[0] - q.shape[0]
+    hidden = torch.ones(q.shape[0], k.shape[0], dtype=torch.bool, device=q.device).triu(offset + 1)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def gather_blocks(source: Tensor, source_ids: Tensor, target: Tensor, target_ids: Tensor) -> None:
+    """Copy whole blocks between pools `[num_blocks, block_bytes]` uint8."""
+    target[target_ids.long()] = source[source_ids.long()]
+
+
+def sample(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:
+    """Next token of each row of fp32 `logits [num_rows, vocab]`: `[num_rows]` int32.
+
+    Greedy rows take the largest logit, ties to the lowest id. Others take the largest of
+    logit / temperature + Gumbel noise among the tokens that pass the filters, which is a draw from
+    their softmax (Gumbel-max trick). The noise of token t is a function of (seed, positions[row], t).
+    """
+    greedy = params.temperature <= 0
+    scaled = logits / torch.where(greedy, 1.0, params.temperature).unsqueeze(1)
+    kept = scaled >= filter_threshold(scaled, params).unsqueeze(1)
+    noisy = (scaled + gumbel(params.seed, positions, logits.shape[1])).masked_fill(~kept, float("-inf"))
+    return torch.where(greedy.unsqueeze(1), logits, noisy).argmax(dim=-1).int()
+
+
+def filter_threshold(scaled: Tensor, params: SamplingTensors) -> Tensor:
+    """Smallest scaled logit that passes top-k, then top-p, then min-p: `[num_rows]` fp32.
+
+    Top-p keeps the smallest set of most likely tokens whose probability, renormalized after top-k,
+    reaches top_p. Tokens that tie with the last one kept are kept as well.
+    """
+    ordered = scaled.sort(dim=-1, descending=True).values
+    vocab = scaled.shape[1]
+    num_kept = torch.where(params.top_k > 0, params.top_k, vocab).clamp(max=vocab).long()
+    by_rank = ordered.gather(1, (num_kept - 1).unsqueeze(1)).squeeze(1)
+    probs = ordered.masked_fill(ordered < by_rank.unsqueeze(1), float("-inf")).softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs  # probability of all likelier tokens
+    num_kept = ((before < params.top_p.unsqueeze(1)) & (probs > 0)).sum(dim=-1).clamp(min=1)
+    by_mass = torch.where(params.top_p < 1, ordered.gather(1, (num_kept - 1).unsqueeze(1)).squeeze(1), by_rank)
+    by_min_p = torch.where(params.min_p > 0, ordered[:, 0] + params.min_p.log(), float("-inf"))
+    return torch.maximum(torch.maximum(by_rank, by_mass), by_min_p)
+
+
+def gumbel(seed: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """Standard Gumbel noise `[num_rows, vocab]` fp32, keyed on (seed, position), counted by token id."""
+    zero = torch.zeros_like(seed)
+    low, high, _, _ = philox(positions.long(), zero, seed & _U32, (seed >> 32) & _U32)
+    tokens = torch.arange(vocab, device=seed.device).expand(seed.shape[0], vocab)
+    bits, _, _, _ = philox(tokens, torch.zeros_like(tokens), low.unsqueeze(1), high.unsqueeze(1))
+    uniform = ((bits >> 8).float() + 0.5) * 2.0**-24  # strictly between 0 and 1
+    return -(-uniform.log()).log()
+
+
+def philox(counter: Tensor, counter_1: Tensor, key_0: Tensor, key_1: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox 4x32-10 (Salmon et al., 2011) of counters (c0, c1, 0, 0), as int64 holding 32-bit words."""
+    c0, c1 = counter & _U32, counter_1 & _U32
+    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    for _ in range(PHILOX_ROUNDS):
+        high_a, low_a = _mul_32(c0, 0xD2511F53)
+        high_b, low_b = _mul_32(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high_b ^ c1 ^ key_0, low_b, high_a ^ c3 ^ key_1, low_a
+        key_0, key_1 = (key_0 + 0x9E3779B9) & _U32, (key_1 + 0xBB67AE85) & _U32
+    return c0, c1, c2, c3
+
+
+def _mul_32(a: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of the 64-bit product, without overflowing int64."""
+    low = (a & 0xFFFF) * factor
+    high = (a >> 16) * factor + (low >> 16)
+    return (high >> 16) & _U32, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

@@ -1,0 +1,183 @@
+"""The two endpoints of every connection: a bound `Hub` (ROUTER) and a connecting `Spoke` (DEALER).
+
+Both are synchronous and non-blocking: `receive` returns what has arrived, `send` never waits. A
+frame that is malformed, oversized or of another version is counted, logged (at most one line a
+second) and dropped. Bound to loopback or `ipc://` unless a shared secret is given; with one, both
+ends derive the same CURVE key pair from it, so whoever does not know it cannot even connect.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import zmq
+import zmq.utils.z85
+
+from common.config import NetSection
+from common.errors import ConfigError, WireError
+from common.messages import Message
+from common.wire import MAX_FRAME_BYTES, decode, encode
+
+logger = logging.getLogger(__name__)
+
+MAX_RECEIVED_AT_ONCE = 1000
+"""Messages taken per `receive`, so that a flood cannot starve the caller's loop."""
+
+
+class Hub:
+    """Binds; knows its spokes by the identity they chose."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection, endpoint: str) -> None:
+        self.socket = _socket(context, zmq.ROUTER, net)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted worker takes its name over
+        secret = _secret(net)
+        if secret is None:
+            _require_local(endpoint)
+        else:
+            _use_curve(self.socket, secret, server=True)
+        try:
+            self.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"cannot bind {endpoint}: {error}; is another process using it?") from None
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.drops = DropCounter(f"hub {self.endpoint}")
+
+    def send(self, identity: bytes, message: Message) -> None:
+        """Queue for one spoke; dropped when that spoke is gone or its queue is full."""
+        try:
+            self.socket.send_multipart([identity, encode(message)], flags=zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            self.drops.count(f"{type(message).__name__} to {identity!r:.60}: {error}")
+
+    def receive(self) -> Iterator[tuple[bytes, Message]]:
+        """What has arrived, as (identity, message)."""
+        for _ in range(MAX_RECEIVED_AT_ONCE):
+            try:
+                parts = self.socket.recv_multipart(flags=zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            message = self.drops.decoded(parts, 2)
+            if message is not None:
+                yield parts[0], message
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+
+
+class Spoke:
+    """Connects to one hub under a chosen identity; reconnects by itself with back-off."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        net: NetSection,
+        endpoint: str,
+        identity: bytes,
+    ) -> None:
+        self.socket = _socket(context, zmq.DEALER, net)
+        self.socket.setsockopt(zmq.IDENTITY, identity)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        secret = _secret(net)
+        if secret is not None:
+            _use_curve(self.socket, secret, server=False)
+        self.socket.connect(endpoint)
+        self.drops = DropCounter(f"spoke {endpoint}")
+
+    def send(self, message: Message) -> None:
+        """Queue for the hub; dropped when the queue is full."""
+        try:
+            self.socket.send(encode(message), flags=zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            self.drops.count(f"{type(message).__name__}: {error}")
+
+    def receive(self) -> Iterator[Message]:
+        """What has arrived."""
+        for _ in range(MAX_RECEIVED_AT_ONCE):
+            try:
+                parts = self.socket.recv_multipart(flags=zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            message = self.drops.decoded(parts, 1)
+            if message is not None:
+                yield message
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close; `linger_ms` lets a last message out."""
+        self.socket.close(linger=linger_ms)
+
+
+class DropCounter:
+    """Counts what was dropped and logs it, at most one line a second."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.dropped = 0
+        self._logged_at_s = 0.0
+
+    def decoded(self, parts: list[bytes], num_parts: int) -> Message | None:
+        """The message in the last of `num_parts` parts, or None when it was dropped."""
+        try:
+            if len(parts) != num_parts:
+                raise WireError(f"{len(parts)} parts instead of {num_parts}")
+            return decode(parts[-1])
+        except WireError as error:
+            self.count(str(error))
+            return None
+
+    def count(self, reason: str) -> None:
+        self.dropped += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_at_s >= 1.0:
+            self._logged_at_s = now_s
+            logger.warning("%s: dropped a message (%d so far): %s", self.where, self.dropped, reason)
+
+
+def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, net: NetSection) -> "zmq.Socket[bytes]":
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.SNDHWM, net.max_queued_messages)
+    socket.setsockopt(zmq.RCVHWM, net.max_queued_messages)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, int(net.heartbeat_s * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(net.worker_timeout_s * 1000))
+    return socket
+
+
+def _secret(net: NetSection) -> bytes | None:
+    if not net.secret_file:
+        return None
+    try:
+        secret = Path(net.secret_file).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"net.secret_file: {error}") from None
+    if len(secret) < 16:
+        raise ConfigError(f"net.secret_file: {len(secret)} bytes; at least 16, for example `openssl rand -hex 32`")
+    return secret
+
+
+def _use_curve(socket: "zmq.Socket[bytes]", secret: bytes, *, server: bool) -> None:
+    """The server's public key never travels in clear, so knowing it is the proof of the secret."""
+    private = zmq.utils.z85.encode(hashlib.sha256(b"baton curve\0" + secret).digest())
+    public = zmq.curve_public(private)
+    if server:
+        socket.curve_server = True
+        socket.curve_secretkey = private
+        socket.curve_publickey = public
+    else:
+        socket.curve_serverkey = public
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+
+
+def _require_local(endpoint: str) -> None:
+    if endpoint.startswith("ipc://"):
+        return
+    host = urlsplit(endpoint.replace(":*", ":0")).hostname or ""
+    if host not in ("localhost", "::1") and not host.startswith("127."):
+        raise ConfigError(
+            f"{endpoint} can be reached from other machines: set net.secret_file on every process, "
+            "or bind 127.0.0.1 or ipc://"
+        )

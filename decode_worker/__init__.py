@@ -1,0 +1,5 @@
+"""Pulls KV blocks and decodes all its sequences together, one token each a step.
+
+Runs in: one process a GPU (or share of one), `python -m decode_worker`. Owns: its block pool.
+May import: `common`. Never: aiohttp, tokenizers, the router, the prefill worker.
+"""
