@@ -133,7 +133,7 @@ def gumbel(seed: Tensor, positions: Tensor, vocab: int) -> Tensor:
     low, high, _, _ = philox(positions.long(), zero, seed & _U32, (seed >> 32) & _U32)
     tokens = torch.arange(vocab, device=seed.device).expand(seed.shape[0], vocab)
     bits, _, _, _ = philox(tokens, torch.zeros_like(tokens), low.unsqueeze(1), high.unsqueeze(1))
-    uniform = ((bits >> 8).float() + 0.5) * 2.0**-24  # strictly between 0 and 1
+    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23  # 23 bits: fp32 holds the half, so strictly between 0 and 1
     return -(-uniform.log()).log()
 
 

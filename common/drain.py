@@ -1,0 +1,43 @@
+"""Shutting down in order: the first signal asks to finish what is owned, the second to stop at once."""
+
+import logging
+import signal
+import time
+from types import FrameType
+
+logger = logging.getLogger(__name__)
+
+
+class Drain:
+    """Whether and until when a worker's loop goes on."""
+
+    def __init__(self, drain_s: float) -> None:
+        self.drain_s = drain_s
+        self.asked = False
+        self.at_once = False
+        self._begun = False
+        self._deadline_s = 0.0
+
+    def install(self) -> None:
+        """Listen to SIGTERM and SIGINT; call from the main thread."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def begins(self) -> bool:
+        """True exactly once, when shutting down was asked for."""
+        if not self.asked or self._begun:
+            return False
+        self._begun = True
+        self._deadline_s = time.monotonic() + self.drain_s
+        logger.info("draining: taking nothing new, finishing for at most %.0f s", self.drain_s)
+        return True
+
+    def finished(self, owns_something: bool) -> bool:
+        """Whether the loop ends now."""
+        if not self._begun:
+            return self.at_once
+        return self.at_once or not owns_something or time.monotonic() > self._deadline_s
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.at_once = self.asked
+        self.asked = True

@@ -1,0 +1,174 @@
+"""What both kinds of worker stand on: a device, a model on it, a pool of KV blocks, and the ops between.
+
+Building it takes seconds and says how far it is.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.config import Config
+from common.errors import ConfigError
+from common.fingerprint import model_fingerprint
+from common.kv.blocks import BlockAllocator
+from common.kv.pool import KVPool
+from common.kv.transport import Transport, make_transport
+from common.kv_layout import KVLayout
+from common.models.decoder import Decoder, DecoderConfig
+from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
+from common.ops.base import Ops
+from common.ops.sampler import Sampler
+
+logger = logging.getLogger(__name__)
+
+CUDA_CONTEXT_BYTES = 1024 * 1024 * 1024
+"""Kept free for the CUDA context, cuBLAS workspaces and loaded kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Everything on the device, built once."""
+
+    device: torch.device
+    model: Decoder
+    ops: Ops
+    sampler: Sampler
+    pool: KVPool
+    allocator: BlockAllocator
+    transport: Transport
+    max_len: int  # tokens
+    graph_safe: bool  # whether a decode step may be captured in a CUDA graph
+
+
+def build_engine(config: Config, label: str, *, step_tokens: int, logit_rows: int) -> Engine:
+    """Load the model and reserve the pool.
+
+    Args:
+        label: worker id and epoch, names the pool's memory.
+        step_tokens: most tokens of one step, for the memory that activations take.
+        logit_rows: most rows of logits of one step.
+    """
+    device = resolve_device(config.worker.device)
+    if device.type == "cpu" and config.worker.num_threads:
+        torch.set_num_threads(config.worker.num_threads)
+    model_dir = Path(config.model.path)
+    model_config = read_config(model_dir)
+    dtype = resolve_dtype(config.model.dtype, model_config, device)
+    max_len = resolve_max_len(config.model, model_config)
+    model = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, device=device, progress=LoadProgress())
+    layout = KVLayout(
+        fingerprint=model_fingerprint(model_dir),
+        num_layers=model_config.num_layers,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        block_size=config.kv.block_size,
+        dtype=dtype,
+    )
+    transport = make_transport(config.kv.transport, device)
+    activation_bytes = _activation_bytes(model_config, layout, step_tokens, logit_rows)
+    num_blocks = _num_blocks(config, layout, device, activation_bytes)
+    pool = KVPool(layout, transport.allocate(num_blocks * layout.block_bytes, device, label))
+    allocator = BlockAllocator(pool.num_blocks)
+    fits = allocator.capacity * layout.block_size
+    logger.info(
+        "%s on %s in %s; KV pool of %d blocks, %d tokens, %.2f GB",
+        config.model.served_name,
+        device,
+        dtype,
+        pool.num_blocks,
+        fits,
+        num_blocks * layout.block_bytes / 1e9,
+    )
+    ops, graph_safe = _make_ops(config, pool, device, logit_rows)
+    sampler = Sampler(
+        config.kernels.sampling if device.type == "cuda" else "torch", logit_rows, model_config.vocab_size, device
+    )
+    return Engine(device, model, ops, sampler, pool, allocator, transport, min(max_len, fits), graph_safe)
+
+
+def resolve_device(choice: str) -> torch.device:
+    """`auto` takes the current GPU if there is one; raises ConfigError for a GPU that is not there."""
+    if choice == "auto":
+        choice = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(choice)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"worker.device = {choice!r}: auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    index = device.index or 0
+    if index >= count:
+        raise ConfigError(f"worker.device = {choice!r}: this process sees {count} GPUs")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def describe_device(device: torch.device) -> tuple[str, str]:
+    """(text for people, UUID of the GPU or "")."""
+    if device.type == "cpu":
+        return "cpu", ""
+    properties = torch.cuda.get_device_properties(device)
+    return f"{device} {properties.name}", str(properties.uuid)
+
+
+class LoadProgress:
+    """Logs how far the weights are, at each tenth and at most twice a second."""
+
+    def __init__(self) -> None:
+        self.begin_s = self.said_s = time.monotonic()
+
+    def __call__(self, loaded_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if loaded_bytes == total_bytes or now_s - self.said_s > 0.5:
+            self.said_s = now_s
+            logger.info(
+                "loading weights: %3d%% of %.2f GB, %.1f s",
+                100 * loaded_bytes // total_bytes,
+                total_bytes / 1e9,
+                now_s - self.begin_s,
+            )
+
+
+def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int) -> tuple[Ops, bool]:
+    if device.type == "cpu":
+        from common.ops.torch_ops import TorchOps
+
+        return TorchOps(pool.cache), False
+    from common.ops.cuda_ops import CudaOps
+
+    ops = CudaOps(pool.cache, config.kernels, max_rows)
+    return ops, ops.graph_safe and config.kernels.sampling == "triton"
+
+
+def _activation_bytes(config: DecoderConfig, layout: KVLayout, step_tokens: int, logit_rows: int) -> int:
+    """Upper bound of what one step holds at once, doubled for the allocator's rounding."""
+    rows = (config.num_q_heads * 2 + config.num_kv_heads * 2) * config.head_dim
+    width = rows + 3 * config.intermediate_size + 4 * config.hidden_size
+    return 2 * (step_tokens * width * 4 + logit_rows * config.vocab_size * 4 * 3)
+
+
+def _num_blocks(config: Config, layout: KVLayout, device: torch.device, activation_bytes: int) -> int:
+    if config.kv.pool_bytes:
+        pool_bytes = config.kv.pool_bytes
+    elif device.type == "cpu":
+        pool_bytes = config.kv.cpu_pool_bytes
+    else:
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        pool_bytes = int(
+            config.kv.memory_fraction * total_bytes
+            - torch.cuda.memory_allocated(device)
+            - activation_bytes
+            - CUDA_CONTEXT_BYTES
+        )
+    if pool_bytes < 4 * layout.block_bytes:
+        raise ConfigError(
+            f"{pool_bytes / 1e9:.2f} GB are left for KV blocks of {layout.block_bytes / 1e6:.2f} MB each; raise "
+            "kv.memory_fraction or kv.pool_bytes, or lower the batch limits"
+        )
+    return pool_bytes // layout.block_bytes

@@ -1,0 +1,13 @@
+"""When a request is over, by tokens alone; stop strings are the router's business."""
+
+from common.messages import FinishReason
+from common.sampling_params import SamplingParams
+
+
+def finish_reason(token_id: int, num_outputs: int, sampling: SamplingParams) -> FinishReason:
+    """Whether `token_id`, the output number `num_outputs` counted from 1, ends the request."""
+    if token_id in sampling.stop_token_ids:
+        return FinishReason.STOP
+    if num_outputs >= sampling.max_tokens:
+        return FinishReason.LENGTH
+    return FinishReason.NOT_FINISHED

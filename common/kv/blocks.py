@@ -1,0 +1,52 @@
+"""Which blocks of a pool are free: ids only, no memory, no torch."""
+
+from collections.abc import Iterable
+
+from common.errors import KVError, OutOfBlocks
+
+PROOF_BLOCK = 0
+"""Never allocated: in a prefill worker's pool it holds the pattern that proves the path."""
+
+
+class BlockAllocator:
+    """Hands out block ids, all or nothing; every id but the proof block is free or has one owner."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 2:
+            raise KVError(f"a pool of {num_blocks} blocks holds nothing beside the proof block; enlarge kv.pool_bytes")
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, PROOF_BLOCK, -1))
+        self._is_free = bytearray([1]) * num_blocks
+        self._is_free[PROOF_BLOCK] = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that can be allocated at most."""
+        return self.num_blocks - 1
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks, or OutOfBlocks and none."""
+        if count > len(self._free):
+            raise OutOfBlocks(f"{count} blocks wanted, {len(self._free)} of {self.capacity} free")
+        taken = [self._free.pop() for _ in range(count)]
+        for block_id in taken:
+            self._is_free[block_id] = 0
+        return taken
+
+    def free(self, block_ids: Iterable[int]) -> None:
+        """Take blocks back; raises KVError when one is free already, which would give it two owners."""
+        for block_id in block_ids:
+            if self._is_free[block_id] or block_id == PROOF_BLOCK:
+                raise KVError(f"block {block_id} was freed twice")
+            self._is_free[block_id] = 1
+            self._free.append(block_id)
+
+    def check(self, owned: Iterable[list[int]]) -> None:
+        """Raise KVError unless `owned` and the free list together are every block, each once."""
+        seen = [block_id for block_ids in owned for block_id in block_ids] + self._free
+        if sorted(seen) != [i for i in range(self.num_blocks) if i != PROOF_BLOCK]:
+            raise KVError(f"{len(seen)} blocks accounted for, {self.capacity} in the pool")

@@ -1,0 +1,131 @@
+"""Pools in GPU memory that a peer maps through a CUDA IPC handle, on the same GPU or another one.
+
+The pool is one raw `cudaMalloc`: torch's caching allocator may hand out segments that legacy IPC
+cannot export. A pull is one kernel that gathers all blocks of a request over the mapping, on a
+stream of its own; nobody waits for it, `done` polls an event.
+"""
+
+import os
+from typing import Any
+
+import torch
+from cuda.bindings import runtime
+from torch import Tensor
+
+from common.errors import ConfigError, TransferFailed
+from common.kernels.gather_blocks import gather_blocks
+from common.kv.pool import KVPool
+from common.messages import KVPoolExport
+
+ALIGNMENT_BYTES = 2 * 1024 * 1024
+"""A handle exposes whole 2 MiB pieces, so a pool must fill its own."""
+
+
+class CudaMemory:
+    """Device memory that this process owns."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        torch.cuda.set_device(device)
+        padded = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        status, self.address = runtime.cudaMalloc(padded)
+        if status != runtime.cudaError_t.cudaSuccess:
+            raise ConfigError(
+                f"cudaMalloc of {padded} bytes on {device}: {_text(status)}; lower kv.memory_fraction or kv.pool_bytes"
+            )
+        self.tensor = _tensor_at(self.address, num_bytes, device)
+
+    def handle(self) -> bytes:
+        status, handle = runtime.cudaIpcGetMemHandle(self.address)
+        if status != runtime.cudaError_t.cudaSuccess:
+            raise TransferFailed(f"cudaIpcGetMemHandle: {_text(status)}")
+        return bytes(handle.reserved)
+
+    def close(self) -> None:
+        runtime.cudaFree(self.address)
+
+
+class CudaPeerPool:
+    """A peer's device memory, mapped."""
+
+    def __init__(self, export: KVPoolExport, device: torch.device) -> None:
+        if export.pid == os.getpid():
+            raise TransferFailed(
+                f"worker {export.worker_id} has our process id {export.pid} in another PID namespace, and CUDA IPC "
+                "takes the two for one process; share the PID namespace (docker: pid: host)"
+            )
+        if len(export.handle) != 64:
+            raise TransferFailed(f"a CUDA IPC handle has 64 bytes, worker {export.worker_id} sent {len(export.handle)}")
+        torch.cuda.set_device(device)
+        self.device = device
+        self.num_blocks = export.num_blocks
+        self.stream = torch.cuda.Stream(device)
+        handle = runtime.cudaIpcMemHandle_t()
+        handle.reserved = export.handle
+        status, self.address = runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)
+        if status != runtime.cudaError_t.cudaSuccess:
+            raise TransferFailed(
+                f"cannot map the pool of worker {export.worker_id} on GPU {export.device_uuid}: {_text(status)}; both "
+                "workers need to see both GPUs and to share the PID and IPC namespaces (docker: pid: host, ipc: host)"
+            )
+
+    def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "CudaPull":
+        """One gather kernel; raises TransferFailed for ids outside the peer's pool."""
+        if source_ids and not 0 <= min(source_ids) <= max(source_ids) < self.num_blocks:
+            raise TransferFailed(f"block ids {min(source_ids)} to {max(source_ids)}, the peer has {self.num_blocks}")
+        ids_cpu = torch.tensor([source_ids, target_ids], dtype=torch.int32).pin_memory()
+        with torch.cuda.stream(self.stream):
+            ids = ids_cpu.to(self.device, non_blocking=True)  # [2, num_pulled] int32
+            gather_blocks(self.address, ids[0], target.blocks, ids[1])
+            return CudaPull(self.stream, (ids_cpu, ids))
+
+    def close(self) -> None:
+        self.stream.synchronize()
+        runtime.cudaIpcCloseMemHandle(self.address)
+
+
+class CudaPull:
+    """A gather kernel under way; keeps its operands alive."""
+
+    def __init__(self, stream: torch.cuda.Stream, operands: tuple[Tensor, Tensor]) -> None:
+        self.operands = operands
+        self.event = torch.cuda.Event()
+        self.event.record(stream)
+
+    def done(self) -> bool:
+        return bool(self.event.query())
+
+
+class CudaIpcTransport:
+    """The `cuda_ipc` entry of `TRANSPORTS`."""
+
+    name = "cuda_ipc"
+
+    def allocate(self, num_bytes: int, device: torch.device, label: str) -> CudaMemory:
+        return CudaMemory(num_bytes, device)
+
+    def open_peer(self, export: KVPoolExport, device: torch.device) -> CudaPeerPool:
+        return CudaPeerPool(export, device)
+
+
+class _Raw:
+    """Foreign memory, presented the way torch accepts it without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def _tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
+    return torch.as_tensor(_Raw(address, num_bytes), device=device)
+
+
+def _text(status: Any) -> str:
+    return f"{status.name}"
+
+
+TRANSPORT = CudaIpcTransport()

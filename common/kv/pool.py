@@ -1,0 +1,32 @@
+"""The memory of KV blocks, shaped by a layout. Knows bytes, not who owns them (see `blocks`)."""
+
+import torch
+from torch import Tensor
+
+from common.kv.transport import PoolMemory
+from common.kv_layout import KVLayout
+from common.models.weights import DTYPES
+
+
+class KVPool:
+    """`num_blocks` blocks over memory that peers can map."""
+
+    def __init__(self, layout: KVLayout, memory: PoolMemory) -> None:
+        self.layout = layout
+        self.memory = memory
+        self.num_blocks = memory.tensor.numel() // layout.block_bytes
+        used = memory.tensor[: self.num_blocks * layout.block_bytes]
+        self.blocks: Tensor = used.view(self.num_blocks, layout.block_bytes)  # [num_blocks, block_bytes] uint8
+        self.cache: Tensor = used.view(DTYPES[layout.dtype]).view(self.num_blocks, *layout.block_shape)
+
+    def write_block(self, block_id: int, data: bytearray) -> None:
+        """Overwrite one block with `block_bytes` bytes from the host."""
+        self.blocks[block_id].copy_(torch.frombuffer(data, dtype=torch.uint8))
+
+    def read_block(self, block_id: int) -> bytes:
+        """The bytes of one block, on the host."""
+        return bytes(self.blocks[block_id].cpu().numpy())
+
+    def close(self) -> None:
+        """Give the memory back; no view of it may be used afterwards."""
+        self.memory.close()

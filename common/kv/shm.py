@@ -1,0 +1,114 @@
+"""Pools in POSIX shared memory, for workers on a CPU. A pull is a copy between two mappings.
+
+The owner holds a lock on its segment while it lives, so that whoever starts next can tell the
+segments that a killed worker left behind and remove them.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError, TransferFailed
+from common.kv.pool import KVPool
+from common.messages import KVPoolExport
+
+SHM_DIR = Path("/dev/shm")
+PREFIX = "baton-"
+_NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
+
+
+class ShmMemory:
+    """A segment that this process owns."""
+
+    def __init__(self, num_bytes: int, label: str) -> None:
+        remove_abandoned()
+        self.path = SHM_DIR / (PREFIX + re.sub(r"[^A-Za-z0-9._-]", "_", label)[:180])
+        unlocked = self.path.with_name(f".{self.path.name}")  # not found by remove_abandoned until it is locked
+        try:
+            self.file = unlocked.open("x+b")
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(self.file.fileno(), 0, num_bytes)
+            unlocked.rename(self.path)
+        except OSError as error:
+            unlocked.unlink(missing_ok=True)
+            raise ConfigError(
+                f"{self.path}: cannot reserve {num_bytes} bytes ({error.strerror}); "
+                "lower kv.cpu_pool_bytes or enlarge /dev/shm (docker: shm_size)"
+            ) from None
+        self.tensor = _mapped(self.file.fileno(), num_bytes)
+
+    def handle(self) -> bytes:
+        return self.path.name.encode()
+
+    def close(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.file.close()
+
+
+class ShmPeerPool:
+    """A peer's segment."""
+
+    def __init__(self, export: KVPoolExport) -> None:
+        name = export.handle.decode("ascii", "replace")
+        if not _NAME.fullmatch(name):
+            raise TransferFailed(f"worker {export.worker_id} names no shared memory segment: {name!r:.80}")
+        num_bytes = export.num_blocks * export.layout.block_bytes
+        try:
+            with (SHM_DIR / name).open("r+b") as file:
+                if os.fstat(file.fileno()).st_size < num_bytes:
+                    raise TransferFailed(f"segment {name} is smaller than {export.num_blocks} blocks")
+                memory = _mapped(file.fileno(), num_bytes)
+        except OSError as error:
+            raise TransferFailed(
+                f"cannot map segment {name} of worker {export.worker_id} ({error.strerror}); "
+                "do the workers share /dev/shm (docker: the same ipc namespace)?"
+            ) from None
+        self.blocks = memory.view(export.num_blocks, export.layout.block_bytes)
+
+    def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "FinishedPull":
+        """Copies before it returns: on a CPU there is nobody else to do it."""
+        target.blocks[target_ids] = self.blocks[source_ids]
+        return FinishedPull()
+
+    def close(self) -> None:
+        del self.blocks
+
+
+class FinishedPull:
+    """A pull that was complete when it was started."""
+
+    def done(self) -> bool:
+        return True
+
+
+class ShmTransport:
+    """The `shm` entry of `TRANSPORTS`."""
+
+    name = "shm"
+
+    def allocate(self, num_bytes: int, device: torch.device, label: str) -> ShmMemory:
+        return ShmMemory(num_bytes, label)
+
+    def open_peer(self, export: KVPoolExport, device: torch.device) -> ShmPeerPool:
+        return ShmPeerPool(export)
+
+
+def remove_abandoned() -> None:
+    """Remove the segments whose owner is gone: the ones whose lock is free."""
+    for path in SHM_DIR.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+
+
+def _mapped(descriptor: int, num_bytes: int) -> Tensor:
+    return torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
+
+
+TRANSPORT = ShmTransport()

@@ -1,0 +1,102 @@
+"""How KV blocks get from a prefill worker's pool into a decode worker's: the protocol and the choices.
+
+The decode worker pulls. A transport is one file with a `Transport` in it and one line in
+`TRANSPORTS`: memory that can be mapped by another process, and the opening of a peer's memory.
+Handles are opaque bytes to everyone else. Nothing is sent per request but block ids.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError, LayoutMismatch
+from common.messages import KVPoolExport
+
+if TYPE_CHECKING:
+    from common.kv.pool import KVPool
+
+
+class PoolMemory(Protocol):
+    """Memory of this process that a peer can map."""
+
+    tensor: Tensor  # [num_bytes] uint8
+
+    def handle(self) -> bytes:
+        """What a peer needs to map it."""
+        ...
+
+    def close(self) -> None:
+        """Free it; peers must have closed their mapping or never use it again."""
+        ...
+
+
+class Pull(Protocol):
+    """A copy of blocks under way."""
+
+    def done(self) -> bool:
+        """True once every byte has arrived; raises TransferFailed when that cannot happen any more."""
+        ...
+
+
+class PeerPool(Protocol):
+    """A peer's pool, mapped into this process."""
+
+    def pull(self, source_ids: list[int], target: "KVPool", target_ids: list[int]) -> Pull:
+        """Start copying whole blocks; returns at once."""
+        ...
+
+    def close(self) -> None:
+        """Unmap; no pull may be under way."""
+        ...
+
+
+class Transport(Protocol):
+    """One way of moving blocks."""
+
+    name: str
+
+    def allocate(self, num_bytes: int, device: torch.device, label: str) -> PoolMemory:
+        """Memory for a pool; `label` (worker id and epoch) names it where the system shows names."""
+        ...
+
+    def open_peer(self, export: KVPoolExport, device: torch.device) -> PeerPool:
+        """Map a peer's pool; raises TransferFailed naming the reason and the remedy."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    module: str
+    device_type: str
+
+
+TRANSPORTS = {
+    "cuda_ipc": _Choice("common.kv.cuda_ipc", "cuda"),
+    "shm": _Choice("common.kv.shm", "cpu"),
+}
+
+
+def make_transport(name: str, device: torch.device) -> Transport:
+    """The transport called `name`; `auto` and `none` take the one whose memory lives on `device`."""
+    if name in ("auto", "none"):
+        name = next(known for known, choice in TRANSPORTS.items() if choice.device_type == device.type)
+    choice = TRANSPORTS[name]
+    if choice.device_type != device.type:
+        raise ConfigError(f"kv.transport = {name} moves {choice.device_type} memory, this worker runs on {device.type}")
+    transport: Transport = importlib.import_module(choice.module).TRANSPORT
+    return transport
+
+
+def check_compatible(export: KVPoolExport, target: "KVPool", transport: str) -> None:
+    """Raise LayoutMismatch naming every difference between a peer's pool and ours."""
+    differences = export.layout.differences(target.layout)
+    if export.transport != transport:
+        differences.append(f"transport: {export.transport!r} there, {transport!r} here")
+    if differences:
+        raise LayoutMismatch(
+            f"worker {export.worker_id} has another KV layout ({'; '.join(differences)}); "
+            "start both workers with the same model and [kv] section"
+        )

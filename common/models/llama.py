@@ -1,0 +1,61 @@
+"""Llama 3, 3.1, 3.2 and 3.3, with the RoPE scaling that 3.1 introduced."""
+
+import math
+from typing import Any
+
+from common.errors import ModelError
+from common.models.decoder import DecoderConfig
+from common.models.settings import Settings, inverse_frequencies
+
+
+def decoder_config(settings: Settings) -> DecoderConfig:
+    """The forward pass's config; raises ModelError for a setting that this file does not compute."""
+    settings.refuse("hidden_act", "silu")
+    settings.refuse("attention_bias", False)
+    settings.refuse("mlp_bias", False)
+    hidden, num_q_heads = settings.positive_int("hidden_size"), settings.positive_int("num_attention_heads")
+    head_dim = settings.positive_int("head_dim", hidden // num_q_heads)
+    base, scaling = settings.rope()
+    frequencies = _scaled(inverse_frequencies(base, head_dim), scaling, settings.where)
+    return DecoderConfig(
+        vocab_size=settings.positive_int("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=settings.positive_int("intermediate_size"),
+        num_layers=settings.positive_int("num_hidden_layers"),
+        num_q_heads=num_q_heads,
+        num_kv_heads=settings.positive_int("num_key_value_heads", num_q_heads),
+        head_dim=head_dim,
+        norm_eps=settings.positive_float("rms_norm_eps", 1e-5),
+        max_positions=settings.positive_int("max_position_embeddings"),
+        tied_embeddings=bool(settings.values.get("tie_word_embeddings", False)),
+        qk_norm=False,
+        inverse_frequencies=tuple(frequencies),
+        dtype=settings.dtype(),
+    )
+
+
+def _scaled(frequencies: list[float], scaling: dict[str, Any], where: str) -> list[float]:
+    """Llama 3.1's rule: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return frequencies
+    if kind != "llama3":
+        raise ModelError(f"{where}: RoPE scaling {kind!r} is not supported, only 'llama3' and 'default'")
+    try:
+        factor, low, high, context = (
+            float(scaling[key])
+            for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{where}: rope_scaling {scaling!r:.200} lacks or misspells {error}") from None
+    return [_scaled_one(frequency, factor, low, high, context) for frequency in frequencies]
+
+
+def _scaled_one(frequency: float, factor: float, low: float, high: float, context: float) -> float:
+    wavelength = 2 * math.pi / frequency
+    if wavelength < context / high:
+        return frequency
+    if wavelength > context / low:
+        return frequency / factor
+    blend = (context / wavelength - low) / (high - low)
+    return (1 - blend) * frequency / factor + blend * frequency

@@ -1,0 +1,65 @@
+"""A model directory -> a model on a device. The architecture is the module named by `model_type`."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import torch
+
+import common.models
+from common.config import ModelSection
+from common.errors import ConfigError, ModelError
+from common.models.decoder import Decoder, DecoderConfig, weight_pieces
+from common.models.settings import Settings
+from common.models.weights import DTYPES, Progress, load_weights
+
+_SHARED = {"decoder", "loader", "settings", "weights"}
+
+
+def architectures() -> list[str]:
+    """The `model_type`s that can be served: one module each."""
+    return sorted(module.name for module in pkgutil.iter_modules(common.models.__path__) if module.name not in _SHARED)
+
+
+def read_config(model_dir: Path) -> DecoderConfig:
+    """The decoder's config from config.json; raises ModelError for what cannot be served."""
+    settings = Settings.read(model_dir)
+    model_type = settings.values.get("model_type")
+    known = architectures()
+    if model_type not in known:
+        raise ModelError(f"{settings.where}: model_type = {model_type!r}; supported: {', '.join(known)}")
+    config: DecoderConfig = importlib.import_module(f"common.models.{model_type}").decoder_config(settings)
+    if config.num_q_heads % config.num_kv_heads:
+        raise ModelError(f"{settings.where}: {config.num_q_heads} query heads over {config.num_kv_heads} KV heads")
+    return config
+
+
+def resolve_dtype(choice: str, config: DecoderConfig, device: torch.device) -> str:
+    """`auto` is the checkpoint's half precision on a GPU and float32 on a CPU."""
+    if choice != "auto":
+        return choice
+    if device.type == "cpu":
+        return "float32"
+    return config.dtype if config.dtype in ("bfloat16", "float16") else "bfloat16"
+
+
+def resolve_max_len(section: ModelSection, config: DecoderConfig) -> int:
+    """Longest sequence served, in tokens."""
+    if section.max_len > config.max_positions:
+        raise ConfigError(f"model.max_len = {section.max_len}: the model has {config.max_positions} positions")
+    return section.max_len or config.max_positions
+
+
+def load_model(
+    model_dir: Path, config: DecoderConfig, *, max_len: int, dtype: str, device: torch.device, progress: Progress
+) -> Decoder:
+    """Read the weights of `config` onto `device`."""
+    tensors = load_weights(
+        model_dir,
+        weight_pieces(config),
+        tied_embeddings=config.tied_embeddings,
+        dtype=DTYPES[dtype],
+        device=device,
+        progress=progress,
+    )
+    return Decoder(config, tensors, max_len)

@@ -1,0 +1,65 @@
+"""Reading config.json: typed look-ups whose errors name the key, the value and what would do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from common.errors import ModelError
+
+
+class Settings:
+    """A config.json."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    @staticmethod
+    def read(model_dir: Path) -> "Settings":
+        path = model_dir / "config.json"
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: {error}") from None
+        if not isinstance(values, dict):
+            raise ModelError(f"{path}: not a JSON object")
+        return Settings(values, str(path))
+
+    def positive_int(self, key: str, default: int | None = None) -> int:
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ModelError(f"{self.where}: {key} = {value!r}, a positive whole number is needed")
+        return value
+
+    def positive_float(self, key: str, default: float | None = None) -> float:
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise ModelError(f"{self.where}: {key} = {value!r}, a positive number is needed")
+        return float(value)
+
+    def refuse(self, key: str, wanted: object) -> None:
+        """Raise unless `key` is absent, null or `wanted`: the setting would change the computation."""
+        value = self.values.get(key)
+        if value is not None and value != wanted:
+            raise ModelError(f"{self.where}: {key} = {value!r} is not supported, only {wanted!r}")
+
+    def rope(self) -> tuple[float, dict[str, Any]]:
+        """The rotary base and the scaling table, from either of the two spellings in use."""
+        table = dict(self.values.get("rope_parameters") or self.values.get("rope_scaling") or {})
+        base = table.get("rope_theta", self.values.get("rope_theta", 10000.0))
+        if not isinstance(base, int | float) or isinstance(base, bool) or base <= 0:
+            raise ModelError(f"{self.where}: rope_theta = {base!r}, a positive number is needed")
+        return float(base), table
+
+    def dtype(self) -> str:
+        """The checkpoint's own dtype; bfloat16 when it does not say."""
+        return str(self.values.get("dtype") or self.values.get("torch_dtype") or "bfloat16")
+
+
+def inverse_frequencies(base: float, head_dim: int) -> list[float]:
+    """Rotary frequencies of plain RoPE, radians a position: `[head_dim / 2]`."""
+    return [float(base ** (-2.0 * i / head_dim)) for i in range(head_dim // 2)]

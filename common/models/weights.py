@@ -1,0 +1,126 @@
+"""Safetensors files -> our stacked tensors on a device, every name and shape checked.
+
+A checkpoint is checked as a whole before anything is loaded: one error names all tensors that are
+missing, unexpected or of another shape.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from common.errors import ModelError
+from common.models.decoder import Piece
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes loaded, bytes in all)."""
+
+# Buffers that old checkpoints carry although they follow from the config.
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_FLOAT_TYPES = ("BF16", "F16", "F32")
+_SHOWN = 5
+
+
+def load_weights(
+    model_dir: Path,
+    pieces: dict[str, list[Piece]],
+    *,
+    tied_embeddings: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> dict[str, Tensor]:
+    """Load and stack; raises ModelError naming each missing, extra or misshapen tensor."""
+    files = _tensor_files(model_dir)
+    wanted = {piece.checkpoint_name: piece for stacked in pieces.values() for piece in stacked}
+    ignored = {"lm_head.weight"} if tied_embeddings else set()
+    _check_names(model_dir, wanted, files, ignored)
+    handles = {path: _opened(path) for path in sorted(set(files.values()))}
+    _check_shapes(model_dir, wanted, {name: handles[path] for name, path in files.items()})
+    total_bytes = sum(_num_elements(stacked) for stacked in pieces.values()) * dtype.itemsize
+    loaded_bytes, tensors = 0, {}
+    for name, stacked in pieces.items():
+        tensor = torch.empty(_stacked_shape(stacked), dtype=dtype, device=device)
+        for piece in stacked:
+            source = handles[files[piece.checkpoint_name]].get_tensor(piece.checkpoint_name)
+            tensor[piece.begin : piece.begin + piece.shape[0]].copy_(source)
+        tensors[name] = tensor
+        loaded_bytes += tensor.numel() * dtype.itemsize
+        progress(loaded_bytes, total_bytes)
+    return tensors
+
+
+def _tensor_files(model_dir: Path) -> dict[str, Path]:
+    """Which file holds which checkpoint tensor."""
+    index = model_dir / "model.safetensors.index.json"
+    if index.exists():
+        return _files_of_index(index)
+    single = model_dir / "model.safetensors"
+    if not single.exists():
+        raise ModelError(f"{model_dir}: neither model.safetensors nor model.safetensors.index.json")
+    with _opened(single) as handle:
+        return dict.fromkeys(handle.keys(), single)
+
+
+def _files_of_index(index: Path) -> dict[str, Path]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {str(name): index.parent / Path(str(file)).name for name, file in weight_map.items()}
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{index}: not an index of safetensors files ({error})") from None
+    lost = sorted({path.name for path in files.values() if not path.exists()})
+    if lost:
+        raise ModelError(f"{index}: names files that are not there: {_listed(lost)}; fetch the model again")
+    return files
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except Exception as error:  # noqa: BLE001 - safetensors' own error type is not exported
+        raise ModelError(f"{path}: not a safetensors file ({error}); fetch the model again") from None
+
+
+def _check_names(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Path], ignored: set[str]) -> None:
+    missing = sorted(set(wanted) - set(files))
+    extra = sorted(name for name in set(files) - set(wanted) - ignored if not name.endswith(IGNORED_SUFFIXES))
+    problems = []
+    if missing:
+        problems.append(f"{len(missing)} missing tensors: {_listed(missing)}")
+    if extra:
+        problems.append(f"{len(extra)} unexpected tensors: {_listed(extra)}")
+    if problems:
+        raise ModelError(f"{model_dir}: {'; '.join(problems)}; do config.json and the weights belong together?")
+
+
+def _check_shapes(model_dir: Path, wanted: dict[str, Piece], handles: dict[str, Any]) -> None:
+    problems = []
+    for name, piece in wanted.items():
+        found = handles[name].get_slice(name)
+        shape, dtype = tuple(found.get_shape()), found.get_dtype()
+        if shape != piece.shape:
+            problems.append(f"{name} is {list(shape)}, config.json says {list(piece.shape)}")
+        elif dtype not in _FLOAT_TYPES:
+            problems.append(f"{name} is {dtype}, supported are {', '.join(_FLOAT_TYPES)}")
+    if problems:
+        raise ModelError(f"{model_dir}: {_listed(problems)}")
+
+
+def _listed(items: list[str]) -> str:
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(items[:_SHOWN]) + more
+
+
+def _stacked_shape(stacked: list[Piece]) -> tuple[int, ...]:
+    rows = sum(piece.shape[0] for piece in stacked)
+    return (rows, *stacked[0].shape[1:])
+
+
+def _num_elements(stacked: list[Piece]) -> int:
+    shape = torch.Size(_stacked_shape(stacked))
+    return shape.numel()

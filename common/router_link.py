@@ -1,0 +1,115 @@
+"""A worker's connection to the router: registration, and a thread that says every half second "alive".
+
+The beat has a thread and a socket of its own, so that a long step does not look like death; what
+tells a stuck worker from a busy one is the age of its last step, which the beat carries.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import zmq
+
+from common.config import NetSection
+from common.errors import ConfigError
+from common.messages import Heartbeat, Message, Refused, Reregister, Welcome, WorkerLeaving, WorkerReady
+from common.sockets import Spoke
+
+logger = logging.getLogger(__name__)
+
+BEAT_SUFFIX = b"#beat"
+
+
+@dataclass(slots=True)
+class Load:
+    """How busy the worker is: written by its loop, read by the beat."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_free_blocks: int = 0
+    num_handoffs: int = 0
+    last_step_s: float = 0.0  # time.monotonic() of the last finished step, or of becoming busy
+    num_dropped_frames: int = 0
+
+
+class RouterLink:
+    """Registers on construction; `receive` yields what the worker's loop has to act on.
+
+    Args:
+        on_new_router: called when the router restarted: whatever it knew of is void.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        net: NetSection,
+        ready: WorkerReady,
+        on_new_router: Callable[[], None],
+    ) -> None:
+        self.ready = ready
+        self.load = Load()
+        self.spoke = Spoke(context, net, net.router_endpoint, ready.worker_id.encode())
+        self.on_new_router = on_new_router
+        self.router_epoch: int | None = None
+        self.again = threading.Event()
+        self.stop = threading.Event()
+        self.beat = threading.Thread(target=self._beat, args=(context, net), name="beat", daemon=True)
+        self.spoke.send(ready)
+        self.beat.start()
+
+    def send(self, message: Message) -> None:
+        self.spoke.send(message)
+
+    def receive(self) -> Iterator[Message]:
+        """Messages from the router; registration is dealt with here. Raises ConfigError when refused."""
+        if self.again.is_set():
+            self.again.clear()
+            logger.info("the router does not know this worker, registering again")
+            self.spoke.send(self.ready)
+        for message in self.spoke.receive():
+            match message:
+                case Welcome():
+                    self._welcomed(message.router_epoch)
+                case Refused():
+                    raise ConfigError(f"the router refused this worker: {message.reason}")
+                case _:
+                    yield message
+
+    def leave(self) -> None:
+        """Ask the router to send nothing new."""
+        self.spoke.send(WorkerLeaving(self.ready.worker_id, self.ready.epoch))
+
+    def close(self) -> None:
+        self.stop.set()
+        self.beat.join(timeout=2.0)
+        self.spoke.close(linger_ms=200)
+
+    def _welcomed(self, router_epoch: int) -> None:
+        logger.info("registered with the router")
+        if self.router_epoch not in (None, router_epoch):
+            self.on_new_router()
+        self.router_epoch = router_epoch
+
+    def _beat(self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection) -> None:
+        spoke = Spoke(context, net, net.router_endpoint, self.ready.worker_id.encode() + BEAT_SUFFIX)
+        while not self.stop.wait(net.heartbeat_s):
+            spoke.send(self._heartbeat())
+            if any(isinstance(message, Reregister) for message in spoke.receive()):
+                self.again.set()
+        spoke.close()
+
+    def _heartbeat(self) -> Heartbeat:
+        load = self.load
+        busy = load.num_running > 0
+        return Heartbeat(
+            worker_id=self.ready.worker_id,
+            epoch=self.ready.epoch,
+            num_waiting=load.num_waiting,
+            num_running=load.num_running,
+            num_free_blocks=load.num_free_blocks,
+            num_handoffs=load.num_handoffs,
+            last_step_age_s=max(0.0, time.monotonic() - load.last_step_s) if busy else 0.0,
+            num_dropped_frames=load.num_dropped_frames + self.spoke.drops.dropped,
+        )

@@ -1,0 +1,16 @@
+"""Who a worker is: a name that stays, an epoch that does not."""
+
+import os
+import secrets
+
+from common.messages import Role
+
+
+def make_worker_id(role: Role, configured: str) -> str:
+    """The configured name, or role and process id."""
+    return configured or f"{role.name.lower()}-{os.getpid()}"
+
+
+def make_epoch() -> int:
+    """A random 63-bit number, new at each start."""
+    return secrets.randbits(63)

@@ -1,0 +1,103 @@
+"""What starting a worker process has in common: settings, logging, registration data, and how it ends.
+
+Exit status: 0 drained, 2 a wrong setting or model, 1 anything unexpected (its requests were given
+back to the router first; after a CUDA error the process is of no more use, so it is restarted).
+"""
+
+import gc
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from common.config import Config
+from common.drain import Drain
+from common.engine import Engine, describe_device
+from common.errors import BatonError, ConfigError, ErrorCode, ModelError
+from common.fingerprint import tokenizer_fingerprint
+from common.log import setup_logging
+from common.messages import Role, WorkerReady
+from common.options import parse
+from common.worker_id import make_epoch, make_worker_id
+
+logger = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """A prefill or decode worker."""
+
+    def run(self) -> None:
+        """Work until drained."""
+        ...
+
+    def fail_everything(self, code: ErrorCode, message: str) -> None:
+        """Give all requests back to the router."""
+        ...
+
+    def close(self) -> None:
+        """Free sockets and memory."""
+        ...
+
+
+Build = Callable[[Config, str, int, Drain], Worker]
+"""(config, worker id, epoch, drain) -> a worker that is ready to run."""
+
+
+def worker_main(role: Role, sections: Sequence[str], description: str, build: Build) -> int:
+    """The whole life of a worker process; returns its exit status."""
+    prog = f"python -m {role.name.lower()}_worker"
+    try:
+        config = parse(Config, sections, prog, description, sys.argv[1:])
+    except BatonError as error:
+        print(f"{prog}: {error}", file=sys.stderr)  # noqa: T201 - there is no log before there are settings
+        return 2
+    worker_id = make_worker_id(role, config.worker.id)
+    setup_logging(worker_id, config.log.level)
+    drain = Drain(config.worker.drain_s)
+    drain.install()
+    try:
+        worker = build(config, worker_id, make_epoch(), drain)
+    except (ConfigError, ModelError) as error:
+        logger.error("%s", error)
+        return 2
+    gc.collect()
+    gc.freeze()  # what start-up made stays; collections in the loop need not walk it
+    return _run(worker)
+
+
+def _run(worker: Worker) -> int:
+    try:
+        worker.run()
+    except ConfigError as error:
+        logger.error("%s", error)
+        return 2
+    except Exception:  # whatever it is, the requests must go back to the router before the process ends
+        logger.exception("unexpected error, giving all requests back and exiting")
+        worker.fail_everything(ErrorCode.INTERNAL, "the worker hit an unexpected error")
+        worker.close()
+        return 1
+    logger.info("drained, bye")
+    return 0
+
+
+def make_ready(config: Config, engine: Engine, worker_id: str, epoch: int, role: Role) -> WorkerReady:
+    """The registration, without the fields that only one role has."""
+    return WorkerReady(
+        worker_id=worker_id,
+        epoch=epoch,
+        role=role,
+        pid=os.getpid(),
+        device=" ".join(describe_device(engine.device)).strip(),
+        model_name=config.model.served_name,
+        model_fingerprint=engine.pool.layout.fingerprint,
+        tokenizer_fingerprint=tokenizer_fingerprint(Path(config.model.path)),
+        kv_layout=engine.pool.layout,
+        num_blocks=engine.allocator.capacity,
+        max_model_len=engine.max_len,
+        max_batch_tokens=0,
+        max_num_seqs=0,
+        transport="none" if config.kv.transport == "none" else engine.transport.name,
+        handoff_endpoint="",
+    )

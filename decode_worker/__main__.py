@@ -1,0 +1,49 @@
+"""`python -m decode_worker`: one decode worker process."""
+
+import sys
+from dataclasses import replace
+
+import zmq
+
+from common.config import DECODE_SECTIONS, Config
+from common.drain import Drain
+from common.engine import build_engine
+from common.messages import Role
+from common.prompt_runner import PromptRunner
+from common.sockets import Hub
+from common.warm_up import warm_up_prompts
+from common.worker_main import make_ready, worker_main
+from decode_worker.batch import DecodeBatch
+from decode_worker.runner import DecodeRunner
+from decode_worker.worker import DecodeWorker
+
+DESCRIPTION = """Pulls KV blocks from prefill workers and decodes all its sequences together.
+
+Dials the router at --net-router-endpoint and registers; prefill workers dial it at
+--net-handoff-endpoint. Start as many as the load asks for, on any GPU. SIGTERM finishes what it owns, a
+second one stops at once."""
+
+
+def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWorker:
+    """Load, capture the decode steps and bind the handoff endpoint."""
+    max_rows = config.decode.max_num_seqs if config.worker.batching else 1
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    hub = Hub(context, config.net, config.net.handoff_endpoint)
+    engine = build_engine(
+        config, f"{worker_id}-{epoch:x}", step_tokens=config.decode.local_chunk_tokens, logit_rows=max_rows
+    )
+    if engine.device.type == "cuda":
+        warm_up_prompts(PromptRunner(engine), config.decode.local_chunk_tokens)
+    batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.device)
+    runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
+    runner.prepare()
+    ready = replace(
+        make_ready(config, engine, worker_id, epoch, Role.DECODE),
+        max_num_seqs=max_rows,
+        handoff_endpoint=hub.endpoint,
+    )
+    return DecodeWorker(config, engine, batch, runner, hub, ready, drain)
+
+
+if __name__ == "__main__":
+    sys.exit(worker_main(Role.DECODE, DECODE_SECTIONS, DESCRIPTION, build))

@@ -1,0 +1,115 @@
+"""Which sequences decode next, with which blocks. Torch-free.
+
+    reserved ──activate──▶ active, in a row ──last token scheduled──▶ active, no row ──end──▶ ended
+        └──unreserve──▶ free                └───────────────end (finish, abort, preempt)──────▶ ended
+
+Block tables grow by a block when a sequence's next token needs one. When the pool runs dry the
+youngest sequence is preempted: the router replays it later, which costs work but no request.
+Blocks of an ended sequence return to the pool when no launched step touches them.
+"""
+
+from common.kv.blocks import BlockAllocator
+from decode_worker.rows import Rows
+from decode_worker.sequence import Key, Sequence
+
+
+class Scheduler:
+    """Owner of every sequence that has blocks here."""
+
+    def __init__(self, allocator: BlockAllocator, block_size: int, max_num_seqs: int) -> None:
+        self.allocator = allocator
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.rows = Rows()
+        self.reserved: dict[Key, Sequence] = {}  # blocks are being filled
+        self.active: dict[Key, Sequence] = {}  # oldest first
+        self.lingering: list[Sequence] = []  # ended, blocks still touched by steps in flight
+
+    def ever_fits(self, num_tokens: int) -> bool:
+        """Whether an empty pool could hold a sequence of that length."""
+        return self._num_blocks(num_tokens) <= self.allocator.capacity
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether a sequence may be admitted: a row, blocks for its tokens, and one for each other to grow."""
+        num_taken = len(self.active) + len(self.reserved)
+        fits = self._num_blocks(num_tokens) + num_taken <= self.allocator.num_free
+        return num_taken < self.max_num_seqs and fits
+
+    def reserve(self, sequence: Sequence) -> None:
+        """Admit: the sequence has a row to come and blocks for the tokens it has."""
+        sequence.block_ids = self.allocator.allocate(self._num_blocks(len(sequence.token_ids)))
+        self.reserved[sequence.key] = sequence
+
+    def unreserve(self, sequence: Sequence) -> None:
+        """It will not come, and nothing copies into its blocks any more."""
+        del self.reserved[sequence.key]
+        self._free(sequence)
+
+    def activate(self, sequence: Sequence) -> None:
+        """The KV of a reserved sequence is complete: it joins the next step."""
+        del self.reserved[sequence.key]
+        self.active[sequence.key] = sequence
+        self.rows.enter(sequence)
+
+    def adopt(self, sequence: Sequence, token: int) -> None:
+        """Activate a sequence whose prompt was computed here and whose next token is `token`."""
+        sequence.num_scheduled += 1
+        self.activate(sequence)
+        if not sequence.wants_step:
+            self.rows.leave(sequence)
+
+    def find(self, request_id: str, attempt: int) -> list[Sequence]:
+        """Active attempts of a request up to `attempt`."""
+        return [s for s in self.active.values() if s.request_id == request_id and s.attempt <= attempt]
+
+    def make_slots(self) -> Sequence | None:
+        """See that every row has a slot for its next token; returns a sequence without one, if any."""
+        for sequence in self.rows.sequences:
+            while len(sequence.block_ids) < self._num_blocks(sequence.num_scheduled):
+                if not self.allocator.num_free:
+                    return sequence
+                self.rows.grow(sequence, self.allocator.allocate(1)[0])
+        return None
+
+    def youngest(self) -> Sequence:
+        """The sequence to preempt: the one admitted last."""
+        return next(reversed(self.active.values()))
+
+    def launched(self) -> list[Sequence]:
+        """A step over all rows is on its way; returns its sequences by row."""
+        sequences = list(self.rows.sequences)
+        for sequence in sequences:
+            sequence.num_scheduled += 1
+            sequence.num_in_flight += 1
+            if not sequence.wants_step:
+                self.rows.leave(sequence)
+        return sequences
+
+    def end(self, sequence: Sequence) -> None:
+        """Finished, failed or aborted; its blocks follow when no step touches them."""
+        sequence.ended = True
+        del self.active[sequence.key]
+        self.rows.leave(sequence)
+        if sequence.num_in_flight:
+            self.lingering.append(sequence)
+        else:
+            self._free(sequence)
+
+    def collected(self, sequences: list[Sequence]) -> None:
+        """A step is over: sequences that ended meanwhile may let go of their blocks."""
+        for sequence in sequences:
+            sequence.num_in_flight -= 1
+        for sequence in [s for s in self.lingering if not s.num_in_flight]:
+            self.lingering.remove(sequence)
+            self._free(sequence)
+
+    def blocks(self) -> list[list[int]]:
+        """Block ids of every owner."""
+        return [s.block_ids for s in [*self.reserved.values(), *self.active.values(), *self.lingering]]
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _free(self, sequence: Sequence) -> None:
+        block_ids, sequence.block_ids = sequence.block_ids, []
+        self.allocator.free(block_ids)

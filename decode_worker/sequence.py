@@ -1,0 +1,46 @@
+"""A request being decoded here."""
+
+from dataclasses import dataclass, field
+
+from common.sampling_params import SamplingParams
+
+Key = tuple[str, int]
+"""(request_id, attempt)."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """What is known of one request.
+
+    `token_ids` is the prompt and every output collected so far. `num_scheduled` also counts the
+    tokens of steps that are launched and not collected: the GPU may be a step ahead of what we
+    know. KV of all scheduled tokens but the last is written by the steps launched so far.
+    """
+
+    request_id: str
+    attempt: int
+    token_ids: list[int]
+    num_outputs: int
+    sampling: SamplingParams
+    block_ids: list[int] = field(default_factory=list)
+    num_scheduled: int = 0
+    num_in_flight: int = 0  # launched steps that are not collected and touch the blocks
+    row: int = -1  # of the batch; -1 when not in it
+    ended: bool = False  # finished, failed or aborted: what steps in flight still yield is dropped
+
+    def __post_init__(self) -> None:
+        self.num_scheduled = len(self.token_ids)
+
+    @property
+    def key(self) -> Key:
+        return (self.request_id, self.attempt)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt plus the most outputs it may have."""
+        return len(self.token_ids) - self.num_outputs + self.sampling.max_tokens
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether another token may be scheduled."""
+        return not self.ended and self.num_scheduled < self.max_total_tokens

@@ -1,0 +1,280 @@
+"""The decode worker's loop: receive, admit, launch the next step, collect the last, emit, beat.
+
+The next step is launched before the last one's tokens are read: tokens, positions and slots advance
+on the device, and what the host does with a step happens in the shadow of the following one. The
+price is that a sequence ended by a stop token runs one step too many, whose token is dropped.
+
+Life of a request here:
+    1. `KVHandoff` waits until there is a row and blocks, then its blocks are pulled (see `intake`);
+       or `PrefillRequest` waits and is computed here (see `local_prompts`).
+    2. It enters a row and gets a token each step.
+    3. It ends by a stop token, by max_tokens, by `Abort`, or by preemption.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import zmq
+
+from common.config import Config
+from common.drain import Drain
+from common.engine import Engine
+from common.errors import ErrorCode
+from common.finish import finish_reason
+from common.messages import (
+    Abort,
+    FinishReason,
+    KVHandoff,
+    KVLease,
+    KVPoolExport,
+    Message,
+    PeerGone,
+    PrefillRequest,
+    RequestFailed,
+    WorkerReady,
+    unpack_ids,
+)
+from common.router_link import RouterLink
+from common.sockets import Hub
+from common.token_columns import TokenColumns
+from decode_worker.batch import DecodeBatch
+from decode_worker.intake import Intake
+from decode_worker.local_prompts import LocalPrompts
+from decode_worker.runner import DecodeRunner, PendingStep
+from decode_worker.scheduler import Scheduler
+from decode_worker.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_MS = 50
+PULL_POLL_MS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A launched step and the sequences of its rows."""
+
+    step: PendingStep
+    sequences: list[Sequence]
+
+
+class DecodeWorker:
+    """Owns the scheduler, the batch and the sockets; `run` returns when drained."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        batch: DecodeBatch,
+        runner: DecodeRunner,
+        hub: Hub,
+        ready: WorkerReady,
+        drain: Drain,
+    ) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self.worker_id, self.epoch = ready.worker_id, ready.epoch
+        self.engine, self.batch, self.runner, self.hub, self.drain = engine, batch, runner, hub, drain
+        self.scheduler = Scheduler(engine.allocator, config.kv.block_size, ready.max_num_seqs)
+        self.intake = Intake(engine, self.scheduler, config.decode, hub, self.worker_id, self.epoch)
+        self.local_prompts = LocalPrompts(engine, self.scheduler, config.decode.local_chunk_tokens)
+        self.in_flight: InFlight | None = None
+        self.columns = TokenColumns()
+        self.link = RouterLink(context, config.net, ready, self.forget_everything)
+        self.poller = zmq.Poller()
+        self.poller.register(self.link.spoke.socket, zmq.POLLIN)
+        self.poller.register(hub.socket, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Work until drained."""
+        while not self.drain.finished(self._owns_something()):
+            if self.drain.begins():
+                self.link.leave()
+            self.poller.poll(self._patience_ms())
+            self.receive()
+            self.admit()
+            self.step()
+            self.emit()
+            self.beat()
+        self.fail_everything(ErrorCode.DRAINING, "the decode worker is shutting down")
+        self.close()
+
+    def receive(self) -> None:
+        for message in self.link.receive():
+            self._from_router(message)
+        for identity, message in self.hub.receive():
+            self._from_prefill(identity, message)
+
+    def admit(self) -> None:
+        """Move handoffs along; nothing here waits for a copy."""
+        for sequence in self.intake.finish_pulls():
+            self.scheduler.activate(sequence)
+        self.intake.start_pulls()
+        self.intake.renew()
+        for sequence in self.intake.take_expired():
+            self._fail(sequence, ErrorCode.HANDOFF_LOST, "its lease was not confirmed in time")
+
+    def step(self) -> None:
+        """Launch the next step, then collect the one before it."""
+        launched = self._launch()
+        collected, self.in_flight = self.in_flight, launched
+        if collected is not None:
+            self._collect(collected)
+        finished = self.local_prompts.step()
+        if finished is not None:
+            self._begin_local(*finished)
+
+    def emit(self) -> None:
+        """This turn's tokens, in one message."""
+        if self.columns:
+            self.link.send(self.columns.batch(self.worker_id, self.epoch))
+            self.columns = TokenColumns()
+
+    def beat(self) -> None:
+        """Tell the beat thread how busy we are."""
+        load = self.link.load
+        load.num_waiting = len(self.intake.waiting) + len(self.local_prompts)
+        load.num_running, load.num_handoffs = len(self.scheduler.active), self.intake.num_handoffs()
+        load.num_free_blocks = self.engine.allocator.num_free
+        load.num_dropped_frames = self.hub.drops.dropped
+        if not load.num_running:
+            load.last_step_s = time.monotonic()
+
+    def fail_everything(self, code: ErrorCode, message: str) -> None:
+        """Give every request back to the router."""
+        sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
+        sequences += self.intake.release_all() + list(self.local_prompts.waiting)
+        for sequence in sequences:
+            self._fail(sequence, code, message)
+
+    def forget_everything(self) -> None:
+        """The router restarted: nobody waits for what we hold."""
+        for sequence in list(self.scheduler.active.values()):
+            self.scheduler.end(sequence)
+        for handoff in self.intake.pulling:
+            handoff.aborted = True
+        self.intake.release_all()
+        self.local_prompts.release_all()
+
+    def close(self) -> None:
+        self.intake.close()
+        self.hub.close()
+        self.link.close()
+        self.engine.pool.close()
+
+    def _launch(self) -> InFlight | None:
+        """Start a step over all rows; None when there is nothing to run."""
+        if not self._make_slots():
+            return None
+        self.batch.apply(self.scheduler.rows.take_changes())
+        num_rows = len(self.scheduler.rows)
+        if not num_rows:
+            return None
+        step = self.runner.launch(num_rows)
+        return InFlight(step, self.scheduler.launched())
+
+    def _make_slots(self) -> bool:
+        """Blocks for every row's next token, by preemption if need be.
+
+        False when blocks may come free with the step in flight: then that one is collected first.
+        """
+        while self.scheduler.make_slots() is not None:
+            if self.in_flight is not None:
+                return False
+            victim = self.scheduler.youngest()
+            self.scheduler.end(victim)
+            self._fail(victim, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
+        return True
+
+    def _collect(self, in_flight: InFlight) -> None:
+        tokens = in_flight.step.tokens()
+        self.link.load.last_step_s = time.monotonic()
+        for sequence, token in zip(in_flight.sequences, tokens, strict=True):
+            if not sequence.ended:
+                self._append(sequence, token)
+        self.scheduler.collected(in_flight.sequences)
+
+    def _append(self, sequence: Sequence, token: int) -> FinishReason:
+        reason = finish_reason(token, sequence.num_outputs + 1, sequence.sampling)
+        self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
+        sequence.token_ids.append(token)
+        sequence.num_outputs += 1
+        if reason is not FinishReason.NOT_FINISHED:
+            self.scheduler.end(sequence)
+        return reason
+
+    def _begin_local(self, sequence: Sequence, token: int) -> None:
+        """A prompt computed here: its first token is known to the host, the rest comes from steps."""
+        self.scheduler.adopt(sequence, token)
+        self._append(sequence, token)
+
+    def _from_router(self, message: Message) -> None:
+        match message:
+            case PrefillRequest():
+                self._accept_local(message)
+            case Abort():
+                self._abort(message.request_id, message.attempt)
+            case PeerGone():
+                for sequence in self.intake.forget(message.worker_id, message.epoch):
+                    self._fail(sequence, ErrorCode.HANDOFF_LOST, f"prefill worker {message.worker_id} is gone")
+            case _:
+                logger.warning("ignored a %s from the router", type(message).__name__)
+
+    def _from_prefill(self, identity: bytes, message: Message) -> None:
+        match message:
+            case KVPoolExport():
+                report = self.intake.meet(identity, message)
+                if report is not None:
+                    self.link.send(report)
+            case KVHandoff():
+                self._accept_handoff(message)
+            case KVLease():
+                self.intake.renewed(message)
+            case _:
+                logger.warning("ignored a %s from a prefill worker", type(message).__name__)
+
+    def _accept_handoff(self, message: KVHandoff) -> None:
+        problem = self.intake.accept(message)
+        if problem:
+            failed = RequestFailed(
+                self.worker_id, self.epoch, message.request_id, message.attempt, ErrorCode.HANDOFF_LOST, problem
+            )
+            self.link.send(failed)
+
+    def _accept_local(self, message: PrefillRequest) -> None:
+        token_ids = unpack_ids(message.token_ids)
+        sequence = Sequence(message.request_id, message.attempt, token_ids, message.num_outputs, message.sampling)
+        if self.drain.asked:
+            self._fail(sequence, ErrorCode.DRAINING, "the decode worker is shutting down")
+        elif not self.scheduler.ever_fits(sequence.max_total_tokens):
+            self._fail(sequence, ErrorCode.NEVER_FITS, self._too_large(sequence))
+        else:
+            self.local_prompts.accept(sequence)
+
+    def _abort(self, request_id: str, attempt: int) -> None:
+        self.intake.abort(request_id, attempt)
+        self.local_prompts.abort(request_id, attempt)
+        for sequence in self.scheduler.find(request_id, attempt):
+            self.scheduler.end(sequence)
+
+    def _too_large(self, sequence: Sequence) -> str:
+        pool_tokens = self.engine.allocator.capacity * self.batch.block_size
+        return (
+            f"prompt and max_tokens are {sequence.max_total_tokens} tokens, the decode worker's pool holds "
+            f"{pool_tokens}; lower max_tokens or enlarge the pool"
+        )
+
+    def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> None:
+        logger.warning("[%s #%d] %s", sequence.request_id, sequence.attempt, message)
+        self.link.send(RequestFailed(self.worker_id, self.epoch, sequence.request_id, sequence.attempt, code, message))
+
+    def _patience_ms(self) -> int:
+        """How long to wait for a message: not at all while there are steps to launch or collect."""
+        if self.in_flight is not None or self.scheduler.rows.sequences or len(self.local_prompts):
+            return 0
+        return PULL_POLL_MS if self.intake.pulling else IDLE_POLL_MS
+
+    def _owns_something(self) -> bool:
+        return bool(
+            self.scheduler.active or self.scheduler.lingering or self.intake.num_handoffs() or len(self.local_prompts)
+        )

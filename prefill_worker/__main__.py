@@ -1,0 +1,53 @@
+"""`python -m prefill_worker`: one prefill worker process."""
+
+import sys
+from dataclasses import replace
+
+from common.config import PREFILL_SECTIONS, Config
+from common.drain import Drain
+from common.engine import build_engine, describe_device
+from common.kv.blocks import PROOF_BLOCK
+from common.kv.proof import pattern
+from common.messages import KVPoolExport, Role
+from common.prompt_runner import PromptRunner
+from common.warm_up import warm_up_prompts
+from common.worker_main import make_ready, worker_main
+from prefill_worker.worker import PrefillWorker
+
+DESCRIPTION = """Computes prompts and hands their KV blocks to decode workers.
+
+Dials the router at --net-router-endpoint, registers, and is told which decode workers exist; start as
+many as the load asks for, on any GPU. SIGTERM finishes what it owns, a second one stops at once."""
+
+
+def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWorker:
+    """Load, warm up and export the pool."""
+    section = config.prefill
+    engine = build_engine(
+        config, f"{worker_id}-{epoch:x}", step_tokens=section.max_batch_tokens, logit_rows=section.max_num_seqs
+    )
+    runner = PromptRunner(engine)
+    if engine.device.type == "cuda":
+        warm_up_prompts(runner, section.max_batch_tokens)
+    engine.pool.write_block(PROOF_BLOCK, pattern(epoch, engine.pool.layout.block_bytes))
+    ready = replace(
+        make_ready(config, engine, worker_id, epoch, Role.PREFILL),
+        max_batch_tokens=section.max_batch_tokens,
+        max_num_seqs=section.max_num_seqs,
+    )
+    export = KVPoolExport(
+        worker_id=worker_id,
+        epoch=epoch,
+        pid=ready.pid,
+        transport=engine.transport.name,
+        device_uuid=describe_device(engine.device)[1],
+        handle=engine.pool.memory.handle(),
+        num_blocks=engine.pool.num_blocks,
+        layout=engine.pool.layout,
+        proof_block=PROOF_BLOCK,
+    )
+    return PrefillWorker(config, engine, runner, ready, export, drain)
+
+
+if __name__ == "__main__":
+    sys.exit(worker_main(Role.PREFILL, PREFILL_SECTIONS, DESCRIPTION, build))

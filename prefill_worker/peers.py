@@ -1,0 +1,101 @@
+"""The decode workers that this prefill worker hands blocks to.
+
+The router names them; we dial each, offer the pool until it answers, and send it nothing before it
+has proven that it can pull.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import zmq
+
+from common.config import NetSection
+from common.messages import DecodePeer, KVPathResult, KVPoolExport, Message
+from common.sockets import Spoke
+
+logger = logging.getLogger(__name__)
+
+OFFER_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class Peer:
+    """One incarnation of a decode worker."""
+
+    worker_id: str
+    epoch: int
+    spoke: Spoke
+    proven: bool = False
+    failed: bool = False
+    offered_s: float = 0.0
+
+
+class Peers:
+    """Decode workers by id."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection, export: KVPoolExport, poller: zmq.Poller
+    ) -> None:
+        self.context = context
+        self.net = net
+        self.export = export
+        self.poller = poller
+        self.by_id: dict[str, Peer] = {}
+
+    def join(self, message: DecodePeer) -> None:
+        """Dial a decode worker, in place of an earlier incarnation of it."""
+        known = self.by_id.get(message.worker_id)
+        if known and known.epoch == message.epoch:
+            return
+        if known:
+            self.leave(known.worker_id, known.epoch)
+        identity = f"{self.export.worker_id}.{self.export.epoch}".encode()
+        spoke = Spoke(self.context, self.net, message.handoff_endpoint, identity)
+        self.by_id[message.worker_id] = Peer(message.worker_id, message.epoch, spoke)
+        self.poller.register(spoke.socket, zmq.POLLIN)
+        logger.info("meeting decode worker %s at %s", message.worker_id, message.handoff_endpoint)
+
+    def leave(self, worker_id: str, epoch: int) -> None:
+        """Hang up on a dead incarnation."""
+        peer = self.by_id.get(worker_id)
+        if peer and peer.epoch == epoch:
+            del self.by_id[worker_id]
+            self.poller.unregister(peer.spoke.socket)
+            peer.spoke.close()
+
+    def offer(self) -> None:
+        """Offer the pool to every peer that has not answered yet."""
+        now_s = time.monotonic()
+        for peer in self.by_id.values():
+            if not (peer.proven or peer.failed) and now_s - peer.offered_s > OFFER_INTERVAL_S:
+                peer.offered_s = now_s
+                peer.spoke.send(self.export)
+
+    def answered(self, result: KVPathResult) -> None:
+        """Note whether a peer can pull from us."""
+        peer = self.by_id.get(result.worker_id)
+        if peer is None or peer.epoch != result.epoch:
+            return
+        peer.proven, peer.failed = not result.error, bool(result.error)
+        if result.error:
+            logger.error("no KV path to decode worker %s: %s", peer.worker_id, result.error)
+
+    def proven(self, worker_id: str, epoch: int) -> Peer | None:
+        """The peer, if it is this incarnation and can pull from us."""
+        peer = self.by_id.get(worker_id)
+        return peer if peer and peer.epoch == epoch and peer.proven else None
+
+    def receive(self) -> Iterator[tuple[Peer, Message]]:
+        """What peers sent."""
+        for peer in list(self.by_id.values()):
+            for message in peer.spoke.receive():
+                yield peer, message
+
+    def num_dropped_frames(self) -> int:
+        return sum(peer.spoke.drops.dropped for peer in self.by_id.values())
+
+    def close(self) -> None:
+        for peer in self.by_id.values():
+            peer.spoke.close(linger_ms=200)

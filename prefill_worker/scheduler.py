@@ -1,0 +1,98 @@
+"""Which prompt tokens the next step computes: first come, first served, under a token and a block budget.
+
+A prompt is admitted when the pool has blocks for all of it. Prompts longer than what is left of a
+step's budget are computed in chunks, and a chunked prompt goes on before anything new begins.
+Torch-free. Blocks of a sequence belong to the scheduler from admission until `take` or `remove`.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from common.config import PrefillSection
+from common.kv.blocks import BlockAllocator
+from prefill_worker.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`num_tokens` tokens of `sequence` from `sequence.num_computed_tokens` on."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.num_tokens == self.sequence.num_left
+
+
+class Scheduler:
+    """Waiting and running prompts."""
+
+    def __init__(self, section: PrefillSection, allocator: BlockAllocator, block_size: int, *, batching: bool) -> None:
+        self.section = section
+        self.allocator = allocator
+        self.block_size = block_size
+        self.max_num_seqs = section.max_num_seqs if batching else 1
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # admitted, oldest first
+
+    def ever_fits(self, sequence: Sequence) -> bool:
+        """Whether an empty pool could hold the prompt."""
+        return self._num_blocks(sequence) <= self.allocator.capacity
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[Chunk]:
+        """The next step, oldest prompts first; empty when nothing can run."""
+        chunks: list[Chunk] = []
+        budget = self.section.max_batch_tokens
+        for sequence in self.running[: self.max_num_seqs]:
+            budget -= self._append(chunks, sequence, budget)
+        while budget > 0 and self.waiting and len(self.running) < self.max_num_seqs and self._starts(chunks, budget):
+            sequence = self.waiting.popleft()
+            sequence.block_ids = self.allocator.allocate(self._num_blocks(sequence))
+            self.running.append(sequence)
+            budget -= self._append(chunks, sequence, budget)
+        return chunks
+
+    def advance(self, chunks: list[Chunk]) -> None:
+        """The step ran: its tokens are computed."""
+        for chunk in chunks:
+            chunk.sequence.num_computed_tokens += chunk.num_tokens
+
+    def take(self, sequence: Sequence) -> list[int]:
+        """A finished prompt leaves with its blocks: they are the caller's now."""
+        self.running.remove(sequence)
+        block_ids, sequence.block_ids = sequence.block_ids, []
+        return block_ids
+
+    def remove(self, request_id: str, attempt: int) -> bool:
+        """Forget every attempt up to `attempt`, freeing blocks; False when there was none."""
+        gone = [s for s in [*self.waiting, *self.running] if s.request_id == request_id and s.attempt <= attempt]
+        for sequence in gone:
+            if sequence in self.running:
+                self.allocator.free(self.take(sequence))
+            else:
+                self.waiting.remove(sequence)
+        return bool(gone)
+
+    def sequences(self) -> list[Sequence]:
+        """Everything owned, oldest first."""
+        return [*self.running, *self.waiting]
+
+    def _starts(self, chunks: list[Chunk], budget: int) -> bool:
+        """Whether the oldest waiting prompt may begin in this step."""
+        sequence = self.waiting[0]
+        if self._num_blocks(sequence) > self.allocator.num_free:
+            return False
+        return self.section.chunking or not chunks or sequence.num_left <= budget
+
+    def _append(self, chunks: list[Chunk], sequence: Sequence, budget: int) -> int:
+        num_tokens = min(sequence.num_left, budget) if self.section.chunking else sequence.num_left
+        if num_tokens > 0:
+            chunks.append(Chunk(sequence, num_tokens))
+        return num_tokens
+
+    def _num_blocks(self, sequence: Sequence) -> int:
+        return -(-len(sequence.token_ids) // self.block_size)

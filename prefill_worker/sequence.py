@@ -1,0 +1,45 @@
+"""A prompt on its way through this worker."""
+
+from dataclasses import dataclass, field
+
+from common.messages import PrefillRequest, unpack_ids
+from common.sampling_params import SamplingParams
+
+Key = tuple[str, int]
+"""(request_id, attempt)."""
+
+
+@dataclass(slots=True)
+class Sequence:
+    """What is known of one request; `token_ids` is the prompt and, on a replay, its outputs so far."""
+
+    request_id: str
+    attempt: int
+    token_ids: list[int]
+    num_outputs: int
+    sampling: SamplingParams
+    decode_worker_id: str
+    decode_epoch: int
+    num_computed_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)
+
+    @staticmethod
+    def of(request: PrefillRequest) -> "Sequence":
+        return Sequence(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            token_ids=unpack_ids(request.token_ids),
+            num_outputs=request.num_outputs,
+            sampling=request.sampling,
+            decode_worker_id=request.decode_worker_id,
+            decode_epoch=request.decode_epoch,
+        )
+
+    @property
+    def key(self) -> Key:
+        return (self.request_id, self.attempt)
+
+    @property
+    def num_left(self) -> int:
+        """Prompt tokens not computed yet."""
+        return len(self.token_ids) - self.num_computed_tokens

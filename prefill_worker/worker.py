@@ -1,0 +1,229 @@
+"""The prefill worker's loop: receive, step, hand off, sweep, beat.
+
+Life of a request here:
+    1. `PrefillRequest` arrives and waits.
+    2. The scheduler admits it when the pool has blocks for its whole prompt, and runs it in steps.
+    3. After the last chunk its first token is sampled and sent to the router at once.
+    4. If it is not finished by that token, its blocks go to the handoff table and the decode worker
+       is told which they are.
+    5. `KVRelease`, a lease that runs out, or the decode worker's death frees them.
+`Abort` ends it in 1 to 3; in 4 the decode worker is told as well and releases.
+"""
+
+import logging
+import time
+
+import zmq
+
+from common.config import Config
+from common.drain import Drain
+from common.engine import Engine
+from common.errors import ErrorCode
+from common.finish import finish_reason
+from common.messages import (
+    Abort,
+    DecodePeer,
+    FinishReason,
+    KVHandoff,
+    KVLease,
+    KVPathResult,
+    KVPoolExport,
+    KVRelease,
+    Message,
+    PeerGone,
+    PrefillRequest,
+    RequestFailed,
+    WorkerReady,
+    pack_ids,
+    unpack_ids,
+)
+from common.prompt_runner import PromptRunner
+from common.router_link import RouterLink
+from common.token_columns import TokenColumns
+from prefill_worker.handoff import HandoffTable
+from prefill_worker.peers import Peer, Peers
+from prefill_worker.runner import run_chunks
+from prefill_worker.scheduler import Scheduler
+from prefill_worker.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_MS = 100
+"""Longest sleep without a message, so that leases expire although nothing arrives."""
+
+
+class PrefillWorker:
+    """Owns the scheduler, the handoff table and the sockets; `run` returns when drained."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        runner: PromptRunner,
+        ready: WorkerReady,
+        export: KVPoolExport,
+        drain: Drain,
+    ) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self.worker_id, self.epoch = ready.worker_id, ready.epoch
+        self.engine = engine
+        self.drain = drain
+        self.scheduler = Scheduler(
+            config.prefill, engine.allocator, config.kv.block_size, batching=config.worker.batching
+        )
+        self.handoffs = HandoffTable(engine.allocator, config.prefill.lease_s)
+        self.runner = runner
+        self.poller = zmq.Poller()
+        self.peers = Peers(context, config.net, export, self.poller)
+        self.link = RouterLink(context, config.net, ready, self.forget_everything)
+        self.poller.register(self.link.spoke.socket, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Work until drained."""
+        while not self.drain.finished(self._owns_something()):
+            if self.drain.begins():
+                self.link.leave()
+            self.poller.poll(0 if self.scheduler.sequences() else IDLE_POLL_MS)
+            self.receive()
+            self.step()
+            self.sweep()
+            self.beat()
+        self.fail_everything(ErrorCode.DRAINING, "the prefill worker is shutting down")
+        self.close()
+
+    def receive(self) -> None:
+        for message in self.link.receive():
+            self._from_router(message)
+        for peer, message in self.peers.receive():
+            self._from_peer(peer, message)
+        self.peers.offer()
+
+    def step(self) -> None:
+        """Compute one batch of chunks and send on what is finished."""
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            return
+        self.link.load.num_running = len(chunks)
+        tokens = run_chunks(self.runner, chunks)
+        ended = [(chunk.sequence, token) for chunk, token in zip(chunks, tokens, strict=True) if token is not None]
+        self.scheduler.advance(chunks)
+        self.link.load.last_step_s = time.monotonic()
+        self.emit(ended)
+
+    def emit(self, ended: list[tuple[Sequence, int]]) -> None:
+        """First tokens to the router, then blocks to the decode workers."""
+        columns, handed_off = TokenColumns(), []
+        for sequence, token in ended:
+            reason = finish_reason(token, sequence.num_outputs + 1, sequence.sampling)
+            columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
+            block_ids = self.scheduler.take(sequence)
+            if reason is FinishReason.NOT_FINISHED:
+                handed_off.append((sequence, token, block_ids))
+            else:
+                self.engine.allocator.free(block_ids)
+        if columns:
+            self.link.send(columns.batch(self.worker_id, self.epoch))
+        for sequence, token, block_ids in handed_off:
+            self._hand_off(sequence, token, block_ids)
+
+    def sweep(self) -> None:
+        """Free what nobody claimed in time."""
+        for request_id, attempt in self.handoffs.expire(time.monotonic()):
+            logger.warning("[%s #%d] nobody pulled its blocks within the lease, freed", request_id, attempt)
+
+    def beat(self) -> None:
+        """Tell the beat thread how busy we are."""
+        load = self.link.load
+        load.num_waiting, load.num_running = len(self.scheduler.waiting), len(self.scheduler.running)
+        load.num_free_blocks, load.num_handoffs = self.engine.allocator.num_free, len(self.handoffs.kept)
+        load.num_dropped_frames = self.peers.num_dropped_frames()
+        if not load.num_running:
+            load.last_step_s = time.monotonic()
+
+    def fail_everything(self, code: ErrorCode, message: str) -> None:
+        """Give every request that is not handed off back to the router."""
+        for sequence in self.scheduler.sequences():
+            self._fail(sequence, code, message)
+            self.scheduler.remove(sequence.request_id, sequence.attempt)
+
+    def forget_everything(self) -> None:
+        """The router restarted: nobody waits for what we hold."""
+        for sequence in self.scheduler.sequences():
+            self.scheduler.remove(sequence.request_id, sequence.attempt)
+
+    def close(self) -> None:
+        self.peers.close()
+        self.link.close()
+        self.engine.pool.close()
+
+    def _from_router(self, message: Message) -> None:
+        match message:
+            case PrefillRequest():
+                self._accept(Sequence.of(message))
+            case Abort():
+                self.scheduler.remove(message.request_id, message.attempt)
+            case DecodePeer():
+                self.peers.join(message)
+            case PeerGone():
+                self.peers.leave(message.worker_id, message.epoch)
+                freed = self.handoffs.drop_peer(message.worker_id, message.epoch)
+                logger.warning("decode worker %s is gone, freed %d handoffs", message.worker_id, len(freed))
+            case _:
+                logger.warning("ignored a %s from the router", type(message).__name__)
+
+    def _from_peer(self, peer: Peer, message: Message) -> None:
+        match message:
+            case KVPathResult():
+                self.peers.answered(message)
+            case KVLease():
+                keys = zip(message.request_ids, unpack_ids(message.attempts), strict=False)
+                held = self.handoffs.renew(message.worker_id, message.epoch, keys, time.monotonic())
+                ids, attempts = [key[0] for key in held], [key[1] for key in held]
+                peer.spoke.send(KVLease(self.worker_id, self.epoch, tuple(ids), pack_ids(attempts)))
+            case KVRelease():
+                self.handoffs.release(message.worker_id, message.epoch, (message.request_id, message.attempt))
+            case _:
+                logger.warning("ignored a %s from decode worker %s", type(message).__name__, peer.worker_id)
+
+    def _accept(self, sequence: Sequence) -> None:
+        if self.drain.asked:
+            self._fail(sequence, ErrorCode.DRAINING, "the prefill worker is shutting down")
+        elif not self.scheduler.ever_fits(sequence):
+            self._fail(
+                sequence,
+                ErrorCode.NEVER_FITS,
+                f"the prompt has {len(sequence.token_ids)} tokens, the prefill worker's pool holds "
+                f"{self.engine.allocator.capacity * self.scheduler.block_size}; shorten it or enlarge the pool",
+            )
+        else:
+            self.scheduler.add(sequence)
+
+    def _hand_off(self, sequence: Sequence, token: int, block_ids: list[int]) -> None:
+        peer = self.peers.proven(sequence.decode_worker_id, sequence.decode_epoch)
+        if peer is None:
+            self.engine.allocator.free(block_ids)
+            self._fail(
+                sequence, ErrorCode.HANDOFF_LOST, f"decode worker {sequence.decode_worker_id} cannot pull from here"
+            )
+            return
+        self.handoffs.keep(sequence.key, peer.worker_id, peer.epoch, block_ids, time.monotonic())
+        peer.spoke.send(
+            KVHandoff(
+                worker_id=self.worker_id,
+                epoch=self.epoch,
+                request_id=sequence.request_id,
+                attempt=sequence.attempt,
+                token_ids=pack_ids([*sequence.token_ids, token]),
+                num_outputs=sequence.num_outputs + 1,
+                sampling=sequence.sampling,
+                block_ids=pack_ids(block_ids),
+                lease_s=self.handoffs.lease_s,
+            )
+        )
+
+    def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> None:
+        logger.warning("[%s #%d] %s", sequence.request_id, sequence.attempt, message)
+        self.link.send(RequestFailed(self.worker_id, self.epoch, sequence.request_id, sequence.attempt, code, message))
+
+    def _owns_something(self) -> bool:
+        return bool(self.scheduler.sequences() or self.handoffs.kept)
