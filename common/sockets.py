@@ -31,16 +31,17 @@ class Hub:
     """Binds; knows its spokes by the identity they chose."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection, endpoint: str) -> None:
-        self.socket = _socket(context, zmq.ROUTER, net)
-        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted worker takes its name over
         secret = _secret(net)
         if secret is None:
             _require_local(endpoint)
-        else:
+        self.socket = _socket(context, zmq.ROUTER, net)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted worker takes its name over
+        if secret is not None:
             _use_curve(self.socket, secret, server=True)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
+            self.socket.close()
             raise ConfigError(f"cannot bind {endpoint}: {error}; is another process using it?") from None
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.drops = DropCounter(f"hub {self.endpoint}")
@@ -77,11 +78,11 @@ class Spoke:
         endpoint: str,
         identity: bytes,
     ) -> None:
+        secret = _secret(net)
         self.socket = _socket(context, zmq.DEALER, net)
         self.socket.setsockopt(zmq.IDENTITY, identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        secret = _secret(net)
         if secret is not None:
             _use_curve(self.socket, secret, server=False)
         self.socket.connect(endpoint)

@@ -122,7 +122,7 @@ def _combine_kernel(
     columns = tl.arange(0, HEAD_DIM)
     live = splits < num_live
     parts = head * NUM_SPLITS + splits
-    lse = tl.load(lse_ptr + parts, mask=live, other=float("-inf"))
+    lse = tl.load(lse_ptr + parts, mask=live, other=-1e38)  # finite, since all of a row may be padding
     partial = tl.load(partial_ptr + parts[:, None] * HEAD_DIM + columns[None, :], mask=live[:, None], other=0.0)
     shares = tl.where(live, tl.exp2(lse - tl.max(lse, axis=0)), 0.0)
     total = tl.sum(shares, axis=0)

@@ -10,6 +10,7 @@ import mmap
 import os
 import re
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -29,14 +30,9 @@ class ShmMemory:
     def __init__(self, num_bytes: int, label: str) -> None:
         remove_abandoned()
         self.path = SHM_DIR / (PREFIX + re.sub(r"[^A-Za-z0-9._-]", "_", label)[:180])
-        unlocked = self.path.with_name(f".{self.path.name}")  # not found by remove_abandoned until it is locked
         try:
-            self.file = unlocked.open("x+b")
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(self.file.fileno(), 0, num_bytes)
-            unlocked.rename(self.path)
+            self.file = _reserved(self.path, num_bytes)
         except OSError as error:
-            unlocked.unlink(missing_ok=True)
             raise ConfigError(
                 f"{self.path}: cannot reserve {num_bytes} bytes ({error.strerror}); "
                 "lower kv.cpu_pool_bytes or enlarge /dev/shm (docker: shm_size)"
@@ -105,6 +101,21 @@ def remove_abandoned() -> None:
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
+
+
+def _reserved(path: Path, num_bytes: int) -> BinaryIO:
+    """A new locked file of that size; it gets its name, and so is seen by others, when it is locked."""
+    unlocked = path.with_name(f".{path.name}")
+    file = unlocked.open("x+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        unlocked.rename(path)
+    except OSError:
+        file.close()
+        unlocked.unlink(missing_ok=True)
+        raise
+    return file
 
 
 def _mapped(descriptor: int, num_bytes: int) -> Tensor:

@@ -92,7 +92,7 @@ def make_transport(name: str, device: torch.device) -> Transport:
 
 def check_compatible(export: KVPoolExport, target: "KVPool", transport: str) -> None:
     """Raise LayoutMismatch naming every difference between a peer's pool and ours."""
-    differences = export.layout.differences(target.layout)
+    differences = target.layout.differences(export.layout)
     if export.transport != transport:
         differences.append(f"transport: {export.transport!r} there, {transport!r} here")
     if differences:

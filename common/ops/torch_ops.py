@@ -1,0 +1,38 @@
+"""The operations in plain torch: the CPU backend, and what the GPU's are compared with."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from common.ops import reference
+from common.ops.base import AttentionWeights, ForwardBatch
+
+
+class TorchOps:
+    """`Ops` by the reference functions, on any device; linears in the model's dtype.
+
+    Args:
+        kv_cache: `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`, the pool.
+    """
+
+    def __init__(self, kv_cache: Tensor) -> None:
+        self.kv_cache = kv_cache
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        return functional.embedding(token_ids, table)
+
+    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+        return functional.linear(reference.rms_norm(x, norm, eps), weight)
+
+    def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
+        q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache)
+        return reference.paged_attention(q, k_cache, v_cache, batch, weights.head_dim**-0.5).flatten(1)
+
+    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        return residual + functional.linear(x, weight)
+
+    def norm_gate_up(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        return reference.silu_mul(self.norm_linear(x, norm, eps, gate_up))
+
+    def logits(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
+        return self.norm_linear(x[batch.logit_rows], norm, eps, weight).float()

@@ -1,0 +1,75 @@
+"""Tiny random checkpoints, written by transformers, so that ours is compared with the original."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+VOCAB = 300
+
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-tied": (
+        "qwen3",
+        {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
+    "qwen3-untied": ("qwen3", {"tie_word_embeddings": False}),
+    "llama": ("llama", {"tie_word_embeddings": False}),
+    "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
+}
+
+
+def write_checkpoint(
+    variant: str, directory: Path, *, shard_bytes: str = "5GB", dtype: torch.dtype = torch.float32
+) -> Any:
+    """Write the variant to `directory` with a tokenizer; returns the transformers model, in eval mode."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, changes = VARIANTS[variant]
+    torch.manual_seed(sum(variant.encode()))
+    config = AutoConfig.for_model(model_type, **{**SHAPE, **changes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Larger than the usual 0.02: tiny models otherwise ignore their context and hide mistakes.
+            parameter.normal_(1.0, 0.2) if "norm" in name else parameter.normal_(0.0, 0.15)
+    model.save_pretrained(directory, max_shard_size=shard_bytes)
+    write_tokenizer(directory)
+    return model
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A byte-level BPE tokenizer of at most VOCAB tokens, `<eos>` being token 1."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=["<bos>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog, and the dog sleeps on"] * 20, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))

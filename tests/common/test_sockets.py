@@ -1,0 +1,148 @@
+"""Hub and spokes: messages go both ways, what is not a message is dropped, strangers stay out."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import zmq
+
+from common.config import NetSection
+from common.errors import ConfigError
+from common.messages import Abort, Message, PeerGone
+from common.sockets import Hub, Spoke
+from common.wire import MAX_FRAME_BYTES
+
+
+Item = TypeVar("Item")
+
+
+class Network:
+    """Opens sockets and closes them all at the end of a test."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.opened: list[Hub | Spoke | zmq.Socket[bytes]] = []
+
+    def hub(self, endpoint: str = "tcp://127.0.0.1:*", net: NetSection | None = None) -> Hub:
+        hub = Hub(self.context, net or NetSection(), endpoint)
+        self.opened.append(hub)
+        return hub
+
+    def spoke(self, endpoint: str, identity: bytes = b"p0", net: NetSection | None = None) -> Spoke:
+        spoke = Spoke(self.context, net or NetSection(), endpoint, identity)
+        self.opened.append(spoke)
+        return spoke
+
+    def raw(self, endpoint: str) -> "zmq.Socket[bytes]":
+        socket = self.context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.connect(endpoint)
+        self.opened.append(socket)
+        return socket
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    network = Network()
+    yield network
+    for opened in network.opened:
+        opened.close()
+    network.context.term()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "nothing arrived in time"
+        time.sleep(0.005)
+
+
+def arrivals(receive: Callable[[], Iterator[Item]]) -> list[Item]:
+    """What arrives first, waited for."""
+    items: list[Item] = []
+
+    def some() -> bool:
+        items.extend(receive())
+        return bool(items)
+
+    until(some)
+    return items
+
+
+def received(hub: Hub) -> list[tuple[bytes, Message]]:
+    return arrivals(hub.receive)
+
+
+def test_both_ways(network: Network) -> None:
+    hub = network.hub()
+    spoke = network.spoke(hub.endpoint)
+    spoke.send(Abort("r", 1))
+    assert received(hub) == [(b"p0", Abort("r", 1))]
+    hub.send(b"p0", PeerGone("d", 2))
+    assert arrivals(spoke.receive) == [PeerGone("d", 2)]
+
+
+def test_a_message_sent_before_the_hub_exists_arrives(network: Network, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/hub"
+    spoke = network.spoke(endpoint)
+    spoke.send(Abort("early", 0))
+    assert received(network.hub(endpoint)) == [(b"p0", Abort("early", 0))]
+
+
+def test_bad_frames_are_counted_and_dropped_and_good_ones_go_on(network: Network) -> None:
+    hub = network.hub()
+    raw = network.raw(hub.endpoint)
+    raw.send(b"noise")
+    raw.send_multipart([b"two", b"parts"])
+    raw.send(b"")
+    good = network.spoke(hub.endpoint)
+    good.send(Abort("r", 0))
+    assert received(hub) == [(b"p0", Abort("r", 0))]
+    until(lambda: not list(hub.receive()) and hub.drops.dropped == 3)
+
+
+def test_an_oversized_frame_costs_its_sender_the_connection_and_nobody_else(network: Network) -> None:
+    hub = network.hub()
+    raw = network.raw(hub.endpoint)
+    raw.send(b"\0" * (MAX_FRAME_BYTES + 1))
+    good = network.spoke(hub.endpoint)
+    good.send(Abort("r", 0))
+    assert received(hub) == [(b"p0", Abort("r", 0))]
+
+
+def test_a_message_to_nobody_is_dropped(network: Network) -> None:
+    hub = network.hub()
+    hub.send(b"nobody", Abort("r", 0))
+    assert list(hub.receive()) == []
+
+
+def test_other_interfaces_need_a_secret(network: Network) -> None:
+    with pytest.raises(ConfigError, match=r"can be reached from other machines: set net\.secret_file"):
+        network.hub("tcp://0.0.0.0:*")
+
+
+def test_a_taken_endpoint_is_named(network: Network) -> None:
+    hub = network.hub()
+    with pytest.raises(ConfigError, match=r"cannot bind.*is another process using it"):
+        network.hub(hub.endpoint)
+
+
+def test_only_those_who_know_the_secret_are_heard(network: Network, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a secret of some length\n")
+    (tmp_path / "wrong").write_text("another secret of some length")
+    (tmp_path / "short").write_text("short")
+    secret = NetSection(secret_file=str(tmp_path / "secret"))
+    hub = network.hub("tcp://0.0.0.0:*", secret)
+    endpoint = hub.endpoint.replace("0.0.0.0", "127.0.0.1")
+    for stranger in (NetSection(), NetSection(secret_file=str(tmp_path / "wrong"))):
+        network.spoke(endpoint, b"stranger", stranger).send(Abort("forged", 0))
+    network.spoke(endpoint, b"friend", secret).send(Abort("r", 0))
+    assert received(hub) == [(b"friend", Abort("r", 0))]
+    time.sleep(0.2)
+    assert list(hub.receive()) == []
+    with pytest.raises(ConfigError, match="5 bytes; at least 16"):
+        network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "short")))
+    with pytest.raises(ConfigError, match="secret_file"):
+        network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "none")))

@@ -1,0 +1,24 @@
+"""Fixtures that several rooms use."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tests.interpreter  # noqa: F401  (imported for its effect, before anything imports triton)
+from tests.checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """`checkpoint(variant)` -> (directory, transformers model); each variant is written once a session."""
+    written: dict[str, tuple[Path, Any]] = {}
+
+    def get(variant: str) -> tuple[Path, Any]:
+        if variant not in written:
+            directory = tmp_path_factory.mktemp(variant)
+            written[variant] = (directory, write_checkpoint(variant, directory))
+        return written[variant]
+
+    return get

@@ -1,0 +1,154 @@
+import random
+
+import pytest
+
+from common.kv.blocks import BlockAllocator
+from common.sampling_params import SamplingParams
+from decode_worker.rows import Clear, Fill, Grow, Move
+from decode_worker.scheduler import Scheduler
+from decode_worker.sequence import Sequence
+
+BLOCK_SIZE = 4
+
+
+def make(num_blocks: int = 50, max_num_seqs: int = 8) -> Scheduler:
+    return Scheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_num_seqs)
+
+
+def arrive(scheduler: Scheduler, name: str, num_tokens: int = 6, max_tokens: int = 10) -> Sequence:
+    sequence = Sequence(name, 0, list(range(num_tokens)), 1, SamplingParams(max_tokens=max_tokens))
+    scheduler.reserve(sequence)
+    scheduler.activate(sequence)
+    return sequence
+
+
+def step(scheduler: Scheduler) -> list[Sequence]:
+    assert scheduler.make_slots() is None
+    return scheduler.launched()
+
+
+def collect(scheduler: Scheduler, sequences: list[Sequence]) -> None:
+    for sequence in sequences:
+        if not sequence.ended:
+            sequence.token_ids.append(0)
+            sequence.num_outputs += 1
+            if sequence.num_outputs == sequence.sampling.max_tokens:
+                scheduler.end(sequence)
+    scheduler.collected(sequences)
+
+
+def test_rows_stay_dense_and_the_log_says_how() -> None:
+    scheduler = make()
+    a, b, c = (arrive(scheduler, name) for name in "abc")
+    assert scheduler.rows.take_changes() == [Fill(0, a), Fill(1, b), Fill(2, c)]
+    scheduler.end(a)
+    assert [s.request_id for s in scheduler.rows.sequences] == ["c", "b"]
+    assert scheduler.rows.take_changes() == [Move(2, 0), Clear(2)]
+    scheduler.end(b)
+    assert scheduler.rows.take_changes() == [Clear(1)]
+    assert (c.row, b.row) == (0, -1)
+
+
+def test_tables_grow_by_a_block_when_the_next_token_needs_one() -> None:
+    scheduler = make()
+    a = arrive(scheduler, "a", num_tokens=7)
+    scheduler.rows.take_changes()
+    step(scheduler)
+    assert len(a.block_ids) == 2
+    assert scheduler.rows.take_changes() == []
+    step(scheduler)
+    assert scheduler.rows.take_changes() == [], "the eighth token still has a slot"
+    step(scheduler)
+    assert scheduler.rows.take_changes() == [Grow(0, 2, a.block_ids[2])]
+
+
+def test_nothing_is_scheduled_past_max_tokens() -> None:
+    scheduler = make()
+    arrive(scheduler, "a", max_tokens=3)
+    first, second = step(scheduler), step(scheduler)
+    assert [len(first), len(second)] == [1, 1]
+    assert step(scheduler) == []
+    collect(scheduler, first)
+    assert scheduler.active, "its last token is in flight"
+    collect(scheduler, second)
+    assert not scheduler.active
+    scheduler.allocator.check([])
+
+
+def test_blocks_linger_while_a_step_in_flight_touches_them() -> None:
+    scheduler = make()
+    a = arrive(scheduler, "a")
+    first, second = step(scheduler), step(scheduler)
+    scheduler.end(a)
+    scheduler.collected(first)
+    assert a.block_ids, "the second step still writes there"
+    scheduler.collected(second)
+    scheduler.allocator.check([])
+
+
+def test_a_full_pool_names_who_lacks_a_slot_and_the_youngest_to_go() -> None:
+    scheduler = make(num_blocks=4)
+    a, b = arrive(scheduler, "a", num_tokens=8), arrive(scheduler, "b", num_tokens=8)
+    pending = step(scheduler)
+    assert scheduler.make_slots() is a
+    assert scheduler.youngest() is b
+    collect(scheduler, pending)
+    scheduler.end(b)
+    assert scheduler.make_slots() is None
+    scheduler.allocator.check([a.block_ids])
+
+
+def test_admission_leaves_every_sequence_a_block_to_grow() -> None:
+    scheduler = make(num_blocks=6)
+    assert scheduler.has_room(24)
+    arrive(scheduler, "a", num_tokens=8)
+    assert scheduler.has_room(12)
+    assert not scheduler.has_room(13)
+    assert scheduler.ever_fits(24)
+    assert not scheduler.ever_fits(25)
+
+
+def test_rows_are_limited_by_reserved_sequences_too() -> None:
+    scheduler = make(max_num_seqs=2)
+    arrive(scheduler, "a")
+    waiting = Sequence("b", 0, [1], 1, SamplingParams())
+    scheduler.reserve(waiting)
+    assert not scheduler.has_room(1)
+    scheduler.unreserve(waiting)
+    assert scheduler.has_room(1)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_log_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(seed: int) -> None:
+    rng, scheduler = random.Random(seed), make(num_blocks=30)
+    table: dict[int, tuple[str, list[int]]] = {}
+    in_flight: list[Sequence] = []
+    for i in range(200):
+        if rng.random() < 0.5 and scheduler.has_room(6):
+            arrive(scheduler, f"r{i}", rng.randint(1, 6), rng.randint(2, 12))
+        if rng.random() < 0.1 and scheduler.active:
+            scheduler.end(rng.choice(list(scheduler.active.values())))
+        while scheduler.make_slots() is not None and not in_flight:
+            scheduler.end(scheduler.youngest())
+        replay(scheduler, table)
+        expected = {s.row: (s.request_id, s.block_ids) for s in scheduler.rows.sequences}
+        assert {row: (name, ids) for row, (name, ids) in table.items()} == expected
+        launched = scheduler.launched() if scheduler.make_slots() is None else []
+        collect(scheduler, in_flight)
+        in_flight = launched
+        scheduler.allocator.check(scheduler.blocks())
+    collect(scheduler, in_flight)
+
+
+def replay(scheduler: Scheduler, table: dict[int, tuple[str, list[int]]]) -> None:
+    for change in scheduler.rows.take_changes():
+        match change:
+            case Fill(row, sequence):
+                table[row] = (sequence.request_id, list(sequence.block_ids))
+            case Move(source, target):
+                table[target] = table[source]
+            case Clear(row):
+                del table[row]
+            case Grow(row, index, block_id):
+                name, block_ids = table[row]
+                table[row] = (name, [*block_ids[:index], block_id])

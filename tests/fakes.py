@@ -1,0 +1,303 @@
+"""Workers without a model that speak the real wire: for tests of the router.
+
+A fake runs in a thread of its own. Its "model" makes the next token from the last one and the seed,
+so a replay of prompt and outputs continues the same sequence wherever it runs.
+"""
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from common.config import NetSection
+from common.errors import ErrorCode
+from common.kv_layout import KVLayout
+from common.messages import (
+    Abort,
+    DecodePeer,
+    FinishReason,
+    Heartbeat,
+    KVHandoff,
+    KVPathReport,
+    KVPathResult,
+    KVPoolExport,
+    KVRelease,
+    Message,
+    PeerGone,
+    PrefillRequest,
+    Refused,
+    RequestFailed,
+    Reregister,
+    Role,
+    TokenBatch,
+    Welcome,
+    WorkerLeaving,
+    WorkerReady,
+    pack_ids,
+    unpack_ids,
+)
+from common.sampling_params import SamplingParams
+from common.sockets import Hub, Spoke
+
+POLL_MS = 2
+LAYOUT = KVLayout("fake", 1, 1, 8, 16, "float32")
+_epochs = itertools.count(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeModel:
+    """What the router compares, and the vocabulary that tokens stay in."""
+
+    name: str
+    fingerprint: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+
+    def next_token(self, last: int, sampling: SamplingParams) -> int:
+        shift = sampling.seed % 11 if sampling.temperature > 0 else 0
+        return (last * 7 + 3 + shift) % self.vocab_size
+
+    def continuation(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> list[int]:
+        """All outputs of an undisturbed run."""
+        ids = list(prompt_ids)
+        for _ in range(sampling.max_tokens):
+            ids.append(self.next_token(ids[-1], sampling))
+            if ids[-1] in sampling.stop_token_ids:
+                break
+        return ids[len(prompt_ids) :]
+
+
+@dataclasses.dataclass
+class FakeSequence:
+    """One attempt at one request."""
+
+    request_id: str
+    attempt: int
+    last: int
+    num_outputs: int
+    sampling: SamplingParams
+
+    def advance(self, model: FakeModel) -> tuple[int, int, FinishReason]:
+        """(output index, token id, finish reason) of the next token."""
+        index = self.num_outputs
+        self.last = model.next_token(self.last, self.sampling)
+        self.num_outputs += 1
+        finish = FinishReason.NOT_FINISHED
+        if self.last in self.sampling.stop_token_ids:
+            finish = FinishReason.STOP
+        elif self.num_outputs >= self.sampling.max_tokens:
+            finish = FinishReason.LENGTH
+        return index, self.last, finish
+
+
+class FakeWorker:
+    """The part that is equal for both roles: registration, heartbeats, a thread with a poll loop.
+
+    Flags that a test may set at any time: `mute` (accept work, produce nothing), `silent` (no
+    heartbeats either, like a stopped process), `step_age_s` (claim to be stuck for so long).
+    """
+
+    role: Role
+
+    def __init__(self, net: NetSection, model: FakeModel, worker_id: str, **ready: Any) -> None:
+        self.model = model
+        self.worker_id = worker_id
+        self.epoch = next(_epochs)
+        self.mute = self.silent = False
+        self.step_age_s = 0.0
+        self.fail_next: ErrorCode | None = None
+        self.received: list[Message] = []
+        self.net = net
+        self._ready_fields = ready
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=worker_id, daemon=True)
+
+    def start(self) -> "FakeWorker":
+        self._thread.start()
+        return self
+
+    def kill(self) -> None:
+        """End at once, like SIGKILL: nobody is told."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+        assert not self._thread.is_alive()
+
+    def got(self, kind: type[Message]) -> list[Any]:
+        """Messages of one kind received so far."""
+        return [message for message in list(self.received) if isinstance(message, kind)]
+
+    def leave(self) -> None:
+        """Say WorkerLeaving from the worker's own thread."""
+        self._leave = True
+
+    _leave = False
+
+    def _ready(self) -> WorkerReady:
+        fields: dict[str, Any] = {
+            "worker_id": self.worker_id, "epoch": self.epoch, "role": self.role, "pid": 1, "device": "cpu",
+            "model_name": self.model.name, "model_fingerprint": self.model.fingerprint,
+            "tokenizer_fingerprint": self.model.tokenizer_fingerprint, "kv_layout": LAYOUT, "num_blocks": 1000,
+            "max_model_len": 1 << 20, "max_batch_tokens": 8192 if self.role is Role.PREFILL else 0,
+            "max_num_seqs": 256, "transport": "shm", "handoff_endpoint": "",
+        }  # fmt: skip
+        return WorkerReady(**fields | self._ready_fields)
+
+    def _run(self) -> None:
+        self._router = Spoke(self._context, self.net, self.net.router_endpoint, self.worker_id.encode())
+        beat = Spoke(self._context, self.net, self.net.router_endpoint, f"{self.worker_id}#beat".encode())
+        try:
+            self._open()
+            self._router.send(self._ready())
+            next_beat_s = 0.0
+            while not self._stop.is_set():
+                self._router.socket.poll(POLL_MS)
+                if self.silent:
+                    continue
+                for message in itertools.chain(self._router.receive(), beat.receive()):
+                    self.received.append(message)
+                    self._handle(message)
+                self._work()
+                if self._leave:
+                    self._leave = False
+                    self._router.send(WorkerLeaving(self.worker_id, self.epoch))
+                if time.monotonic() >= next_beat_s:
+                    next_beat_s = time.monotonic() + self.net.heartbeat_s
+                    beat.send(Heartbeat(self.worker_id, self.epoch, 0, 1, 1000, 0, self.step_age_s, 0))
+        finally:
+            self._router.close()
+            beat.close()
+            self._close()
+            self._context.destroy(linger=0)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Reregister():
+                self._router.send(self._ready())
+            case Refused():
+                self._stop.set()
+            case PrefillRequest():
+                if self.fail_next is not None:
+                    code, self.fail_next = self.fail_next, None
+                    self._router.send(self._failed(message, code))
+                elif not self.mute:
+                    self._prefill(message)
+            case Abort() | PeerGone() | DecodePeer():
+                self._note(message)
+            case Welcome():
+                pass
+            case _:
+                raise AssertionError(f"{self.worker_id} got {message}")
+
+    def _failed(self, request: PrefillRequest, code: ErrorCode) -> RequestFailed:
+        return RequestFailed(self.worker_id, self.epoch, request.request_id, request.attempt, code, f"fake {code.name}")
+
+    def _send_tokens(self, sequences: Sequence[FakeSequence]) -> list[FakeSequence]:
+        """Advance each by one token in one message; returns those that go on."""
+        rows = [(sequence, *sequence.advance(self.model)) for sequence in sequences]
+        batch = TokenBatch(
+            worker_id=self.worker_id,
+            epoch=self.epoch,
+            request_ids=tuple(row[0].request_id for row in rows),
+            attempts=pack_ids(row[0].attempt for row in rows),
+            output_indices=pack_ids(row[1] for row in rows),
+            token_ids=pack_ids(row[2] for row in rows),
+            finish_reasons=bytes(row[3] for row in rows),
+        )
+        self._router.send(batch)
+        return [row[0] for row in rows if row[3] is FinishReason.NOT_FINISHED]
+
+    def _sequence(self, request: PrefillRequest | KVHandoff) -> FakeSequence:
+        last = unpack_ids(request.token_ids)[-1]
+        return FakeSequence(request.request_id, request.attempt, last, request.num_outputs, request.sampling)
+
+    def _open(self) -> None: ...
+    def _close(self) -> None: ...
+    def _work(self) -> None: ...
+    def _note(self, message: Abort | PeerGone | DecodePeer) -> None: ...
+    def _prefill(self, request: PrefillRequest) -> None: ...
+
+
+class FakePrefill(FakeWorker):
+    """Makes the first token of a request and hands the rest to a decode worker."""
+
+    role = Role.PREFILL
+
+    def _open(self) -> None:
+        self._peers: dict[str, Spoke] = {}
+
+    def _close(self) -> None:
+        for peer in self._peers.values():
+            peer.close()
+
+    def _note(self, message: Abort | PeerGone | DecodePeer) -> None:
+        if isinstance(message, DecodePeer):
+            if message.worker_id in self._peers:
+                self._peers.pop(message.worker_id).close()
+            peer = Spoke(self._context, self.net, message.handoff_endpoint, self.worker_id.encode())
+            self._peers[message.worker_id] = peer
+            peer.send(KVPoolExport(self.worker_id, self.epoch, 1, "shm", "", b"", 1000, LAYOUT, 0))
+
+    def _work(self) -> None:
+        for peer in self._peers.values():
+            self.received.extend(peer.receive())
+
+    def _prefill(self, request: PrefillRequest) -> None:
+        sequence = self._sequence(request)
+        if self._send_tokens([sequence]):
+            token_ids = request.token_ids + pack_ids([sequence.last])
+            handoff = KVHandoff(
+                self.worker_id, self.epoch, request.request_id, request.attempt, token_ids,
+                sequence.num_outputs, request.sampling, pack_ids([1]), 30.0,
+            )  # fmt: skip
+            self._peers[request.decode_worker_id].send(handoff)
+
+
+class FakeDecode(FakeWorker):
+    """Decodes what was handed to it, one TokenBatch a step of `step_s` seconds."""
+
+    role = Role.DECODE
+    step_s = 0.0
+    path_error = ""
+
+    def _open(self) -> None:
+        self._hub = Hub(self._context, self.net, "tcp://127.0.0.1:*")
+        self._ready_fields.setdefault("handoff_endpoint", self._hub.endpoint)
+        self.running: list[FakeSequence] = []
+        self._next_step_s = 0.0
+
+    def _close(self) -> None:
+        self._hub.close()
+
+    def _note(self, message: Abort | PeerGone | DecodePeer) -> None:
+        if isinstance(message, Abort):
+            self.running = [
+                sequence
+                for sequence in self.running
+                if sequence.request_id != message.request_id or sequence.attempt > message.attempt
+            ]
+
+    def _work(self) -> None:
+        for identity, message in self._hub.receive():
+            self.received.append(message)
+            if isinstance(message, KVPoolExport):
+                self._hub.send(identity, KVPathResult(self.worker_id, self.epoch, self.path_error))
+                speed = 0.0 if self.path_error else 100.0
+                self._router.send(
+                    KVPathReport(
+                        self.worker_id, self.epoch, message.worker_id, message.epoch, "shm", speed, self.path_error
+                    )
+                )
+            elif isinstance(message, KVHandoff):
+                self._hub.send(identity, KVRelease(self.worker_id, self.epoch, message.request_id, message.attempt))
+                self.running.append(self._sequence(message))
+        if self.running and not self.mute and time.monotonic() >= self._next_step_s:
+            self._next_step_s = time.monotonic() + self.step_s
+            self.running = self._send_tokens(self.running)
+
+    def _prefill(self, request: PrefillRequest) -> None:
+        self.running += self._send_tokens([self._sequence(request)])

@@ -1,0 +1,144 @@
+"""Every architecture against transformers: logits at every position, in one piece and in chunks."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.kv.blocks import BlockAllocator
+from common.kv_layout import KVLayout
+from common.models.decoder import Decoder
+from common.models.loader import architectures, load_model, read_config
+from common.ops.base import ForwardBatch
+from common.ops.torch_ops import TorchOps
+from tests.checkpoints import VARIANTS, VOCAB, write_checkpoint
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+BLOCK_SIZE = 16
+
+
+def load(directory: Path) -> Decoder:
+    return load_model(
+        directory,
+        read_config(directory),
+        max_len=512,
+        dtype="float32",
+        device=torch.device("cpu"),
+        progress=lambda done, total: None,
+    )
+
+
+class Cache:
+    """A poisoned pool and scattered blocks for each sequence."""
+
+    def __init__(self, model: Decoder, num_blocks: int = 100) -> None:
+        config = model.config
+        layout = KVLayout("", config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "float32")
+        self.cache = torch.full((num_blocks, *layout.block_shape), torch.nan)
+        self.allocator = BlockAllocator(num_blocks)
+        self.ops = TorchOps(self.cache)
+
+    def blocks(self, num_tokens: int) -> list[int]:
+        wanted = -(-num_tokens // BLOCK_SIZE)
+        taken = self.allocator.allocate(2 * wanted)
+        self.allocator.free(taken[1::2])
+        return taken[::2]
+
+
+def batch_of(chunks: list[tuple[list[int], int, list[int]]]) -> ForwardBatch:
+    """(token ids, start, block ids) of each sequence; logits of every token."""
+    lengths = [len(ids) for ids, _, _ in chunks]
+    positions = torch.cat([torch.arange(start, start + len(ids)) for ids, start, _ in chunks])
+    tables = torch.zeros(len(chunks), max(len(blocks) for _, _, blocks in chunks), dtype=torch.int32)
+    for row, (_, _, blocks) in zip(tables, chunks, strict=True):
+        row[: len(blocks)] = torch.tensor(blocks)
+    rows = torch.repeat_interleave(torch.arange(len(chunks)), torch.tensor(lengths))
+    slots = tables[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+    seq_lens = [start + length for (_, start, _), length in zip(chunks, lengths, strict=True)]
+    return ForwardBatch(
+        token_ids=torch.tensor([i for ids, _, _ in chunks for i in ids], dtype=torch.int32),
+        positions=positions.int(),
+        slot_mapping=slots,
+        block_tables=tables,
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        cu_seqlens=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32),
+        logit_rows=torch.arange(sum(lengths)),
+        max_query_len=max(lengths),
+        max_seq_len=max(seq_lens),
+    )
+
+
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    error = (ours - theirs).abs() / theirs.abs().mean()
+    assert error.mean() < 1e-5
+    assert error.flatten().quantile(0.99) < 1e-4
+    assert error.max() < 1e-3
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return [torch.randint(VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+def test_every_architecture_is_covered() -> None:
+    assert {model_type for model_type, _ in VARIANTS.values()} == set(architectures())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_logits_equal_transformers_at_every_position(variant: str, checkpoint: Checkpoint) -> None:
+    directory, theirs = checkpoint(variant)
+    model = load(directory)
+    cache = Cache(model)
+    ragged = prompts(1, 37, 200)
+    batch = batch_of([(ids, 0, cache.blocks(len(ids))) for ids in ragged])
+    ours = model.forward(batch, cache.ops)
+    expected = torch.cat([theirs(torch.tensor([ids])).logits[0] for ids in ragged])
+    assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_chunks_of_any_size_give_the_same_logits(variant: str, checkpoint: Checkpoint) -> None:
+    directory, theirs = checkpoint(variant)
+    model = load(directory)
+    cache = Cache(model)
+    [ids] = prompts(150)
+    blocks = cache.blocks(150)
+    bounds = [0, 1, 17, 64, 149, 150]
+    logits = [
+        model.forward(batch_of([(ids[begin:end], begin, blocks)]), cache.ops)
+        for begin, end in itertools.pairwise(bounds)
+    ]
+    assert_close(torch.cat(logits), theirs(torch.tensor([ids])).logits[0])
+
+
+@torch.inference_mode()
+def test_only_the_wanted_rows_get_logits(checkpoint: Checkpoint) -> None:
+    model = load(checkpoint("qwen3-tied")[0])
+    cache = Cache(model)
+    [ids] = prompts(20)
+    batch = batch_of([(ids, 0, cache.blocks(20))])
+    every = model.forward(batch, cache.ops)
+    rows = {name: getattr(batch, name) for name in batch.__dataclass_fields__} | {"logit_rows": torch.tensor([19, 3])}
+    assert torch.allclose(model.forward(ForwardBatch(**rows), cache.ops), every[[19, 3]], atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    write_checkpoint("llama", tmp_path, shard_bytes="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    sharded, single = load(tmp_path), load(checkpoint("llama")[0])
+    assert torch.equal(sharded.lm_head, single.lm_head)
+    assert all(torch.equal(a.qkv, b.qkv) for a, b in zip(sharded.layers, single.layers, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_checkpoints_load(dtype: torch.dtype, tmp_path: Path) -> None:
+    write_checkpoint("qwen3-untied", tmp_path, dtype=dtype)
+    model = load(tmp_path)
+    assert model.embed.dtype == torch.float32
+    assert read_config(tmp_path).dtype == str(dtype).removeprefix("torch.")

@@ -1,0 +1,141 @@
+"""A checkpoint that cannot be served is refused with the names of what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from common.errors import ModelError
+from common.models.decoder import weight_pieces
+from common.models.loader import read_config
+from common.models.weights import load_weights
+from tests.checkpoints import write_checkpoint
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_checkpoint("qwen3-tied", tmp_path)
+    return tmp_path
+
+
+def load(directory: Path) -> dict[str, torch.Tensor]:
+    config = read_config(directory)
+    return load_weights(
+        directory,
+        weight_pieces(config),
+        tied_embeddings=config.tied_embeddings,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        progress=lambda done, total: None,
+    )
+
+
+def change(directory: Path, **changes: torch.Tensor | None) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in changes.items():
+        tensors.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            tensors[name.replace("__", ".")] = tensor
+    save_file(tensors, path)
+
+
+def change_config(directory: Path, **changes: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_progress_reaches_the_whole(directory: Path) -> None:
+    said: list[tuple[int, int]] = []
+    config = read_config(directory)
+    load_weights(
+        directory,
+        weight_pieces(config),
+        tied_embeddings=True,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        progress=lambda done, total: said.append((done, total)),
+    )
+    assert said[-1][0] == said[-1][1] == sum(t.numel() * 4 for t in load(directory).values())
+    assert said == sorted(said)
+
+
+def test_a_missing_tensor_is_named(directory: Path) -> None:
+    change(directory, model__layers__1__mlp__up_proj__weight=None)
+    with pytest.raises(ModelError, match=r"1 missing tensors: model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(directory)
+
+
+def test_an_extra_tensor_is_named(directory: Path) -> None:
+    change(directory, model__layers__0__self_attn__q_proj__bias=torch.zeros(128))
+    with pytest.raises(ModelError, match=r"1 unexpected tensors: model\.layers\.0\.self_attn\.q_proj\.bias"):
+        load(directory)
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(directory: Path) -> None:
+    change(directory, model__norm__weight=torch.zeros(63))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is \[63\], config\.json says \[64\]"):
+        load(directory)
+
+
+def test_a_tensor_of_integers_is_refused(directory: Path) -> None:
+    change(directory, model__norm__weight=torch.zeros(64, dtype=torch.int8))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is I8, supported are BF16, F16, F32"):
+        load(directory)
+
+
+def test_a_tied_checkpoint_may_carry_its_head_and_old_rotary_buffers(directory: Path) -> None:
+    change(
+        directory,
+        lm_head__weight=torch.zeros(300, 64),
+        model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(16),
+    )
+    load(directory)
+
+
+def test_a_truncated_file_is_named(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ModelError, match=r"model\.safetensors: not a safetensors file.*fetch the model again"):
+        load(directory)
+
+
+def test_a_lost_shard_is_named(directory: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"files that are not there: model-00001-of-00002\.safetensors"):
+        load(directory)
+
+
+def test_no_weights_at_all(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"neither model\.safetensors nor"):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, r"model_type = 'mamba'; supported: llama, qwen3"),
+        ({"hidden_act": "gelu"}, r"hidden_act = 'gelu' is not supported, only 'silu'"),
+        ({"num_hidden_layers": -1}, r"num_hidden_layers = -1, a positive whole number is needed"),
+        ({"use_sliding_window": True}, r"use_sliding_window = True is not supported"),
+        ({"num_key_value_heads": 3}, r"4 query heads over 3 KV heads"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, r"RoPE scaling 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_theta": "big"}}, r"rope_theta = 'big'"),
+    ],
+)
+def test_a_config_that_would_compute_something_else_is_refused(
+    directory: Path, changes: dict[str, object], message: str
+) -> None:
+    change_config(directory, **changes)
+    with pytest.raises(ModelError, match=message):
+        read_config(directory)
+
+
+def test_an_unreadable_config_is_named(directory: Path) -> None:
+    (directory / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json: "):
+        read_config(directory)

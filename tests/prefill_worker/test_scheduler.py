@@ -1,0 +1,111 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.config import PrefillSection
+from common.kv.blocks import BlockAllocator
+from common.sampling_params import SamplingParams
+from prefill_worker.scheduler import Scheduler
+from prefill_worker.sequence import Sequence
+
+BLOCK_SIZE = 16
+
+
+def make(num_blocks: int = 100, *, batching: bool = True, **section: object) -> Scheduler:
+    return Scheduler(PrefillSection(**section), BlockAllocator(num_blocks + 1), BLOCK_SIZE, batching=batching)  # type: ignore[arg-type]
+
+
+def prompt(name: str, num_tokens: int) -> Sequence:
+    return Sequence(name, 0, [0] * num_tokens, 0, SamplingParams(), "decode-0", 1)
+
+
+def plan(scheduler: Scheduler) -> list[tuple[str, int]]:
+    chunks = scheduler.schedule()
+    plan = [(chunk.sequence.request_id, chunk.num_tokens) for chunk in chunks]
+    finished = [chunk.sequence for chunk in chunks if chunk.is_last]
+    scheduler.advance(chunks)
+    for sequence in finished:
+        scheduler.allocator.free(scheduler.take(sequence))
+    return plan
+
+
+def test_short_prompts_share_a_step() -> None:
+    scheduler = make(max_batch_tokens=64)
+    for name in "abc":
+        scheduler.add(prompt(name, 20))
+    assert plan(scheduler) == [("a", 20), ("b", 20), ("c", 20)]
+    assert plan(scheduler) == []
+
+
+def test_a_long_prompt_goes_on_before_a_new_one_begins() -> None:
+    scheduler = make(max_batch_tokens=64)
+    scheduler.add(prompt("long", 150))
+    scheduler.add(prompt("short", 10))
+    assert plan(scheduler) == [("long", 64)]
+    assert plan(scheduler) == [("long", 64)]
+    assert plan(scheduler) == [("long", 22), ("short", 10)]
+
+
+def test_without_chunking_a_prompt_is_one_piece_and_shares_only_what_fits() -> None:
+    scheduler = make(max_batch_tokens=64, chunking=False)
+    scheduler.add(prompt("long", 150))
+    scheduler.add(prompt("a", 40))
+    scheduler.add(prompt("b", 40))
+    assert plan(scheduler) == [("long", 150)]
+    assert plan(scheduler) == [("a", 40)]
+    assert plan(scheduler) == [("b", 40)]
+
+
+def test_without_batching_one_prompt_at_a_time() -> None:
+    scheduler = make(batching=False)
+    scheduler.add(prompt("a", 20))
+    scheduler.add(prompt("b", 20))
+    assert plan(scheduler) == [("a", 20)]
+    assert plan(scheduler) == [("b", 20)]
+
+
+def test_nothing_overtakes_a_prompt_that_waits_for_blocks() -> None:
+    scheduler = make(num_blocks=4)
+    scheduler.add(prompt("a", 50))
+    assert [chunk.sequence.request_id for chunk in scheduler.schedule()] == ["a"]
+    scheduler.add(prompt("b", 50))
+    scheduler.add(prompt("c", 1))
+    assert all(chunk.sequence.request_id == "a" for chunk in scheduler.schedule())
+    assert not scheduler.ever_fits(prompt("d", 65))
+
+
+def test_removing_frees_blocks_wherever_the_prompt_is() -> None:
+    scheduler = make(num_blocks=4)
+    scheduler.add(prompt("a", 50))
+    scheduler.schedule()
+    scheduler.add(prompt("b", 50))
+    assert scheduler.remove("a", 0)
+    assert scheduler.remove("b", 5)
+    assert not scheduler.remove("b", 5)
+    scheduler.allocator.check([])
+
+
+def test_an_abort_of_an_older_attempt_leaves_the_newer_one() -> None:
+    scheduler = make()
+    newer = prompt("a", 10)
+    newer.attempt = 2
+    scheduler.add(newer)
+    assert not scheduler.remove("a", 1)
+    assert scheduler.sequences() == [newer]
+
+
+@given(st.lists(st.integers(1, 300), max_size=20), st.integers(16, 200), st.booleans())
+def test_every_prompt_is_computed_once_in_order_and_every_block_comes_back(
+    lengths: list[int], budget: int, chunking: bool
+) -> None:
+    scheduler = make(num_blocks=40, max_batch_tokens=budget, chunking=chunking)
+    for i, length in enumerate(lengths):
+        scheduler.add(prompt(str(i), length))
+    computed = dict.fromkeys(map(str, range(len(lengths))), 0)
+    while scheduler.sequences():
+        step = plan(scheduler)
+        assert step, "the scheduler is stuck"
+        assert sum(n for _, n in step) <= budget or len(step) == 1
+        for name, num_tokens in step:
+            computed[name] += num_tokens
+    assert list(computed.values()) == lengths
+    scheduler.allocator.check([])
