@@ -8,6 +8,7 @@ is launched without waiting, and `PendingStep.tokens` waits for that step alone.
 import logging
 import time
 from collections import deque
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ class DecodeRunner:
         self.sampled[:num_rows].copy_(sampled)
         self.batch.advance(sampled)
 
-    def _captured(self, num_rows: int, memory: object) -> torch.cuda.CUDAGraph:
+    def _captured(self, num_rows: int, memory: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.engine.device)
         with torch.cuda.graph(graph, pool=memory):

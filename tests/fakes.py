@@ -107,7 +107,7 @@ class FakeWorker:
         self.model = model
         self.worker_id = worker_id
         self.epoch = next(_epochs)
-        self.mute = self.silent = False
+        self.mute = self.silent = self._leave = False
         self.step_age_s = 0.0
         self.fail_next: ErrorCode | None = None
         self.received: list[Message] = []
@@ -117,9 +117,8 @@ class FakeWorker:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=worker_id, daemon=True)
 
-    def start(self) -> "FakeWorker":
+    def start(self) -> None:
         self._thread.start()
-        return self
 
     def kill(self) -> None:
         """End at once, like SIGKILL: nobody is told."""
@@ -134,8 +133,6 @@ class FakeWorker:
     def leave(self) -> None:
         """Say WorkerLeaving from the worker's own thread."""
         self._leave = True
-
-    _leave = False
 
     def _ready(self) -> WorkerReady:
         fields: dict[str, Any] = {

@@ -28,7 +28,7 @@ def _split_keys(seq_len, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, MIN_TI
     return tl.maximum(tl.cdiv(tiles, NUM_SPLITS), MIN_TILES) * BLOCK_N
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # differs from batch to batch in a prefill worker
 def _decode_attention_kernel(
     q_ptr,  # [num_seqs, num_q, head_dim], contiguous
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
@@ -59,9 +59,8 @@ def _decode_attention_kernel(
     seq_len = tl.load(seq_lens_ptr + seq)
     split_keys = _split_keys(seq_len, NUM_SPLITS, BLOCK_N, MIN_TILES)
     begin = split * split_keys
-    if NUM_SPLITS > 1:  # a single split writes zeros for a row of padding
-        if begin >= seq_len:
-            return
+    if (begin >= seq_len) & (NUM_SPLITS > 1):  # a single split goes on, to write zeros for a row of padding
+        return
 
     group = tl.arange(0, ROWS)
     columns = tl.arange(0, HEAD_DIM)[None, :]

@@ -8,7 +8,9 @@ from torch import Tensor
 WORDS_PER_PROGRAM = 4096  # 16 KiB
 
 
-@triton.jit(do_not_specialize=["source_ptr"])
+@triton.jit(
+    do_not_specialize=["source_ptr"], do_not_specialize_on_alignment=["source_ids_ptr", "target_ids_ptr"]
+)  # one binary for all handoffs
 def _gather_blocks_kernel(
     source_ptr,  # address of [source_blocks, WORDS] int32, aligned to 16 bytes, perhaps on another GPU
     source_ids_ptr,  # [num_copies] int32

@@ -63,7 +63,7 @@ def _attend(
     return acc, row_max, row_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # they differ from batch to batch
 def _prefill_attention_kernel(
     q_ptr,  # [num_tokens, num_q, head_dim], contiguous
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided

@@ -10,7 +10,7 @@ from common.kv.transport import PeerPool, Pull
 from common.messages import KVPoolExport
 
 PROOF_TIMEOUT_S = 10.0
-_MEASURED_BYTES = 256 * 1024 * 1024
+_MEASURED_BYTES = {"cuda": 256 * 1024 * 1024, "cpu": 16 * 1024 * 1024}
 _REPEATS = 3
 
 
@@ -26,7 +26,7 @@ def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: Bl
     and gives them back; what they held is overwritten.
     """
     block_bytes = ours.layout.block_bytes
-    count = max(1, min(_MEASURED_BYTES // block_bytes, allocator.num_free // 2, export.num_blocks))
+    count = max(1, min(_MEASURED_BYTES[ours.blocks.device.type] // block_bytes, allocator.num_free // 2, export.num_blocks))
     targets = allocator.allocate(count)
     try:
         _wait(peer.pull([export.proof_block], ours, targets[:1]))

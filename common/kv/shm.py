@@ -69,7 +69,8 @@ class ShmPeerPool:
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "FinishedPull":
         """Copies before it returns: on a CPU there is nobody else to do it."""
-        target.blocks[target_ids] = self.blocks[source_ids]
+        for source_id, target_id in zip(source_ids, target_ids, strict=True):
+            target.blocks[target_id].copy_(self.blocks[source_id])
         return FinishedPull()
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from common.messages import Abort, Message, PeerGone
 from common.sockets import Hub, Spoke
 from common.wire import MAX_FRAME_BYTES
 
-
 Item = TypeVar("Item")
 
 

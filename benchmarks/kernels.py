@@ -1,0 +1,294 @@
+"""How fast each kernel is at Qwen3-4B's shapes, beside the read bandwidth that this GPU reaches today.
+
+    python -m benchmarks.kernels [--only decode]
+
+Every case is first checked against the reference. Times are medians over replays of a CUDA graph of
+launches that rotate over more memory than the L2 cache holds: what a step finds, not a hot cache.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product, starmap
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels import sampling
+from common.kernels.decode_attention import decode_attention, make_workspace
+from common.kernels.gather_blocks import gather_blocks
+from common.kernels.prefill_attention import prefill_attention
+from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
+from common.kernels.rms_norm import rms_norm
+from common.kernels.silu_mul import silu_mul
+from common.ops import reference
+from common.ops.base import AttentionWeights, ForwardBatch, SamplingTensors
+
+HIDDEN, INNER, VOCAB, NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 2560, 9728, 151_936, 32, 8, 128, 16
+SCALE = HEAD_DIM**-0.5
+TOKEN_BYTES = 2 * NUM_KV * HEAD_DIM * 2  # K and V of one layer, bf16
+ROTATED_BYTES = 256 << 20  # several times the L2 cache
+READ_BYTES = 2 << 30
+REPLAYS = 15
+GRAPH_MS = 8.0  # aimed at, for the work of one replay
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kernel at one shape; `run(i)` launches it on the i-th of `num_variants` sets of buffers."""
+
+    name: str
+    run: Callable[[int], Tensor]
+    expected: Callable[[], Tensor]  # what run(0) gives, by the reference
+    num_variants: int
+    num_bytes: float  # read and written by one launch
+    num_flops: float = 0.0
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _read_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Grid: (num_words / BLOCK,). One program reads BLOCK int32 and writes one."""
+    program = tl.program_id(0)
+    x = tl.load(x_ptr + program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
+    tl.store(out_ptr + program, tl.sum(x, axis=0))
+
+
+def read_ceiling() -> float:
+    """Bytes a second of a kernel that only reads."""
+    words = torch.randint(0, 9, (READ_BYTES // 4,), dtype=torch.int32, device="cuda")
+    sums = torch.empty(words.numel() // 8192, dtype=torch.int32, device="cuda")
+
+    def run(_: int) -> Tensor:
+        _read_kernel[(sums.numel(),)](x_ptr=words, out_ptr=sums, BLOCK=8192, num_warps=8)
+        return sums
+
+    return READ_BYTES / median_us(run, 1) * 1e6
+
+
+def median_us(run: Callable[[int], Tensor], num_variants: int) -> float:
+    """Microseconds of one launch among many in a graph."""
+    for i in range(num_variants):
+        run(i)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    run(0)
+    end.record()
+    end.synchronize()
+    launches = max(num_variants, min(200, int(GRAPH_MS / begin.elapsed_time(end))), 1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(launches):
+            run(i % num_variants)
+    times_ms = []
+    for i in range(REPLAYS + 3):
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if i >= 3:
+            times_ms.append(begin.elapsed_time(end))
+    return float(statistics.median(times_ms)) * 1e3 / launches
+
+
+def variants_for(num_bytes: float) -> int:
+    return max(1, min(64, int(ROTATED_BYTES // num_bytes)))
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+
+def norm_case(num_tokens: int) -> Case:
+    num_bytes = num_tokens * HIDDEN * 4
+    weight, xs = random(HIDDEN), random(variants_for(num_bytes), num_tokens, HIDDEN)
+
+    def expected() -> Tensor:
+        return reference.rms_norm(xs[0], weight, 1e-6)
+
+    return Case(f"rms_norm {num_tokens}", lambda i: rms_norm(xs[i], weight, 1e-6), expected, len(xs), num_bytes)
+
+
+def gate_case(num_tokens: int) -> Case:
+    num_bytes = num_tokens * INNER * 6
+    gates = random(variants_for(num_bytes), num_tokens, 2 * INNER)
+
+    def expected() -> Tensor:
+        return reference.silu_mul(gates[0])
+
+    return Case(f"silu_mul {num_tokens}", lambda i: silu_mul(gates[i]), expected, len(gates), num_bytes)
+
+
+def rope_case(num_tokens: int) -> Case:
+    angles = torch.rand(num_tokens, HEAD_DIM // 2, device="cuda")
+    rope = torch.cat((angles.cos(), angles.sin()), dim=1)
+    weights = AttentionWeights(random(HEAD_DIM), random(HEAD_DIM), 1e-6, rope, NUM_Q, NUM_KV, HEAD_DIM)
+    num_bytes = num_tokens * (NUM_Q + 2 * NUM_KV) * HEAD_DIM * 4
+    qkvs = random(variants_for(num_bytes), num_tokens, (NUM_Q + 2 * NUM_KV) * HEAD_DIM)
+    pool = random(-(-num_tokens // BLOCK_SIZE), len(qkvs), 2, BLOCK_SIZE, NUM_KV, HEAD_DIM)
+    slots = torch.arange(num_tokens, device="cuda")
+    positions = slots.int()
+
+    def run(i: int) -> Tensor:
+        return qk_norm_rope_kv(qkvs[i], weights, positions, slots, pool[:, i, 0], pool[:, i, 1])
+
+    def expected() -> Tensor:
+        return reference.qk_norm_rope_kv(qkvs[0], weights, positions, slots, pool[:, 0, 0], pool[:, 0, 1])
+
+    return Case(f"qk_norm_rope_kv {num_tokens}", run, expected, len(qkvs), num_bytes)
+
+
+def paged_batch(query_len: int, seq_len: int, num_seqs: int, num_layers: int) -> tuple[Tensor, ForwardBatch]:
+    """A pool of scattered blocks and sequences of equal length in it."""
+    num_blocks = num_seqs * (seq_len // BLOCK_SIZE)
+    pool = random(num_blocks, num_layers, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM)
+    none = torch.zeros(0, dtype=torch.int64, device="cuda")
+    batch = ForwardBatch(
+        token_ids=none,
+        positions=none,
+        slot_mapping=none,
+        block_tables=torch.randperm(num_blocks, device="cuda").int().view(num_seqs, -1),
+        seq_lens=torch.full((num_seqs,), seq_len, dtype=torch.int32, device="cuda"),
+        cu_seqlens=torch.arange(num_seqs + 1, dtype=torch.int32, device="cuda") * query_len,
+        logit_rows=none,
+        max_query_len=query_len,
+        max_seq_len=seq_len,
+    )
+    return pool, batch
+
+
+def decode_case(num_seqs: int, seq_len: int) -> Case:
+    num_sms = torch.cuda.get_device_properties(0).multi_processor_count
+    workspace = make_workspace(num_seqs, NUM_Q, NUM_KV, HEAD_DIM, num_sms, torch.device("cuda"))
+    num_bytes = num_seqs * seq_len * TOKEN_BYTES
+    pool, batch = paged_batch(1, seq_len, num_seqs, variants_for(num_bytes))
+    q = random(num_seqs, NUM_Q, HEAD_DIM)
+
+    def run(i: int) -> Tensor:
+        k, v = pool[:, i].unbind(1)
+        return decode_attention(q, k, v, batch.block_tables, batch.seq_lens, SCALE, workspace)
+
+    def expected() -> Tensor:
+        return reference.paged_attention(q, pool[:, 0, 0], pool[:, 0, 1], batch, SCALE)
+
+    return Case(f"decode_attention {num_seqs} x {seq_len}", run, expected, pool.shape[1], num_bytes)
+
+
+def prefill_case(seq_len: int) -> Case:
+    """One prompt; the reference is asked for the last queries only, which see everything."""
+    pool, batch = paged_batch(seq_len, seq_len, 1, variants_for(seq_len * TOKEN_BYTES))
+    q = random(seq_len, NUM_Q, HEAD_DIM)
+
+    def run(i: int) -> Tensor:
+        k, v = pool[:, i].unbind(1)
+        return prefill_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, seq_len, SCALE)
+
+    def expected() -> Tensor:
+        tail = reference.paged_attention(q[-256:], pool[:, 0, 0], pool[:, 0, 1], tail_of(batch), SCALE)
+        return torch.cat((run(0)[:-256], tail))
+
+    flops = 4 * NUM_Q * HEAD_DIM * seq_len * (seq_len + 1) / 2
+    num_bytes = seq_len * (TOKEN_BYTES + NUM_Q * HEAD_DIM * 4)
+    return Case(f"prefill_attention {seq_len}", run, expected, pool.shape[1], num_bytes, flops)
+
+
+def tail_of(batch: ForwardBatch) -> ForwardBatch:
+    """The batch's one sequence with its last 256 queries only."""
+    fields = {name: getattr(batch, name) for name in ForwardBatch.__slots__}
+    bounds = torch.tensor([0, 256], dtype=torch.int32, device="cuda")
+    return ForwardBatch(**fields | {"cu_seqlens": bounds, "max_query_len": 256})
+
+
+def gather_case(num_copies: int) -> Case:
+    block_bytes = 36 * BLOCK_SIZE * TOKEN_BYTES
+    pools = torch.randint(0, 256, (2, 600, block_bytes), dtype=torch.uint8, device="cuda")
+    ids = torch.stack([torch.randperm(600, device="cuda")[:num_copies] for _ in range(2)]).int()
+
+    def run(_: int) -> Tensor:
+        gather_blocks(pools[0].data_ptr(), ids[0], pools[1], ids[1])
+        return pools[1]
+
+    def expected() -> Tensor:
+        target = pools[1].clone()
+        reference.gather_blocks(pools[0], ids[0], target, ids[1])
+        return target
+
+    return Case(f"gather_blocks {num_copies}", run, expected, 1, 2 * num_copies * block_bytes)
+
+
+def sampling_case(num_rows: int, how: str) -> Case:
+    temperature, top_k, top_p = {"greedy": (0.0, 0, 1.0), "draw": (0.8, 0, 1.0), "top": (0.8, 50, 0.95)}[how]
+    num_bytes = num_rows * VOCAB * 4
+    logits = torch.randn(variants_for(num_bytes), num_rows, VOCAB, device="cuda") * 3
+    positions = torch.arange(num_rows, dtype=torch.int32, device="cuda")
+    workspace = sampling.make_workspace(num_rows, VOCAB, torch.device("cuda"))
+    params = SamplingTensors(
+        temperature=torch.full((num_rows,), temperature, device="cuda"),
+        top_k=torch.full((num_rows,), top_k, dtype=torch.int32, device="cuda"),
+        top_p=torch.full((num_rows,), top_p, device="cuda"),
+        min_p=torch.zeros(num_rows, device="cuda"),
+        seed=torch.arange(num_rows, device="cuda"),
+    )
+
+    def run(i: int) -> Tensor:
+        return sampling.sample(logits[i], params, positions, workspace)
+
+    def expected() -> Tensor:
+        return reference.sample(logits[0], params, positions)
+
+    return Case(f"sample {how} {num_rows}", run, expected, len(logits), num_bytes)
+
+
+def all_cases() -> Iterator[Case]:
+    """Made one after another, so that their buffers are not held at once."""
+    yield from map(norm_case, (1, 64, 8192))
+    yield from map(gate_case, (1, 64, 8192))
+    yield from map(rope_case, (1, 64, 8192))
+    yield from starmap(decode_case, product((1, 8, 64), (1024, 8192)))
+    yield from map(prefill_case, (1024, 4096, 16_384))
+    yield from map(gather_case, (64, 512))
+    yield from starmap(sampling_case, product((1, 64), ("greedy", "draw", "top")))
+
+
+def is_right(out: Tensor, expected: Tensor) -> bool:
+    """Floats to rounding; token ids but for a draw at the edge of rounding; bytes exactly."""
+    if out.dtype == torch.uint8:
+        return torch.equal(out, expected)
+    if not out.is_floating_point():
+        return bool((out == expected).float().mean() >= 0.95)
+    return bool((out.float() - expected.float()).norm() <= 1e-2 * expected.float().norm())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    only = parser.parse_args().only
+    if not torch.cuda.is_available():
+        print("these benchmarks need a CUDA GPU", file=sys.stderr)
+        return 2
+    torch.manual_seed(0)
+    ceiling = read_ceiling()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
+    print(f"read ceiling {ceiling / 1e12:.2f} TB/s\n")
+    print(f"{'case':28}{'us':>10}{'MB':>10}{'TB/s':>8}{'% read':>8}{'TFLOP/s':>9}")
+    num_wrong = 0
+    for case in all_cases():
+        if only in case.name:
+            right = is_right(case.run(0), case.expected())
+            num_wrong += not right
+            print(line_of(case, median_us(case.run, case.num_variants), ceiling, right), flush=True)
+    return 1 if num_wrong else 0
+
+
+def line_of(case: Case, us: float, ceiling: float, right: bool) -> str:
+    rate = case.num_bytes / us * 1e6  # bytes a second
+    flops = f"{case.num_flops / us / 1e6:9.0f}" if case.num_flops else ""
+    cells = f"{case.name:28}{us:10.2f}{case.num_bytes / 1e6:10.2f}{rate / 1e12:8.2f}{100 * rate / ceiling:8.0f}{flops}"
+    return cells if right else f"{cells}  WRONG"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

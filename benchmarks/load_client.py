@@ -1,0 +1,144 @@
+"""Streams completions and notes when chunks arrive, doing as little else as it can.
+
+At hundreds of streams the client must not become what is measured: request bodies are made
+beforehand, a chunk costs one timestamp and one search, and JSON is parsed only at a stream's end.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from benchmarks.stats import RequestRecord
+from benchmarks.workload import Prompt
+
+HEADERS = {"Content-Type": "application/json"}
+
+
+class Target:
+    """One OpenAI-compatible server; `deadline_s` bounds each request."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, deadline_s: float) -> None:
+        self._session = session
+        self._url = f"{url}/v1/completions"
+        self._model = model
+        self._deadline_s = deadline_s
+
+    def prepare(self, prompts: Sequence[Prompt]) -> list[bytes]:
+        return [prompt.body(self._model) for prompt in prompts]
+
+    async def complete(self, prompt: Prompt, body: bytes) -> RequestRecord:
+        """Send one request and follow its stream to the end; whatever goes wrong is in the record."""
+        record = RequestRecord(sent_s=time.perf_counter(), num_prompt_tokens=prompt.num_tokens or 0)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._follow(prompt, body, record)
+        except TimeoutError:
+            record.error = f"no end after {self._deadline_s:g} s"
+        except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
+            record.error = f"{type(error).__name__}: {error}"
+        record.ended_s = record.ended_s or time.perf_counter()
+        return record
+
+    async def _follow(self, prompt: Prompt, body: bytes, record: RequestRecord) -> None:
+        async with self._session.post(self._url, data=body, headers=HEADERS) as response:
+            if response.status != 200:
+                record.error = f"HTTP {response.status}: {(await response.text())[:200]}"
+                return
+            last_event = await _note_chunks(response, record)
+        record.ended_s = time.perf_counter()
+        record.error = record.error or _settle(prompt, last_event, record)
+
+
+async def _note_chunks(response: aiohttp.ClientResponse, record: RequestRecord) -> bytes:
+    """Timestamp every event that carries a choice; return the last event before `[DONE]`.
+
+    Events that arrive in one read share its timestamp. Leaves an error in the record for an error
+    event or a stream without `[DONE]`.
+    """
+    rest = last_event = b""
+    async for data in response.content.iter_any():
+        now_s = time.perf_counter()
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            event = line[5:].strip()
+            if event == b"[DONE]":
+                return last_event
+            if event.startswith(b'{"error"'):
+                record.error = event[:200].decode("utf-8", "replace")
+                return event
+            last_event = event
+            if b'"choices":[]' not in event and b'"choices": []' not in event:
+                record.chunk_times_s.append(now_s)
+    record.error = "the stream ended without [DONE]"
+    return last_event
+
+
+def _settle(prompt: Prompt, last_event: bytes, record: RequestRecord) -> str:
+    """Fill in the token counts from the usage record; what is wrong with the reply, or an empty string."""
+    usage = json.loads(last_event or b"{}").get("usage")
+    if not usage:
+        return "no usage record: tokens cannot be counted"
+    record.num_output_tokens = usage["completion_tokens"]
+    record.num_prompt_tokens = usage["prompt_tokens"]
+    if record.num_output_tokens != prompt.max_tokens:
+        return f"asked for {prompt.max_tokens} tokens, got {record.num_output_tokens}"
+    if prompt.num_tokens not in (None, record.num_prompt_tokens):
+        return f"sent {prompt.num_tokens} prompt tokens, the server counted {record.num_prompt_tokens}"
+    if not record.chunk_times_s:
+        return "no chunk carried a token"
+    return ""
+
+
+async def run_at(
+    target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float], on_end: Callable[[], None]
+) -> list[RequestRecord]:
+    """Send each prompt at its time after the start, however many are still running."""
+    bodies = target.prepare(prompts)
+    start_s = time.perf_counter()
+
+    async def send(prompt: Prompt, body: bytes, arrival_s: float) -> RequestRecord:
+        await asyncio.sleep(start_s + arrival_s - time.perf_counter())
+        record = await target.complete(prompt, body)
+        on_end()
+        return record
+
+    sends = [send(*each) for each in zip(prompts, bodies, arrivals_s, strict=True)]
+    return list(await asyncio.gather(*sends))
+
+
+async def run_concurrent(
+    target: Target, prompts: Sequence[Prompt], concurrency: int, on_end: Callable[[], None]
+) -> list[RequestRecord]:
+    """Keep `concurrency` requests running until all prompts are done."""
+    waiting = iter(list(zip(prompts, target.prepare(prompts), strict=True)))
+    records: list[RequestRecord] = []
+
+    async def keep_one_running() -> None:
+        for prompt, body in waiting:
+            records.append(await target.complete(prompt, body))
+            on_end()
+
+    await asyncio.gather(*(keep_one_running() for _ in range(concurrency)))
+    return records
+
+
+@asynccontextmanager
+async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
+    """A session without limits of its own: deadlines are each request's."""
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+        yield session
+
+
+async def served_model(session: aiohttp.ClientSession, url: str, deadline_s: float) -> str:
+    """The first model that the server lists."""
+    async with asyncio.timeout(deadline_s), session.get(f"{url}/v1/models") as response:
+        response.raise_for_status()
+        return str((await response.json())["data"][0]["id"])

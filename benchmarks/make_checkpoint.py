@@ -1,0 +1,218 @@
+"""Writes a Hugging Face checkpoint of a known model's shapes with random weights, to measure with.
+
+    python -m benchmarks.make_checkpoint qwen3-4b OUT_DIR --tokenizer DIR
+
+Speed does not depend on what the weights say, only on their shapes and on their not being zero
+(GEMMs on zeros draw less power and run faster). Matrices are normal with deviation 0.02, norms one.
+"""
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+MAX_SHARD_BYTES = 5_000_000_000
+BF16_BYTES = 2
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
+
+Shapes = dict[str, tuple[int, ...]]
+
+_QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 40960,
+    "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": _QWEN3
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_window_layers": 28,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+    },
+    "qwen3-4b": _QWEN3
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "max_window_layers": 36,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+    },
+    "qwen3-8b": _QWEN3
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "max_window_layers": 36,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "tie_word_embeddings": False,
+    },
+    "llama3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 128256,
+    },
+}
+
+
+def weight_shapes(config: dict[str, Any]) -> Shapes:
+    """Name and shape of every tensor of the checkpoint, in file order."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in _layer_shapes(config).items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
+
+
+def _layer_shapes(config: dict[str, Any]) -> Shapes:
+    hidden, intermediate = config["hidden_size"], config["intermediate_size"]
+    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    shapes: Shapes = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (q_size, hidden),
+        "self_attn.k_proj": (kv_size, hidden),
+        "self_attn.v_proj": (kv_size, hidden),
+        "self_attn.o_proj": (hidden, q_size),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (intermediate, hidden),
+        "mlp.up_proj": (intermediate, hidden),
+        "mlp.down_proj": (hidden, intermediate),
+    }
+    if config["model_type"] == "qwen3":
+        shapes |= {"self_attn.q_norm": (head_dim,), "self_attn.k_norm": (head_dim,)}
+    return shapes
+
+
+def split_shards(shapes: Shapes, max_bytes: int = MAX_SHARD_BYTES) -> Iterator[Shapes]:
+    """Consecutive tensors of at most `max_bytes` together; a larger tensor gets a shard of its own."""
+    shard: Shapes = {}
+    shard_bytes = 0
+    for name, shape in shapes.items():
+        size_bytes = torch.Size(shape).numel() * BF16_BYTES
+        if shard and shard_bytes + size_bytes > max_bytes:
+            yield shard
+            shard, shard_bytes = {}, 0
+        shard[name] = shape
+        shard_bytes += size_bytes
+    yield shard
+
+
+def write_weights(shapes: Shapes, out_dir: Path, seed: int, max_bytes: int = MAX_SHARD_BYTES) -> int:
+    """Write all shards, and the index if there is more than one; returns the bytes of all tensors."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(seed)
+    shards = list(split_shards(shapes, max_bytes))
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+        tensors = {key: _random_weight(shape, generator) for key, shape in shard.items()}
+        save_file(tensors, out_dir / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, name)
+        total_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+        (out_dir / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    return total_bytes
+
+
+def _random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """bfloat16 on the CPU, drawn where the generator lives."""
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=torch.bfloat16)
+    weight = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
+    return weight.normal_(0.0, 0.02, generator=generator).cpu()
+
+
+def copy_tokenizer(source: Path, out_dir: Path) -> None:
+    """Copy what tokenizer files there are; raises SystemExit without a tokenizer.json."""
+    if not (source / "tokenizer.json").is_file():
+        raise SystemExit(f"{source} has no tokenizer.json")
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out_dir / name)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.make_checkpoint", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("preset", choices=sorted(PRESETS))
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("--tokenizer", type=Path, required=True, metavar="DIR", help="where tokenizer.json is")
+    parser.add_argument("--num-layers", type=int, help="fewer layers than the model has")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    config = dict(PRESETS[args.preset])
+    if args.num_layers:
+        config["num_hidden_layers"] = args.num_layers
+    args.out_dir.mkdir(parents=True, exist_ok=True)
+    copy_tokenizer(args.tokenizer, args.out_dir)
+    (args.out_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    eos = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
+    (args.out_dir / "generation_config.json").write_text(json.dumps(eos, indent=2) + "\n")
+    started_s = time.monotonic()
+    total_bytes = write_weights(weight_shapes(config), args.out_dir, args.seed)
+    print(f"{args.out_dir}: {total_bytes / 1e9:.2f} GB in {time.monotonic() - started_s:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Results as rows of one CSV file; the columns are documented in README.md beside this file."""
+
+import csv
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of one run; `compared_with` names another system and `compared_value` is its figure."""
+
+    date: str
+    commit: str
+    hardware: str
+    system: str
+    model: str
+    workload: str
+    figure: str
+    value: str
+    unit: str
+    compared_with: str
+    compared_value: str
+    command: str
+
+
+def append_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Add rows, with a header if the file is new; raises ValueError if its header is another."""
+    header = [each.name for each in fields(Row)]
+    is_new = not path.exists() or path.stat().st_size == 0
+    if not is_new:
+        with path.open(newline="") as existing:
+            found = next(csv.reader(existing))
+        if found != header:
+            raise ValueError(f"{path} has the columns {','.join(found)}; expected {','.join(header)}")
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, header, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+def today() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+def commit() -> str:
+    """Short commit of the source, with `-dirty` for uncommitted changes; `unknown` outside a repository."""
+    return _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]) or "unknown"
+
+
+def hardware() -> str:
+    """The GPUs' name, or the CPU's where there is none."""
+    names = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
+    if names:
+        return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
+    return _cpu_name()
+
+
+def command_line() -> str:
+    """How this program was called, as one can type it from the repository root."""
+    module = Path(sys.argv[0]).stem
+    return shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.machine()
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMMAND_DEADLINE_S)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

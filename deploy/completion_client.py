@@ -1,0 +1,68 @@
+"""A small streaming client of /v1/completions that times what it sees."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from common.errors import BatonError
+
+
+class CompletionFailed(BatonError):
+    """The server answered with an error or ended the stream early."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTimes:
+    """What a client saw of one completion; `tpot_s` is 0 for a single token."""
+
+    num_tokens: int
+    ttft_s: float
+    tpot_s: float
+
+
+async def stream_completion(
+    url: str, body: dict[str, Any], on_text: Callable[[str], None], deadline_s: float
+) -> CompletionTimes:
+    """Send `body`, hand each piece of text to `on_text`, and return the times.
+
+    Raises CompletionFailed, aiohttp.ClientError, or TimeoutError after `deadline_s`.
+    """
+    request = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    sent_s = time.perf_counter()
+    first_s = last_s = 0.0
+    num_tokens = 0
+    timeout = aiohttp.ClientTimeout(total=deadline_s)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.post(f"{url}/v1/completions", json=request) as response,
+    ):
+        async for event in _events(response):
+            if event.get("usage"):
+                num_tokens = event["usage"]["completion_tokens"]
+            if event.get("choices"):
+                last_s = time.perf_counter()
+                first_s = first_s or last_s
+                on_text(event["choices"][0]["text"])
+    if not num_tokens:
+        raise CompletionFailed("the stream ended without a usage record")
+    return CompletionTimes(num_tokens, first_s - sent_s, (last_s - first_s) / max(1, num_tokens - 1))
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of each server-sent event up to `[DONE]`; raises CompletionFailed when it does not come."""
+    if response.status != 200:
+        raise CompletionFailed(f"HTTP {response.status}: {(await response.text())[:500]}")
+    async for raw in response.content:
+        data = raw.strip().removeprefix(b"data: ")
+        if data == b"[DONE]":
+            return
+        if raw.startswith(b"data: "):
+            event = json.loads(data)
+            if "error" in event:
+                raise CompletionFailed(str(event["error"].get("message", event["error"])))
+            yield event
+    raise CompletionFailed("the stream ended without [DONE]")

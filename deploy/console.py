@@ -1,0 +1,70 @@
+"""What the operator sees: forwarded log lines, and while loading, one live line a process.
+
+On a terminal each process's last progress line is redrawn in place; anywhere else every line is
+printed once, so that logs in files and journals stay plain.
+"""
+
+import re
+import shutil
+import time
+from typing import TextIO
+
+LOG_LINE = re.compile(r"^\S+ (?P<level>[DIWEC]) \[[^\]]*\] (?P<text>.*)$")
+UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # to the start of the line that many lines above, then clear to the end
+
+
+class Console:
+    """Writes to `log`; `terminal` is where live lines go, None for none.
+
+    When both are the same stream, informative lines are shown live while loading instead of being
+    printed, and warnings, errors and tracebacks are printed above.
+    """
+
+    def __init__(self, log: TextIO, terminal: TextIO | None) -> None:
+        self._log = log
+        self._terminal = terminal
+        self._loading = terminal is not None
+        self._progress: dict[str, str] = {}
+        self._num_drawn = 0
+
+    def child_line(self, name: str, line: str) -> None:
+        """A line that process `name` wrote to stderr or stdout."""
+        line = line.rsplit("\r", 1)[-1]
+        match = LOG_LINE.match(line)
+        informative = match is not None and match["level"] in "DI"
+        if self._loading and match is not None and informative:
+            self._progress[name] = match["text"]
+        if not (self._loading and informative and self._log is self._terminal):
+            self._write(line)
+        self._draw()
+
+    def say(self, text: str, level: str = "I") -> None:
+        """A line of the supervisor's own, in the log format of every process."""
+        self._write(f"{time.strftime('%H:%M:%S')}.{int(time.time() * 1000) % 1000:03d} {level} [baton] {text}")
+        self._draw()
+
+    def end_loading(self) -> None:
+        """Take the live lines away; from now on everything is printed."""
+        self._erase()
+        self._loading = False
+
+    def _write(self, line: str) -> None:
+        if self._log is self._terminal:
+            self._erase()
+        print(line, file=self._log, flush=True)
+
+    def _erase(self) -> None:
+        if self._terminal is not None and self._num_drawn:
+            self._terminal.write(UP_AND_CLEAR.format(self._num_drawn))
+            self._terminal.flush()
+        self._num_drawn = 0
+
+    def _draw(self) -> None:
+        if not self._loading or self._terminal is None:
+            return
+        self._erase()
+        width = shutil.get_terminal_size().columns
+        lines = [f"{name:<10} {text}"[: width - 1] for name, text in sorted(self._progress.items())]
+        self._terminal.write("".join(line + "\n" for line in lines))
+        self._terminal.flush()
+        self._num_drawn = len(lines)

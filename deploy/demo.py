@@ -1,0 +1,100 @@
+"""`baton demo`: serve the bundled model quietly, stream one verse through the HTTP API, show the figures, drain."""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from common.config import Config
+from deploy.completion_client import CompletionFailed, CompletionTimes, stream_completion
+from deploy.console import Console
+from deploy.health import Health, fetch_health, local_url
+from deploy.launch_plan import make_runtime_dir
+from deploy.serve import Fleet, make_supervisor
+from deploy.supervisor import Supervisor
+
+DEMO_MODEL = Path(__file__).with_name("demo_model")
+COMPLETION_DEADLINE_S = 120.0
+NUM_TAIL_LINES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Verse:
+    """What the demo asks for."""
+
+    prompt: str
+    max_tokens: int
+    seed: int
+
+
+async def demo(config: Config, fleet: Fleet, verse: Verse) -> int:
+    """Exit code 0 after the verse and a clean drain; 1, with the end of the log, after any failure."""
+    handle, log_name = tempfile.mkstemp(prefix="baton-demo-", suffix=".log")
+    print(f"starting {fleet.num_prefill} prefill + {fleet.num_decode} decode; log: {log_name}", flush=True)
+    with os.fdopen(handle, "w") as log, make_runtime_dir() as runtime_dir:
+        console = Console(log, sys.stderr if sys.stderr.isatty() else None)
+        supervisor = make_supervisor(config, fleet, Path(runtime_dir), console)
+        exit_code = await _serve_one(supervisor, local_url(config.router.host, config.router.port), config, verse)
+    if exit_code:
+        _print_tail(Path(log_name))
+    return exit_code
+
+
+async def _serve_one(supervisor: Supervisor, url: str, config: Config, verse: Verse) -> int:
+    serving = asyncio.create_task(supervisor.run(lambda health: None))
+    ready = asyncio.create_task(supervisor.ready.wait())
+    error = ""
+    try:
+        await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            times = await _recite(url, config.model.served_name, verse)
+            print(_figures(times, await _health_now(url, supervisor)), flush=True)
+    except (CompletionFailed, aiohttp.ClientError, TimeoutError) as failure:
+        error = f"the completion failed: {type(failure).__name__}: {failure}"
+    finally:
+        ready.cancel()
+        if not serving.done():
+            supervisor.stop()
+    exit_code = await serving
+    error = error or supervisor.failure or ("" if supervisor.ready.is_set() else "stopped before it was ready")
+    if error:
+        print(f"\nbaton demo: {error}", file=sys.stderr)
+    return 1 if error else exit_code
+
+
+async def _recite(url: str, model: str, verse: Verse) -> CompletionTimes:
+    print(f"\n{verse.prompt}", end="", flush=True)
+    body = {"model": model, "prompt": verse.prompt, "max_tokens": verse.max_tokens, "seed": verse.seed}
+    body |= {"temperature": 0.8, "top_p": 0.95}
+    try:
+        return await stream_completion(url, body, lambda text: print(text, end="", flush=True), COMPLETION_DEADLINE_S)
+    finally:
+        print("\n", flush=True)
+
+
+async def _health_now(url: str, supervisor: Supervisor) -> Health:
+    async with aiohttp.ClientSession() as session:
+        health = await fetch_health(session, url) or supervisor.health
+    assert health is not None  # the supervisor was ready
+    return health
+
+
+def _figures(times: CompletionTimes, health: Health) -> str:
+    lines = [
+        f"TTFT {times.ttft_s * 1e3:.1f} ms   TPOT {times.tpot_s * 1e3:.2f} ms   {times.num_tokens} tokens",
+        f"KV handed over by {health.transport}",
+        *(f"  {worker.role:<8} pid {worker.pid:<8} {worker.device}" for worker in health.workers),
+    ]
+    return "\n".join(lines)
+
+
+def _print_tail(log: Path) -> None:
+    print(f"--- end of {log}", file=sys.stderr)
+    with log.open(errors="replace") as lines:
+        for line in deque(lines, maxlen=NUM_TAIL_LINES):
+            print(line, end="", file=sys.stderr)

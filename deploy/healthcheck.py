@@ -1,0 +1,47 @@
+"""A container's health probe: exit code 0 when the router can serve, or when it knows the named worker.
+
+    python -m deploy.healthcheck http://router:8000 [WORKER_ID]
+
+Imports the standard library only, since it runs every few seconds.
+"""
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+DEADLINE_S = 5.0
+
+
+def fetch(url: str) -> dict[str, Any]:
+    """The body of GET /health, which comes with status 503 too; raises OSError or ValueError."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=DEADLINE_S) as response:
+            body: dict[str, Any] = json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            body = json.load(error)
+    return body
+
+
+def problem(body: dict[str, Any], worker_id: str) -> str:
+    """What is wrong, or an empty string."""
+    if not worker_id:
+        return "" if body["status"] == "ok" else f"{body['status']}: {'; '.join(body['missing'])}"
+    known = {worker["id"] for workers in body["workers"].values() for worker in workers}
+    return "" if worker_id in known else f"the router does not know {worker_id}"
+
+
+def main(argv: list[str]) -> int:
+    url, worker_id = argv[0], argv[1] if len(argv) > 1 else ""
+    try:
+        found = problem(fetch(url), worker_id)
+    except (OSError, ValueError) as error:
+        found = str(error)
+    print(found or "ok")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

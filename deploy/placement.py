@@ -1,0 +1,96 @@
+"""Which worker runs on which GPU, and how much of the machine each may take: pure rules, no processes.
+
+Invariant: the shares of the workers on one GPU never add up to more than the share given for it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.errors import ConfigError
+from common.messages import Role
+
+POOL_WEIGHTS = {Role.PREFILL: 1, Role.DECODE: 2}
+"""How workers on one GPU divide what is left for KV: a prompt's blocks soon move on, a reply's stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as CUDA numbers it here; `memory_bytes` is 0 when unknown."""
+
+    index: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one worker runs. `gpu` is None on a CPU."""
+
+    name: str
+    role: Role
+    gpu: Gpu | None
+
+
+def choose_gpus(device: str, wanted: str, detected: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs to spread workers over; empty means CPU.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        wanted: comma-separated indices, or empty for all that were detected.
+        detected: the machine's GPUs.
+    """
+    if device not in ("auto", "cpu", "cuda") and not re.fullmatch(r"cuda:\d+", device):
+        raise ConfigError(f"device {device!r}: auto, cpu, cuda or cuda:N")
+    if device == "cpu" or (device == "auto" and not wanted and not detected):
+        return []
+    if device.startswith("cuda:"):
+        wanted = wanted or device.removeprefix("cuda:")
+    known = {gpu.index: gpu for gpu in detected}
+    if not known:
+        raise ConfigError("no GPU was found (nvidia-smi, /dev/nvidia*); use --device cpu")
+    try:
+        indices = [int(part) for part in wanted.split(",")] if wanted else list(known)
+    except ValueError:
+        raise ConfigError(f"GPUs {wanted!r}: comma-separated indices, for example 0,1") from None
+    missing = [str(index) for index in indices if index not in known]
+    if missing:
+        raise ConfigError(f"no GPU {', '.join(missing)}; this machine has {', '.join(map(str, known))}")
+    return [known[index] for index in indices]
+
+
+def place_workers(num_prefill: int, num_decode: int, gpus: Sequence[Gpu]) -> list[Placement]:
+    """Prefill workers, then decode workers, round robin over `gpus`."""
+    if num_prefill < 0 or num_decode < 1:
+        raise ConfigError(f"{num_prefill} prefill and {num_decode} decode workers: at least 0 and 1")
+    roles = [Role.PREFILL] * num_prefill + [Role.DECODE] * num_decode
+    numbers = [*range(num_prefill), *range(num_decode)]
+    return [
+        Placement(f"{role.name.lower()}-{number}", role, gpus[position % len(gpus)] if gpus else None)
+        for position, (role, number) in enumerate(zip(roles, numbers, strict=True))
+    ]
+
+
+def memory_fraction(mine: Placement, everyone: Sequence[Placement], total: float, weights_bytes: int) -> float:
+    """The share of its GPU's memory that one worker may take, its own copy of the weights included.
+
+    Each worker on the GPU first gets its weights; what is left of `total` is divided by
+    `POOL_WEIGHTS`. Raises ConfigError when the copies leave less than a tenth of `total`.
+    """
+    if mine.gpu is None:
+        raise ValueError(f"{mine.name} is not on a GPU")
+    neighbours = [other for other in everyone if other.gpu == mine.gpu]
+    weights_share = weights_bytes / mine.gpu.memory_bytes if mine.gpu.memory_bytes else 0.0
+    left = total - len(neighbours) * weights_share
+    if left < 0.1 * total:
+        raise ConfigError(
+            f"GPU {mine.gpu.index}: {len(neighbours)} workers with {weights_bytes / 1e9:.1f} GB of weights each do not "
+            f"fit into {total:.0%} of {mine.gpu.memory_bytes / 1e9:.1f} GB; use fewer workers a GPU or a smaller model"
+        )
+    all_pools = sum(POOL_WEIGHTS[other.role] for other in neighbours)
+    share = weights_share + left * POOL_WEIGHTS[mine.role] / all_pools
+    return int(share * 10_000) / 10_000  # rounded down, so that the sum stays below the total
+
+
+def threads_per_worker(num_cores: int, num_workers: int) -> int:
+    """CPU threads for each of `num_workers` that share `num_cores`."""
+    return max(1, num_cores // num_workers)

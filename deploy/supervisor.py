@@ -1,0 +1,180 @@
+"""Keeps the router and the workers of one machine running, says when they are ready, and ends them in order.
+
+Invariant: whatever ends the supervisor ends its children: a drain, a second Ctrl-C, a failed start,
+or its own death (see `exec_child`). A child that dies is started again; one that cannot be
+configured, or keeps dying before the system was ever ready, ends everything.
+"""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from deploy.child import Backoff, Child, describe_exit
+from deploy.console import Console
+from deploy.health import Health, fetch_health
+from deploy.launch_plan import ProcessSpec
+
+CONFIG_EXIT_CODE = 2
+MAX_CRASHES_BEFORE_READY = 3
+POLL_INTERVAL_S = 0.2
+GRACE_S = 5.0  # beyond what a process may take to drain
+KILL_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long starting and draining may take, in seconds."""
+
+    start_s: float
+    router_drain_s: float
+    worker_drain_s: float
+
+
+class Supervisor:
+    """Runs `specs`, whose first is the router, until stopped."""
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        url: str,
+        deadlines: Deadlines,
+        environ: Mapping[str, str],
+        console: Console,
+    ) -> None:
+        self.ready: asyncio.Event = asyncio.Event()
+        self.health: Health | None = None
+        self.failure = ""
+        self._specs = specs
+        self._url = url
+        self._deadlines = deadlines
+        self._environ = environ
+        self._console = console
+        self._stopping = asyncio.Event()
+        self._killing = asyncio.Event()
+        self._children: dict[str, Child] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self, on_ready: Callable[[Health], None]) -> int:
+        """Start everything, call `on_ready` once, and return the exit code after the drain."""
+        self._take_signals()
+        for spec in self._specs:
+            self._keepers[spec.name] = self._watched(self._keep_running(spec))
+        announcer = self._watched(self._announce(on_ready))
+        try:
+            await self._stopping.wait()
+        finally:
+            self._stopping.set()
+            announcer.cancel()
+            await self._drain()
+        if self.failure:
+            self._console.say(self.failure, "E")
+        return 1 if self.failure else 0
+
+    def stop(self) -> None:
+        """Drain and end; a second call kills at once."""
+        (self._killing if self._stopping.is_set() else self._stopping).set()
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self.stop)
+
+    def _fail(self, reason: str) -> None:
+        self.failure = self.failure or reason
+        self._stopping.set()
+
+    def _watched(self, work: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
+        """A task whose unexpected end stops everything instead of passing in silence."""
+        task = asyncio.get_running_loop().create_task(work)
+
+        def check(done: "asyncio.Task[None]") -> None:
+            if not done.cancelled() and (error := done.exception()) is not None:
+                self._fail(f"supervisor: {type(error).__name__}: {error}")
+
+        task.add_done_callback(check)
+        return task
+
+    # --- starting and restarting ----------------------------------------------------------------
+
+    async def _keep_running(self, spec: ProcessSpec) -> None:
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            child = await Child.start(spec, self._environ, self._console)
+            self._children[spec.name] = child
+            if self._stopping.is_set():  # while it was being started
+                child.signal(signal.SIGTERM)
+            code = await child.ended()
+            del self._children[spec.name]
+            if self._stopping.is_set():
+                return
+            delay_s = backoff.after(child.lived_s)
+            if not self.ready.is_set() and (code == CONFIG_EXIT_CODE or backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
+                self._fail(f"{spec.name} ended with {describe_exit(code)} before the system was ready")
+                return
+            self._console.say(f"{spec.name} ended with {describe_exit(code)}; restarting in {delay_s:g} s", "W")
+            await self._sleep(delay_s)
+
+    async def _sleep(self, delay_s: float) -> None:
+        """Sleep, cut short when everything is to end."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+    async def _announce(self, on_ready: Callable[[Health], None]) -> None:
+        deadline_s = time.monotonic() + self._deadlines.start_s
+        reason = "the router does not answer"
+        async with aiohttp.ClientSession() as session:
+            while time.monotonic() < deadline_s:
+                health = await fetch_health(session, self._url)
+                if health is not None and self._all_there(health):
+                    self.health = health
+                    self.ready.set()
+                    self._console.end_loading()
+                    on_ready(health)
+                    return
+                reason = (health.reason or "workers or KV paths are missing") if health is not None else reason
+                await asyncio.sleep(POLL_INTERVAL_S)
+        self._fail(f"not ready after {self._deadlines.start_s:g} s: {reason}")
+
+    def _all_there(self, health: Health) -> bool:
+        """Complete, and with all our workers; so what answers on this port is our router and no other."""
+        registered = {worker.pid for worker in health.workers}
+        workers = [self._children.get(spec.name) for spec in self._specs[1:]]
+        return health.is_complete and all(child is not None and child.pid in registered for child in workers)
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """The router first, while the workers still finish what it waits for; then the workers."""
+        self._console.end_loading()
+        names = [spec.name for spec in self._specs]
+        drains_s = (self._deadlines.router_drain_s, self._deadlines.worker_drain_s) if self.ready.is_set() else (0, 0)
+        if self._children and not self._killing.is_set():
+            self._console.say("draining; once more to kill")
+            await self._terminate(names[:1], drains_s[0] + GRACE_S)
+            await self._terminate(names[1:], drains_s[1] + GRACE_S)
+        for child in self._children.values():
+            child.signal(signal.SIGKILL)
+        if self._keepers:
+            await asyncio.wait(self._keepers.values(), timeout=KILL_DEADLINE_S)
+
+    async def _terminate(self, names: Sequence[str], deadline_s: float) -> None:
+        """SIGTERM; return when all have ended, at the deadline, or when asked to kill."""
+        children = [self._children[name] for name in names if name in self._children]
+        for child in children:
+            child.signal(signal.SIGTERM)
+        ends = [self._keepers[name] for name in names if not self._keepers[name].done()]
+        if not ends:
+            return
+        all_ended = asyncio.ensure_future(asyncio.wait(ends))
+        killing = asyncio.ensure_future(self._killing.wait())
+        await asyncio.wait([all_ended, killing], timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        killing.cancel()
+        if not all_ended.done():
+            all_ended.cancel()
+            late = [child.spec.name for child in children if child.spec.name in self._children]
+            self._console.say(f"killing {', '.join(late)}: not drained in {deadline_s:g} s", "W")

@@ -1,0 +1,61 @@
+"""`python -m router`: serve until a signal; the first drains, the second stops at once."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from common import options
+from common.config import ROUTER_SECTIONS, Config
+from common.errors import ConfigError, RequestError
+from common.log import setup_logging
+from router.app import start_server
+from router.handlers import SERVICE
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The process; returns its exit status: 0, or 2 for a setting that is wrong."""
+    description = "HTTP side of Baton: takes completions and has workers compute them."
+    try:
+        config = options.parse(Config, ROUTER_SECTIONS, "router", description, sys.argv[1:] if argv is None else argv)
+        setup_logging("router", config.log.level)
+        uvloop.run(serve(config))
+    except ConfigError as error:
+        sys.stderr.write(f"router: {error}\n")
+        return 2
+    return 0
+
+
+async def serve(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT, then drain."""
+    signals: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number.name)
+    runner, _ = await start_server(config)
+    service = runner.app[SERVICE]
+    try:
+        name = await signals.get()
+        logger.info("%s: draining %d completions for up to %g s; again to stop at once",
+                    name, service.dispatcher.num_active, config.router.drain_s)  # fmt: skip
+        drained = asyncio.create_task(service.drain(config.router.drain_s))
+        impatient = asyncio.create_task(signals.get())
+        await asyncio.wait({drained, impatient}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drained, impatient):
+            task.cancel()
+        if service.dispatcher.num_active:
+            logger.warning("stopping with %d completions unfinished", service.dispatcher.num_active)
+            message = "the server shut down before this request was finished; retry"
+            service.dispatcher.fail_all(RequestError(message, code="server_draining", status=503, retry_after_s=5))
+    finally:
+        await runner.cleanup()
+        logger.info("stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

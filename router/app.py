@@ -1,0 +1,103 @@
+"""The aiohttp application: routes, one error shape for everything, and the service's life.
+
+`handler_cancellation` is on: a client that goes away cancels its handler at once, and the handler
+aborts its completions.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from common.config import Config
+from common.errors import ConfigError, RequestError
+from router.handlers import REQUEST_ID, SERVICE, routes
+from router.request_state import new_response_id
+from router.responses import error_response
+from router.service import Service
+
+logger = logging.getLogger(__name__)
+
+STARTED = web.RequestKey("response_started", bool)
+CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 415: "unsupported_media_type"}
+SHUTDOWN_S = 2.0
+"""How long connections may take to close once their requests have ended."""
+
+
+def make_app(config: Config) -> web.Application:
+    """An application that makes its `Service` at startup and closes it at cleanup."""
+    app = web.Application(middlewares=[shape_errors], client_max_size=config.router.max_body_bytes)
+    app.add_routes(routes)
+    app.on_response_prepare.append(_on_response_prepare)
+
+    async def life(app: web.Application) -> AsyncIterator[None]:
+        app[SERVICE] = service = Service(config)
+        service.start()
+        yield
+        await service.close()
+
+    app.cleanup_ctx.append(life)
+    return app
+
+
+async def start_server(config: Config) -> tuple[web.AppRunner, str]:
+    """Serve; returns the runner and the URL. Raises ConfigError when a port cannot be bound."""
+    runner = web.AppRunner(make_app(config), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, config.router.host, config.router.port)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        where = f"{config.router.host}:{config.router.port}"
+        raise ConfigError(
+            f"cannot serve HTTP on {where}: {error.strerror}; choose another router.host or router.port"
+        ) from None
+    url = f"http://{_url_host(config.router.host)}:{site.port}"
+    logger.info("serving %s", url)
+    return runner, url
+
+
+@web.middleware
+async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves in OpenAI's shape; nothing internal is told to a client."""
+    request[REQUEST_ID] = response_id = new_response_id()
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        response = error_response(_from_http(error, request))
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except ConnectionError:
+        raise  # the client left while it was written to
+    except Exception:
+        if STARTED in request:
+            raise  # too late for a status: aiohttp logs it and cuts the connection
+        logger.exception("[%s] a bug in handling %s %.100s", response_id, request.method, request.path)
+        return error_response(RequestError("internal error", code="internal_error", status=500))
+
+
+async def _on_response_prepare(request: web.Request, response: web.StreamResponse) -> None:
+    request[STARTED] = True
+    if REQUEST_ID in request:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]
+
+
+def _from_http(error: web.HTTPException, request: web.Request) -> RequestError:
+    messages = {
+        404: f"no such endpoint: {request.method} {request.path[:80]}",
+        405: f"{request.method} is not allowed for {request.path[:80]}; see the Allow header",
+        413: f"the body is larger than router.max_body_bytes = {request.app[SERVICE].config.router.max_body_bytes}",
+    }
+    message = messages.get(error.status, error.reason)
+    return RequestError(message, code=CODES.get(error.status, "invalid_request"), status=error.status)
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

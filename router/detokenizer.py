@@ -1,0 +1,133 @@
+"""From token ids to text, as they come: never half a character, never part of a stop string.
+
+Invariant: the concatenation of everything `push` and `flush` return is the text of all ids decoded
+at once, cut before the first stop string. It does not depend on how ids are grouped in time.
+"""
+
+from collections.abc import Callable, Sequence
+
+Decode = Callable[[Sequence[int]], str]
+
+REPLACEMENT = "\ufffd"
+MAX_UNSETTLED_CHARS = 3
+"""An unfinished UTF-8 character is at most three bytes, and each may show as one U+FFFD."""
+MAX_PENDING_TOKENS = 32
+"""More tokens than this without a settled character: try to forget some of them."""
+
+
+class IncrementalDecoder:
+    """Decodes a window of ids: `num_context` that only give context, then what is not settled.
+
+    The context is there because a decoder may treat the first token of a text differently (drop its
+    leading space); it is what was settled last, so the window stays a few tokens long.
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._window: list[int] = []
+        self._num_context = 0
+        self._num_returned = 0  # characters of the window's text that are context or were returned
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` settled; often empty inside a multi-byte character."""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        num_settled = len(text) - _num_unsettled(text)
+        chunk = text[self._num_returned : num_settled]
+        if chunk:
+            self._num_returned = num_settled
+        if chunk and num_settled == len(text):
+            self._slide()
+        elif len(self._window) - self._num_context > MAX_PENDING_TOKENS:
+            self._shorten(text)
+        return chunk
+
+    def flush(self) -> str:
+        """What is left: an unfinished character shows as U+FFFD."""
+        return self._decode(self._window)[self._num_returned :]
+
+    def _slide(self) -> None:
+        """Everything is settled: the newest tokens become the context of the next."""
+        self._window = self._window[self._num_context :]
+        self._num_context = len(self._window)
+        self._num_returned = len(self._decode(self._window))
+
+    def _shorten(self, text: str) -> None:
+        """Keep the window short through endless invisible tokens or invalid bytes."""
+        if text == self._decode(self._window[: self._num_context]):
+            del self._window[self._num_context :]
+            return
+        for num_head in range(len(self._window) - 1, len(self._window) - 8, -1):
+            head = self._decode(self._window[:num_head])
+            if len(head) <= self._num_returned and head + self._decode(self._window[num_head:]) == text:
+                del self._window[:num_head]
+                self._num_context = 0
+                self._num_returned -= len(head)
+                return
+
+
+class StopMatcher:
+    """Cuts a text before the first of some stop strings, and withholds what may become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stopped = False
+        self._stops = stops
+        self._max_withheld = max(map(len, stops), default=1) - 1
+        self._withheld = ""
+
+    def feed(self, chunk: str) -> str:
+        """The text that can be shown now; sets `stopped` when a stop string is complete."""
+        text = self._withheld + chunk
+        # The first to be complete wins, whatever the chunks were; of two complete at once, the longer.
+        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            self._withheld = ""
+            return text[: min(found)[1]]
+        keep = len(text) - self._num_to_withhold(text)
+        self._withheld = text[keep:]
+        return text[:keep]
+
+    def flush(self) -> str:
+        """What was withheld in vain."""
+        withheld, self._withheld = self._withheld, ""
+        return withheld
+
+    def _num_to_withhold(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        for num_chars in range(min(self._max_withheld, len(text)), 0, -1):
+            if any(stop.startswith(text[-num_chars:]) for stop in self._stops):
+                return num_chars
+        return 0
+
+
+class TextStream:
+    """The text of one completion: ids in, text that may be shown out."""
+
+    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
+        self._decoder = IncrementalDecoder(decode)
+        self._matcher = StopMatcher(stops) if stops else None
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string is complete; push nothing more."""
+        return self._matcher is not None and self._matcher.stopped
+
+    def push(self, token_id: int) -> str:
+        """The text to show after this token."""
+        chunk = self._decoder.push(token_id)
+        return chunk if self._matcher is None else self._matcher.feed(chunk)
+
+    def flush(self) -> str:
+        """The rest, at the end of a completion that no stop string ended."""
+        chunk = self._decoder.flush()
+        if self._matcher is None:
+            return chunk
+        chunk = self._matcher.feed(chunk)
+        return chunk if self._matcher.stopped else chunk + self._matcher.flush()
+
+
+def _num_unsettled(text: str) -> int:
+    """Characters at the end that the next token may still change."""
+    tail = text[-MAX_UNSETTLED_CHARS:]
+    return len(tail) - len(tail.rstrip(REPLACEMENT))

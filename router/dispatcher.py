@@ -1,0 +1,299 @@
+"""The only owner of every request's state: queue, start, order the tokens, replay, end exactly once.
+
+Everything here runs on the event loop without awaiting, so each method sees and leaves a consistent
+state. Late binding: a completion is bound to workers only when a pair has room, so that a worker
+that joins gets its share. What only a dead worker knew is never needed: the token log is here.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from common.config import NetSection, RouterSection
+from common.errors import ErrorCode, RequestError
+from common.messages import (
+    Abort,
+    FinishReason,
+    Message,
+    PrefillRequest,
+    RequestFailed,
+    TokenBatch,
+    pack_ids,
+    unpack_ids,
+)
+from router.deadlines import overdue, stall, unserved
+from router.health import problems
+from router.metrics import Metrics
+from router.request_state import FINISH_REASONS, Completion, Delivery, State
+from router.waiting_queue import WaitingQueue
+from router.worker_pool import Route, Worker, WorkerPool
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[str, Message], None]
+"""Queue a message for a worker, by worker id."""
+
+UNCOUNTED = frozenset({ErrorCode.PREEMPTED, ErrorCode.DRAINING})
+"""Failures that are nobody's fault: a replay after one is not held against the request."""
+
+
+class Dispatcher:
+    """All completions between submission and their end."""
+
+    def __init__(
+        self,
+        limits: RouterSection,
+        net: NetSection,
+        vocab_size: int,
+        pool: WorkerPool,
+        send: Send,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.draining = False
+        self._limits = limits
+        self._net = net
+        self._vocab_size = vocab_size
+        self._pool = pool
+        self._send = send
+        self._metrics = metrics
+        self._clock = clock
+        self._active: dict[str, Completion] = {}
+        self._queue = WaitingQueue(limits)
+        self._unusable_since_s: float | None = None
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    def queue_sizes(self) -> tuple[int, int, int]:
+        """Completions queued, their prompt tokens, completions at workers."""
+        return len(self._queue), self._queue.num_tokens, len(self._active) - len(self._queue)
+
+    # --- from the HTTP side ---------------------------------------------------------------------
+
+    def submit(self, completions: Sequence[Completion]) -> None:
+        """Queue all completions of one HTTP request or none; raises RequestError when there is no room."""
+        num_tokens = sum(len(completion.prompt_ids) for completion in completions)
+        try:
+            if self.draining:
+                message = "the server is shutting down; retry with another one or later"
+                raise RequestError(message, code="server_draining", status=503, retry_after_s=5)
+            self._queue.admit(len(completions), num_tokens, len(self._active))
+        except RequestError:
+            self._metrics.requests.labels("rejected").inc(len(completions))
+            raise
+        now_s = self._clock()
+        for completion in completions:
+            completion.submitted_s = completion.queued_s = now_s
+            self._active[completion.request_id] = completion
+            self._queue.add(completion)
+        self._metrics.prompt_tokens.inc(num_tokens)
+        self.pump()
+
+    def abort(self, completion: Completion) -> None:
+        """End it because nobody wants it any more; no-op after its end."""
+        if not completion.is_terminal:
+            self._cancel_at_workers(completion)
+            self._end(completion, State.ABORTED)
+            self.pump()
+
+    def fail_all(self, error: RequestError) -> None:
+        """End everything, for example when the time to drain is over."""
+        for completion in list(self._active.values()):
+            self._fail(completion, error)
+
+    # --- from the workers -----------------------------------------------------------------------
+
+    def on_tokens(self, batch: TokenBatch) -> None:
+        """Deliver one step's tokens; raises ValueError for columns that do not fit together."""
+        columns = (unpack_ids(batch.attempts), unpack_ids(batch.output_indices), unpack_ids(batch.token_ids))
+        rows = list(zip(batch.request_ids, *columns, batch.finish_reasons, strict=True))
+        worker = self._pool.get(batch.worker_id, batch.epoch)
+        if worker is None:
+            self._metrics.stale_tokens.inc(len(rows))
+            return
+        now_s = self._clock()
+        for request_id, attempt, output_index, token_id, finish_reason in rows:
+            completion = self._current(request_id, attempt, worker)
+            if completion is None:
+                # What nobody waits for is work for nothing; an Abort for something ended is harmless.
+                self._metrics.stale_tokens.inc()
+                self._send(worker.id, Abort(request_id, attempt))
+            else:
+                self._accept(completion, output_index, token_id, finish_reason, now_s)
+        self.pump()
+
+    def on_failed(self, failed: RequestFailed) -> None:
+        """A worker gave one attempt up."""
+        worker = self._pool.get(failed.worker_id, failed.epoch)
+        completion = self._current(failed.request_id, failed.attempt, worker) if worker else None
+        if worker is None or completion is None:
+            return
+        message = f"{worker.id}: {failed.message[:200]}"
+        if failed.code is ErrorCode.NEVER_FITS:
+            self._fail(completion, RequestError(failed.message[:200], code="context_length_exceeded", param="prompt"))
+        else:
+            if failed.code is ErrorCode.DRAINING:
+                worker.draining = True
+            self._replay(completion, failed.code.name.lower(), message, counted=failed.code not in UNCOUNTED)
+        self.pump()
+
+    def on_worker_lost(self, worker: Worker, reason: str) -> None:
+        """Replay what needs that incarnation; it is no longer in the pool."""
+        for completion in reversed(list(self._active.values())):  # each goes to the front: oldest last
+            if (route := completion.route) is None:
+                continue
+            if route.decode is worker or (route.prefill is worker and completion.state is State.PREFILLING):
+                self._replay(completion, "worker_lost", f"{worker.id}: {reason}")
+        self.pump()
+
+    def tick(self) -> None:
+        """Apply every deadline; call a few times a second."""
+        now_s = self._clock()
+        if self._pool.is_usable():
+            self._unusable_since_s = None
+        elif self._unusable_since_s is None:
+            self._unusable_since_s = now_s
+        for completion in reversed(list(self._active.values())):
+            self._apply_deadlines(completion, now_s)
+        self.pump()
+
+    def pump(self) -> None:
+        """Start what is queued, first come first served, while some pair of workers has room."""
+        while self._queue and (route := self._pool.choose()) is not None:
+            self._start(self._queue.peek(), route)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _start(self, completion: Completion, route: Route) -> None:
+        self._queue.discard(completion)
+        completion.move_to(State.PREFILLING)
+        token_ids = completion.prompt_ids + completion.outputs
+        completion.route = route
+        completion.sent_tokens = len(token_ids)
+        completion.started_s = self._clock()
+        self._pool.assign(route, completion.sent_tokens)
+        request = PrefillRequest(
+            request_id=completion.request_id,
+            attempt=completion.attempt,
+            token_ids=pack_ids(token_ids),
+            num_outputs=len(completion.outputs),
+            sampling=completion.sampling,
+            decode_worker_id=route.decode.id,
+            decode_epoch=route.decode.epoch,
+        )
+        self._send(route.prefill.id, request)
+
+    def _current(self, request_id: str, attempt: int, worker: Worker) -> Completion | None:
+        """The completion that this worker runs under this attempt, if it does."""
+        completion = self._active.get(request_id)
+        if completion is None or completion.attempt != attempt or completion.route is None:
+            return None
+        return completion if worker in (completion.route.decode, completion.route.prefill) else None
+
+    def _accept(self, completion: Completion, output_index: int, token_id: int, finish: int, now_s: float) -> None:
+        """Deliver a token and those that waited for it; hold one that is early, drop a duplicate."""
+        num_outputs = len(completion.outputs)
+        if output_index > num_outputs:
+            completion.hold(output_index, token_id, finish, now_s)
+        elif output_index == num_outputs:
+            self._deliver(completion, token_id, finish, now_s)
+            while not completion.is_terminal and (held := completion.pop_next()) is not None:
+                self._deliver(completion, *held, now_s)
+
+    def _deliver(self, completion: Completion, token_id: int, finish: int, now_s: float) -> None:
+        """Log the next token, and put the text it completes into the mailbox."""
+        if not 0 <= token_id < self._vocab_size or finish > FinishReason.LENGTH:
+            self._replay(completion, "internal", f"invalid token {token_id} or finish reason {finish}")
+            return
+        completion.outputs.append(token_id)
+        self._metrics.token_arrived(completion, now_s)
+        if completion.state is State.PREFILLING:
+            self._release_prompt(completion)
+            if completion.decode_has_spoken:
+                completion.move_to(State.DECODING)
+        if finish == FinishReason.STOP and token_id in completion.sampling.stop_token_ids:
+            text = ""  # the stop token ends the text and is no part of it
+        else:
+            text = completion.text.push(token_id)
+        if completion.text.stopped:
+            self._cancel_at_workers(completion)
+            self._finish(completion, "stop", text)
+        elif finish:
+            self._finish_with_rest(completion, FINISH_REASONS[FinishReason(finish)], text)
+        elif text:
+            completion.mailbox.put(Delivery(completion.index, text))
+
+    def _replay(self, completion: Completion, kind: str, reason: str, *, counted: bool = True) -> None:
+        """Start again elsewhere with prompt and outputs so far, unless that has failed too often."""
+        completion.num_failures += counted
+        if finish_reason := completion.already_finished():
+            self._cancel_at_workers(completion)
+            self._finish_with_rest(completion, finish_reason, "")
+        elif completion.num_failures >= self._limits.max_attempts:
+            message = f"failed {completion.num_failures} times (router.max_attempts), last: {reason}"
+            self._fail(completion, RequestError(message, code="internal_error", status=500))
+        else:
+            self._metrics.replays.labels(kind).inc()
+            logger.warning("[%s #%d] replayed after %d tokens: %s",
+                           completion.request_id, completion.attempt, len(completion.outputs), reason)  # fmt: skip
+            self._cancel_at_workers(completion)
+            self._release(completion)
+            completion.move_to(State.QUEUED)
+            completion.begin_attempt()
+            completion.queued_s = self._clock()
+            self._queue.add(completion, first=True)
+
+    def _apply_deadlines(self, completion: Completion, now_s: float) -> None:
+        error = overdue(completion, now_s, self._limits)
+        if error is None and self._unusable_since_s is not None and completion.state is State.QUEUED:
+            error = unserved(completion, now_s, self._limits, self._unusable_since_s, problems(self._pool))
+        if error is not None:
+            self._fail(completion, error)
+        elif reason := stall(completion, now_s, self._net):
+            self._replay(completion, "stalled", reason)
+
+    def _cancel_at_workers(self, completion: Completion) -> None:
+        """Tell those of its workers that are alive to let go."""
+        if completion.route is not None:
+            abort = Abort(completion.request_id, completion.attempt)
+            for worker in {completion.route.prefill, completion.route.decode}:
+                if self._pool.get(worker.id, worker.epoch) is worker:
+                    self._send(worker.id, abort)
+
+    def _finish_with_rest(self, completion: Completion, finish_reason: str, text: str) -> None:
+        """Finish, showing what was withheld; the rest itself may complete a stop string."""
+        text += completion.text.flush()
+        self._finish(completion, "stop" if completion.text.stopped else finish_reason, text)
+
+    def _finish(self, completion: Completion, finish_reason: str, text: str) -> None:
+        completion.finish_reason = finish_reason
+        self._end(completion, State.FINISHED)
+        completion.mailbox.put(Delivery(completion.index, text, finish_reason))
+
+    def _fail(self, completion: Completion, error: RequestError) -> None:
+        self._cancel_at_workers(completion)
+        logger.warning("[%s #%d] failed: %s", completion.request_id, completion.attempt, error.message)
+        self._end(completion, State.FAILED)
+        completion.mailbox.put(Delivery(completion.index, "", error=error))
+
+    def _end(self, completion: Completion, state: State) -> None:
+        completion.move_to(state)
+        self._queue.discard(completion)
+        del self._active[completion.request_id]
+        self._metrics.ended(completion, self._clock())
+        logger.info("[%s] %s", completion.request_id, completion.summary(self._clock()))
+        self._release(completion)
+
+    def _release(self, completion: Completion) -> None:
+        """Give back what was counted at its workers."""
+        self._release_prompt(completion)
+        if completion.route is not None:
+            completion.route.decode.num_assigned -= 1
+            completion.route = None
+
+    def _release_prompt(self, completion: Completion) -> None:
+        if completion.route is not None:
+            completion.route.prefill.outstanding_tokens -= completion.sent_tokens
+            completion.sent_tokens = 0

@@ -1,0 +1,74 @@
+"""What an operator wants to know at a glance: who is here, what works, what is missing."""
+
+from typing import Any
+
+from common.messages import KVPathReport, Role
+from router.worker_pool import NO_TRANSPORT, Worker, WorkerPool
+
+
+def report(pool: WorkerPool, *, draining: bool, now_s: float) -> dict[str, Any]:
+    """The body of GET /health; `status` is "ok" when requests can be served."""
+    missing = problems(pool)
+    status = "draining" if draining else "ok" if pool.is_usable() else "unavailable"
+    return {
+        "status": status,
+        "missing": missing if status == "unavailable" else [],
+        "workers": {role.name.lower(): [_worker(w, now_s) for w in pool if w.ready.role is role] for role in Role},
+        "kv_paths": [_path(path) for path in pool.paths],
+    }
+
+
+def problems(pool: WorkerPool) -> list[str]:
+    """Why no request can be served, one sentence each; empty when nothing is known to be wrong."""
+    takers = [worker for worker in pool if not worker.draining]
+    decodes = [worker for worker in takers if worker.ready.role is Role.DECODE]
+    found = [f"{worker.ready.role.name.lower()} worker {worker.id} is leaving" for worker in pool if worker.draining]
+    if not decodes:
+        found.append("no decode worker takes requests; start one: python -m decode_worker")
+    if decodes and not pool.is_usable():
+        found += [_path_problem(path) for path in pool.paths if path.error]
+        known = {(path.prefill_worker_id, path.worker_id) for path in pool.paths}
+        found += [
+            f"the KV path from {prefill.id} to {decode.id} has not been proven yet"
+            for prefill in takers
+            for decode in decodes
+            if prefill.ready.role is Role.PREFILL
+            and prefill.ready.transport != NO_TRANSPORT
+            and (prefill.id, decode.id) not in known
+        ]
+    return found
+
+
+def _path_problem(path: KVPathReport) -> str:
+    return f"the KV path from {path.prefill_worker_id} to {path.worker_id} ({path.transport}) failed: {path.error}"
+
+
+def _worker(worker: Worker, now_s: float) -> dict[str, Any]:
+    ready, beat = worker.ready, worker.beat
+    return {
+        "id": ready.worker_id,
+        "epoch": f"{ready.epoch:x}",
+        "pid": ready.pid,
+        "device": ready.device,
+        "transport": ready.transport,
+        "draining": worker.draining,
+        "heartbeat_age_s": round(now_s - worker.last_seen_s, 3),
+        "outstanding_prompt_tokens": worker.outstanding_tokens,
+        "assigned_sequences": worker.num_assigned,
+        "num_running": beat.num_running if beat else None,
+        "num_waiting": beat.num_waiting if beat else None,
+        "num_handoffs": beat.num_handoffs if beat else None,
+        "free_blocks": beat.num_free_blocks if beat else None,
+        "blocks": ready.num_blocks,
+        "last_step_age_s": round(beat.last_step_age_s, 3) if beat else None,
+    }
+
+
+def _path(path: KVPathReport) -> dict[str, Any]:
+    return {
+        "prefill": path.prefill_worker_id,
+        "decode": path.worker_id,
+        "transport": path.transport,
+        "gb_per_s": round(path.gb_per_s, 3),
+        "error": path.error,
+    }

@@ -1,0 +1,81 @@
+"""The asyncio face of `common.sockets.Hub`.
+
+ZeroMQ's descriptor is edge-triggered: it turns readable once for any number of messages, and a send
+may swallow the edge. Invariant: after every receive that left something, and after every
+send, another receive is scheduled, so no message waits for the next edge.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import zmq
+
+from common.config import NetSection
+from common.messages import Message
+from common.sockets import Hub
+
+logger = logging.getLogger(__name__)
+
+OnMessage = Callable[[bytes, Message], None]
+
+
+class AsyncHub:
+    """Calls `on_message(identity, message)` on the event loop for everything that arrives."""
+
+    def __init__(self, net: NetSection) -> None:
+        """Bind; raises ConfigError when the endpoint cannot be bound."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._hub = Hub(self._context, net, net.router_endpoint)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_message: OnMessage | None = None
+        self._scheduled = False
+
+    @property
+    def endpoint(self) -> str:
+        return self._hub.endpoint
+
+    @property
+    def num_dropped(self) -> int:
+        """Frames dropped here, either way."""
+        return self._hub.drops.dropped
+
+    def start(self, on_message: OnMessage) -> None:
+        """Begin to receive; call once, on the loop."""
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._hub.socket.fileno(), self._receive)
+        self._schedule()
+
+    def send(self, identity: bytes, message: Message) -> None:
+        """Queue for one worker; never waits."""
+        self._hub.send(identity, message)
+        self._schedule()
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._hub.socket.fileno())
+            self._loop = None
+        self._hub.close()
+        self._context.destroy(linger=0)
+
+    def _schedule(self) -> None:
+        if self._loop is not None and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._receive)
+
+    def _receive(self) -> None:
+        self._scheduled = False
+        if self._loop is None or self._on_message is None:
+            return  # closed meanwhile
+        for identity, message in self._hub.receive():
+            try:
+                self._on_message(identity, message)
+            except Exception:  # a bug met by one message must not cut off all workers
+                logger.exception("handling %s from %r failed", type(message).__name__, identity[:60])
+        if self._hub.socket.poll(0, zmq.POLLIN):
+            self._schedule()

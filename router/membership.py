@@ -1,0 +1,148 @@
+"""How workers come, show that they are alive, and go; everyone concerned is told.
+
+Invariant: whenever a worker leaves the pool, its requests are replayed and its peers are told, in
+this one place; and no worker with another model or tokenizer ever enters.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from common.config import NetSection
+from common.messages import (
+    DecodePeer,
+    Heartbeat,
+    KVPathReport,
+    Message,
+    PeerGone,
+    Refused,
+    Reregister,
+    Role,
+    Welcome,
+    WorkerLeaving,
+    WorkerReady,
+)
+from router.dispatcher import Dispatcher
+from router.tokenizer import ModelInfo
+from router.worker_pool import NO_TRANSPORT, Worker, WorkerPool
+
+logger = logging.getLogger(__name__)
+
+SendTo = Callable[[bytes, Message], None]
+"""Queue a message for a socket, by identity; a worker's main socket has its id as identity."""
+MAX_ID_CHARS = 100
+
+
+class Membership:
+    """The pool's gatekeeper."""
+
+    def __init__(
+        self,
+        net: NetSection,
+        info: ModelInfo,
+        router_epoch: int,
+        pool: WorkerPool,
+        dispatcher: Dispatcher,
+        send: SendTo,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._net = net
+        self._info = info
+        self._router_epoch = router_epoch
+        self._pool = pool
+        self._dispatcher = dispatcher
+        self._send = send
+        self._clock = clock
+        self._checked_s = clock()
+        self._stuck: dict[str, int] = {}  # worker id: epoch that was given up although it still beats
+
+    def on_ready(self, identity: bytes, ready: WorkerReady) -> None:
+        """Let a worker in, or refuse it with the reason."""
+        reason = self._objection(identity, ready)
+        if reason:
+            logger.warning("refused %s worker %.100s: %s", ready.role.name.lower(), ready.worker_id, reason)
+            self._send(identity, Refused(reason))
+            return
+        known = self._pool.find(ready.worker_id)
+        if known is not None and known.epoch != ready.epoch:
+            self._lose(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
+            known = None
+        self._send(identity, Welcome(self._router_epoch))
+        if known is None:
+            worker = self._pool.add(ready, self._clock())
+            logger.info("%s joined: %s, %d KV blocks, %s", worker, ready.device, ready.num_blocks, ready.transport)
+            self._introduce(worker)
+            self._dispatcher.pump()
+
+    def on_heartbeat(self, identity: bytes, heartbeat: Heartbeat) -> None:
+        """Note it; ask somebody unknown to register."""
+        if self._pool.beat(heartbeat, self._clock()) or self._stuck.get(heartbeat.worker_id) == heartbeat.epoch:
+            return
+        self._send(identity, Reregister(self._router_epoch))
+
+    def on_leaving(self, leaving: WorkerLeaving) -> None:
+        """Send it nothing new; what it has it finishes."""
+        worker = self._pool.get(leaving.worker_id, leaving.epoch)
+        if worker is not None and not worker.draining:
+            worker.draining = True
+            logger.info("%s is leaving; it gets nothing new", worker)
+            self._dispatcher.pump()
+
+    def on_path(self, report: KVPathReport) -> None:
+        """A KV path works, or does not."""
+        if not self._pool.set_path(report):
+            return
+        where = f"KV path {report.prefill_worker_id} -> {report.worker_id} over {report.transport}"
+        if report.error:
+            logger.warning("%s failed: %s", where, report.error[:300])
+        else:
+            logger.info("%s works: %.1f GB/s", where, report.gb_per_s)
+        self._dispatcher.pump()
+
+    def check(self) -> None:
+        """Remove workers that are silent or stuck; call a few times a second."""
+        now_s = self._clock()
+        asleep_s, self._checked_s = now_s - self._checked_s, now_s
+        if asleep_s > self._net.worker_timeout_s / 2:
+            logger.warning("the router itself stood still for %.1f s; workers get more time", asleep_s)
+            self._pool.forgive_silence(now_s)
+            return
+        for loss in self._pool.losses(now_s):
+            if loss.stuck:
+                self._stuck[loss.worker.id] = loss.worker.epoch
+                self._send(loss.worker.id.encode(), Refused(f"{loss.reason}; start it again"))
+            self._lose(loss.worker, loss.reason)
+
+    def _objection(self, identity: bytes, ready: WorkerReady) -> str:
+        """Why it cannot join; empty when it can."""
+        info = self._info
+        if identity != ready.worker_id.encode() or not 0 < len(ready.worker_id) <= MAX_ID_CHARS:
+            return f"worker_id must be the socket's identity and have 1 to {MAX_ID_CHARS} characters"
+        if self._stuck.get(ready.worker_id) == ready.epoch:
+            return "it was stuck and its requests run elsewhere; start it again"
+        pairs = {
+            "model name": (info.name, ready.model_name),
+            "model fingerprint": (info.model_fingerprint, ready.model_fingerprint),
+            "tokenizer fingerprint": (info.tokenizer_fingerprint, ready.tokenizer_fingerprint),
+        }
+        wrong = [
+            f"{what} is {there:.100}, the router's is {ours}" for what, (ours, there) in pairs.items() if ours != there
+        ]
+        return "; ".join(wrong) + "; give both the same [model]" if wrong else ""
+
+    def _introduce(self, worker: Worker) -> None:
+        """Each prefill worker learns of each decode worker, whoever came first."""
+        others = [other for other in self._pool if other.ready.role is not worker.ready.role and not other.draining]
+        for other in others:
+            prefill, decode = (worker, other) if worker.ready.role is Role.PREFILL else (other, worker)
+            if NO_TRANSPORT not in (prefill.ready.transport, decode.ready.transport):
+                peer = DecodePeer(decode.id, decode.epoch, decode.ready.handoff_endpoint)
+                self._send(prefill.id.encode(), peer)
+
+    def _lose(self, worker: Worker, reason: str) -> None:
+        self._pool.remove(worker)
+        log = logger.info if worker.draining else logger.warning
+        log("%s is %s: %s", worker, "gone after leaving" if worker.draining else "lost", reason)
+        for other in self._pool:
+            self._send(other.id.encode(), PeerGone(worker.id, worker.epoch))
+        self._dispatcher.on_worker_lost(worker, reason)

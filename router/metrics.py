@@ -1,0 +1,136 @@
+"""The router's Prometheus metrics, in a registry of its own.
+
+Counters and histograms are fed as things happen; gauges are read from the pool and the dispatcher
+when somebody scrapes. No label ever carries text that a client chose.
+"""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from common.messages import Role
+from router.request_state import Completion, State
+from router.worker_pool import Worker, WorkerPool
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+ITL_BUCKETS_S = (0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Metrics:
+    """What is counted and timed."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "baton_requests", "completions ended, by outcome", ["outcome"], registry=registry
+        )  # stop, length, failed, aborted, rejected
+        self.replays = Counter("baton_replays", "completions started again, by reason", ["reason"], registry=registry)
+        self.prompt_tokens = Counter("baton_prompt_tokens", "prompt tokens of accepted completions", registry=registry)
+        self.generation_tokens = Counter("baton_generation_tokens", "tokens received in order", registry=registry)
+        self.stale_tokens = Counter(
+            "baton_stale_tokens", "tokens dropped: of a dead worker, an old attempt or an ended completion",
+            registry=registry,
+        )  # fmt: skip
+        self.ttft_s = Histogram(
+            "baton_time_to_first_token_seconds", "request to first token", buckets=TTFT_BUCKETS_S, registry=registry
+        )
+        self.itl_s = Histogram(
+            "baton_inter_token_latency_seconds", "token to token", buckets=ITL_BUCKETS_S, registry=registry
+        )
+        self.e2e_s = Histogram(
+            "baton_e2e_request_latency_seconds", "request to last token", buckets=E2E_BUCKETS_S, registry=registry
+        )
+
+    def token_arrived(self, completion: Completion, now_s: float) -> None:
+        """Time one token, in order, and note when it came."""
+        self.generation_tokens.inc()
+        if completion.first_token_s:
+            self.itl_s.observe(now_s - completion.last_token_s)
+        else:
+            completion.first_token_s = now_s
+            self.ttft_s.observe(now_s - completion.submitted_s)
+        completion.last_token_s = now_s
+
+    def ended(self, completion: Completion, now_s: float) -> None:
+        """Count one completion in a terminal state."""
+        self.requests.labels(completion.finish_reason or completion.state.value).inc()
+        if completion.state is State.FINISHED:
+            self.e2e_s.observe(now_s - completion.submitted_s)
+
+    def observe_state(
+        self, pool: WorkerPool, queue_sizes: Callable[[], tuple[int, int, int]], num_dropped: Callable[[], int]
+    ) -> None:
+        """Add the gauges; `queue_sizes` gives completions queued, prompt tokens queued, completions running."""
+        self.registry.register(_StateCollector(pool, queue_sizes, num_dropped))
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self.registry)
+
+
+class _StateCollector(Collector):
+    def __init__(
+        self, pool: WorkerPool, queue_sizes: Callable[[], tuple[int, int, int]], num_dropped: Callable[[], int]
+    ) -> None:
+        self._pool = pool
+        self._queue_sizes = queue_sizes
+        self._num_dropped = num_dropped
+
+    def collect(self) -> Iterator[Metric]:
+        num_queued, num_queued_tokens, num_running = self._queue_sizes()
+        yield GaugeMetricFamily("baton_requests_queued", "completions waiting for a worker", value=num_queued)
+        yield GaugeMetricFamily("baton_queued_prompt_tokens", "their prompt tokens", value=num_queued_tokens)
+        yield GaugeMetricFamily("baton_requests_running", "completions at workers", value=num_running)
+        yield self._dropped_frames()
+        yield self._workers()
+        yield from self._worker_loads()
+        yield self._kv_paths()
+
+    def _dropped_frames(self) -> Metric:
+        family = GaugeMetricFamily("baton_dropped_frames", "frames dropped since start, by process", labels=["process"])
+        family.add_metric(["router"], self._num_dropped())
+        for worker in self._pool:
+            family.add_metric([worker.id], worker.beat.num_dropped_frames if worker.beat else 0)
+        return family
+
+    def _workers(self) -> Metric:
+        family = GaugeMetricFamily("baton_workers", "registered workers", labels=["role"])
+        for role in Role:
+            family.add_metric([_name(role)], sum(worker.ready.role is role for worker in self._pool))
+        return family
+
+    def _worker_loads(self) -> Iterator[Metric]:
+        gauges: dict[str, tuple[str, Callable[[Worker], float]]] = {
+            "baton_worker_running": ("sequences in the worker's batch", _beat("num_running")),
+            "baton_worker_waiting": ("requests waiting in the worker", _beat("num_waiting")),
+            "baton_worker_handoffs": ("KV handoffs under way", _beat("num_handoffs")),
+            "baton_worker_free_blocks": ("KV blocks free", _beat("num_free_blocks")),
+            "baton_worker_blocks": ("KV blocks in all", lambda worker: worker.ready.num_blocks),
+        }
+        for name, (text, value) in gauges.items():
+            family = GaugeMetricFamily(name, text, labels=["worker", "role"])
+            for worker in self._pool:
+                family.add_metric([worker.id, _name(worker.ready.role)], value(worker))
+            yield family
+
+    def _kv_paths(self) -> Metric:
+        family = GaugeMetricFamily(
+            "baton_kv_path_gb_per_second",
+            "how KV blocks travel and how fast; 0: the path failed",
+            labels=["prefill", "decode", "transport"],
+        )
+        for path in self._pool.paths:
+            value = 0.0 if path.error else path.gb_per_s
+            family.add_metric([path.prefill_worker_id, path.worker_id, path.transport], value)
+        return family
+
+
+def _name(role: Role) -> str:
+    return role.name.lower()
+
+
+def _beat(field: str) -> Callable[[Worker], float]:
+    return lambda worker: getattr(worker.beat, field) if worker.beat else 0.0

@@ -1,0 +1,154 @@
+"""The state of one completion, and the mailbox in which its HTTP response finds what is ready.
+
+Invariant: a completion reaches exactly one terminal state, once. Its token log (prompt and outputs)
+is complete at any moment, so that it can be started again anywhere.
+"""
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from common.errors import RequestError
+from common.messages import FinishReason
+from common.sampling_params import SamplingParams
+from router.detokenizer import TextStream
+from router.worker_pool import Route
+
+
+def new_response_id() -> str:
+    """Server-made id of one HTTP response; its completions add `-<choice>`."""
+    return f"cmpl-{secrets.token_hex(8)}"
+
+
+class State(Enum):
+    QUEUED = "queued"
+    PREFILLING = "prefilling"  # sent; includes the handoff
+    DECODING = "decoding"  # the decode worker has produced a token: it needs nobody else any more
+    FINISHED = "finished"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+TERMINAL = frozenset({State.FINISHED, State.FAILED, State.ABORTED})
+NEXT = {
+    State.QUEUED: TERMINAL | {State.PREFILLING},
+    State.PREFILLING: TERMINAL | {State.DECODING, State.QUEUED},
+    State.DECODING: TERMINAL | {State.QUEUED},
+}
+
+
+class Delivery(NamedTuple):
+    """News of one completion for its HTTP response; the last one has a finish reason or an error."""
+
+    choice: int
+    text: str
+    finish_reason: str | None = None
+    error: RequestError | None = None
+
+
+class Mailbox:
+    """Deliveries of all completions of one HTTP request, in order; one reader."""
+
+    def __init__(self) -> None:
+        self._deliveries: list[Delivery] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, delivery: Delivery) -> None:
+        self._deliveries.append(delivery)
+        self._arrived.set()
+
+    async def take(self) -> list[Delivery]:
+        """Everything that has arrived since the last call; waits for the first."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        deliveries, self._deliveries = self._deliveries, []
+        return deliveries
+
+
+@dataclass(slots=True, eq=False)
+class Completion:
+    """One choice of one HTTP request: a prompt, its token log and where it stands.
+
+    `index` is the choice's index in the response. All times are seconds of the dispatcher's clock.
+    """
+
+    request_id: str
+    index: int
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    text: TextStream
+    mailbox: Mailbox
+    state: State = State.QUEUED
+    outputs: list[int] = field(default_factory=list)
+    attempt: int = 0  # grows with every replay
+    num_failures: int = 0  # replays that count against router.max_attempts
+    first_index: int = 0  # len(outputs) when this attempt began
+    route: Route | None = None
+    sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
+    finish_reason: str = ""
+    submitted_s: float = 0.0
+    queued_s: float = 0.0
+    started_s: float = 0.0  # this attempt was sent
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+    gap_since_s: float = 0.0
+    _ahead: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.state in TERMINAL
+
+    @property
+    def has_gap(self) -> bool:
+        """Later tokens are here, the next one is missing."""
+        return bool(self._ahead)
+
+    @property
+    def decode_has_spoken(self) -> bool:
+        """A token of this attempt came from a step of the decode worker, and none before it is missing."""
+        num_before = 0 if self.route is None or self.route.is_local else 1
+        return len(self.outputs) > self.first_index + num_before
+
+    def move_to(self, state: State) -> None:
+        """Change state; a wrong order is a bug."""
+        assert not self.is_terminal and state in NEXT[self.state], f"{self.request_id}: {self.state} -> {state}"
+        self.state = state
+
+    def hold(self, output_index: int, token_id: int, finish_reason: int, now_s: float) -> None:
+        """Keep a token that came before its predecessors."""
+        if not self._ahead:
+            self.gap_since_s = now_s
+        self._ahead.setdefault(output_index, (token_id, finish_reason))
+
+    def pop_next(self) -> tuple[int, int] | None:
+        """(token id, finish reason) of the held token that is next now, if there is one."""
+        return self._ahead.pop(len(self.outputs), None) if self._ahead else None
+
+    def already_finished(self) -> str:
+        """The finish reason that the token log itself shows, or an empty string."""
+        if self.outputs and self.outputs[-1] in self.sampling.stop_token_ids:
+            return FINISH_REASONS[FinishReason.STOP]
+        if len(self.outputs) >= self.sampling.max_tokens:
+            return FINISH_REASONS[FinishReason.LENGTH]
+        return ""
+
+    def summary(self, now_s: float) -> str:
+        """One line for the log: sizes and times, never text."""
+        workers = f"{self.route.prefill.id} -> {self.route.decode.id}" if self.route else "no worker"
+        ttft = f"{(self.first_token_s - self.submitted_s) * 1e3:.0f} ms" if self.first_token_s else "none"
+        return (
+            f"{self.state.value} {self.finish_reason or '-'}: {len(self.prompt_ids)} prompt tokens, "
+            f"{len(self.outputs)} output tokens, {self.attempt + 1} attempts, ttft {ttft}, "
+            f"e2e {(now_s - self.submitted_s) * 1e3:.0f} ms, {workers}"
+        )
+
+    def begin_attempt(self) -> None:
+        """Forget what only the previous attempt knew."""
+        self.attempt += 1
+        self.first_index = len(self.outputs)
+        self._ahead.clear()
+
+
+FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

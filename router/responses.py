@@ -1,0 +1,74 @@
+"""OpenAI's response bodies, whole and as server-sent events.
+
+A stream writes one event a token, thousands a second: everything of a chunk but the text is made
+once for each choice.
+"""
+
+import json
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from aiohttp import web
+
+from common.errors import RequestError
+
+JSON = "application/json"
+DONE = b"data: [DONE]\n\n"
+ERROR_TYPES = {404: "not_found_error", 429: "rate_limit_error"}
+
+
+def completion_body(
+    head: dict[str, Any], texts: Sequence[str], finish_reasons: Sequence[str], usage: dict[str, int]
+) -> dict[str, Any]:
+    """The body of a response that is not streamed."""
+    choices = [
+        {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+        for index, (text, reason) in enumerate(zip(texts, finish_reasons, strict=True))
+    ]
+    return {**head, "choices": choices, "usage": usage}
+
+
+def head_of(response_id: str, created_s: int, model: str) -> dict[str, Any]:
+    """The fields that all chunks of a response share."""
+    return {"id": response_id, "object": "text_completion", "created": created_s, "model": model}
+
+
+def usage_of(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, int]:
+    """Each prompt counts once, however many choices it has."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+    }
+
+
+class ChunkWriter:
+    """Server-sent events of one choice."""
+
+    def __init__(self, head: dict[str, Any], index: int) -> None:
+        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {index}, "text": '
+
+    def chunk(self, text: str, finish_reason: str | None) -> bytes:
+        """One event; `finish_reason` only in a choice's last."""
+        reason = "null" if finish_reason is None else f'"{finish_reason}"'
+        after = f', "logprobs": null, "finish_reason": {reason}}}]}}\n\n'
+        return (self._before + encode_basestring_ascii(text) + after).encode("ascii")
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """Any other event."""
+    return f"data: {json.dumps(body)}\n\n".encode("ascii")
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """OpenAI's error shape."""
+    default = "server_error" if error.status >= 500 else "invalid_request_error"
+    kind = ERROR_TYPES.get(error.status, default)
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_response(error: RequestError) -> web.Response:
+    """The HTTP response of an error, with Retry-After where a retry makes sense."""
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else None
+    return web.Response(text=json.dumps(error_body(error)), status=error.status, content_type=JSON, headers=headers)

@@ -1,0 +1,126 @@
+"""The router without HTTP: everything that lives as long as the process, put together and kept going."""
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import assert_never
+
+from common.config import Config
+from common.messages import (
+    Abort,
+    DecodePeer,
+    Heartbeat,
+    KVHandoff,
+    KVLease,
+    KVPathReport,
+    KVPathResult,
+    KVPoolExport,
+    KVRelease,
+    Message,
+    PeerGone,
+    PrefillRequest,
+    Refused,
+    RequestFailed,
+    Reregister,
+    TokenBatch,
+    Welcome,
+    WorkerLeaving,
+    WorkerReady,
+)
+from router.dispatcher import Dispatcher
+from router.hub import AsyncHub
+from router.membership import Membership
+from router.metrics import Metrics
+from router.tokenizer import Tokenizer
+from router.worker_pool import WorkerPool
+
+logger = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.05
+
+
+class Service:
+    """Owns the sockets and the clockwork; the HTTP handlers use its parts."""
+
+    def __init__(self, config: Config) -> None:
+        """Load the tokenizer and bind the endpoint; raises ConfigError with the remedy."""
+        self.config = config
+        self.started_s = int(time.time())  # wall clock
+        self.tokenizer = Tokenizer(config.model)
+        self.hub = AsyncHub(config.net)
+        self.metrics = Metrics()
+        self.pool = WorkerPool(config.net, config.router.prefill_window)
+        self.dispatcher = Dispatcher(
+            config.router, config.net, self.tokenizer.info.vocab_size, self.pool, self._send, self.metrics
+        )
+        router_epoch = secrets.randbits(62)
+        self._membership = Membership(
+            config.net, self.tokenizer.info, router_epoch, self.pool, self.dispatcher, self.hub.send
+        )
+        self.metrics.observe_state(self.pool, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped)
+        self._clockwork: asyncio.Task[None] | None = None
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt plus output that every worker can take, tokens."""
+        return self.pool.max_model_len(self.tokenizer.info.max_model_len)
+
+    def start(self) -> None:
+        """Begin to serve workers; call on the event loop."""
+        self.hub.start(self._handle)
+        self._clockwork = asyncio.create_task(self._tick_forever())
+        info = self.tokenizer.info
+        logger.info("model %s (%s), up to %d tokens; workers dial %s",
+                    info.name, info.model_fingerprint, info.max_model_len, self.hub.endpoint)  # fmt: skip
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing new and wait for what runs; False when some still ran after `timeout_s`."""
+        self.dispatcher.draining = True
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while self.dispatcher.num_active and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(DRAIN_POLL_S)
+        return self.dispatcher.num_active == 0
+
+    async def close(self) -> None:
+        if self._clockwork is not None:
+            self._clockwork.cancel()
+            await asyncio.gather(self._clockwork, return_exceptions=True)
+        self.hub.close()
+        self.tokenizer.close()
+
+    def _send(self, worker_id: str, message: Message) -> None:
+        self.hub.send(worker_id.encode(), message)
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.net.heartbeat_s / 2)
+            try:
+                self._membership.check()
+                self.dispatcher.tick()
+            except Exception:  # without the clockwork no deadline would hold any more
+                logger.exception("a bug in the clockwork; going on")
+
+    def _handle(self, identity: bytes, message: Message) -> None:
+        match message:
+            case TokenBatch():
+                try:
+                    self.dispatcher.on_tokens(message)
+                except ValueError as error:
+                    logger.warning("dropped a TokenBatch of %r: %s", identity[:60], error)
+            case Heartbeat():
+                self._membership.on_heartbeat(identity, message)
+            case RequestFailed():
+                self.dispatcher.on_failed(message)
+            case WorkerReady():
+                self._membership.on_ready(identity, message)
+            case WorkerLeaving():
+                self._membership.on_leaving(message)
+            case KVPathReport():
+                self._membership.on_path(message)
+            case Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort():
+                logger.warning("dropped a %s of %r: only the router sends it", type(message).__name__, identity[:60])
+            case KVPoolExport() | KVHandoff() | KVLease() | KVRelease() | KVPathResult():
+                logger.warning("dropped a %s of %r: only workers receive it", type(message).__name__, identity[:60])
+            case _:
+                assert_never(message)

@@ -1,0 +1,115 @@
+"""What the router knows of the model: its tokenizer, its end-of-text tokens and its limits.
+
+Read from the model directory without torch or transformers. Long prompts are encoded in threads
+(the library releases the interpreter lock), so that encoding never holds up tokens on their way out.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from common.config import ModelSection
+from common.errors import ConfigError
+from common.fingerprint import model_fingerprint, tokenizer_fingerprint
+
+MAX_INLINE_CHARS = 2048
+"""Prompts this short together encode in less than a millisecond."""
+NUM_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a worker must agree with, and what bounds a request."""
+
+    name: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    max_model_len: int  # prompt plus output, tokens
+    eos_token_ids: tuple[int, ...]
+
+
+class Tokenizer:
+    """Text to ids and back."""
+
+    def __init__(self, section: ModelSection) -> None:
+        """Raises ConfigError, naming the file and the remedy, for a directory that cannot be served."""
+        path = Path(section.path)
+        fingerprint = tokenizer_fingerprint(path)
+        config = _read_json(path / "config.json")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file it cannot read
+            raise ConfigError(
+                f"{path / 'tokenizer.json'}: {error}; fetch the model's own tokenizer.json again"
+            ) from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+        self.info = ModelInfo(
+            name=section.served_name,
+            model_fingerprint=model_fingerprint(path),
+            tokenizer_fingerprint=fingerprint,
+            vocab_size=_positive_int(config, "vocab_size", path),
+            max_model_len=_max_model_len(section, config, path),
+            eos_token_ids=_eos_token_ids(path, config),
+        )
+
+    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, the special tokens that the model puts around a text included."""
+        if sum(map(len, texts)) <= MAX_INLINE_CHARS:
+            return self._encode(texts)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, texts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids` without special tokens; ids without text give none."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self._tokenizer.encode(text).ids for text in texts]
+
+
+def _max_model_len(section: ModelSection, config: dict[str, Any], path: Path) -> int:
+    limit = _positive_int(config, "max_position_embeddings", path)
+    if section.max_len > limit:
+        raise ConfigError(f"model.max_len = {section.max_len}: the model's own limit is {limit}")
+    return section.max_len or limit
+
+
+def _eos_token_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    """generation_config.json knows best: config.json often lists only one of several."""
+    generation = path / "generation_config.json"
+    value = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    if value is None:
+        value = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token_id) is int for token_id in ids):
+        raise ConfigError(f"{path}: eos_token_id = {value!r:.80}: wants an integer or a list of integers")
+    return tuple(ids)
+
+
+def _positive_int(config: dict[str, Any], key: str, path: Path) -> int:
+    value = config.get(key)
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{path / 'config.json'}: {key} = {value!r:.80}: wants a positive integer")
+    return value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}; a model directory needs this file") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return content

@@ -1,0 +1,198 @@
+"""Who is alive, how loaded, which KV paths work, and which pair gets the next request.
+
+Knows no sockets and no requests. Invariant: a worker is in the pool under one epoch at a time, and
+its counters cover exactly what was assigned to that incarnation and not yet given back.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from common.config import NetSection
+from common.messages import Heartbeat, KVPathReport, Role, WorkerReady
+
+NO_TRANSPORT = "none"
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One incarnation of one worker."""
+
+    ready: WorkerReady
+    last_seen_s: float
+    beat: Heartbeat | None = None
+    draining: bool = False
+    outstanding_tokens: int = 0  # sent as prompts, first token not seen yet
+    num_assigned: int = 0  # sequences that are to be decoded here
+    last_turn: int = 0  # when it was last chosen; breaks ties, so that idle workers take turns
+
+    @property
+    def id(self) -> str:
+        return self.ready.worker_id
+
+    @property
+    def epoch(self) -> int:
+        return self.ready.epoch
+
+    def __str__(self) -> str:
+        return f"{self.ready.role.name.lower()} worker {self.id} (epoch {self.epoch:x}, pid {self.ready.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who computes the prompt and who decodes; the same worker when it does both."""
+
+    prefill: Worker
+    decode: Worker
+
+    @property
+    def is_local(self) -> bool:
+        return self.prefill is self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker that is to be removed, and why."""
+
+    worker: Worker
+    reason: str
+    stuck: bool = False
+
+
+class WorkerPool:
+    """All registered workers.
+
+    Args:
+        net: time limits.
+        prefill_window: prompt tokens sent ahead to a prefill worker, in multiples of its step budget.
+    """
+
+    def __init__(self, net: NetSection, prefill_window: float) -> None:
+        self._net = net
+        self._prefill_window = prefill_window
+        self._workers: dict[str, Worker] = {}
+        self._paths: dict[tuple[str, int, str, int], KVPathReport] = {}
+        self._turn = 0
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    @property
+    def paths(self) -> list[KVPathReport]:
+        """What decode workers said of the ways to prefill workers that are registered now."""
+        return [path for path in self._paths.values() if self.get(path.prefill_worker_id, path.prefill_epoch)]
+
+    def find(self, worker_id: str) -> Worker | None:
+        return self._workers.get(worker_id)
+
+    def get(self, worker_id: str, epoch: int) -> Worker | None:
+        """That very incarnation, if it is registered."""
+        worker = self._workers.get(worker_id)
+        return worker if worker is not None and worker.epoch == epoch else None
+
+    def max_model_len(self, limit: int) -> int:
+        """`limit`, or less when a registered worker cannot take that many tokens."""
+        return min([limit, *(worker.ready.max_model_len for worker in self)])
+
+    # --- coming and going -----------------------------------------------------------------------
+
+    def add(self, ready: WorkerReady, now_s: float) -> Worker:
+        """Register; the caller has removed an earlier incarnation."""
+        worker = self._workers[ready.worker_id] = Worker(ready, now_s)
+        return worker
+
+    def beat(self, heartbeat: Heartbeat, now_s: float) -> bool:
+        """Note a sign of life; False when it comes from somebody unknown."""
+        worker = self.get(heartbeat.worker_id, heartbeat.epoch)
+        if worker is None:
+            return False
+        worker.beat = heartbeat
+        worker.last_seen_s = now_s
+        return True
+
+    def remove(self, worker: Worker) -> None:
+        """Forget it and what it said of KV paths, and what others said of paths to it."""
+        if self._workers.get(worker.id) is worker:
+            del self._workers[worker.id]
+        identity = (worker.id, worker.epoch)
+        self._paths = {key: path for key, path in self._paths.items() if identity not in (key[:2], key[2:])}
+
+    def set_path(self, report: KVPathReport) -> bool:
+        """Note how blocks travel; False when the reporting decode worker is unknown.
+
+        The prefill worker may be unknown for now: after a restart of the router either comes first.
+        """
+        if self.get(report.worker_id, report.epoch) is None:
+            return False
+        self._paths[report.prefill_worker_id, report.prefill_epoch, report.worker_id, report.epoch] = report
+        return True
+
+    def losses(self, now_s: float) -> list[Loss]:
+        """Workers that are silent for too long, or busy without a finished step for too long."""
+        lost = []
+        for worker in self:
+            silence_s = now_s - worker.last_seen_s
+            beat = worker.beat
+            if silence_s > self._net.worker_timeout_s:
+                limit = f"net.worker_timeout_s = {self._net.worker_timeout_s:g}"
+                lost.append(Loss(worker, f"no heartbeat for {silence_s:.1f} s ({limit})"))
+            elif beat and beat.num_running > 0 and beat.last_step_age_s > self._net.step_timeout_s:
+                limit = f"net.step_timeout_s = {self._net.step_timeout_s:g}"
+                lost.append(Loss(worker, f"stuck: no step for {beat.last_step_age_s:.1f} s ({limit})", stuck=True))
+        return lost
+
+    def forgive_silence(self, now_s: float) -> None:
+        """The router itself was asleep: nobody's silence counts."""
+        for worker in self:
+            worker.last_seen_s = now_s
+
+    # --- choice ---------------------------------------------------------------------------------
+
+    def choose(self) -> Route | None:
+        """The least loaded pair that has room for one more prompt; None when there is none now."""
+        prefills = self._takers(Role.PREFILL)
+        for decode in sorted(self._takers(Role.DECODE), key=_decode_load):
+            ready = [worker for worker in self._partners(decode, prefills) if self._has_room(worker)]
+            if ready:
+                return Route(min(ready, key=lambda worker: (worker.outstanding_tokens, worker.last_turn)), decode)
+        return None
+
+    def is_usable(self) -> bool:
+        """Some route exists, be it busy or not."""
+        prefills = self._takers(Role.PREFILL)
+        return any(self._partners(decode, prefills) for decode in self._takers(Role.DECODE))
+
+    def assign(self, route: Route, num_tokens: int) -> None:
+        """Count one sequence of `num_tokens` prompt tokens on its way."""
+        self._turn += 1
+        route.prefill.last_turn = route.decode.last_turn = self._turn
+        route.prefill.outstanding_tokens += num_tokens
+        route.decode.num_assigned += 1
+
+    def _takers(self, role: Role) -> list[Worker]:
+        """Workers of one role that take new work; a prefill worker that hands nothing off is of no use."""
+        return [
+            worker
+            for worker in self
+            if worker.ready.role is role
+            and not worker.draining
+            and (role is Role.DECODE or worker.ready.transport != NO_TRANSPORT)
+        ]
+
+    def _partners(self, decode: Worker, prefills: list[Worker]) -> list[Worker]:
+        """Who can compute prompts for `decode`: it alone if it must or if nobody else is left."""
+        if decode.ready.transport == NO_TRANSPORT or not prefills:
+            return [decode]
+        return [prefill for prefill in prefills if self._is_proven(prefill, decode)]
+
+    def _is_proven(self, prefill: Worker, decode: Worker) -> bool:
+        path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
+        return path is not None and not path.error
+
+    def _has_room(self, worker: Worker) -> bool:
+        if worker.ready.role is Role.DECODE:
+            return worker.num_assigned < worker.ready.max_num_seqs
+        return worker.outstanding_tokens < self._prefill_window * worker.ready.max_batch_tokens
+
+
+def _decode_load(worker: Worker) -> tuple[float, int]:
+    return (worker.num_assigned / max(1, worker.ready.max_num_seqs), worker.last_turn)

@@ -1,0 +1,162 @@
+"""The load generator against a small server that speaks the same protocol, well or badly."""
+
+import asyncio
+import csv
+import json
+import shlex
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from benchmarks.serve import main
+
+DEADLINE_S = 30.0
+
+
+@dataclass
+class FakeServer:
+    """Streams as many tokens as asked, `tokens_per_event` in each event; `fault` spoils each third reply."""
+
+    tokens_per_event: int = 1
+    fault: str = ""
+    url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "fake-model"}]})
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        self.requests.append(asked)
+        fault = self.fault if len(self.requests) % 3 == 0 else ""
+        if fault == "refused":
+            return web.json_response({"error": {"message": "busy"}}, status=503)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        num_tokens = asked["max_tokens"] - (fault == "short")
+        for first in range(0, num_tokens, self.tokens_per_event):
+            await self.event(response, {"choices": [{"text": f"{first} ", "index": 0}]})
+            if fault == "broken":
+                await self.event(response, {"error": {"message": "worker lost"}})
+                return response
+            if fault == "cut":
+                return response
+        usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": num_tokens}
+        await self.event(response, {"choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def event(self, response: web.StreamResponse, body: dict[str, Any]) -> None:
+        await response.write(f"data: {json.dumps(body)}\n\n".encode())
+
+
+class Running:
+    """Runs fake servers on a loop in a thread of its own, as the program under test has its own loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.runners: list[web.AppRunner] = []
+
+    def start(self, server: FakeServer) -> FakeServer:
+        server.url = asyncio.run_coroutine_threadsafe(self._start(server), self.loop).result(DEADLINE_S)
+        return server
+
+    async def _start(self, server: FakeServer) -> str:
+        app = web.Application()
+        app.add_routes([web.get("/v1/models", server.models), web.post("/v1/completions", server.completions)])
+        runner = web.AppRunner(app, shutdown_timeout=1)
+        await runner.setup()
+        self.runners.append(runner)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    def close(self) -> None:
+        for runner in self.runners:
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), self.loop).result(DEADLINE_S)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(DEADLINE_S)
+        self.loop.close()
+
+
+@pytest.fixture
+def servers() -> Iterator[Running]:
+    running = Running()
+    yield running
+    running.close()
+
+
+def figures(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(newline="") as file:
+        return {row["figure"]: row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("mode", [["--rate", "200"], ["--concurrency", "3"], ["--all-at-once"]])
+def test_every_mode_counts_every_request_and_token(servers: Running, tmp_path: Path, mode: list[str]) -> None:
+    server = servers.start(FakeServer())
+    results = tmp_path / "results.csv"
+    flags = shlex.split("--num-prompts 10 --warmup 2 --input-len 7 --output-len 5 --vocab-size 100 --hardware here")
+    assert main(["--url", server.url, *mode, *flags, "--results", str(results)]) == 0
+    rows = figures(results)
+    assert len(server.requests) == 12
+    assert all(len(request["prompt"]) == 7 and request["model"] == "fake-model" for request in server.requests)
+    assert (rows["requests"]["value"], rows["errors"]["value"]) == ("10", "0")
+    assert float(rows["output_throughput"]["value"]) == pytest.approx(
+        5 * float(rows["request_throughput"]["value"]), 1e-4
+    )
+    assert float(rows["total_throughput"]["value"]) == pytest.approx(
+        12 * float(rows["request_throughput"]["value"]), 1e-4
+    )
+    assert (rows["ttft_p50"]["hardware"], rows["ttft_p50"]["model"]) == ("here", "fake-model")
+
+
+def test_two_servers_get_the_same_prompts_turn_by_turn(servers: Running, tmp_path: Path) -> None:
+    mine, theirs = servers.start(FakeServer()), servers.start(FakeServer(tokens_per_event=2))
+    results = tmp_path / "results.csv"
+    flags = shlex.split("--concurrency 2 --num-prompts 4 --rounds 2 --warmup 0 --input-range 3-9 --output-range 4-8")
+    labels = ["--vs-system", "rival", "--results", str(results)]
+    assert main(["--url", mine.url, "--vs", theirs.url, *flags, *labels]) == 0
+    sent = [sorted(json.dumps(request["prompt"]) for request in server.requests) for server in (mine, theirs)]
+    assert len(sent[0]) == 8
+    assert sent[0] == sent[1]
+    row = figures(results)["requests"]
+    assert (row["value"], row["compared_with"], row["compared_value"]) == ("8", "rival", "8")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("refused", "HTTP 503"),
+        ("short", "asked for 5 tokens, got 4"),
+        ("broken", "worker lost"),
+        ("cut", "ended without [DONE]"),
+    ],
+)
+def test_a_spoilt_reply_is_counted_and_shown(
+    servers: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, message: str
+) -> None:
+    server = servers.start(FakeServer(fault=fault))
+    results = tmp_path / "results.csv"
+    flags = shlex.split("--concurrency 1 --num-prompts 9 --warmup 0 --input-len 4 --output-len 5")
+    assert main(["--url", server.url, *flags, "--results", str(results)]) == 1
+    rows = figures(results)
+    assert (rows["requests"]["value"], rows["errors"]["value"]) == ("6", "3")
+    assert message in capsys.readouterr().out
+    assert main(["--url", server.url, *flags, "--allow-errors"]) == 0
+
+
+def test_goodput_is_reported_when_limits_are_given(servers: Running, tmp_path: Path) -> None:
+    server = servers.start(FakeServer())
+    results = tmp_path / "results.csv"
+    flags = shlex.split(
+        "--all-at-once --num-prompts 4 --warmup 0 --input-len 4 --output-len 5 --slo ttft=60000,tpot=60000"
+    )
+    assert main(["--url", server.url, *flags, "--results", str(results)]) == 0
+    rows = figures(results)
+    assert rows["goodput"]["value"] == rows["request_throughput"]["value"]

@@ -1,0 +1,24 @@
+import pytest
+
+from deploy.child import Backoff, child_environment, describe_exit
+from deploy.launch_plan import SOURCE_ROOT
+
+
+def test_backoff_doubles_to_its_limit_and_forgives_a_long_life() -> None:
+    backoff = Backoff()
+    assert [backoff.after(1.0) for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert backoff.num_crashes == 8
+    assert [backoff.after(60.0), backoff.after(1.0)] == [0.5, 1]
+    assert backoff.num_crashes == 2
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, "exit code 0"), (2, "exit code 2"), (-9, "signal SIGKILL")])
+def test_describe_exit(code: int, expected: str) -> None:
+    assert describe_exit(code) == expected
+
+
+def test_a_child_keeps_the_users_environment() -> None:
+    environ = child_environment({"PYTHONPATH": "/mine", "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "HOME": "/home"})
+    assert environ["PYTHONPATH"] == f"{SOURCE_ROOT}:/mine"
+    assert environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    assert environ["HOME"] == "/home"

@@ -1,0 +1,45 @@
+from typing import Any
+
+import pytest
+
+from deploy.health import local_url, parse_health
+
+
+def body(kv_paths: list[dict[str, Any]], status: str = "ok") -> dict[str, Any]:
+    worker = {"pid": 1, "device": "cpu", "transport": "shm"}
+    return {
+        "status": status,
+        "missing": [],
+        "workers": {"prefill": [{"id": "p", **worker}], "decode": [{"id": "d", **worker}, {"id": "e", **worker}]},
+        "kv_paths": kv_paths,
+    }
+
+
+def path(decode: str, gb_per_s: float, error: str = "") -> dict[str, Any]:
+    return {"prefill": "p", "decode": decode, "transport": "shm", "gb_per_s": gb_per_s, "error": error}
+
+
+def test_health_is_complete_when_every_path_was_tried() -> None:
+    assert not parse_health(body([path("d", 3.0)])).is_complete
+    assert parse_health(body([path("d", 3.0), path("e", 5.0)])).is_complete
+    assert parse_health(body([path("d", 3.0), path("e", 0.0, "no shared memory")])).is_complete
+    assert not parse_health(body([path("d", 3.0), path("e", 5.0)], status="unavailable")).is_complete
+
+
+def test_transport_in_words() -> None:
+    assert parse_health(body([path("d", 3.0), path("e", 5.0)])).transport == "shm at 3.0-5.0 GB/s"
+    assert parse_health(body([path("d", 3.0), path("e", 0.0, "broken")])).transport == "shm at 3.0 GB/s"
+    assert parse_health(body([])).transport == "none"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("box", "http://box:80"),
+    ],
+)
+def test_local_url(host: str, expected: str) -> None:
+    assert local_url(host, 80) == expected

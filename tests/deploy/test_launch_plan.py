@@ -1,0 +1,69 @@
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.config import Config
+from common.errors import ConfigError
+from common.options import add_flags, from_flags
+from deploy.cli import ALL_SECTIONS
+from deploy.launch_plan import ProcessSpec, make_runtime_dir, plan_processes
+from deploy.placement import Gpu, place_workers
+
+
+def read_back(spec: ProcessSpec) -> Config:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Config, ALL_SECTIONS)
+    return from_flags(Config, parser.parse_args(spec.flags))
+
+
+def test_every_process_can_read_its_flags_back() -> None:
+    config = Config()
+    config = replace(config, model=replace(config.model, path="/models/a b", name="a"))
+    config = replace(config, kv=replace(config.kv, block_size=32, memory_fraction=0.9))
+    gpu = Gpu(0, 80 * 10**9)
+    specs = plan_processes(config, place_workers(1, 2, [gpu]), Path("/tmp/baton-x"), 8, 0)
+    router, prefill, *decodes = (read_back(spec) for spec in specs)
+    assert [spec.name for spec in specs] == ["router", "prefill-0", "decode-0", "decode-1"]
+    assert {each.net.router_endpoint for each in (router, prefill, *decodes)} == {"ipc:///tmp/baton-x/router.sock"}
+    assert [each.net.handoff_endpoint for each in decodes] == [
+        "ipc:///tmp/baton-x/decode-0.sock",
+        "ipc:///tmp/baton-x/decode-1.sock",
+    ]
+    assert {each.model.path for each in (router, prefill, *decodes)} == {"/models/a b"}
+    assert [each.worker.device for each in (prefill, *decodes)] == ["cuda:0"] * 3
+    assert [each.kv.memory_fraction for each in (prefill, *decodes)] == [0.18, 0.36, 0.36]
+    assert decodes[1].worker.id == "decode-1"
+    assert decodes[1].kv.block_size == 32
+
+
+def test_cpu_workers_share_the_cores() -> None:
+    specs = plan_processes(Config(), place_workers(1, 1, []), Path("/tmp/baton-x"), 8, 0)
+    assert [read_back(spec).worker.num_threads for spec in specs[1:]] == [4, 4]
+    assert [read_back(spec).worker.device for spec in specs[1:]] == ["cpu", "cpu"]
+
+
+def test_endpoints_that_the_user_set_are_kept() -> None:
+    config = Config()
+    net = replace(
+        config.net, router_endpoint="tcp://0.0.0.0:5570", handoff_endpoint="tcp://0.0.0.0:*", secret_file="/secret"
+    )
+    specs = plan_processes(replace(config, net=net), place_workers(1, 1, []), Path("/tmp/baton-x"), 8, 0)
+    assert [read_back(spec).net.router_endpoint for spec in specs] == ["tcp://0.0.0.0:5570"] * 3
+    assert read_back(specs[2]).net.handoff_endpoint == "tcp://0.0.0.0:*"
+
+
+def test_a_socket_path_too_long_for_the_kernel_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at most 100"):
+        plan_processes(Config(), place_workers(0, 1, []), Path("/" + "d" * 90), 8, 0)
+
+
+def test_the_runtime_dir_is_short_private_and_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long_parent = tmp_path / ("d" * 80)
+    long_parent.mkdir()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(long_parent))
+    with make_runtime_dir() as name:
+        assert len(name) < 40
+        assert Path(name).stat().st_mode & 0o777 == 0o700
+    assert not Path(name).exists()

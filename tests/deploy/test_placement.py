@@ -1,0 +1,113 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import ConfigError
+from common.messages import Role
+from deploy.placement import Gpu, choose_gpus, memory_fraction, place_workers, threads_per_worker
+
+GB = 10**9
+TWO_GPUS = [Gpu(0, 80 * GB), Gpu(1, 80 * GB)]
+
+
+def test_one_prefill_and_one_decode_worker_get_a_gpu_each() -> None:
+    placements = place_workers(1, 1, TWO_GPUS)
+    assert [(each.name, each.role, each.gpu) for each in placements] == [
+        ("prefill-0", Role.PREFILL, TWO_GPUS[0]),
+        ("decode-0", Role.DECODE, TWO_GPUS[1]),
+    ]
+
+
+def test_workers_go_round_the_gpus() -> None:
+    placements = place_workers(2, 3, TWO_GPUS)
+    assert [(each.name, each.gpu.index if each.gpu else None) for each in placements] == [
+        ("prefill-0", 0),
+        ("prefill-1", 1),
+        ("decode-0", 0),
+        ("decode-1", 1),
+        ("decode-2", 0),
+    ]
+
+
+def test_without_gpus_everything_is_on_the_cpu() -> None:
+    assert [each.gpu for each in place_workers(1, 2, [])] == [None, None, None]
+
+
+def test_a_decode_worker_is_always_needed() -> None:
+    with pytest.raises(ConfigError, match="at least 0 and 1"):
+        place_workers(1, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "expected"),
+    [
+        ("auto", "", [0, 1]),
+        ("cuda", "", [0, 1]),
+        ("cuda", "1", [1]),
+        ("auto", "1,0", [1, 0]),
+        ("cuda:1", "", [1]),
+        ("cpu", "", []),
+    ],
+)
+def test_choose_gpus(device: str, wanted: str, expected: list[int]) -> None:
+    assert [gpu.index for gpu in choose_gpus(device, wanted, TWO_GPUS)] == expected
+
+
+def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
+    assert choose_gpus("auto", "", []) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "gpus", "message"),
+    [
+        ("cuda", "", [], "no GPU was found"),
+        ("auto", "0", [], "no GPU was found"),
+        ("cuda", "0,2", TWO_GPUS, "no GPU 2"),
+        ("cuda", "zero", TWO_GPUS, "comma-separated"),
+        ("tpu", "", TWO_GPUS, "device 'tpu'"),
+    ],
+)
+def test_choose_gpus_refuses(device: str, wanted: str, gpus: list[Gpu], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose_gpus(device, wanted, gpus)
+
+
+def test_a_gpu_of_ones_own_is_taken_up_to_the_total() -> None:
+    placements = place_workers(1, 1, TWO_GPUS)
+    assert memory_fraction(placements[0], placements, 0.9, 16 * GB) == 0.9
+
+
+def test_on_a_shared_gpu_each_gets_its_weights_and_decode_twice_the_pool() -> None:
+    placements = place_workers(1, 1, TWO_GPUS[:1])
+    prefill, decode = (memory_fraction(each, placements, 0.9, 8 * GB) for each in placements)
+    assert prefill == pytest.approx(0.1 + 0.7 / 3, abs=1e-4)
+    assert decode == pytest.approx(0.1 + 0.7 * 2 / 3, abs=1e-4)
+
+
+def test_copies_of_the_weights_that_do_not_fit_are_refused() -> None:
+    placements = place_workers(1, 1, [Gpu(0, 24 * GB)])
+    with pytest.raises(ConfigError, match=r"2 workers with 11\.0 GB"):
+        memory_fraction(placements[0], placements, 0.9, 11 * GB)
+
+
+@given(
+    num_prefill=st.integers(0, 5),
+    num_decode=st.integers(1, 5),
+    num_gpus=st.integers(1, 4),
+    total=st.floats(0.1, 0.98),
+    known=st.booleans(),
+)
+def test_shares_on_a_gpu_never_exceed_the_total(
+    num_prefill: int, num_decode: int, num_gpus: int, total: float, known: bool
+) -> None:
+    gpus = [Gpu(index, 200 * GB if known else 0) for index in range(num_gpus)]
+    placements = place_workers(num_prefill, num_decode, gpus)
+    for gpu in gpus:
+        shares = [memory_fraction(each, placements, total, GB) for each in placements if each.gpu == gpu]
+        assert sum(shares) <= total + 1e-9
+        assert all(share > 0 for share in shares)
+
+
+@pytest.mark.parametrize(("num_cores", "num_workers", "expected"), [(16, 2, 8), (7, 2, 3), (2, 5, 1)])
+def test_threads_per_worker(num_cores: int, num_workers: int, expected: int) -> None:
+    assert threads_per_worker(num_cores, num_workers) == expected

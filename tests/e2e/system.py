@@ -1,0 +1,134 @@
+"""Three real programs on this machine, started, killed and restarted by the tests."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 60.0
+
+
+class System:
+    """A router and workers over `ipc://`; use as a context manager."""
+
+    def __init__(self, model: Path, *flags: str, device: str = "cpu") -> None:
+        self.model = model
+        self.flags = list(flags)
+        self.device = device
+        self.directory = tempfile.TemporaryDirectory(prefix="baton-e2e-")
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.url = ""
+
+    def __enter__(self) -> "System":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+        for process in self.processes.values():
+            process.wait(10)
+        self.directory.cleanup()
+
+    def start(self, prefill: int = 1, decode: int = 1) -> "System":
+        """Start everything and wait until it is ready."""
+        self.start_router()
+        for i in range(prefill):
+            self.start_worker(f"prefill-{i}")
+        for i in range(decode):
+            self.start_worker(f"decode-{i}")
+        self.wait_ready(prefill, decode)
+        return self
+
+    def start_router(self, port: int = 0) -> None:
+        self._spawn("router", "router", "--router-port", str(port))
+        self.url = self._find("router", "serving http://").split()[-1]
+
+    def start_worker(self, name: str, *flags: str) -> None:
+        module = f"{name.split('-')[0]}_worker"
+        handoff = (
+            [] if module == "prefill_worker" else ["--net-handoff-endpoint", f"ipc://{self.directory.name}/{name}"]
+        )
+        pool = ["--kv-cpu-pool-bytes", str(16 << 20)] if "--kv-pool-bytes" not in [*self.flags, *flags] else []
+        self._spawn(
+            name, module, "--worker-id", name, "--worker-device", self.device, "--worker-num-threads", "1",
+            *handoff, *pool, *self._flags_for(name), *flags,
+        )  # fmt: skip
+
+    def _flags_for(self, name: str) -> list[str]:
+        """The system's flags without those of the other kind of worker."""
+        other = "--decode-" if name.startswith("prefill") else "--prefill-"
+        pairs = zip(self.flags[::2], self.flags[1::2], strict=True)
+        return [part for pair in pairs if not pair[0].startswith(other) for part in pair]
+
+    def wait_ready(self, prefill: int, decode: int) -> None:
+        """Until every pair of workers has a proven path."""
+
+        def ready() -> bool:
+            for name, process in self.processes.items():
+                assert process.poll() is None, f"{name} exited\n{self.log(name)}"
+            health = self.health()
+            return len(health["kv_paths"]) >= prefill * decode and all(not p["error"] for p in health["kv_paths"])
+
+        self.until(ready, START_TIMEOUT_S)
+
+    def health(self) -> Any:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=10) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return json.load(error)
+
+    def free_blocks(self) -> dict[str, tuple[int, int]]:
+        """(free, all) blocks of every worker, by its last heartbeat."""
+        workers = self.health()["workers"]
+        return {w["id"]: (w["free_blocks"], w["blocks"]) for role in workers.values() for w in role}
+
+    def all_blocks_free(self) -> bool:
+        return all(free == blocks for free, blocks in self.free_blocks().values())
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> float:
+        """Wait for a condition; returns how long that took."""
+        begin_s = time.monotonic()
+        while not condition():
+            assert time.monotonic() - begin_s < timeout_s, f"not within {timeout_s} s\n{self.logs()}"
+            time.sleep(0.02)
+        return time.monotonic() - begin_s
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal and wait for the process to end; returns its exit status."""
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        return process.wait(30)
+
+    def log(self, name: str) -> str:
+        return (Path(self.directory.name) / f"{name}.log").read_text()
+
+    def logs(self) -> str:
+        names = sorted(path.stem for path in Path(self.directory.name).glob("*.log"))
+        return "\n".join(f"--- {name}\n{self.log(name)}" for name in names)
+
+    def _spawn(self, name: str, module: str, *flags: str) -> None:
+        command = [
+            sys.executable, "-m", module, "--model-path", str(self.model), "--model-name", "m",
+            "--net-router-endpoint", f"ipc://{self.directory.name}/router", *flags,
+        ]  # fmt: skip
+        with (Path(self.directory.name) / f"{name}.log").open("ab") as log:
+            environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            self.processes[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
+
+    def _find(self, name: str, text: str) -> str:
+        """The last log line that holds `text`, waited for."""
+        self.until(lambda: text in self.log(name) or self.processes[name].poll() is not None, START_TIMEOUT_S)
+        found = [line for line in self.log(name).splitlines() if text in line]
+        assert found, f"{name} exited\n{self.log(name)}"
+        return found[-1]

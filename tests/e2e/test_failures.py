@@ -1,0 +1,135 @@
+"""No request is lost when a process dies, and nothing is kept for a client that went away."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.client import Completion, Reference, complete, complete_all, prompts
+from tests.e2e.system import System
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+MAX_TOKENS = 150
+
+
+async def killed_while_streaming(system: System, victim: str, asked: list[list[int]], **fields: Any) -> list[str]:
+    """The texts of streams during which `victim` is killed, once each of them has begun."""
+    streams = [Completion() for _ in asked]
+    fields |= {"max_tokens": MAX_TOKENS, "ignore_eos": True}
+    task = asyncio.create_task(complete_all(system.url, asked, streams, **fields))
+    while min(stream.num_chunks for stream in streams) < 3:
+        assert not task.done(), f"all was over before the kill: {streams}"
+        await asyncio.sleep(0.001)
+    await asyncio.to_thread(system.kill, victim)
+    completions = await task
+    assert [c.error for c in completions] == [None] * len(asked)
+    assert [c.usage["completion_tokens"] for c in completions] == [MAX_TOKENS] * len(asked)
+    return [c.text for c in completions]
+
+
+async def test_a_decode_worker_dies_mid_stream(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(6, 10, 60, seed=5)
+    with System(directory).start(decode=2) as system:
+        texts = await killed_while_streaming(system, "decode-0", asked)
+        assert texts == [Reference(directory, model).text(p, MAX_TOKENS, ignore_eos=True) for p in asked]
+        system.until(system.all_blocks_free)
+
+
+async def test_seeded_streams_continue_the_same_text_after_a_kill(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("llama")
+    asked = prompts(4, 10, 60, seed=6)
+    with System(directory).start(decode=2) as system:
+        sampled = {"temperature": 1.0, "top_p": 0.9, "seed": 3}
+        calm = await complete_all(system.url, asked, max_tokens=MAX_TOKENS, ignore_eos=True, **sampled)
+        texts = await killed_while_streaming(system, "decode-1", asked, **sampled)
+        assert texts == [c.text for c in calm]
+
+
+async def test_the_only_prefill_worker_dies_and_prompts_are_computed_by_the_decode_worker(
+    checkpoint: Checkpoint,
+) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(8, 50, 200, seed=7)
+    with System(directory, "--prefill-max-batch-tokens", "32").start() as system:
+        texts = await killed_while_streaming(system, "prefill-0", asked)
+        reference = Reference(directory, model)
+        assert texts == [reference.text(p, MAX_TOKENS, ignore_eos=True) for p in asked]
+        system.until(system.all_blocks_free)
+        system.start_worker("prefill-0")
+        system.wait_ready(1, 1)
+        [again] = await complete_all(system.url, asked[:1], max_tokens=8)
+        assert again.text == reference.text(asked[0], 8)
+
+
+async def test_a_restarted_decode_worker_takes_over_what_its_predecessor_lost(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(4, 10, 60, seed=8)
+    with System(directory).start() as system:
+        task = asyncio.create_task(killed_while_streaming(system, "decode-0", asked))
+        while "decode-0" in system.processes and not task.done():
+            await asyncio.sleep(0.01)
+        system.start_worker("decode-0")
+        assert await task == [Reference(directory, model).text(p, MAX_TOKENS, ignore_eos=True) for p in asked]
+
+
+async def test_a_client_that_leaves_frees_its_blocks_within_a_second(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    with System(directory, "--prefill-max-batch-tokens", "16").start() as system:
+        for delay_s in (0.0, 0.02, 0.1, 0.5):
+            async with aiohttp.ClientSession() as session:
+                requests = [
+                    asyncio.create_task(complete(session, system.url, p, max_tokens=400, ignore_eos=True))
+                    for p in prompts(4, 80, 100, seed=9)
+                ]
+                await asyncio.sleep(delay_s)
+                for request in requests:
+                    request.cancel()
+                await asyncio.gather(*requests, return_exceptions=True)
+            # A heartbeat takes up to half a second to tell.
+            assert await asyncio.to_thread(system.until, system.all_blocks_free, 2.0) < 1.5
+
+
+async def test_a_restarted_router_finds_its_workers_again(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(2, 10, 60, seed=10)
+    with System(directory).start() as system:
+        port = int(system.url.rsplit(":", 1)[1])
+        stream = asyncio.create_task(complete_all(system.url, asked, max_tokens=400, ignore_eos=True))
+        await asyncio.sleep(0.3)
+        system.kill("router")
+        with pytest.raises(aiohttp.ClientError):
+            await stream
+        system.start_router(port)
+        system.wait_ready(1, 1)
+        system.until(system.all_blocks_free)
+        completions = await complete_all(system.url, asked, max_tokens=8)
+        assert [c.text for c in completions] == [Reference(directory, model).text(p, 8) for p in asked]
+
+
+async def test_terminated_processes_finish_what_runs_and_exit_0(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(3, 10, 60, seed=11)
+    with System(directory).start() as system:
+        stream = asyncio.create_task(complete_all(system.url, asked, max_tokens=100, ignore_eos=True))
+        await asyncio.sleep(0.3)
+        for name in ("router", "prefill-0", "decode-0"):
+            assert await asyncio.to_thread(system.kill, name, signal.SIGTERM) == 0
+        reference = Reference(directory, model)
+        assert [c.text for c in await stream] == [reference.text(p, 100, ignore_eos=True) for p in asked]
+
+
+async def test_a_worker_of_another_model_is_refused_and_says_why(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    other, _ = checkpoint("qwen3-untied")
+    with System(directory).start() as system:
+        system.model = other
+        system.start_worker("decode-9")
+        assert await asyncio.to_thread(system.processes["decode-9"].wait, 30) == 2
+        assert "the router refused this worker" in system.log("decode-9")
+        [completion] = await complete_all(system.url, prompts(1, 5, 5), max_tokens=2)
+        assert completion.error is None

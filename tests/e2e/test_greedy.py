@@ -1,0 +1,83 @@
+"""The whole path writes the text that a single process writes, whatever is switched off."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import VARIANTS
+from tests.e2e.client import Completion, Reference, complete_all, prompts
+from tests.e2e.system import System
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+
+
+def assert_equal(completions: list[Completion], reference: Reference, asked: list[list[int]], max_tokens: int) -> None:
+    assert [c.error for c in completions] == [None] * len(asked)
+    expected = [reference.text(prompt, max_tokens) for prompt in asked]
+    assert [c.text for c in completions] == expected
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_text_equals_a_single_process(variant: str, checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint(variant)
+    asked = prompts(8, 1, 120)
+    with System(directory).start() as system:
+        completions = await complete_all(system.url, asked, max_tokens=24)
+        assert_equal(completions, Reference(directory, model), asked, 24)
+        system.until(system.all_blocks_free)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--worker-batching", "false"),
+        ("--prefill-max-batch-tokens", "32"),
+        ("--prefill-max-batch-tokens", "32", "--prefill-chunking", "false"),
+        ("--kv-block-size", "64"),
+        ("--kv-transport", "none"),
+    ],
+    ids=["no-batching", "chunks", "no-chunking", "large-blocks", "no-transport"],
+)
+async def test_switches_change_nothing_but_speed(flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(6, 1, 120, seed=1)
+    with System(directory, *flags).start(prefill="none" not in flags) as system:
+        completions = await complete_all(system.url, asked, max_tokens=16)
+        assert_equal(completions, Reference(directory, model), asked, 16)
+        system.until(system.all_blocks_free)
+
+
+async def test_two_of_each_share_the_load(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(12, 20, 100, seed=2)
+    with System(directory).start(prefill=2, decode=2) as system:
+        completions = await complete_all(system.url, asked, max_tokens=16)
+        assert_equal(completions, Reference(directory, model), asked, 16)
+        for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
+            assert any(name in line for line in system.log("router").splitlines() if "finished" in line)
+
+
+async def test_a_pool_too_small_for_all_makes_them_wait_or_start_over_not_fail(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(8, 60, 100, seed=3)
+    block_bytes = 3 * 2 * 16 * 2 * 32 * 4
+    with System(directory, "--kv-pool-bytes", str(24 * block_bytes)).start() as system:
+        completions = await complete_all(system.url, asked, max_tokens=60, ignore_eos=True)
+        expected = [Reference(directory, model).text(prompt, 60, ignore_eos=True) for prompt in asked]
+        assert [c.text for c in completions] == expected
+        assert "out of KV blocks" in system.log("decode-0"), "nothing was preempted: the pool is too large for the test"
+        system.until(system.all_blocks_free)
+
+
+async def test_a_seeded_request_gives_the_same_text_in_any_batch(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    asked = prompts(6, 5, 60, seed=4)
+    sampled = {"temperature": 1.0, "top_p": 0.95, "top_k": 100, "seed": 7, "max_tokens": 16}
+    with System(directory).start() as system:
+        together = await complete_all(system.url, asked, **sampled)
+        alone = [(await complete_all(system.url, [prompt], **sampled))[0] for prompt in asked]
+        other = await complete_all(system.url, asked, **{**sampled, "seed": 8})
+    assert [c.text for c in together] == [c.text for c in alone]
+    assert [c.text for c in together] != [c.text for c in other]

@@ -1,0 +1,132 @@
+"""Kernels run compiled on a GPU where there is one, and in Triton's interpreter (CPU, fp32) where there is none.
+
+Everything that a kernel must not read is NaN or an impossible id, and so is all memory it is to write.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.ops.base import ForwardBatch
+
+# (relative error of the whole, largest error relative to the largest value)
+TOLERANCE = {torch.float32: (1e-5, 2e-5), torch.float16: (1.5e-3, 4e-3), torch.bfloat16: (8e-3, 2e-2)}
+ANY_BLOCK = 1 << 30  # in block tables past the last block: reading there fails or gives NaN
+MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("cpu", torch.float32), id="interpreter-fp32"),
+        pytest.param(("cuda", torch.float32), id="cuda-fp32", marks=pytest.mark.gpu),
+        pytest.param(("cuda", torch.float16), id="cuda-fp16", marks=pytest.mark.gpu),
+        pytest.param(("cuda", torch.bfloat16), id="cuda-bf16", marks=pytest.mark.gpu),
+    ]
+)
+def target(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
+    device, dtype = request.param
+    if (device == "cuda") != torch.cuda.is_available():
+        pytest.skip("needs a GPU" if device == "cuda" else "the GPU runs these tests compiled")
+    return device, dtype
+
+
+@pytest.fixture
+def device(target: tuple[str, torch.dtype]) -> torch.device:
+    return torch.device(target[0])
+
+
+@pytest.fixture
+def dtype(target: tuple[str, torch.dtype]) -> torch.dtype:
+    return target[1]
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    return torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _seed_and_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory from `torch.empty` and `torch.empty_like` is NaN, or -1 in integers."""
+    torch.manual_seed(20)
+
+    def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def wrapper(*args: object, **kwargs: object) -> Tensor:
+            out = allocate(*args, **kwargs)
+            return out.fill_(float("nan") if out.is_floating_point() else -1)
+
+        return wrapper
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+
+
+@pytest.fixture
+def assert_close() -> Callable[[Tensor, Tensor], None]:
+    """Compare a kernel's output with the reference's, by bounds that suit the dtype; NaN fails."""
+
+    def check(out: Tensor, ref: Tensor) -> None:
+        assert out.shape == ref.shape and out.dtype == ref.dtype
+        whole, largest = TOLERANCE[out.dtype]
+        out, ref = out.float(), ref.float()
+        assert torch.isfinite(out).all()
+        assert (out - ref).norm() <= whole * ref.norm()
+        assert (out - ref).abs().max() <= largest * ref.abs().max()
+
+    return check
+
+
+@pytest.fixture
+def make_paged(device: torch.device, dtype: torch.dtype) -> MakePaged:
+    def make(
+        query_lens: list[int], seq_lens: list[int], block_size: int, num_kv_heads: int, head_dim: int
+    ) -> tuple[Tensor, ForwardBatch]:
+        return _make_paged(query_lens, seq_lens, block_size, num_kv_heads, head_dim, device, dtype)
+
+    return make
+
+
+def _make_paged(
+    query_lens: list[int],
+    seq_lens: list[int],
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ForwardBatch]:
+    """A pool `[num_blocks, 2 layers, k|v, block_size, num_kv_heads, head_dim]` whose layer 1 holds the sequences.
+
+    Blocks are scattered; every other block, layer and token is NaN.
+    """
+    num_blocks_of = [-(-n // block_size) for n in seq_lens]
+    num_blocks = sum(num_blocks_of) + 3
+    pool = torch.full((num_blocks, 2, 2, block_size, num_kv_heads, head_dim), float("nan"), dtype=dtype)
+    free = torch.randperm(num_blocks).tolist()
+    tables = torch.full((len(seq_lens), max(num_blocks_of) + 2), ANY_BLOCK, dtype=torch.int32)
+    slots: list[int] = []
+    positions: list[int] = []
+    for i, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        blocks = [free.pop() for _ in range(num_blocks_of[i])]
+        tables[i, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        own = [blocks[p // block_size] * block_size + p % block_size for p in range(seq_len)]
+        for slot in own:
+            pool[slot // block_size, 1, :, slot % block_size] = torch.randn(2, num_kv_heads, head_dim)
+        slots += own[seq_len - query_len :] if seq_len else [-1] * query_len
+        positions += range(seq_len - query_len, seq_len) if seq_len else [1 << 29] * query_len
+    batch = ForwardBatch(
+        token_ids=torch.zeros(len(slots), dtype=torch.int32, device=device),
+        positions=torch.tensor(positions, dtype=torch.int32, device=device),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        block_tables=tables.to(device),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
+        cu_seqlens=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
+        logit_rows=torch.zeros(0, dtype=torch.int64, device=device),
+        max_query_len=max(query_lens),
+        max_seq_len=max(seq_lens),
+    )
+    return pool.to(device), batch

@@ -1,0 +1,78 @@
+"""Norms, rotation and cache write against the reference; nothing but the named slots is written."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.kernels.qk_norm_rope_kv import heads_per_program, qk_norm_rope_kv
+from common.ops import reference
+from common.ops.base import AttentionWeights
+
+AssertClose = Callable[[Tensor, Tensor], None]
+MAX_POSITIONS = 500
+
+
+def make_weights(
+    num_q: int, num_kv: int, head_dim: int, has_norm: bool, device: torch.device, dtype: torch.dtype
+) -> AttentionWeights:
+    angles = torch.rand(MAX_POSITIONS, head_dim // 2) * 6
+    norms = [(torch.rand(head_dim) + 0.5).to(device, dtype) if has_norm else None for _ in range(2)]
+    rope = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
+    return AttentionWeights(norms[0], norms[1], 1e-6, rope, num_q, num_kv, head_dim)
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_q", "num_kv", "head_dim", "block_size"),
+    [(1, 32, 8, 128, 16), (5, 4, 2, 32, 16), (33, 6, 2, 64, 32), (40, 3, 1, 64, 64), (35, 8, 4, 128, 16)],
+)
+def test_equals_reference(
+    num_tokens: int,
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    block_size: int,
+    has_norm: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    assert_close: AssertClose,
+) -> None:
+    weights = make_weights(num_q, num_kv, head_dim, has_norm, device, dtype)
+    qkv = torch.randn(num_tokens, (num_q + 2 * num_kv) * head_dim).to(device, dtype)
+    positions = torch.randint(0, MAX_POSITIONS, (num_tokens,), dtype=torch.int32).to(device)
+    num_blocks = num_tokens // block_size + 3
+    slots = torch.randperm(num_blocks * block_size)[:num_tokens].to(device)
+    slots[num_tokens // 2 + 1 :: 3] = -1
+    pools = [torch.full((num_blocks, 3, 2, block_size, num_kv, head_dim), float("nan")) for _ in range(2)]
+    ours, theirs = (pool.to(device, dtype) for pool in pools)
+
+    q = qk_norm_rope_kv(qkv, weights, positions, slots, ours[:, 1, 0], ours[:, 1, 1])
+    expected = reference.qk_norm_rope_kv(qkv, weights, positions, slots, theirs[:, 1, 0], theirs[:, 1, 1])
+
+    kept = slots >= 0
+    assert_close(q[kept], expected[kept])
+    assert torch.isfinite(q).all()
+    written = ~theirs.isnan()
+    assert torch.equal(~ours.isnan(), written)
+    assert_close(ours[written], theirs[written])
+
+
+def test_a_position_of_padding_is_never_looked_up(device: torch.device, dtype: torch.dtype) -> None:
+    weights = make_weights(2, 1, 32, True, device, dtype)
+    qkv = torch.randn(2, 4 * 32).to(device, dtype)
+    positions = torch.tensor([1 << 30, -7], dtype=torch.int32, device=device)
+    slots = torch.full((2,), -1, dtype=torch.int64, device=device)
+    pool = torch.full((2, 1, 2, 16, 1, 32), float("nan")).to(device, dtype)
+    q = qk_norm_rope_kv(qkv, weights, positions, slots, pool[:, 0, 0], pool[:, 0, 1])
+    assert torch.isfinite(q).all()
+    assert pool.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_q", "num_kv", "heads"), [(1, 32, 8, 1), (64, 32, 8, 8), (64, 14, 2, 2), (64, 12, 3, 1)]
+)
+def test_tiles_never_straddle_q_k_and_v(num_tokens: int, num_q: int, num_kv: int, heads: int) -> None:
+    assert heads_per_program(num_tokens, num_q, num_kv) == heads
+    assert num_q % heads == 0 and num_kv % heads == 0

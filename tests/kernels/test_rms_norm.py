@@ -1,0 +1,40 @@
+"""RMSNorm against the reference."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.kernels.rms_norm import rms_norm
+from common.ops import reference
+
+AssertClose = Callable[[Tensor, Tensor], None]
+
+
+@pytest.mark.parametrize(("num_tokens", "hidden"), [(0, 64), (1, 2560), (3, 33), (5, 1024), (17, 1)])
+def test_equals_reference(
+    num_tokens: int, hidden: int, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
+) -> None:
+    x = (torch.randn(num_tokens, hidden) * 3).to(device, dtype)
+    weight = torch.randn(hidden).to(device, dtype)
+    out = rms_norm(x, weight, 1e-6)
+    if num_tokens == 0:
+        assert out.shape == x.shape
+        return
+    assert_close(out, reference.rms_norm(x, weight, 1e-6))
+
+
+def test_rows_may_be_strided(device: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
+    wide = torch.full((6, 200), float("nan")).to(device, dtype)
+    x = wide[:, 40:141]
+    x.copy_(torch.randn(6, 101))
+    weight = torch.randn(101).to(device, dtype)
+    assert_close(rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+
+
+def test_wrong_shapes_are_refused() -> None:
+    with pytest.raises(AssertionError, match="weight"):
+        rms_norm(torch.zeros(2, 8), torch.zeros(7), 1e-6)
+    with pytest.raises(AssertionError, match="contiguous"):
+        rms_norm(torch.zeros(8, 2).t(), torch.zeros(8), 1e-6)

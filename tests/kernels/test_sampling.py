@@ -1,0 +1,187 @@
+"""The sampler's kernels against the reference: the same noise bit for bit, the same filters, the same token."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels import sampling
+from common.ops import reference
+from common.ops.base import SamplingTensors
+
+Draw = Callable[[Tensor, SamplingTensors, Tensor], Tensor]
+
+
+@pytest.fixture(params=[pytest.param("cpu", id="interpreter"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if (request.param == "cuda") != torch.cuda.is_available():
+        pytest.skip("needs a GPU" if request.param == "cuda" else "the GPU runs these tests compiled")
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def draw(device: torch.device) -> Draw:
+    """The kernels on `device`; operands and result on the CPU."""
+
+    def run(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:
+        workspace = sampling.make_workspace(logits.shape[0] + 1, logits.shape[1], device)
+        on_device = SamplingTensors(*(getattr(params, name).to(device) for name in SamplingTensors.__slots__))
+        return sampling.sample(logits.to(device), on_device, positions.to(device), workspace).cpu()
+
+    return run
+
+
+def make_params(rows: list[tuple[float, int, float, float, int]]) -> SamplingTensors:
+    """Rows of (temperature, top_k, top_p, min_p, seed)."""
+    temperature, top_k, top_p, min_p, seed = zip(*rows, strict=True)
+    return SamplingTensors(
+        temperature=torch.tensor(temperature, dtype=torch.float32),
+        top_k=torch.tensor(top_k, dtype=torch.int32),
+        top_p=torch.tensor(top_p, dtype=torch.float32),
+        min_p=torch.tensor(min_p, dtype=torch.float32),
+        seed=torch.tensor(seed, dtype=torch.int64),
+    )
+
+
+def positions_of(num_rows: int) -> Tensor:
+    return torch.arange(num_rows, dtype=torch.int32) * 977 + 5
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 1024, 5003])
+def test_greedy_is_argmax_with_ties_to_the_lowest_id(vocab: int, draw: Draw) -> None:
+    logits = torch.randint(-3, 4, (6, vocab)).float()
+    params = make_params([(0.0, 3, 0.5, 0.1, i) for i in range(6)])
+    assert torch.equal(draw(logits, params, positions_of(6)), logits.argmax(dim=-1).int())
+
+
+@pytest.mark.parametrize("vocab", [33, 3000, 9001])
+def test_draws_the_token_that_the_reference_draws(vocab: int, draw: Draw) -> None:
+    logits = torch.randn(7, vocab) * 4
+    params = make_params(
+        [
+            (1.0, 0, 1.0, 0.0, 0),
+            (0.7, 0, 1.0, 0.0, 2**63 - 1),
+            (1.3, 5, 1.0, 0.0, -(2**63)),
+            (0.9, 0, 0.8, 0.0, 123456789012345),
+            (1.1, 0, 1.0, 0.05, -1),
+            (2.0, 20, 0.9, 0.02, 42),
+            (0.0, 0, 1.0, 0.0, 42),
+        ]
+    )
+    for shift in range(4):
+        positions = positions_of(7) + shift
+        assert torch.equal(draw(logits, params, positions), reference.sample(logits, params, positions))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (1.0, 1, 1.0, 0.0, 0),
+        (1.0, 3, 1.0, 0.0, 0),
+        (1.0, 4000, 1.0, 0.0, 0),
+        (0.5, 0, 0.3, 0.0, 0),
+        (1.5, 0, 0.999, 0.0, 0),
+        (1.0, 0, 0.0, 0.0, 0),
+        (1.0, 50, 0.6, 0.0, 0),
+        (1.0, 0, 1.0, 0.3, 0),
+        (0.8, 100, 0.95, 0.01, 0),
+    ],
+)
+@pytest.mark.parametrize("shape", ["spread", "ties", "negative", "mixed infinities"])
+def test_keeps_what_the_reference_keeps(
+    row: tuple[float, int, float, float, int], shape: str, device: torch.device
+) -> None:
+    logits = make_logits(shape, 3, 4000)
+    params = make_params([row] * 3)
+    workspace = sampling.make_workspace(3, 4000, device)
+    on_device = SamplingTensors(*(getattr(params, name).to(device) for name in SamplingTensors.__slots__))
+    sampling.sample(logits.to(device), on_device, positions_of(3).to(device), workspace)
+    scaled = logits / params.temperature.unsqueeze(1)
+    ours = scaled >= workspace.threshold[:3].cpu().unsqueeze(1)
+    theirs = scaled >= reference.filter_threshold(scaled, params).unsqueeze(1)
+    differing = scaled.softmax(dim=-1).masked_fill(ours == theirs, 0.0).sum(dim=-1)
+    assert (differing < 1e-5).all()  # the two may round the mass of the tail differently
+    if row[2] == 1.0:
+        assert torch.equal(ours, theirs)
+
+
+def make_logits(shape: str, num_rows: int, vocab: int) -> Tensor:
+    spread = torch.randn(num_rows, vocab) * 5
+    match shape:
+        case "ties":
+            return spread.round()
+        case "negative":
+            return spread - 100.0
+        case "mixed infinities":
+            return spread.masked_fill(torch.rand(num_rows, vocab) < 0.3, float("-inf"))
+        case _:
+            return spread
+
+
+def test_draws_follow_the_softmax(draw: Draw) -> None:
+    logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
+    num_draws = 400
+    params = make_params([(0.8, 0, 1.0, 0.0, seed) for seed in range(num_draws)])
+    tokens = draw(logits.expand(num_draws, 5), params, torch.full((num_draws,), 3, dtype=torch.int32))
+    expected = (logits / 0.8).softmax(dim=-1) * num_draws
+    observed = torch.bincount(tokens.long(), minlength=5)
+    assert ((observed - expected).square() / expected).sum() < 25  # chi-square, 4 degrees: p < 1e-4
+
+
+def test_the_same_row_in_another_batch_draws_the_same(draw: Draw) -> None:
+    logits = torch.randn(4, 2100)
+    params = make_params([(1.0, 0, 0.9, 0.0, 77)] * 4)
+    positions = torch.full((4,), 9, dtype=torch.int32)
+    together = draw(logits, params, positions)
+    for i in range(4):
+        row = SamplingTensors(*(getattr(params, name)[i : i + 1] for name in SamplingTensors.__slots__))
+        assert draw(logits[i : i + 1], row, positions[:1])[0] == together[i]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's numpy; that is the point here
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("row", [(0.0, 0, 1.0, 0.0, 1), (1.0, 0, 1.0, 0.0, 1), (1.0, 9, 0.5, 0.1, 1)])
+def test_bad_logits_give_an_id_of_the_vocabulary(
+    bad: float, row: tuple[float, int, float, float, int], draw: Draw
+) -> None:
+    logits = torch.randn(3, 1500)
+    logits[0] = bad
+    logits[1, 700:] = bad
+    logits[2, 3] = bad
+    tokens = draw(logits, make_params([row] * 3), positions_of(3))
+    assert ((tokens >= 0) & (tokens < 1500)).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_nan_is_never_chosen_over_a_number(draw: Draw) -> None:
+    logits = torch.full((2, 2000), float("nan"))
+    logits[:, 1234] = -5.0
+    params = make_params([(0.0, 0, 1.0, 0.0, 1), (1.0, 0, 1.0, 0.0, 1)])
+    assert draw(logits, params, positions_of(2)).tolist() == [1234, 1234]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _bits_kernel(seed_ptr, position_ptr, out_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Grid: (1,). The noise of the first BLOCK tokens."""
+    noise = sampling._gumbel(tl.load(seed_ptr), tl.load(position_ptr), tl.arange(0, BLOCK))
+    tl.store(out_ptr + tl.arange(0, BLOCK), noise)
+
+
+@pytest.mark.parametrize(("seed", "position"), [(0, 0), (1, 131071), (-1, 5), (2**62 + 12345, 2**31 - 1)])
+def test_noise_is_the_references(seed: int, position: int, device: torch.device) -> None:
+    seeds, positions = torch.tensor([seed]), torch.tensor([position], dtype=torch.int32)
+    out = torch.empty(4096, device=device)
+    _bits_kernel[(1,)](seed_ptr=seeds.to(device), position_ptr=positions.to(device), out_ptr=out, BLOCK=4096)
+    torch.testing.assert_close(out.cpu(), reference.gumbel(seeds, positions, 4096)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_full_vocabulary(draw: Draw) -> None:
+    logits = torch.randn(64, 151_936) * 3
+    rows = [(0.6 + i % 3 * 0.3, (0, 20)[i % 2], (1.0, 0.95)[i // 2 % 2], (0.0, 0.05)[i // 4 % 2], i) for i in range(64)]
+    params = make_params(rows)
+    ours, theirs = draw(logits, params, positions_of(64)), reference.sample(logits, params, positions_of(64))
+    assert (ours == theirs).sum() >= 62  # a draw at the edge of a filter or of rounding may differ

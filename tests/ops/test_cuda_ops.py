@@ -1,0 +1,122 @@
+"""The GPU's operations against the reference's, over whole steps: a prompt in chunks, then decode."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.config import KernelsSection
+from common.ops.base import AttentionWeights, ForwardBatch
+from common.ops.torch_ops import TorchOps
+
+pytestmark = pytest.mark.gpu
+
+HIDDEN, INNER, VOCAB, NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 96, 160, 301, 8, 2, 64, 16
+EPS = 1e-6
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    return torch.device("cuda")
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    table: Tensor  # [VOCAB, HIDDEN]
+    norm: Tensor  # [HIDDEN]
+    qkv: Tensor
+    attention: AttentionWeights
+    o: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def make_weights(device: torch.device, dtype: torch.dtype, has_norm: bool) -> Weights:
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape).div(shape[-1] ** 0.5).to(device, dtype)
+
+    angles = torch.rand(600, HEAD_DIM // 2) * 6
+    rope = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
+    norms = [(torch.rand(HEAD_DIM) + 0.5).to(device, dtype) if has_norm else None for _ in range(2)]
+    return Weights(
+        table=random(VOCAB, HIDDEN) * 10,
+        norm=(torch.rand(HIDDEN) + 0.5).to(device, dtype),
+        qkv=random((NUM_Q + 2 * NUM_KV) * HEAD_DIM, HIDDEN),
+        attention=AttentionWeights(norms[0], norms[1], EPS, rope, NUM_Q, NUM_KV, HEAD_DIM),
+        o=random(HIDDEN, NUM_Q * HEAD_DIM),
+        gate_up=random(2 * INNER, HIDDEN),
+        down=random(HIDDEN, INNER),
+    )
+
+
+def make_batch(chunks: list[tuple[int, int]], tables: Tensor) -> ForwardBatch:
+    """Tokens [begin, end) of each sequence; a chunk (0, 0) is a row of padding with one token."""
+    device = tables.device
+    spans = [(begin, end) if end else (0, 1) for begin, end in chunks]
+    positions = torch.cat([torch.arange(begin, end) for begin, end in spans])
+    lengths = [end - begin for begin, end in spans]
+    rows = torch.arange(len(chunks)).repeat_interleave(torch.tensor(lengths))
+    slots = tables.cpu()[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+    slots[torch.tensor([end for _, end in chunks])[rows] == 0] = -1
+    return ForwardBatch(
+        token_ids=torch.randint(0, VOCAB, (len(positions),), dtype=torch.int32).to(device),
+        positions=positions.int().to(device),
+        slot_mapping=slots.to(device),
+        block_tables=tables,
+        seq_lens=torch.tensor([end for _, end in chunks], dtype=torch.int32, device=device),
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
+        logit_rows=torch.arange(len(positions), device=device),
+        max_query_len=max(lengths),
+        max_seq_len=max(end for _, end in chunks),
+    )
+
+
+STEPS = [
+    [(0, 200), (0, 33), (0, 1)],
+    [(200, 330), (33, 34), (1, 90)],
+    [(330, 331), (34, 35), (90, 91)],
+    [(331, 332), (0, 0), (91, 92)],
+]
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("choice", ["triton", "torch"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
+def test_a_layer_equals_the_reference(
+    dtype: torch.dtype, tolerance: float, choice: str, has_norm: bool, cuda: torch.device
+) -> None:
+    from common.ops.cuda_ops import CudaOps
+
+    torch.manual_seed(11)
+    weights = make_weights(cuda, dtype, has_norm)
+    pools = torch.full((2, 70, 2, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM), float("nan"), dtype=dtype, device=cuda)
+    tables = torch.randperm(70)[:66].view(3, 22).int().to(cuda)
+    kernels = KernelsSection(*[choice] * len(dataclasses.fields(KernelsSection)))
+    both = (CudaOps(pools[0], kernels, 3), TorchOps(pools[1]))
+    for step in STEPS:
+        batch = make_batch(step, tables)
+        logits = []
+        for ops in both:
+            x = ops.embed(batch.token_ids, weights.table)
+            qkv = ops.norm_linear(x, weights.norm, EPS, weights.qkv)
+            x = ops.linear_add(ops.attention(qkv, weights.attention, 1, batch), weights.o, x)
+            x = ops.linear_add(ops.norm_gate_up(x, weights.norm, EPS, weights.gate_up), weights.down, x)
+            logits.append(ops.logits(x, weights.norm, EPS, weights.table, batch))
+        ours, theirs = logits
+        assert ours.dtype == torch.float32 and ours.isfinite().all()
+        kept = batch.slot_mapping >= 0
+        assert (ours - theirs)[kept].norm() <= tolerance * theirs[kept].norm()
+    assert torch.equal(pools[0].isnan(), pools[1].isnan())
+
+
+def test_graphs_need_every_decode_kernel(cuda: torch.device) -> None:
+    from common.ops.cuda_ops import CudaOps
+
+    pool = torch.zeros((1, 1, 2, 16, 1, 64), device=cuda)
+    assert CudaOps(pool, KernelsSection(), 1).graph_safe
+    assert CudaOps(pool, KernelsSection(prefill_attention="torch"), 1).graph_safe
+    assert not CudaOps(pool, KernelsSection(decode_attention="torch"), 1).graph_safe
+    assert not CudaOps(pool, KernelsSection(rope="torch"), 1).graph_safe

@@ -1,0 +1,132 @@
+"""A dispatcher on a bench: no sockets, a clock moved by hand, every message it sends at hand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.config import NetSection, RouterSection
+from common.errors import ErrorCode, RequestError
+from common.messages import (
+    Abort,
+    FinishReason,
+    KVPathReport,
+    Message,
+    PrefillRequest,
+    RequestFailed,
+    Role,
+    TokenBatch,
+    WorkerReady,
+    pack_ids,
+)
+from common.sampling_params import SamplingParams
+from router.detokenizer import TextStream
+from router.dispatcher import Dispatcher
+from router.metrics import Metrics
+from router.request_state import Completion, Delivery, Mailbox, State
+from router.worker_pool import Route, Worker, WorkerPool
+from tests.fakes import LAYOUT
+
+NET = NetSection(worker_timeout_s=3.0, step_timeout_s=100.0)
+VOCAB = 1000
+EOS = 999
+LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
+TERMINAL_STATES = {State.FINISHED, State.FAILED, State.ABORTED}
+
+
+def decode_ids(ids: Sequence[int]) -> str:
+    """Each id is shown as a letter; EOS would show too."""
+    return "".join(chr(ord("a") + token_id % 26) for token_id in ids)
+
+
+class Bench:
+    """A dispatcher with a hand-driven clock, and everything that it sent."""
+
+    def __init__(self, num_prefill: int = 1, num_decode: int = 1, **router: Any) -> None:
+        self.now_s = 100.0
+        self.sent: list[tuple[str, Message]] = []
+        self.pool = WorkerPool(NET, prefill_window=2.0)
+        self.metrics = Metrics()
+        self.dispatcher = Dispatcher(
+            RouterSection(**router), NET, VOCAB, self.pool, lambda to, message: self.sent.append((to, message)),
+            self.metrics, lambda: self.now_s,
+        )  # fmt: skip
+        self.prefills = [self.join(f"p{i}", Role.PREFILL) for i in range(num_prefill)]
+        self.decodes = [self.join(f"d{i}", Role.DECODE) for i in range(num_decode)]
+        self._num_made = 0
+
+    def join(self, worker_id: str, role: Role, epoch: int = 1) -> Worker:
+        ready = WorkerReady(worker_id, epoch, role, 1, "cpu", "m", "f", "t", LAYOUT, 9, 999, 100, 8, "shm", "")
+        worker = self.pool.add(ready, self.now_s)
+        for other in self.pool:
+            prefill, decode = (worker, other) if role is Role.PREFILL else (other, worker)
+            if other.ready.role is not role:
+                self.pool.set_path(KVPathReport(decode.id, decode.epoch, prefill.id, prefill.epoch, "shm", 1.0, ""))
+        self.dispatcher.pump()
+        return worker
+
+    def lose(self, worker: Worker) -> None:
+        self.pool.remove(worker)
+        self.dispatcher.on_worker_lost(worker, "test")
+
+    def submit(self, num_prompt_tokens: int = 4, stops: Sequence[str] = (), **sampling: Any) -> Completion:
+        self._num_made += 1
+        fields: dict[str, Any] = {"max_tokens": 5, "stop_token_ids": (EOS,)} | sampling
+        completion = Completion(
+            request_id=f"cmpl-{self._num_made}",
+            index=0,
+            prompt_ids=list(range(num_prompt_tokens)),
+            sampling=SamplingParams(**fields),
+            text=TextStream(decode_ids, stops),
+            mailbox=Mailbox(),
+        )
+        self.dispatcher.submit([completion])
+        return completion
+
+    def token(
+        self, worker: Worker, completion: Completion, index: int, token_id: int, finish: int = 0, attempt: int = -1
+    ) -> None:
+        attempt = completion.attempt if attempt < 0 else attempt
+        self.dispatcher.on_tokens(
+            TokenBatch(
+                worker.id, worker.epoch, (completion.request_id,), pack_ids([attempt]), pack_ids([index]),
+                pack_ids([token_id]), bytes([finish]),
+            )
+        )  # fmt: skip
+
+    def route(self, completion: Completion) -> Route:
+        """Where it runs now."""
+        assert completion.route is not None
+        return completion.route
+
+    def fail(self, worker: Worker, completion: Completion, code: ErrorCode) -> None:
+        message = RequestFailed(worker.id, worker.epoch, completion.request_id, completion.attempt, code, "because")
+        self.dispatcher.on_failed(message)
+
+    def requests(self) -> list[tuple[str, PrefillRequest]]:
+        return [(to, message) for to, message in self.sent if isinstance(message, PrefillRequest)]
+
+    def aborts(self) -> list[tuple[str, str, int]]:
+        return [(to, message.request_id, message.attempt) for to, message in self.sent if isinstance(message, Abort)]
+
+    def assert_idle(self) -> None:
+        """Nothing is left of any request."""
+        assert self.dispatcher.num_active == 0
+        assert self.dispatcher.queue_sizes() == (0, 0, 0)
+        for worker in self.pool:
+            assert (worker.outstanding_tokens, worker.num_assigned) == (0, 0), worker
+
+
+@dataclass
+class Result:
+    text: str
+    finish_reason: str | None
+    error: RequestError | None
+
+
+def result_of(completion: Completion) -> Result:
+    """All deliveries joined; exactly one of them is the last."""
+    deliveries: list[Delivery] = completion.mailbox._deliveries
+    last = [d for d in deliveries if d.finish_reason or d.error]
+    assert len(last) == 1, deliveries
+    assert deliveries[-1] is last[0]
+    return Result("".join(d.text for d in deliveries), last[0].finish_reason, last[0].error)

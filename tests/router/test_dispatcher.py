@@ -1,0 +1,177 @@
+"""Order of tokens, ends, deadlines and backpressure; what happens after a loss is in `test_replay`."""
+
+import random
+
+import pytest
+
+from common.errors import RequestError
+from common.messages import (
+    Role,
+    TokenBatch,
+    WorkerReady,
+    pack_ids,
+    unpack_ids,
+)
+from router.request_state import Delivery, State
+from router.worker_pool import Worker
+from tests.fakes import LAYOUT
+from tests.router.bench import EOS, LENGTH, STOP, Bench, Result, result_of
+
+
+def test_a_request_goes_through_both_workers() -> None:
+    bench = Bench()
+    completion = bench.submit()
+    ((to, request),) = bench.requests()
+    assert to == "p0"
+    assert unpack_ids(request.token_ids) == completion.prompt_ids
+    assert (request.attempt, request.num_outputs, request.decode_worker_id, request.decode_epoch) == (0, 0, "d0", 1)
+    states = [completion.state]
+    for index, worker in enumerate([bench.prefills[0], *bench.decodes * 2]):
+        assert bench.prefills[0].outstanding_tokens == (0 if index else 4)
+        bench.token(worker, completion, index, index + 1, LENGTH if index == 2 else 0)
+        states.append(completion.state)
+    assert states == [State.PREFILLING, State.PREFILLING, State.DECODING, State.FINISHED]
+    assert result_of(completion) == Result("bcd", "length", None)
+    assert bench.aborts() == []
+    bench.assert_idle()
+
+
+def test_a_stop_token_is_counted_and_not_shown() -> None:
+    bench = Bench()
+    completion = bench.submit()
+    bench.token(bench.prefills[0], completion, 0, 1)
+    bench.token(bench.decodes[0], completion, 1, EOS, STOP)
+    assert result_of(completion) == Result("b", "stop", None)
+    assert len(completion.outputs) == 2
+
+
+def test_tokens_in_any_order_and_twice_give_one_text() -> None:
+    for seed in range(50):
+        bench = Bench()
+        completion = bench.submit(max_tokens=6)
+        rows = [(bench.prefills[0] if i == 0 else bench.decodes[0], i, i, LENGTH if i == 5 else 0) for i in range(6)]
+        rows *= 2
+        random.Random(seed).shuffle(rows)
+        for worker, index, token_id, finish in rows:
+            bench.token(worker, completion, index, token_id, finish)
+        assert result_of(completion) == Result("abcdef", "length", None)
+        bench.assert_idle()
+
+
+def test_tokens_of_others_are_dropped_and_their_senders_told_to_stop() -> None:
+    bench = Bench(num_decode=2)
+    completion = bench.submit()
+    route = bench.route(completion)
+    stranger = next(worker for worker in bench.decodes if worker is not route.decode)
+    bench.token(stranger, completion, 0, 9)
+    bench.token(route.decode, completion, 0, 9, attempt=7)
+    dead = Worker(stranger.ready, 0.0)
+    dead.ready = WorkerReady("d0", 99, Role.DECODE, 1, "cpu", "m", "f", "t", LAYOUT, 9, 999, 100, 8, "shm", "")
+    bench.token(dead, completion, 0, 9)
+    assert completion.outputs == []
+    assert bench.aborts() == [(stranger.id, "cmpl-1", 0), (route.decode.id, "cmpl-1", 7)]
+    assert bench.metrics.registry.get_sample_value("baton_stale_tokens_total") == 3
+
+
+def test_columns_of_unequal_length_change_nothing() -> None:
+    bench = Bench()
+    completion = bench.submit()
+    one = pack_ids([0])
+    with pytest.raises(ValueError, match="zip"):
+        bench.dispatcher.on_tokens(TokenBatch("p0", 1, ("cmpl-1",), one, one, pack_ids([1, 2]), b"\0"))
+    assert completion.outputs == []
+
+
+def test_without_workers_a_request_waits_and_then_fails_with_503() -> None:
+    bench = Bench(num_prefill=0, num_decode=0, worker_wait_s=60.0)
+    bench.dispatcher.tick()
+    patient = bench.submit()
+    bench.now_s += 59
+    bench.dispatcher.tick()
+    late = bench.submit()
+    bench.now_s += 2
+    bench.dispatcher.tick()
+    error = result_of(patient).error
+    assert error is not None
+    assert (error.status, error.code) == (503, "no_workers")
+    assert "decode worker" in error.message
+    assert late.state is State.QUEUED
+    bench.join("d9", Role.DECODE)
+    assert [to for to, _ in bench.requests()] == ["d9"]
+
+
+def test_abort_reaches_both_workers_once() -> None:
+    bench = Bench()
+    completion = bench.submit()
+    bench.dispatcher.abort(completion)
+    bench.dispatcher.abort(completion)
+    assert sorted(bench.aborts()) == [("d0", "cmpl-1", 0), ("p0", "cmpl-1", 0)]
+    assert completion.state is State.ABORTED
+    bench.assert_idle()
+
+
+def test_a_stop_string_finishes_and_aborts() -> None:
+    bench = Bench()
+    completion = bench.submit(stops=["cd"])
+    for i, token_id in enumerate((1, 2)):
+        bench.token(bench.prefills[0] if i == 0 else bench.decodes[0], completion, i, token_id)
+    assert completion.mailbox._deliveries == [Delivery(0, "b")]
+    bench.token(bench.decodes[0], completion, 2, 3)
+    assert result_of(completion) == Result("b", "stop", None)
+    assert sorted(bench.aborts()) == [("d0", "cmpl-1", 0), ("p0", "cmpl-1", 0)]
+    bench.assert_idle()
+
+
+def test_the_request_deadline() -> None:
+    bench = Bench(request_timeout_s=10.0)
+    completion = bench.submit()
+    bench.now_s += 10.5
+    bench.dispatcher.tick()
+    error = result_of(completion).error
+    assert error is not None
+    assert error.status == 504
+    assert len(bench.aborts()) == 2
+    bench.assert_idle()
+
+
+def test_only_a_window_of_prompts_is_sent_ahead_so_a_new_worker_gets_its_share() -> None:
+    bench = Bench()
+    completions = [bench.submit(num_prompt_tokens=90) for _ in range(6)]
+    assert [to for to, _ in bench.requests()] == ["p0"] * 3  # the window of 2 * 100 tokens is full
+    assert bench.dispatcher.queue_sizes() == (3, 270, 3)
+    bench.join("p1", Role.PREFILL)
+    assert [to for to, _ in bench.requests()][3:] == ["p1"] * 3
+    assert [request.request_id for _, request in bench.requests()] == [c.request_id for c in completions]
+
+
+def test_first_come_first_served_also_after_a_loss() -> None:
+    bench = Bench()
+    first, second, third = (bench.submit(num_prompt_tokens=100) for _ in range(3))
+    assert third.state is State.QUEUED
+    bench.decodes[0].draining = True
+    bench.lose(bench.prefills[0])
+    bench.sent.clear()
+    bench.decodes[0].draining = False
+    bench.dispatcher.pump()
+    assert [request.request_id for _, request in bench.requests()] == [
+        completion.request_id for completion in (first, second, third)
+    ]
+
+
+def test_backpressure() -> None:
+    bench = Bench(num_prefill=0, num_decode=0, max_requests=2, max_queued_tokens=100)
+    bench.submit(num_prompt_tokens=60)
+    with pytest.raises(RequestError) as caught:
+        bench.submit(num_prompt_tokens=60)
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
+    bench.submit(num_prompt_tokens=10)
+    with pytest.raises(RequestError) as caught:
+        bench.submit(num_prompt_tokens=1)
+    assert caught.value.status == 429
+    with pytest.raises(RequestError) as caught:
+        bench.submit(num_prompt_tokens=101)
+    assert caught.value.status == 400  # no retry would help
+    bench.dispatcher.draining = True
+    with pytest.raises(RequestError) as caught:
+        bench.submit(num_prompt_tokens=1)
+    assert caught.value.status == 503

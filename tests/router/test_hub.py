@@ -1,0 +1,49 @@
+import asyncio
+
+import pytest
+import zmq
+
+from common.config import NetSection
+from common.messages import Heartbeat, Message, Reregister
+from common.sockets import MAX_RECEIVED_AT_ONCE, Spoke
+from router.hub import AsyncHub
+
+NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
+
+
+@pytest.mark.parametrize("answering", [False, True])
+async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogCaptureFixture, answering: bool) -> None:
+    """More than one receive takes, one of them fatal to its handler, with or without sends on the way."""
+    hub = AsyncHub(NetSection(router_endpoint="tcp://127.0.0.1:*"))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    spoke = Spoke(context, NetSection(), hub.endpoint, b"w")
+    received: list[int] = []
+
+    def on_message(identity: bytes, message: Message) -> None:
+        assert isinstance(message, Heartbeat)
+        received.append(message.num_waiting)
+        if answering:
+            hub.send(identity, Reregister(message.num_waiting))
+        if message.num_waiting == 5:
+            raise RuntimeError("a bug")
+
+    try:
+        for i in range(NUM_MESSAGES):
+            spoke.send(Heartbeat("w", 1, i, 0, 0, 0, 0.0, 0))
+        await asyncio.sleep(0.3)  # all of them wait in the hub's queue before its first receive
+        hub.start(on_message)
+        async with asyncio.timeout(30):
+            while len(received) < NUM_MESSAGES:
+                await asyncio.sleep(0.01)
+        assert received == list(range(NUM_MESSAGES))
+        answers: list[Message] = []
+        async with asyncio.timeout(30):
+            while answering and len(answers) < NUM_MESSAGES:
+                answers += spoke.receive()
+                await asyncio.sleep(0.01)
+    finally:
+        spoke.close()
+        hub.close()
+        context.destroy(linger=0)
+    assert "a bug" in caplog.text
+    assert hub.num_dropped == 0

@@ -1,0 +1,100 @@
+"""The process as an operator meets it: its start, its exit status, its signals."""
+
+import asyncio
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from common.config import NetSection
+from tests.fakes import FakeDecode, FakeModel
+
+DEADLINE_S = 30.0
+
+
+class Process:
+    """`python -m router` on free ports."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log = ""
+
+    async def line_with(self, pattern: str) -> str:
+        """The first group of the first log line that matches."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(DEADLINE_S):
+            while line := (await self.process.stderr.readline()).decode():
+                self.log += line
+                if match := re.search(pattern, line):
+                    return match.group(1)
+        raise AssertionError(f"no line with {pattern!r} in:\n{self.log}")
+
+    async def exit_status(self) -> int:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def router(model_dir: Path) -> AsyncIterator[Process]:
+    flags = ["--model-path", str(model_dir), "--router-port", "0", "--net-router-endpoint", "tcp://127.0.0.1:*"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router", *flags, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield Process(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+async def test_the_first_signal_drains_and_the_second_stops(
+    model_dir: Path, model: FakeModel, num_signals: int
+) -> None:
+    async with router(model_dir) as process:
+        endpoint = await process.line_with(r"workers dial (\S+)")
+        url = await process.line_with(r"serving (http://\S+)")
+        worker = FakeDecode(NetSection(router_endpoint=endpoint), model, "decode-0", transport="none")
+        worker.step_s = 0.005 if num_signals == 1 else 10.0
+        worker.start()
+        try:
+            await process.line_with(r"(joined)")
+            body = {"prompt": "the fox", "max_tokens": 100, "temperature": 0, "stream": True, "ignore_eos": True}
+            async with aiohttp.ClientSession(url) as session, session.post("/v1/completions", json=body) as response:
+                await response.content.readline()
+                process.process.send_signal(signal.SIGTERM)
+                await process.line_with(r"(draining) 1 completions")
+                async with session.post("/v1/completions", json=body) as refused:
+                    assert refused.status == 503
+                if num_signals == 2:
+                    process.process.send_signal(signal.SIGTERM)
+                events = (await response.content.read()).decode()
+                assert events.endswith("data: [DONE]\n\n")
+                assert ('"finish_reason": "length"' in events) == (num_signals == 1)
+                assert ('"error"' in events) == (num_signals == 2)
+            assert await process.exit_status() == 0
+        finally:
+            await asyncio.to_thread(worker.kill)
+
+
+def test_a_wrong_setting_is_explained_and_exits_with_2(tmp_path: Path, model_dir: Path) -> None:
+    def said(*flags: str) -> str:
+        run = subprocess.run([sys.executable, "-m", "router", *flags], capture_output=True, timeout=DEADLINE_S)
+        assert run.returncode == 2
+        assert b"Traceback" not in run.stderr
+        return run.stderr.decode()
+
+    assert "tokenizer.json" in said("--model-path", str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"vocab_size": 5, "max_position_embeddings": 5}')
+    assert "fetch" in said("--model-path", str(tmp_path))
+    assert "secret_file" in said("--model-path", str(model_dir), "--net-router-endpoint", "tcp://0.0.0.0:*")
+    free = ("--model-path", str(model_dir), "--net-router-endpoint", "tcp://127.0.0.1:*")
+    assert "router.port" in said(*free, "--router-host", "203.0.113.1")

@@ -1,0 +1,128 @@
+"""Workers that come, go, die and return, seen through real sockets and HTTP."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from common.errors import ErrorCode
+from common.messages import Abort, PeerGone, PrefillRequest, Refused
+from tests.fakes import FakeDecode
+from tests.router.conftest import Client, Cluster, StartCluster
+
+PROMPT = "the quick brown fox"
+
+
+@pytest.mark.parametrize("how", ["kill", "silent", "stuck"])
+async def test_a_decode_worker_lost_mid_stream_changes_no_text(client: Client, cluster: Cluster, how: str) -> None:
+    first = cluster.workers[1]
+    assert isinstance(first, FakeDecode)
+    first.step_s = 0.01
+    fields: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0}
+    running = asyncio.create_task(client.streamed(**fields, extra_body={"ignore_eos": True}))
+    metric = "baton_generation_tokens_total"
+    registry = cluster.service.metrics.registry
+    await cluster.until(lambda: (registry.get_sample_value(metric) or 0) > 10, "some tokens")
+    cluster.decode("decode-1", step_s=0.001)
+    await cluster.until_paths(2)
+    if how == "kill":
+        await asyncio.to_thread(first.kill)
+    elif how == "silent":
+        first.silent = True
+    else:
+        first.step_age_s = 1e6
+    texts, reasons, _ = await running
+    assert texts == {0: client.expected(PROMPT, max_tokens=300, stop_token_ids=())}
+    assert reasons == {0: "length"}
+    assert registry.get_sample_value("baton_replays_total", {"reason": "worker_lost"}) == 1
+    assert [(gone.worker_id, gone.epoch) for gone in cluster.workers[0].got(PeerGone)] == [("decode-0", first.epoch)]
+    if how == "stuck":
+        await cluster.until(lambda: first.got(Refused), "the stuck worker is refused")
+    if how == "silent":
+        first.silent = False
+        await cluster.until(lambda: cluster.service.pool.get("decode-0", first.epoch), "it is let in again")
+        await cluster.until(lambda: first.got(Abort), "its old attempt is aborted")
+
+
+async def test_a_prefill_worker_lost_before_the_first_token(client: Client, cluster: Cluster) -> None:
+    """With none left the decode worker computes the prompt itself."""
+    prefill = cluster.workers[0]
+    prefill.mute = True
+    running = asyncio.create_task(client.completions.create(model="tiny", prompt=PROMPT, temperature=0))
+    await cluster.until(lambda: prefill.got(PrefillRequest), "the request")
+    await asyncio.to_thread(prefill.kill)
+    response = await running
+    assert response.choices[0].text == client.expected(PROMPT)
+
+
+async def test_a_worker_that_fails_is_tried_again(client: Client, cluster: Cluster) -> None:
+    cluster.workers[0].fail_next = ErrorCode.INTERNAL
+    response = await client.completions.create(model="tiny", prompt=PROMPT, temperature=0)
+    assert response.choices[0].text == client.expected(PROMPT)
+    cluster.workers[0].fail_next = ErrorCode.NEVER_FITS
+    with pytest.raises(openai.BadRequestError):
+        await client.completions.create(model="tiny", prompt=PROMPT)
+
+
+async def test_health_says_what_is_missing(start_cluster: StartCluster) -> None:
+    cluster = await start_cluster(worker_wait_s=0.2)
+
+    async def health() -> tuple[int, dict[str, Any]]:
+        async with aiohttp.ClientSession(cluster.url) as session, session.get("/health") as response:
+            return response.status, await response.json()
+
+    status, body = await health()
+    assert status == 503
+    assert "decode_worker" in body["missing"][0]
+    cluster.prefill()
+    cluster.decode(path_error="no way through")
+    await cluster.until_paths(1)
+    status, body = await health()
+    assert status == 503
+    assert "no way through" in body["missing"][0]
+    request = {"prompt": "a", "stream": True}
+    async with aiohttp.ClientSession(cluster.url) as session, session.post("/v1/completions", json=request) as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "5")
+        assert "no way through" in (await response.json())["error"]["message"]
+
+
+async def test_a_worker_with_another_model_is_refused(start_cluster: StartCluster) -> None:
+    cluster = await start_cluster()
+    worker = cluster.decode(model_fingerprint="other")
+    await cluster.until(lambda: worker.got(Refused), "Refused")
+    assert "model fingerprint is other" in worker.got(Refused)[0].reason
+    assert list(cluster.service.pool) == []
+
+
+async def test_a_restarted_worker_takes_its_name_over(client: Client, cluster: Cluster) -> None:
+    await asyncio.to_thread(cluster.workers[1].kill)
+    again = cluster.decode("decode-0")
+    await cluster.until(lambda: cluster.service.pool.get("decode-0", again.epoch), "the new incarnation")
+    response = await client.completions.create(model="tiny", prompt=PROMPT, temperature=0)
+    assert response.choices[0].text == client.expected(PROMPT)
+
+
+async def test_a_restarted_router_finds_its_workers_again(
+    start_cluster: StartCluster, client: Client, cluster: Cluster
+) -> None:
+    endpoint = cluster.service.hub.endpoint
+    await cluster.runner.cleanup()
+    again = await start_cluster(endpoint)
+    await again.until_paths(1)
+    async with aiohttp.ClientSession(again.url) as session:
+        body = {"prompt": PROMPT, "temperature": 0}
+        async with session.post("/v1/completions", json=body) as response:
+            assert (await response.json())["choices"][0]["text"] == client.expected(PROMPT)
+
+
+async def test_a_leaving_worker_gets_nothing_new(client: Client, cluster: Cluster) -> None:
+    first = cluster.workers[1]
+    cluster.decode("decode-1")
+    await cluster.until_paths(2)
+    first.leave()
+    await cluster.until(lambda: any(worker.draining for worker in cluster.service.pool), "draining")
+    for _ in range(3):
+        await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=2)
+    assert {request.decode_worker_id for request in cluster.workers[0].got(PrefillRequest)} == {"decode-1"}

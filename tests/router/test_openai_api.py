@@ -1,0 +1,205 @@
+import json
+from typing import Any
+
+import pytest
+
+from common.errors import RequestError
+from router.openai_api import CompletionRequest, choice_seed, fit_max_tokens, parse
+from router.responses import ChunkWriter, error_body
+
+VOCAB = 100
+EOS = (7,)
+
+
+def parsed(**fields: Any) -> CompletionRequest:
+    return parse({"prompt": "hi"} | fields, "tiny", VOCAB, EOS)
+
+
+OPTIONAL = [
+    "model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "ignore_eos", "stream",
+    "stream_options", "user", "best_of", "echo", "suffix", "logprobs", "logit_bias", "presence_penalty",
+    "frequency_penalty",
+]  # fmt: skip
+
+ACCEPTED: list[dict[str, Any]] = [
+    {},
+    {"model": "tiny"},
+    {"prompt": ["a", "b"]},
+    {"prompt": [1, 2, 99]},
+    {"prompt": [[0], [1, 2]]},
+    {"prompt": ["x"] * 128},
+    {"max_tokens": 1},
+    {"max_tokens": 10**9},
+    {"max_tokens": 5.0},
+    {"temperature": 0},
+    {"temperature": 2},
+    {"top_p": 0.001},
+    {"top_p": 1},
+    {"top_k": -1},
+    {"top_k": 0},
+    {"top_k": 50},
+    {"min_p": 0.5},
+    {"seed": -(2**63)},
+    {"seed": 2**63 - 1},
+    {"stop": "x"},
+    {"stop": []},
+    {"stop": ["a", "b", "c", "x" * 256]},
+    {"n": 128},
+    {"n": 2, "best_of": 2},
+    {"n": 3, "temperature": 0},
+    {"echo": False},
+    {"suffix": ""},
+    {"logit_bias": {}},
+    {"presence_penalty": 0, "frequency_penalty": 0.0},
+    {"stream": True, "stream_options": {"include_usage": True}},
+    {"stream": True, "stream_options": {}},
+    {"stream": True, "stream_options": {"include_usage": None, "other": 1}},
+    {"user": "somebody"},
+    {"ignore_eos": True},
+    {"unknown_field": {"deep": [1, 2]}},
+    dict.fromkeys(OPTIONAL),
+]
+
+REJECTED: list[tuple[str, dict[str, Any]]] = [
+    ("prompt", {"prompt": None}),
+    ("prompt", {"prompt": ""}),
+    ("prompt", {"prompt": []}),
+    ("prompt", {"prompt": [""]}),
+    ("prompt", {"prompt": [[]]}),
+    ("prompt", {"prompt": [[1], []]}),
+    ("prompt", {"prompt": ["a", 1]}),
+    ("prompt", {"prompt": [1, "a"]}),
+    ("prompt", {"prompt": [[1], 2]}),
+    ("prompt", {"prompt": ["a", [1]]}),
+    ("prompt", {"prompt": [True]}),
+    ("prompt", {"prompt": [1, True]}),
+    ("prompt", {"prompt": [1.0]}),
+    ("prompt", {"prompt": [-1]}),
+    ("prompt", {"prompt": [100]}),
+    ("prompt", {"prompt": [[1], [100]]}),
+    ("prompt", {"prompt": [10**30]}),
+    ("prompt", {"prompt": ["x"] * 129}),
+    ("prompt", {"prompt": {"a": 1}}),
+    ("prompt", {"prompt": 5}),
+    ("prompt", {"prompt": "\ud800"}),
+    ("model", {"model": 5}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("max_tokens", {"max_tokens": -1}),
+    ("max_tokens", {"max_tokens": 1.5}),
+    ("max_tokens", {"max_tokens": "5"}),
+    ("max_tokens", {"max_tokens": True}),
+    ("max_tokens", {"max_tokens": float("inf")}),
+    ("temperature", {"temperature": -0.1}),
+    ("temperature", {"temperature": 2.1}),
+    ("temperature", {"temperature": float("nan")}),
+    ("temperature", {"temperature": "hot"}),
+    ("temperature", {"temperature": True}),
+    ("top_p", {"top_p": 0}),
+    ("top_p", {"top_p": 1.1}),
+    ("top_p", {"top_p": float("inf")}),
+    ("top_k", {"top_k": -2}),
+    ("min_p", {"min_p": 1.5}),
+    ("seed", {"seed": 2**63}),
+    ("seed", {"seed": 1.5}),
+    ("stop", {"stop": ""}),
+    ("stop", {"stop": ["a", ""]}),
+    ("stop", {"stop": ["a"] * 5}),
+    ("stop", {"stop": "x" * 257}),
+    ("stop", {"stop": [1]}),
+    ("stop", {"stop": {"a": "b"}}),
+    ("n", {"n": 0}),
+    ("n", {"n": 129}),
+    ("n", {"n": "2"}),
+    ("best_of", {"n": 1, "best_of": 2}),
+    ("echo", {"echo": True}),
+    ("suffix", {"suffix": "tail"}),
+    ("logprobs", {"logprobs": 0}),
+    ("logprobs", {"logprobs": 5}),
+    ("logit_bias", {"logit_bias": {"5": 1}}),
+    ("presence_penalty", {"presence_penalty": 0.5}),
+    ("frequency_penalty", {"frequency_penalty": -1}),
+    ("stream", {"stream": "yes"}),
+    ("stream_options", {"stream_options": {"include_usage": True}}),
+    ("stream_options", {"stream": False, "stream_options": {}}),
+    ("stream_options", {"stream": True, "stream_options": []}),
+    ("include_usage", {"stream": True, "stream_options": {"include_usage": 1}}),
+    ("user", {"user": 5}),
+    ("ignore_eos", {"ignore_eos": 1}),
+]
+
+
+@pytest.mark.parametrize("fields", ACCEPTED, ids=str)
+def test_accepted(fields: dict[str, Any]) -> None:
+    parsed(**fields)
+
+
+@pytest.mark.parametrize(("param", "fields"), REJECTED, ids=lambda value: str(value)[:60])
+def test_rejected_naming_the_field(param: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        parsed(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert param in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+def test_defaults_and_explicit_nulls_are_the_same() -> None:
+    for request in (parsed(), parsed(**ACCEPTED[-1])):
+        sampling = request.sampling
+        assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (16, 1.0, 1.0, 0)
+        assert (sampling.min_p, sampling.stop_token_ids) == (0.0, EOS)
+        assert (request.n, request.stops, request.stream, request.include_usage) == (1, (), False, False)
+
+
+def test_another_model_is_404() -> None:
+    with pytest.raises(RequestError) as caught:
+        parsed(model="x" * 10_000)
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 5])
+def test_a_body_that_is_no_object(body: object) -> None:
+    with pytest.raises(RequestError):
+        parse(body, "tiny", VOCAB, EOS)
+
+
+def test_seeds_are_unsigned_63_bits_and_random_without_one() -> None:
+    assert parsed(seed=5).sampling.seed == 5
+    assert 0 <= parsed(seed=-1).sampling.seed < 2**63
+    assert len({parsed().sampling.seed for _ in range(20)}) == 20
+
+
+def test_seeds_of_choices_differ_and_are_reproducible() -> None:
+    seeds = [choice_seed(5, choice) for choice in range(128)]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 128
+    assert seeds == [choice_seed(5, choice) for choice in range(128)]
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_max_tokens_fits_the_context() -> None:
+    assert fit_max_tokens(10, 16, 100) == 16
+    assert fit_max_tokens(90, 16, 100) == 10
+    assert fit_max_tokens(99, 16, 100) == 1
+    with pytest.raises(RequestError, match=r"100 tokens.*at most 99") as caught:
+        fit_max_tokens(100, 16, 100)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(RequestError, match="empty"):
+        fit_max_tokens(0, 16, 100)
+
+
+@pytest.mark.parametrize("text", ["", 'quote " and \\ and \n', "你好 🎉 \u2028", "\x00\x7f"])
+def test_stream_chunks_are_json(text: str) -> None:
+    head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": 'na"me'}
+    for reason in (None, "stop"):
+        chunk = ChunkWriter(head, 3).chunk(text, reason)
+        assert chunk.startswith(b"data: ")
+        assert chunk.endswith(b"\n\n")
+        body = json.loads(chunk[len("data: ") :])
+        assert body == head | {"choices": [{"index": 3, "text": text, "logprobs": None, "finish_reason": reason}]}
+
+
+def test_error_shape() -> None:
+    for status, kind in ((400, "invalid_request_error"), (429, "rate_limit_error"), (503, "server_error")):
+        body = error_body(RequestError("no", param="n", code="c", status=status))
+        assert body == {"error": {"message": "no", "type": kind, "param": "n", "code": "c"}}

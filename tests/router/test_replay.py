@@ -1,0 +1,194 @@
+"""What the dispatcher does when workers, messages or attempts are lost."""
+
+import random
+
+from common.errors import ErrorCode
+from common.messages import (
+    Role,
+    unpack_ids,
+)
+from router.request_state import Completion, State
+from router.worker_pool import Worker
+from tests.router.bench import LENGTH, NET, TERMINAL_STATES, VOCAB, Bench, Result, decode_ids, result_of
+
+
+def test_a_prefill_worker_lost_before_the_first_token() -> None:
+    bench = Bench(num_prefill=2)
+    completion = bench.submit()
+    first = bench.route(completion).prefill
+    bench.lose(first)
+    other = next(worker for worker in bench.prefills if worker is not first)
+    (_, (to, request)) = bench.requests()
+    assert to == other.id
+    assert (request.attempt, request.num_outputs) == (1, 0)
+    assert bench.aborts() == [("d0", "cmpl-1", 0)]
+    bench.token(other, completion, 0, 1, LENGTH)
+    assert result_of(completion) == Result("b", "length", None)
+    bench.assert_idle()
+
+
+def test_a_decode_worker_lost_mid_stream_and_the_old_attempt_talking_on() -> None:
+    bench = Bench(num_decode=2)
+    completion = bench.submit(stops=["zz"])
+    old = bench.route(completion).decode
+    bench.token(bench.prefills[0], completion, 0, 1)
+    bench.token(old, completion, 1, 2)
+    bench.token(old, completion, 3, 4)  # ahead of a gap: lost with its attempt
+    bench.lose(old)
+    (_, (to, request)) = bench.requests()
+    assert to == "p0"
+    assert unpack_ids(request.token_ids) == [*completion.prompt_ids, 1, 2]
+    assert (request.attempt, request.num_outputs) == (1, 2)
+    assert request.decode_worker_id != old.id
+    bench.token(bench.prefills[0], completion, 2, 77, attempt=0)
+    new = bench.pool.find(request.decode_worker_id)
+    assert new is not None
+    bench.token(bench.prefills[0], completion, 2, 3)
+    bench.token(new, completion, 3, 4)
+    bench.token(new, completion, 4, 5, LENGTH)
+    assert result_of(completion) == Result("bcdef", "length", None)
+    bench.assert_idle()
+
+
+def test_a_prefill_worker_lost_after_the_handoff_matters_only_until_the_decode_worker_has_spoken() -> None:
+    bench = Bench(num_prefill=2)
+    before, after = bench.submit(), bench.submit()
+    for completion in (before, after):
+        bench.token(bench.route(completion).prefill, completion, 0, 1)
+    bench.token(bench.decodes[0], after, 1, 2)
+    for prefill in list(bench.prefills):
+        bench.lose(prefill)
+    assert before.attempt >= 1
+    assert after.attempt == 0
+    assert bench.route(before).is_local
+    assert after.state is State.DECODING
+
+
+def test_a_prefill_worker_lost_with_its_first_token() -> None:
+    """The decode worker speaks, but what came before it is missing for good."""
+    bench = Bench()
+    completion = bench.submit()
+    bench.token(bench.decodes[0], completion, 1, 2)
+    assert completion.state is State.PREFILLING
+    bench.lose(bench.prefills[0])
+    assert completion.attempt == 1
+
+
+def test_replays_are_bounded_and_preemption_is_not_held_against_a_request() -> None:
+    bench = Bench(max_attempts=3)
+    completion = bench.submit()
+    for _ in range(5):
+        bench.fail(bench.decodes[0], completion, ErrorCode.PREEMPTED)
+    for _ in range(2):
+        bench.fail(bench.prefills[0], completion, ErrorCode.INTERNAL)
+    assert completion.state is State.PREFILLING
+    assert completion.attempt == 7
+    bench.fail(bench.decodes[0], completion, ErrorCode.HANDOFF_LOST)
+    error = result_of(completion).error
+    assert error is not None
+    assert (error.status, error.code) == (500, "internal_error")
+    bench.assert_idle()
+
+
+def test_what_never_fits_is_the_clients_fault() -> None:
+    bench = Bench()
+    completion = bench.submit()
+    bench.fail(bench.decodes[0], completion, ErrorCode.NEVER_FITS)
+    error = result_of(completion).error
+    assert error is not None
+    assert error.status == 400
+    assert ("p0", "cmpl-1", 0) in bench.aborts()
+
+
+def test_a_draining_worker_is_not_asked_again() -> None:
+    bench = Bench(num_prefill=2)
+    completion = bench.submit()
+    first = bench.route(completion).prefill
+    bench.fail(first, completion, ErrorCode.DRAINING)
+    assert bench.route(completion).prefill is not first
+    assert completion.num_failures == 0
+
+
+def test_a_replay_that_has_nothing_left_to_do_finishes() -> None:
+    bench = Bench(num_decode=2)
+    completion = bench.submit(max_tokens=2)
+    bench.token(bench.prefills[0], completion, 0, 1)
+    decode = bench.route(completion).decode
+    bench.token(decode, completion, 1, 2)  # the finish reason is missing
+    bench.lose(decode)
+    assert result_of(completion) == Result("bc", "length", None)
+    bench.assert_idle()
+
+
+def test_lost_messages_lead_to_a_replay() -> None:
+    bench = Bench()
+    gap, silent = bench.submit(), bench.submit()
+    for completion in (gap, silent):
+        bench.token(bench.prefills[0], completion, 0, 1)
+        bench.token(bench.decodes[0], completion, 1, 2)
+    bench.token(bench.decodes[0], gap, 3, 4)
+    bench.now_s += NET.worker_timeout_s + 0.1
+    bench.dispatcher.tick()
+    assert (gap.attempt, silent.attempt) == (1, 0)
+    bench.now_s += NET.step_timeout_s
+    bench.dispatcher.tick()
+    assert silent.attempt == 1
+
+
+def test_an_invalid_token_is_a_failure_of_the_worker_not_of_the_router() -> None:
+    bench = Bench()
+    completion = bench.submit()
+    bench.token(bench.prefills[0], completion, 0, VOCAB)
+    bench.token(bench.prefills[0], completion, 0, -1)
+    bench.token(bench.prefills[0], completion, 0, 1, finish=9)
+    assert completion.num_failures == 3
+    assert completion.outputs == []
+
+
+def test_any_history_ends_exactly_once() -> None:
+    """Random tokens, losses, joins, failures, aborts and time: no assertion, no leftover, one end each."""
+    for seed in range(150):
+        _random_history(random.Random(seed))
+
+
+def _random_history(rng: random.Random) -> None:
+    bench = Bench(num_prefill=2, num_decode=2, request_timeout_s=50.0, worker_wait_s=5.0)
+    completions = [bench.submit(max_tokens=rng.randint(1, 8)) for _ in range(4)]
+    for epoch in range(2, 122):
+        _random_event(rng, bench, rng.choice(completions), epoch)
+    bench.now_s += 51.0
+    bench.dispatcher.tick()
+    for completion in completions:
+        assert completion.state in TERMINAL_STATES
+        if completion.state is not State.ABORTED:
+            assert result_of(completion).text == decode_ids(range(len(completion.outputs)))
+    bench.assert_idle()
+
+
+def _random_event(rng: random.Random, bench: Bench, completion: Completion, epoch: int) -> None:
+    workers = list(bench.pool)
+    kind = rng.random()
+    if kind < 0.02:
+        bench.dispatcher.abort(completion)
+    elif kind < 0.04:
+        bench.now_s += rng.random() * 4
+        bench.dispatcher.tick()
+    elif not workers:
+        bench.join("d0", Role.DECODE, epoch)
+    elif kind < 0.07:
+        lost = rng.choice(workers)
+        bench.lose(lost)
+        if rng.random() < 0.8:
+            bench.join(lost.id, lost.ready.role, epoch)
+    elif kind < 0.12:
+        code = rng.choice([ErrorCode.INTERNAL, ErrorCode.PREEMPTED, ErrorCode.HANDOFF_LOST])
+        bench.fail(rng.choice(workers), completion, code)
+    else:
+        _random_token(rng, bench, completion, rng.choice(workers))
+
+
+def _random_token(rng: random.Random, bench: Bench, completion: Completion, worker: Worker) -> None:
+    last = completion.sampling.max_tokens - 1
+    index = min(last, max(0, len(completion.outputs) + rng.choice([-1, 0, 0, 0, 1])))
+    attempt = max(0, completion.attempt - (rng.random() < 0.1))
+    bench.token(worker, completion, index, index, LENGTH if index == last else 0, attempt)

@@ -1,0 +1,58 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from common.config import ModelSection
+from common.errors import ConfigError
+from router.tokenizer import MAX_INLINE_CHARS, Tokenizer
+from tests.router.conftest import MAX_MODEL_LEN
+
+
+@pytest.fixture
+def model_copy(model_dir: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model_dir, tmp_path / "copy"))
+
+
+def test_generation_config_knows_the_end_of_text_better_than_config(model_copy: Path) -> None:
+    assert Tokenizer(ModelSection(path=str(model_copy))).info.eos_token_ids == (0,)
+    (model_copy / "generation_config.json").unlink()
+    assert Tokenizer(ModelSection(path=str(model_copy))).info.eos_token_ids == (5,)
+
+
+def test_model_len_is_capped_by_the_option_and_never_beyond_the_model(model_dir: Path) -> None:
+    assert Tokenizer(ModelSection(path=str(model_dir))).info.max_model_len == MAX_MODEL_LEN
+    assert Tokenizer(ModelSection(path=str(model_dir), max_len=100)).info.max_model_len == 100
+    with pytest.raises(ConfigError, match=str(MAX_MODEL_LEN)):
+        Tokenizer(ModelSection(path=str(model_dir), max_len=MAX_MODEL_LEN + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", None),
+        ("tokenizer.json", "{}"),
+        ("config.json", None),
+        ("config.json", "[]"),
+        ("config.json", "{"),
+        ("config.json", json.dumps({"vocab_size": 0, "max_position_embeddings": 9})),
+        ("config.json", json.dumps({"vocab_size": 9, "max_position_embeddings": "9"})),
+        ("generation_config.json", json.dumps({"eos_token_id": "x"})),
+    ],
+)
+def test_a_broken_model_directory_is_named(model_copy: Path, name: str, content: str | None) -> None:
+    path = model_copy / name
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(ConfigError, match=str(model_copy)):
+        Tokenizer(ModelSection(path=str(model_copy)))
+
+
+async def test_long_texts_are_encoded_the_same_in_a_thread(model_dir: Path) -> None:
+    tokenizer = Tokenizer(ModelSection(path=str(model_dir)))
+    word = "schöne Grüße "
+    num_words = MAX_INLINE_CHARS // len(word) + 1
+    (short,), (long,) = await tokenizer.encode([word]), await tokenizer.encode([word * num_words])
+    assert tokenizer.decode(long) == word * num_words
+    assert long[: len(short) - 1] == short[:-1]
+    tokenizer.close()

@@ -1,0 +1,162 @@
+import dataclasses
+from typing import Any
+
+from common.config import NetSection
+from common.messages import Heartbeat, KVPathReport, Role, WorkerReady
+from router.worker_pool import Worker, WorkerPool
+from tests.fakes import LAYOUT
+
+NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0, step_timeout_s=100.0)
+
+
+def ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> WorkerReady:
+    is_prefill = role is Role.PREFILL
+    base = WorkerReady(
+        worker_id, epoch, role, 1, "cpu", "tiny", "m", "t", LAYOUT, 100, 1000,
+        100 if is_prefill else 0, 8, "shm", "" if is_prefill else "tcp://127.0.0.1:1",
+    )  # fmt: skip
+    return dataclasses.replace(base, **fields)
+
+
+def path(prefill: Worker, decode: Worker, error: str = "") -> KVPathReport:
+    return KVPathReport(decode.id, decode.epoch, prefill.id, prefill.epoch, "shm", 1.0, error)
+
+
+def pool_of(num_prefill: int, num_decode: int) -> tuple[WorkerPool, list[Worker], list[Worker]]:
+    """All paths proven."""
+    pool = WorkerPool(NET, prefill_window=2.0)
+    prefills = [pool.add(ready(f"p{i}", Role.PREFILL), 0.0) for i in range(num_prefill)]
+    decodes = [pool.add(ready(f"d{i}", Role.DECODE), 0.0) for i in range(num_decode)]
+    for prefill in prefills:
+        for decode in decodes:
+            assert pool.set_path(path(prefill, decode))
+    return pool, prefills, decodes
+
+
+def test_nobody_is_chosen_from_an_empty_pool_or_without_a_decode_worker() -> None:
+    assert WorkerPool(NET, 2.0).choose() is None
+    pool, _, _ = pool_of(1, 0)
+    assert pool.choose() is None
+    assert not pool.is_usable()
+
+
+def test_only_proven_paths_are_used() -> None:
+    pool, (p0,), (d0, d1) = pool_of(1, 2)
+    pool.set_path(path(p0, d0, error="broken"))
+    for _ in range(5):
+        route = pool.choose()
+        assert route is not None
+        assert route.decode is d1
+        pool.assign(route, 1)
+    pool.set_path(path(p0, d1, error="broken too"))
+    assert pool.choose() is None
+    assert not pool.is_usable()
+
+
+def test_prefill_by_outstanding_tokens_within_its_window_decode_by_relative_load() -> None:
+    pool, (p0, p1), (d0, d1) = pool_of(2, 2)
+    d1.ready = dataclasses.replace(d1.ready, max_num_seqs=24)
+    p0.outstanding_tokens, p1.outstanding_tokens = 150, 50
+    d0.num_assigned, d1.num_assigned = 4, 6  # 4/8 against 6/24
+    route = pool.choose()
+    assert route is not None
+    assert (route.prefill, route.decode) == (p1, d1)
+    p0.outstanding_tokens = p1.outstanding_tokens = 200
+    assert pool.choose() is None
+    assert pool.is_usable()
+
+
+def test_idle_workers_take_turns() -> None:
+    pool, _, _ = pool_of(2, 2)
+    chosen = []
+    for _ in range(4):
+        route = pool.choose()
+        assert route is not None
+        pool.assign(route, 10)
+        chosen.append((route.prefill.id, route.decode.id))
+        route.prefill.outstanding_tokens -= 10
+        route.decode.num_assigned -= 1
+    assert len({prefill for prefill, _ in chosen[:2]}) == 2
+    assert len({decode for _, decode in chosen[:2]}) == 2
+
+
+def test_a_busy_prefill_worker_of_one_decode_worker_does_not_block_another() -> None:
+    pool, (p0, p1), (d0, d1) = pool_of(2, 2)
+    pool.set_path(path(p1, d0, error="no"))
+    p0.outstanding_tokens = 1000
+    d1.num_assigned = 5
+    route = pool.choose()
+    assert route is not None
+    assert (route.prefill, route.decode) == (p1, d1)
+
+
+def test_local_prompts_without_a_prefill_worker_or_with_transport_none() -> None:
+    pool, _, (d0,) = pool_of(0, 1)
+    route = pool.choose()
+    assert route is not None
+    assert route.is_local
+    d0.num_assigned = d0.ready.max_num_seqs
+    assert pool.choose() is None
+    pool, _, (d0,) = pool_of(1, 1)
+    d0.ready = dataclasses.replace(d0.ready, transport="none")
+    route = pool.choose()
+    assert route is not None
+    assert route.is_local
+
+
+def test_draining_workers_get_nothing() -> None:
+    pool, (p0, p1), (d0, d1) = pool_of(2, 2)
+    p0.draining = d1.draining = True
+    route = pool.choose()
+    assert route is not None
+    assert (route.prefill, route.decode) == (p1, d0)
+    p1.draining = True
+    route = pool.choose()
+    assert route is not None
+    assert route.is_local
+    d0.draining = True
+    assert pool.choose() is None
+
+
+def test_silence_and_missing_steps_are_losses() -> None:
+    pool, (p0,), (d0,) = pool_of(1, 1)
+    assert pool.losses(2.9) == []
+    assert pool.beat(Heartbeat("p0", 1, 0, 0, 0, 0, 1e6, 0), 3.0)  # idle: the age of its last step means nothing
+    assert [(loss.worker, loss.stuck) for loss in pool.losses(3.5)] == [(d0, False)]
+    assert pool.beat(Heartbeat("d0", 1, 0, 2, 0, 0, 101.0, 0), 3.5)
+    assert [(loss.worker, loss.stuck) for loss in pool.losses(3.5)] == [(d0, True)]
+    assert not pool.beat(Heartbeat("d0", 2, 0, 0, 0, 0, 0, 0), 3.5)
+    assert not pool.beat(Heartbeat("stranger", 1, 0, 0, 0, 0, 0, 0), 3.5)
+    pool.forgive_silence(100.0)
+    assert [loss.worker for loss in pool.losses(102.0)] == [d0]
+    assert p0.last_seen_s == 100.0
+
+
+def test_a_path_ends_with_either_incarnation() -> None:
+    pool, (p0,), (d0,) = pool_of(1, 1)
+    pool.remove(p0)
+    again = pool.add(ready("p0", Role.PREFILL, epoch=2), 0.0)
+    assert pool.choose() is None
+    assert pool.paths == []
+    pool.set_path(path(again, d0))
+    assert pool.choose() is not None
+    pool.remove(d0)
+    assert not pool.set_path(path(again, d0))
+    assert pool.paths == []
+
+
+def test_a_path_may_be_reported_before_its_prefill_worker_registers() -> None:
+    pool = WorkerPool(NET, 2.0)
+    decode = pool.add(ready("d0", Role.DECODE), 0.0)
+    assert pool.set_path(KVPathReport("d0", 1, "p0", 7, "shm", 1.0, ""))
+    prefill = pool.add(ready("p0", Role.PREFILL, epoch=7), 0.0)
+    route = pool.choose()
+    assert route is not None
+    assert (route.prefill, route.decode) == (prefill, decode)
+
+
+def test_the_shortest_worker_limits_the_model_length() -> None:
+    pool, _, (d0,) = pool_of(1, 1)
+    assert pool.max_model_len(900) == 900
+    d0.ready = dataclasses.replace(d0.ready, max_model_len=500)
+    assert pool.max_model_len(900) == 500
