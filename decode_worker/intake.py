@@ -46,6 +46,7 @@ class Peer:
     epoch: int
     identity: bytes
     pool: PeerPool
+    gb_per_s: float
 
 
 @dataclass(slots=True)
@@ -78,18 +79,14 @@ class Intake:
         self.pulling: list[Handoff] = []
         self.aborted: dict[str, tuple[int, float]] = {}  # request id -> (attempt, when)
 
-    def meet(self, identity: bytes, export: KVPoolExport) -> KVPathReport | None:
-        """Map and prove a prefill worker's pool, answer it, and return what the router should know."""
-        known = self.peers.get(export.worker_id)
-        if known and known.epoch == export.epoch:
-            self.hub.send(identity, KVPathResult(self.worker_id, self.epoch, ""))
-            return None
-        if known:
-            self.forget(known.worker_id, known.epoch)
+    def meet(self, identity: bytes, export: KVPoolExport) -> KVPathReport:
+        """Map and prove a prefill worker's pool, answer it, and return what the router should know.
+
+        A worker met before is only answered again: a restarted router has forgotten the answer.
+        """
         error, gb_per_s = "", 0.0
         try:
-            gb_per_s = self._prove(identity, export)
-            logger.info("KV path from %s: %s, %.1f GB/s", export.worker_id, export.transport, gb_per_s)
+            gb_per_s = self._known_rate(export) or self._prove(identity, export)
         except KVError as problem:
             error = str(problem)
             logger.error("no KV path from %s: %s", export.worker_id, error)
@@ -208,6 +205,11 @@ class Intake:
         for peer in self.peers.values():
             peer.pool.close()
 
+    def _known_rate(self, export: KVPoolExport) -> float:
+        """GB/s measured when this incarnation was met, or 0."""
+        known = self.peers.get(export.worker_id)
+        return known.gb_per_s if known and known.epoch == export.epoch else 0.0
+
     def _prove(self, identity: bytes, export: KVPoolExport) -> float:
         check_compatible(export, self.engine.pool, self.engine.transport.name)
         pool = self.engine.transport.open_peer(export, self.engine.device)
@@ -216,7 +218,8 @@ class Intake:
         except KVError as error:
             pool.close()
             raise TransferFailed(f"{export.transport} from {export.worker_id}: {error}") from None
-        self.peers[export.worker_id] = Peer(export.worker_id, export.epoch, identity, pool)
+        logger.info("KV path from %s: %s, %.1f GB/s", export.worker_id, export.transport, gb_per_s)
+        self.peers[export.worker_id] = Peer(export.worker_id, export.epoch, identity, pool, gb_per_s)
         return gb_per_s
 
     def _was_aborted(self, key: Key) -> bool:

@@ -215,23 +215,31 @@ class DecodeWorker:
             case Abort():
                 self._abort(message.request_id, message.attempt)
             case PeerGone():
-                for sequence in self.intake.forget(message.worker_id, message.epoch):
-                    self._fail(sequence, ErrorCode.HANDOFF_LOST, f"prefill worker {message.worker_id} is gone")
+                self._lose_peer(message.worker_id, message.epoch)
             case _:
                 logger.warning("ignored a %s from the router", type(message).__name__)
 
     def _from_prefill(self, identity: bytes, message: Message) -> None:
         match message:
             case KVPoolExport():
-                report = self.intake.meet(identity, message)
-                if report is not None:
-                    self.link.send(report)
+                self._meet(identity, message)
             case KVHandoff():
                 self._accept_handoff(message)
             case KVLease():
                 self.intake.renewed(message)
             case _:
                 logger.warning("ignored a %s from a prefill worker", type(message).__name__)
+
+    def _meet(self, identity: bytes, export: KVPoolExport) -> None:
+        """A prefill worker offers its pool; what an earlier incarnation of it held is lost."""
+        earlier = self.intake.peers.get(export.worker_id)
+        if earlier and earlier.epoch != export.epoch:
+            self._lose_peer(earlier.worker_id, earlier.epoch)
+        self.link.send(self.intake.meet(identity, export))
+
+    def _lose_peer(self, worker_id: str, epoch: int) -> None:
+        for sequence in self.intake.forget(worker_id, epoch):
+            self._fail(sequence, ErrorCode.HANDOFF_LOST, f"prefill worker {worker_id} is gone")
 
     def _accept_handoff(self, message: KVHandoff) -> None:
         problem = self.intake.accept(message)

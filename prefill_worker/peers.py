@@ -27,8 +27,8 @@ class Peer:
     worker_id: str
     epoch: int
     spoke: Spoke
+    answered: bool = False
     proven: bool = False
-    failed: bool = False
     offered_s: float = 0.0
 
 
@@ -45,9 +45,13 @@ class Peers:
         self.by_id: dict[str, Peer] = {}
 
     def join(self, message: DecodePeer) -> None:
-        """Dial a decode worker, in place of an earlier incarnation of it."""
+        """Dial a decode worker, in place of an earlier incarnation of it.
+
+        One that is known already is offered the pool again: a restarted router waits for its report.
+        """
         known = self.by_id.get(message.worker_id)
         if known and known.epoch == message.epoch:
+            known.answered = False
             return
         if known:
             self.leave(known.worker_id, known.epoch)
@@ -69,16 +73,16 @@ class Peers:
         """Offer the pool to every peer that has not answered yet."""
         now_s = time.monotonic()
         for peer in self.by_id.values():
-            if not (peer.proven or peer.failed) and now_s - peer.offered_s > OFFER_INTERVAL_S:
+            if not peer.answered and now_s - peer.offered_s > OFFER_INTERVAL_S:
                 peer.offered_s = now_s
                 peer.spoke.send(self.export)
 
-    def answered(self, result: KVPathResult) -> None:
+    def note_result(self, result: KVPathResult) -> None:
         """Note whether a peer can pull from us."""
         peer = self.by_id.get(result.worker_id)
         if peer is None or peer.epoch != result.epoch:
             return
-        peer.proven, peer.failed = not result.error, bool(result.error)
+        peer.answered, peer.proven = True, not result.error
         if result.error:
             logger.error("no KV path to decode worker %s: %s", peer.worker_id, result.error)
 

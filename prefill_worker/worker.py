@@ -174,7 +174,7 @@ class PrefillWorker:
     def _from_peer(self, peer: Peer, message: Message) -> None:
         match message:
             case KVPathResult():
-                self.peers.answered(message)
+                self.peers.note_result(message)
             case KVLease():
                 keys = zip(message.request_ids, unpack_ids(message.attempts), strict=False)
                 held = self.handoffs.renew(message.worker_id, message.epoch, keys, time.monotonic())

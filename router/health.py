@@ -9,7 +9,7 @@ from router.worker_pool import NO_TRANSPORT, Worker, WorkerPool
 def report(pool: WorkerPool, *, draining: bool, now_s: float) -> dict[str, Any]:
     """The body of GET /health; `status` is "ok" when requests can be served."""
     missing = problems(pool)
-    status = "draining" if draining else "ok" if pool.is_usable() else "unavailable"
+    status = "draining" if draining else "ok" if pool.is_ready() else "unavailable"
     return {
         "status": status,
         "missing": missing if status == "unavailable" else [],
@@ -25,6 +25,8 @@ def problems(pool: WorkerPool) -> list[str]:
     found = [f"{worker.ready.role.name.lower()} worker {worker.id} is leaving" for worker in pool if worker.draining]
     if not decodes:
         found.append("no decode worker takes requests; start one: python -m decode_worker")
+    if decodes and pool.is_usable() and not pool.is_ready():
+        found.append("no prefill worker has joined; start one: python -m prefill_worker")
     if decodes and not pool.is_usable():
         found += [_path_problem(path) for path in pool.paths if path.error]
         known = {(path.prefill_worker_id, path.worker_id) for path in pool.paths}

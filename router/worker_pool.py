@@ -72,6 +72,7 @@ class WorkerPool:
         self._workers: dict[str, Worker] = {}
         self._paths: dict[tuple[str, int, str, int], KVPathReport] = {}
         self._turn = 0
+        self._was_paired = False
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -124,6 +125,7 @@ class WorkerPool:
         if self.get(report.worker_id, report.epoch) is None:
             return False
         self._paths[report.prefill_worker_id, report.prefill_epoch, report.worker_id, report.epoch] = report
+        self._was_paired |= not report.error
         return True
 
     def losses(self, now_s: float) -> list[Loss]:
@@ -160,6 +162,14 @@ class WorkerPool:
         """Some route exists, be it busy or not."""
         prefills = self._takers(Role.PREFILL)
         return any(self._partners(decode, prefills) for decode in self._takers(Role.DECODE))
+
+    def is_ready(self) -> bool:
+        """Usable, and not merely because the prefill workers are still on their way.
+
+        Once a pair has met, decode workers that lost their last prefill worker are worth sending to.
+        """
+        handing_nothing_off = any(worker.ready.transport == NO_TRANSPORT for worker in self._takers(Role.DECODE))
+        return self.is_usable() and (self._was_paired or handing_nothing_off)
 
     def assign(self, route: Route, num_tokens: int) -> None:
         """Count one sequence of `num_tokens` prompt tokens on its way."""

@@ -26,7 +26,8 @@ def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: Bl
     and gives them back; what they held is overwritten.
     """
     block_bytes = ours.layout.block_bytes
-    count = max(1, min(_MEASURED_BYTES[ours.blocks.device.type] // block_bytes, allocator.num_free // 2, export.num_blocks))
+    measured = _MEASURED_BYTES[ours.blocks.device.type] // block_bytes
+    count = max(1, min(measured, allocator.num_free // 2, export.num_blocks))
     targets = allocator.allocate(count)
     try:
         _wait(peer.pull([export.proof_block], ours, targets[:1]))

@@ -111,6 +111,7 @@ class System:
         return process.wait(30)
 
     def log(self, name: str) -> str:
+        """What the last process of that name logged."""
         return (Path(self.directory.name) / f"{name}.log").read_text()
 
     def logs(self) -> str:
@@ -122,7 +123,7 @@ class System:
             sys.executable, "-m", module, "--model-path", str(self.model), "--model-name", "m",
             "--net-router-endpoint", f"ipc://{self.directory.name}/router", *flags,
         ]  # fmt: skip
-        with (Path(self.directory.name) / f"{name}.log").open("ab") as log:
+        with (Path(self.directory.name) / f"{name}.log").open("wb") as log:
             environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
             self.processes[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
 

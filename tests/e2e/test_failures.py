@@ -44,7 +44,7 @@ async def test_seeded_streams_continue_the_same_text_after_a_kill(checkpoint: Ch
     directory, _ = checkpoint("llama")
     asked = prompts(4, 10, 60, seed=6)
     with System(directory).start(decode=2) as system:
-        sampled = {"temperature": 1.0, "top_p": 0.9, "seed": 3}
+        sampled: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "seed": 3}
         calm = await complete_all(system.url, asked, max_tokens=MAX_TOKENS, ignore_eos=True, **sampled)
         texts = await killed_while_streaming(system, "decode-1", asked, **sampled)
         assert texts == [c.text for c in calm]

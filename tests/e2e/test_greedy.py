@@ -74,7 +74,7 @@ async def test_a_pool_too_small_for_all_makes_them_wait_or_start_over_not_fail(c
 async def test_a_seeded_request_gives_the_same_text_in_any_batch(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     asked = prompts(6, 5, 60, seed=4)
-    sampled = {"temperature": 1.0, "top_p": 0.95, "top_k": 100, "seed": 7, "max_tokens": 16}
+    sampled: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "top_k": 100, "seed": 7, "max_tokens": 16}
     with System(directory).start() as system:
         together = await complete_all(system.url, asked, **sampled)
         alone = [(await complete_all(system.url, [prompt], **sampled))[0] for prompt in asked]

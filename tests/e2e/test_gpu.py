@@ -1,0 +1,82 @@
+"""The whole path on a GPU: blocks through a CUDA IPC handle, decode from CUDA graphs, same text."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints import VARIANTS
+from tests.e2e.client import Reference, complete_all, prompts
+from tests.e2e.system import System
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+FLAGS = ("--model-dtype", "float32", "--kv-pool-bytes", str(64 << 20), "--decode-max-num-seqs", "12")
+
+
+async def texts(system: System, asked: list[list[int]], **fields: Any) -> list[str]:
+    completions = await complete_all(system.url, asked, **fields)
+    assert [c.error for c in completions] == [None] * len(asked)
+    return [c.text for c in completions]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_text_equals_a_single_process(variant: str, checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint(variant)
+    reference, asked = Reference(directory, model), prompts(16, 1, 200, seed=20)
+    with System(directory, *FLAGS, device="cuda:0").start() as system:
+        assert system.health()["kv_paths"][0]["transport"] == "cuda_ipc"
+        assert "graphs for 1 to 12 rows" in system.log("decode-0")
+        assert await texts(system, asked, max_tokens=32) == [reference.text(p, 32) for p in asked]
+        system.until(system.all_blocks_free)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--worker-cuda-graphs", "false"),
+        ("--worker-batching", "false"),
+        ("--prefill-max-batch-tokens", "48"),
+        ("--kv-transport", "none"),
+        ("--kernels-norm", "torch"),
+        ("--kernels-rope", "torch"),
+        ("--kernels-activation", "torch"),
+        ("--kernels-prefill-attention", "torch"),
+        ("--kernels-decode-attention", "torch"),
+        ("--kernels-sampling", "torch"),
+    ],
+    ids=lambda flags: " ".join(flags),
+)
+async def test_switches_change_nothing_but_speed(flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(6, 1, 120, seed=21)
+    with System(directory, *FLAGS, *flags, device="cuda:0").start(prefill="none" not in flags) as system:
+        assert await texts(system, asked, max_tokens=16) == [reference.text(p, 16) for p in asked]
+
+
+async def test_a_decode_worker_dies_mid_stream(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(6, 10, 60, seed=22)
+    with System(directory, *FLAGS, device="cuda:0").start(decode=2) as system:
+        task = asyncio.create_task(texts(system, asked, max_tokens=400, ignore_eos=True))
+        await asyncio.sleep(0.25)
+        await asyncio.to_thread(system.kill, "decode-0")
+        assert await task == [reference.text(p, 400, ignore_eos=True) for p in asked]
+        assert "attempt" in system.log("router")
+        system.until(system.all_blocks_free)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+async def test_blocks_travel_between_gpus(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(16, 1, 200, seed=23)
+    with System(directory, *FLAGS, device="cuda:0") as system:
+        system.start_router()
+        system.start_worker("prefill-0")
+        system.start_worker("decode-0", "--worker-device", "cuda:1")
+        system.wait_ready(1, 1)
+        assert await texts(system, asked, max_tokens=32) == [reference.text(p, 32) for p in asked]
