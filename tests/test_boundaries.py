@@ -1,0 +1,53 @@
+"""Who may know whom, by what is really loaded; and the habits that keep the tree readable."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("router", "prefill_worker", "decode_worker", "common", "deploy", "benchmarks")
+SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+TORCH_ROOMS = ("models", "ops", "kernels", "kv")
+
+FORBIDDEN = {
+    "router.__main__": {"torch", "triton", "safetensors", "transformers", "prefill_worker", "decode_worker", "deploy"},
+    "deploy.cli": {"torch", "triton", "safetensors", "transformers", "prefill_worker", "decode_worker"},
+    "prefill_worker.__main__": {"aiohttp", "tokenizers", "transformers", "router", "decode_worker", "deploy"},
+    "decode_worker.__main__": {"aiohttp", "tokenizers", "transformers", "router", "prefill_worker", "deploy"},
+    "prefill_worker.scheduler": {"torch", "triton"},
+    "prefill_worker.handoff": {"torch", "triton"},
+    "decode_worker.scheduler": {"torch", "triton"},
+    "common.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
+    "common.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
+}
+
+
+@pytest.mark.parametrize("module", FORBIDDEN)
+def test_a_room_loads_only_what_it_may(module: str) -> None:
+    code = f"import sys, {module}; print('\\n'.join(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    roots = {name.split(".")[0] for name in loaded.stdout.split()}
+    assert not roots & FORBIDDEN[module]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_stay_small_and_say_why_they_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    limit = 400 if "kernels" in path.parts else 350
+    assert text.count("\n") <= limit, f"{path.name}: split it"
+    assert ast.get_docstring(ast.parse(text)), "a module docstring says why the module exists"
+    assert not re.search(r"class \w+Mixin\b", text)
+    if "deploy" not in path.parts:
+        assert "os.environ" not in text and "getenv" not in text, "settings come from common.config"
+
+
+def test_the_readme_names_only_files_that_exist() -> None:
+    for page in ("README.md", "ARCHITECTURE.md", "benchmarks/README.md"):
+        for name in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|toml|csv|yaml|txt))`", (ROOT / page).read_text()):
+            assert (ROOT / name).exists(), f"{page} names {name}"
