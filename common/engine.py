@@ -35,6 +35,7 @@ class Engine:
     device: torch.device
     model: Decoder
     ops: Ops
+    step_ops: Ops  # for decode steps, which are captured
     sampler: Sampler
     pool: KVPool
     allocator: BlockAllocator
@@ -82,11 +83,11 @@ def build_engine(config: Config, label: str, *, step_tokens: int, logit_rows: in
         fits,
         num_blocks * layout.block_bytes / 1e9,
     )
-    ops, graph_safe = _make_ops(config, pool, device, logit_rows)
+    ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows)
     sampler = Sampler(
         config.kernels.sampling if device.type == "cuda" else "torch", logit_rows, model_config.vocab_size, device
     )
-    return Engine(device, model, ops, sampler, pool, allocator, transport, min(max_len, fits), graph_safe)
+    return Engine(device, model, ops, step_ops, sampler, pool, allocator, transport, min(max_len, fits), graph_safe)
 
 
 def resolve_device(choice: str) -> torch.device:
@@ -135,15 +136,18 @@ class LoadProgress:
             )
 
 
-def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int) -> tuple[Ops, bool]:
+def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int) -> tuple[Ops, Ops, bool]:
+    """Ops for prompts, ops for decode steps, and whether the latter may be captured."""
     if device.type == "cpu":
         from common.ops.torch_ops import TorchOps
 
-        return TorchOps(pool.cache), False
+        ops = TorchOps(pool.cache)
+        return ops, ops, False
     from common.ops.cuda_ops import CudaOps
 
-    ops = CudaOps(pool.cache, config.kernels, max_rows)
-    return ops, ops.graph_safe and config.kernels.sampling == "triton"
+    step_ops = CudaOps(pool.cache, config.kernels, max_rows, pdl=config.kernels.pdl and config.worker.cuda_graphs)
+    graph_safe = step_ops.graph_safe and config.kernels.sampling == "triton"
+    return CudaOps(pool.cache, config.kernels, max_rows), step_ops, graph_safe
 
 
 def _activation_bytes(config: DecoderConfig, layout: KVLayout, step_tokens: int, logit_rows: int) -> int:

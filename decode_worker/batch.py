@@ -39,7 +39,6 @@ class DecodeBatch:
             min_p=zeros(max_rows, dtype=torch.float32),
             seed=zeros(max_rows, dtype=torch.int64),
         )
-        self.row_indices = torch.arange(max_rows, device=device)  # [max_rows] int64
         self.cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)  # [max_rows + 1]
 
     def forward_batch(self, num_rows: int) -> ForwardBatch:
@@ -55,7 +54,7 @@ class DecodeBatch:
             block_tables=tables,
             seq_lens=self.seq_lens[:num_rows],
             cu_seqlens=self.cu_seqlens[: num_rows + 1],
-            logit_rows=self.row_indices[:num_rows],
+            logit_rows=None,
             max_query_len=1,
             max_seq_len=self.max_len,
         )

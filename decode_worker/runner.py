@@ -85,7 +85,7 @@ class DecodeRunner:
 
     def _step(self, num_rows: int) -> None:
         forward_batch = self.batch.forward_batch(num_rows)
-        logits = self.engine.model.forward(forward_batch, self.engine.ops)
+        logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
         next_positions = forward_batch.seq_lens  # of the token to be sampled
         sampled = self.engine.sampler(logits, self.batch.sampling_rows(num_rows), next_positions)
         self.sampled[:num_rows].copy_(sampled)

@@ -12,20 +12,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.pdl import wait_for_predecessor
+
 LOG2_E = 1.4426950408889634
 BLOCK_N = 64  # keys of a tile
 MIN_ROWS = 16  # of a matrix product on tensor cores
-MAX_SPLITS = 32
-PROGRAMS_PER_SM = 16  # above it idle programs cost more than even work gains
-SHORT_SPLIT_SMS_PER_PROGRAM = 8  # with fewer (sequence, KV head) pairs a split may be a single tile
-LONG_SPLIT_TILES = 4
+MAX_SPLITS = 64
+PROGRAMS_PER_SM = 4  # with more, what a program saves by a shorter part is lost on combining
+NUM_WARPS = 4
+NUM_STAGES = 3
 
 
 @triton.jit
-def _split_keys(seq_len, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, MIN_TILES: tl.constexpr):
+def _split_keys(seq_len, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
     """Keys of one split: a multiple of BLOCK_N, at least one tile, equal over the splits."""
     tiles = tl.cdiv(seq_len, BLOCK_N)
-    return tl.maximum(tl.cdiv(tiles, NUM_SPLITS), MIN_TILES) * BLOCK_N
+    return tl.maximum(tl.cdiv(tiles, NUM_SPLITS), 1) * BLOCK_N
 
 
 @triton.jit(do_not_specialize=["table_stride"])  # differs from batch to batch in a prefill worker
@@ -50,15 +52,19 @@ def _decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MIN_TILES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid: (num_seqs, num_kv, NUM_SPLITS). One program a split of a sequence's keys, for one KV head."""
     seq = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     seq_len = tl.load(seq_lens_ptr + seq)
-    split_keys = _split_keys(seq_len, NUM_SPLITS, BLOCK_N, MIN_TILES)
+    split_keys = _split_keys(seq_len, NUM_SPLITS, BLOCK_N)
     begin = split * split_keys
+    table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
+    k_ptr = k_cache_ptr + kv_head * stride_head
+    v_ptr = v_cache_ptr + kv_head * stride_head
+    wait_for_predecessor(PDL)
     if (begin >= seq_len) & (NUM_SPLITS > 1):  # a single split goes on, to write zeros for a row of padding
         return
 
@@ -67,9 +73,6 @@ def _decode_attention_kernel(
     heads = seq.to(tl.int64) * NUM_Q + kv_head * GROUP + group  # [ROWS], over all sequences
     present = (group < GROUP)[:, None]
     q = tl.load(q_ptr + heads[:, None] * HEAD_DIM + columns, mask=present, other=0.0)
-    table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
-    k_ptr = k_cache_ptr + kv_head * stride_head
-    v_ptr = v_cache_ptr + kv_head * stride_head
 
     acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
     row_max = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -110,16 +113,17 @@ def _combine_kernel(
     HEAD_DIM: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MIN_TILES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid: (num_seqs, NUM_Q). One program a head; splits that had no keys were never written and are not read."""
     seq = tl.program_id(0)
     seq_len = tl.load(seq_lens_ptr + seq)
-    num_live = tl.cdiv(seq_len, _split_keys(seq_len, NUM_SPLITS, BLOCK_N, MIN_TILES))
+    num_live = tl.cdiv(seq_len, _split_keys(seq_len, NUM_SPLITS, BLOCK_N))
     head = seq.to(tl.int64) * NUM_Q + tl.program_id(1)
     splits = tl.arange(0, NUM_SPLITS)
     columns = tl.arange(0, HEAD_DIM)
     live = splits < num_live
+    wait_for_predecessor(PDL)
     parts = head * NUM_SPLITS + splits
     lse = tl.load(lse_ptr + parts, mask=live, other=-1e38)  # finite, since all of a row may be padding
     partial = tl.load(partial_ptr + parts[:, None] * HEAD_DIM + columns[None, :], mask=live[:, None], other=0.0)
@@ -164,6 +168,8 @@ def decode_attention(
     seq_lens: Tensor,  # [num_seqs] int32; 0 is padding
     scale: float,
     workspace: DecodeWorkspace,
+    *,
+    pdl: bool = False,
 ) -> Tensor:
     """Each query sees the `seq_len` keys of its sequence: `[num_seqs, num_q_heads, head_dim]`, zeros for padding."""
     _check(q, k_cache, v_cache, block_tables, seq_lens)
@@ -173,8 +179,6 @@ def decode_attention(
     if num_seqs == 0:
         return out
     num_splits = num_splits_for(num_seqs, num_kv, workspace.num_sms)
-    few = num_seqs * num_kv * SHORT_SPLIT_SMS_PER_PROGRAM <= workspace.num_sms
-    min_tiles = 1 if few else LONG_SPLIT_TILES
     assert num_seqs * num_q * num_splits <= workspace.lse.shape[0], f"{num_seqs} rows: more than the workspace holds"
     assert workspace.partial.shape[1] == head_dim, f"workspace {tuple(workspace.partial.shape)}: head_dim differs"
     _decode_attention_kernel[(num_seqs, num_kv, num_splits)](
@@ -198,9 +202,10 @@ def decode_attention(
         BLOCK_SIZE=k_cache.shape[1],
         NUM_SPLITS=num_splits,
         BLOCK_N=BLOCK_N,
-        MIN_TILES=min_tiles,
-        num_warps=4,
-        num_stages=1 if q.dtype == torch.float32 else 3,
+        PDL=pdl,
+        num_warps=NUM_WARPS,
+        launch_pdl=pdl,
+        num_stages=1 if q.dtype == torch.float32 else NUM_STAGES,
     )
     if num_splits > 1:
         _combine_kernel[(num_seqs, num_q)](
@@ -212,8 +217,9 @@ def decode_attention(
             HEAD_DIM=head_dim,
             NUM_SPLITS=num_splits,
             BLOCK_N=BLOCK_N,
-            MIN_TILES=min_tiles,
+            PDL=pdl,
             num_warps=4,
+            launch_pdl=pdl,
         )
     return out
 

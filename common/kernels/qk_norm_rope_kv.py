@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.pdl import wait_for_predecessor
 from common.ops.base import AttentionWeights
 
 MAX_HEADS = 8  # of a tile; more spills, less leaves too little work to a program
@@ -38,6 +39,7 @@ def _qk_norm_rope_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,  # heads of a tile; divides NUM_Q and NUM_KV
     HAS_NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid: (num_tokens, (NUM_Q + 2 * NUM_KV) // HEADS). One program a tile of heads of a token."""
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -47,9 +49,10 @@ def _qk_norm_rope_kv_kernel(
     columns = tl.arange(0, HALF)[None, :]
     tile = heads * HEAD_DIM + columns  # [HEADS, HALF]
     source_ptr = qkv_ptr + (token * (NUM_Q + 2 * NUM_KV) + first) * HEAD_DIM + tile
+    slot = tl.load(slot_mapping_ptr + token)  # this and the position no kernel of a step writes
+    wait_for_predecessor(PDL)
     low = tl.load(source_ptr)  # first half of every head
     high = tl.load(source_ptr + HALF)
-    slot = tl.load(slot_mapping_ptr + token)
     kept = slot >= 0
     in_cache = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token + heads * stride_head + columns
 
@@ -89,6 +92,8 @@ def qk_norm_rope_kv(
     slot_mapping: Tensor,  # [num_tokens] int64; -1 writes nothing
     k_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strided
     v_cache: Tensor,
+    *,
+    pdl: bool = False,
 ) -> Tensor:
     """Write K and V of each token to its slot; return q, normed and rotated: `[num_tokens, num_q_heads, head_dim]`."""
     _check(qkv, weights, positions, slot_mapping, k_cache, v_cache)
@@ -117,6 +122,8 @@ def qk_norm_rope_kv(
         BLOCK_SIZE=k_cache.shape[1],
         HEADS=heads,
         HAS_NORM=weights.q_norm is not None,
+        PDL=pdl,
+        launch_pdl=pdl,
         num_warps=1 if heads == 1 else 4,
     )
     return q

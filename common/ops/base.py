@@ -24,7 +24,7 @@ class ForwardBatch:
     block_tables: Tensor  # [num_seqs, max_blocks] int32
     seq_lens: Tensor  # [num_seqs] int32: KV length, this step's tokens included
     cu_seqlens: Tensor  # [num_seqs + 1] int32: where each sequence's tokens begin
-    logit_rows: Tensor  # [num_logits] int64: tokens whose logits are wanted
+    logit_rows: Tensor | None  # [num_logits] int64: tokens whose logits are wanted; None for all
     max_query_len: int
     max_seq_len: int
 

@@ -1,4 +1,4 @@
-"""The operations on a GPU: Triton kernels around cuBLAS."""
+"""The operations on a GPU: Triton kernels around products that a plan chooses for."""
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from common.kernels.rms_norm import rms_norm
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import AttentionWeights, ForwardBatch
+from common.ops.linear import FusedLinear
+from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan
 
 
 class CudaOps:
@@ -21,15 +23,25 @@ class CudaOps:
         kv_cache: `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`, the pool.
         kernels: which implementation each operation has.
         max_num_seqs: most sequences of a batch with one token each.
+        pdl: launch kernels before their predecessors have finished; pays in a captured graph.
     """
 
-    def __init__(self, kv_cache: Tensor, kernels: KernelsSection, max_num_seqs: int) -> None:
+    def __init__(self, kv_cache: Tensor, kernels: KernelsSection, max_num_seqs: int, *, pdl: bool = False) -> None:
         self.kv_cache = kv_cache
         self.kernels = kernels
         self.max_num_seqs = max_num_seqs
-        self._rms_norm = rms_norm if kernels.norm == "triton" else reference.rms_norm
-        self._qk_norm_rope_kv = qk_norm_rope_kv if kernels.rope == "triton" else reference.qk_norm_rope_kv
-        self._silu_mul = silu_mul if kernels.activation == "triton" else reference.silu_mul
+        self.pdl = pdl
+        properties = torch.cuda.get_device_properties(kv_cache.device)
+        self._num_sms = properties.multi_processor_count
+        # Planned kernels fuse norm and activation, and are made for two bytes an element.
+        planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
+        self._is_planned = planned and kv_cache.element_size() == 2
+        self._plans = LinearPlans(properties.name, self._num_sms)
+        self._linear = FusedLinear(
+            kv_cache.device,
+            norm=rms_norm if kernels.norm == "triton" else reference.rms_norm,
+            activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
+        )
         self._workspace: DecodeWorkspace | None = None
 
     @property
@@ -43,24 +55,38 @@ class CudaOps:
         return functional.embedding(token_ids, table)
 
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        return functional.linear(self._rms_norm(x, norm, eps), weight)
+        plan = self._plan(Fusion.NORM, x, weight.shape[0])
+        return self._linear.norm_linear(plan, x, norm, eps, weight, x.dtype, self.pdl)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
-        q = self._qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache)
+        q = self._rotate_and_write(qkv, weights, batch, k_cache, v_cache)
         one_token_each = batch.max_query_len == 1 and q.shape[0] == batch.seq_lens.shape[0]
         attend = self._decode_attention if one_token_each else self._prefill_attention
         return attend(q, k_cache, v_cache, batch).flatten(1)
 
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        return torch.addmm(residual, x, weight.t(), out=residual)
+        plan = self._plan(Fusion.ADD, x, weight.shape[0])
+        return self._linear.linear_add(plan, x, weight, residual, self.pdl)
 
     def norm_gate_up(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
-        return self._silu_mul(self.norm_linear(x, norm, eps, gate_up))
+        plan = self._plan(Fusion.GATE, x, gate_up.shape[0] // 2)
+        return self._linear.norm_gate_up(plan, x, norm, eps, gate_up, self.pdl)
 
     def logits(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
-        y = self._rms_norm(x[batch.logit_rows], norm, eps)
-        return torch.mm(y, weight.t(), out_dtype=torch.float32)
+        rows = x if batch.logit_rows is None else x[batch.logit_rows]
+        plan = self._plan(Fusion.LOGITS, rows, weight.shape[0])
+        return self._linear.norm_linear(plan, rows, norm, eps, weight, torch.float32, self.pdl)
+
+    def _plan(self, fusion: Fusion, x: Tensor, n: int) -> Plan:
+        return self._plans.plan(fusion, x.shape[0], n, x.shape[1]) if self._is_planned else Plan(Kind.CUBLAS)
+
+    def _rotate_and_write(
+        self, qkv: Tensor, weights: AttentionWeights, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor
+    ) -> Tensor:
+        if self.kernels.rope == "torch":
+            return reference.qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache)
+        return qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache, pdl=self.pdl)
 
     def _prefill_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: ForwardBatch) -> Tensor:
         scale = q.shape[2] ** -0.5
@@ -89,6 +115,7 @@ class CudaOps:
             seq_lens=batch.seq_lens,
             scale=scale,
             workspace=self._decode_workspace(q.shape[1]),
+            pdl=self.pdl,
         )
 
     def _decode_workspace(self, num_q_heads: int) -> DecodeWorkspace:
@@ -100,7 +127,7 @@ class CudaOps:
                 num_q_heads=num_q_heads,
                 num_kv_heads=self.kv_cache.shape[4],
                 head_dim=self.kv_cache.shape[5],
-                num_sms=torch.cuda.get_device_properties(device).multi_processor_count,
+                num_sms=self._num_sms,
                 device=device,
             )
         return self._workspace

@@ -35,4 +35,5 @@ class TorchOps:
         return reference.silu_mul(self.norm_linear(x, norm, eps, gate_up))
 
     def logits(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
-        return self.norm_linear(x[batch.logit_rows], norm, eps, weight).float()
+        rows = x if batch.logit_rows is None else x[batch.logit_rows]
+        return self.norm_linear(rows, norm, eps, weight).float()

@@ -71,9 +71,9 @@ def test_full_size_equals_reference(
 
 
 def test_splits_fill_the_gpu_and_no_more() -> None:
-    assert num_splits_for(1, 8, 132) == 32
-    assert num_splits_for(64, 8, 132) == 4
-    assert num_splits_for(256, 8, 132) == 1
+    assert num_splits_for(1, 8, 132) == 64
+    assert num_splits_for(8, 8, 132) == 8
+    assert num_splits_for(64, 8, 132) == 1
     assert num_splits_for(1024, 8, 1) == 1
 
 

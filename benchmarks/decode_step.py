@@ -1,0 +1,154 @@
+"""How long a decode step takes on the GPU, by batch and context, without a server around it.
+
+    python -m benchmarks.decode_step MODEL_DIR [--batches 1,8,64] [--contexts 1024] [--profile]
+
+Uses the decode worker's own engine, batch and captured graphs. The floor is what a step must read,
+weights once and the KV of every sequence, at the read bandwidth that this GPU reaches today.
+`--profile` lists the kernels of a step by time.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.kernels import read_ceiling
+from benchmarks.results import Row, append_rows, command_line, commit, hardware, today
+from common.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
+from common.engine import Engine, build_engine
+from common.sampling_params import SamplingParams
+from decode_worker.batch import DecodeBatch
+from decode_worker.rows import Fill
+from decode_worker.runner import DecodeRunner
+from decode_worker.sequence import Sequence
+
+STEPS = 40
+WARM_UP_STEPS = 5
+
+
+class StepBench:
+    """A decode worker's engine with made-up sequences in it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.max_rows = max(args.batches)
+        config = Config(
+            model=ModelSection(path=args.model_dir),
+            worker=WorkerSection(device="cuda"),
+            decode=DecodeSection(max_num_seqs=self.max_rows),
+            kernels=KernelsSection(pdl=not args.no_pdl, linear="torch" if args.cublas else "triton"),
+        )
+        self.engine: Engine = build_engine(config, "bench", step_tokens=2048, logit_rows=self.max_rows)
+        self.block_size = config.kv.block_size
+        self.batch = DecodeBatch(self.max_rows, self.engine.max_len, self.block_size, self.engine.device)
+        self.runner = DecodeRunner(self.engine, self.batch, self.max_rows, use_graphs=True)
+        self.runner.buckets = sorted(args.batches)
+        self.runner.prepare()
+
+    def fill(self, num_rows: int, context: int) -> bool:
+        """Give every row a context of scattered blocks; False when the pool is too small."""
+        num_blocks = -(-(context + STEPS + WARM_UP_STEPS + 1) // self.block_size)
+        if num_rows * num_blocks > self.engine.allocator.capacity:
+            return False
+        generator = torch.Generator().manual_seed(0)
+        ids = (torch.randperm(self.engine.allocator.capacity, generator=generator) + 1).tolist()
+        with torch.inference_mode():
+            for row in range(num_rows):
+                blocks = ids[row * num_blocks : (row + 1) * num_blocks]
+                sequence = Sequence("bench", 0, [row + 7] * context, 1, SamplingParams(temperature=0.0), blocks)
+                self.batch.apply([Fill(row, sequence)])
+        return True
+
+    def median_ms(self, num_rows: int) -> float:
+        """Time of one step, from events on the stream."""
+        times = []
+        for i in range(STEPS + WARM_UP_STEPS):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            self.runner.launch(num_rows)
+            end.record()
+            end.synchronize()
+            if i >= WARM_UP_STEPS:
+                times.append(begin.elapsed_time(end))
+        return float(statistics.median(times))
+
+    def floor_ms(self, num_rows: int, context: int, bytes_per_s: float) -> float:
+        model = self.engine.model
+        weights = sum(w.numel() for layer in model.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down))
+        weight_bytes = (weights + model.lm_head.numel()) * model.lm_head.element_size()
+        return (weight_bytes + num_rows * context * self.engine.pool.layout.token_bytes) / bytes_per_s * 1e3
+
+    def profile(self, num_rows: int) -> str:
+        """Kernels of one step by time; a profiler sees graph nodes as kernels."""
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profiler:
+            for _ in range(5):
+                self.runner.launch(num_rows)
+            torch.cuda.synchronize()
+        return str(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_dir")
+    parser.add_argument("--batches", type=numbers, default=[1, 8, 64], help="sequences, separated by commas")
+    parser.add_argument("--contexts", type=numbers, default=[1024], help="tokens, separated by commas")
+    parser.add_argument("--no-pdl", action="store_true", help="without programmatic dependent launch")
+    parser.add_argument("--cublas", action="store_true", help="all products by cuBLAS")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
+    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse_args()
+    bytes_per_s = read_ceiling()
+    bench = StepBench(args)
+    table = Table(
+        "batch", "context", "ms", "floor ms", "% of ceiling", title=f"decode step, {bytes_per_s / 1e12:.2f} TB/s"
+    )
+    rows = []
+    for context in args.contexts:
+        for num_rows in args.batches:
+            if not bench.fill(num_rows, context):
+                continue
+            step_ms, floor_ms = bench.median_ms(num_rows), bench.floor_ms(num_rows, context, bytes_per_s)
+            table.add_row(
+                str(num_rows), str(context), f"{step_ms:.3f}", f"{floor_ms:.3f}", f"{100 * floor_ms / step_ms:.0f}"
+            )
+            rows.append(_row(args, num_rows, context, step_ms, floor_ms))
+            if args.profile:
+                print(bench.profile(num_rows))
+    Console().print(table)
+    if args.results:
+        append_rows(args.results, rows)
+    return 0
+
+
+def _row(args: argparse.Namespace, num_rows: int, context: int, step_ms: float, floor_ms: float) -> Row:
+    return Row(
+        date=today(),
+        commit=commit(),
+        hardware=args.hardware,
+        system="baton",
+        model=Path(args.model_dir).name,
+        workload=f"decode step alone, {num_rows} sequences at {context} tokens",
+        figure="step",
+        value=f"{step_ms:.4g}",
+        unit="ms",
+        compared_with="read floor",
+        compared_value=f"{floor_ms:.4g}",
+        command=command_line(),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""One token times a weight matrix, at the speed of reading the matrix, with its neighbours fused in.
+
+Before: RMSNorm of the input, whose scale is a common factor and is applied to the finished sums, so
+that the row is read once. After: the residual is added, or gate and up are joined by SiLU.
+The first tile of weights is loaded before the wait for the predecessor: at the start of a kernel the
+memory is busy with weights, not idle until the input is there.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.pdl import wait_for_predecessor
+
+
+@triton.jit
+def _load_tile(
+    tile_ptr, inside_n, columns, begin: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr
+):
+    """Weights `[ROWS, BLOCK_K]` from column `begin` on, without a mask where all are there; read once, so not kept."""
+    if begin + BLOCK_K <= K:
+        if EVEN_N:
+            return tl.load(tile_ptr + begin, eviction_policy="evict_first")
+        return tl.load(tile_ptr + begin, mask=inside_n, other=0.0, eviction_policy="evict_first")
+    inside = inside_n & (columns < K - begin)[None, :]
+    return tl.load(tile_ptr + begin, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _load_row(row_ptr, columns, begin: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """`[BLOCK_K]` of a vector as fp32."""
+    if begin + BLOCK_K <= K:
+        return tl.load(row_ptr + begin + columns).to(tl.float32)
+    return tl.load(row_ptr + begin + columns, mask=columns < K - begin, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _gemv_kernel(
+    x_ptr,  # [k]
+    weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
+    norm_ptr,  # [k], if HAS_NORM
+    residual_ptr,  # [n], if HAS_RESIDUAL; may be out_ptr
+    out_ptr,  # [n]
+    eps,
+    n,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,  # outputs of a program
+    BLOCK_K: tl.constexpr,  # a multiple of 256 a warp: then a thread has the same columns of all rows
+    EVEN_N: tl.constexpr,  # ROWS divides n
+    HAS_NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: (cdiv(n, ROWS),). One program ROWS outputs, the whole of K."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK_K)
+    tile_ptr = weight_ptr + rows[:, None].to(tl.int64) * K + columns[None, :]
+    up_ptr = tile_ptr + n.to(tl.int64) * K
+    inside_n = (rows < n)[:, None]
+    weight = _load_tile(tile_ptr, inside_n, columns, 0, K, BLOCK_K, EVEN_N)
+    if GATED:
+        up_weight = _load_tile(up_ptr, inside_n, columns, 0, K, BLOCK_K, EVEN_N)
+    wait_for_predecessor(PDL)
+
+    acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
+    up_acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    for begin in tl.static_range(0, K, BLOCK_K):
+        if begin > 0:
+            weight = _load_tile(tile_ptr, inside_n, columns, begin, K, BLOCK_K, EVEN_N)
+            if GATED:
+                up_weight = _load_tile(up_ptr, inside_n, columns, begin, K, BLOCK_K, EVEN_N)
+        x = _load_row(x_ptr, columns, begin, K, BLOCK_K)
+        if HAS_NORM:
+            squares += x * x
+            x *= _load_row(norm_ptr, columns, begin, K, BLOCK_K)
+        acc += weight.to(tl.float32) * x[None, :]
+        if GATED:
+            up_acc += up_weight.to(tl.float32) * x[None, :]
+
+    y = tl.sum(acc, axis=1)
+    scale = 1.0
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+        y *= scale
+    if GATED:
+        y = y / (1.0 + tl.exp(-y)) * (tl.sum(up_acc, axis=1) * scale)
+    if HAS_RESIDUAL:
+        y += tl.load(residual_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=rows < n)
+
+
+def gemv(
+    x: Tensor,  # [1, k], contiguous
+    weight: Tensor,  # [n, k], or [2 * n, k] if gated
+    out: Tensor,  # [1, n]; overwritten
+    *,
+    rows: int,
+    warps: int,
+    unroll: int = 1,
+    norm: Tensor | None = None,  # [k]
+    eps: float = 0.0,
+    residual: Tensor | None = None,  # [1, n]; may be `out`
+    gated: bool = False,
+    pdl: bool = False,
+) -> Tensor:
+    """`norm(x) @ weight.T`, then `+ residual` or `silu(gate) * up`; returns `out`.
+
+    A program has `rows` outputs and `warps` warps; a thread loads `unroll` times 8 columns of each row at once.
+    """
+    n, k = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+    assert x.shape == (1, k) and x.is_contiguous(), f"x {tuple(x.shape)}: [1, {k}] needed"
+    assert out.shape == (1, n) and out.is_contiguous(), f"out {tuple(out.shape)}: [1, {n}] needed"
+    assert weight.is_contiguous() and weight.dtype == x.dtype, f"weight {weight.dtype}, x {x.dtype}: contiguous, alike"
+    assert norm is None or norm.shape == (k,), f"norm weight: [{k}] needed"
+    assert residual is None or residual.shape == (1, n), f"residual: [1, {n}] needed"
+    _gemv_kernel[(triton.cdiv(n, rows),)](
+        x_ptr=x,
+        weight_ptr=weight,
+        norm_ptr=x if norm is None else norm,
+        residual_ptr=x if residual is None else residual,
+        out_ptr=out,
+        eps=eps,
+        n=n,
+        K=k,
+        ROWS=rows,
+        BLOCK_K=256 * warps * unroll,
+        EVEN_N=n % rows == 0,
+        HAS_NORM=norm is not None,
+        HAS_RESIDUAL=residual is not None,
+        GATED=gated,
+        PDL=pdl,
+        num_warps=warps,
+        launch_pdl=pdl,
+    )
+    return out

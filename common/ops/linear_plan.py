@@ -1,0 +1,99 @@
+"""Which kernel multiplies by a weight matrix, and with which tiles: measured per GPU type, kept as data.
+
+`plans/<gpu>.json` is written by `benchmarks/tune_linear.py`, which times every candidate on weights
+that are not in the cache. For an unknown GPU or shape a rule of thumb is used.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PLANS = Path(__file__).parent / "plans"
+MAX_SKINNY_TOKENS = 64
+
+
+class Fusion(StrEnum):
+    """What is computed around the product."""
+
+    NORM = "norm"  # norm before
+    ADD = "add"  # residual after
+    GATE = "gate"  # norm before, SiLU(gate) * up after
+    LOGITS = "logits"  # norm before, fp32 out
+
+
+class Kind(StrEnum):
+    GEMV = "gemv"
+    SKINNY = "skinny"
+    CUBLAS = "cublas"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kernel and its tile sizes; the ones that the kind does not have are 0."""
+
+    kind: Kind
+    rows: int = 0
+    unroll: int = 0
+    block_n: int = 0
+    block_k: int = 0
+    splits: int = 0
+    stages: int = 0
+    warps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    max_tokens: int
+    plan: Plan
+
+
+class LinearPlans:
+    """Plans for one GPU type."""
+
+    def __init__(self, gpu_name: str, num_sms: int) -> None:
+        self._num_sms = num_sms
+        self._measured = _read_plans(plan_file(gpu_name))
+
+    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
+        """The plan for `num_tokens` times `[n, k]`; with GATE, `n` counts outputs, not rows."""
+        for entry in self._measured.get((fusion, n, k), ()):
+            if num_tokens <= entry.max_tokens:
+                return entry.plan
+        return rule_of_thumb(fusion, num_tokens, n, k, self._num_sms)
+
+
+def plan_file(gpu_name: str) -> Path:
+    """Where the plans of a GPU type are kept: `NVIDIA H200` -> `plans/nvidia_h200.json`."""
+    return PLANS / f"{re.sub(r'[^a-z0-9]+', '_', gpu_name.lower())}.json"
+
+
+def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
+    """A plan that is never bad: tall GEMV tiles for one token, two programs an SM for a few, cuBLAS above."""
+    if num_tokens == 1:
+        return Plan(Kind.GEMV, rows=4, warps=2, unroll=1 if k <= 4096 else 2)
+    if num_tokens > MAX_SKINNY_TOKENS:
+        return Plan(Kind.CUBLAS)
+    block_n, block_k = 32, 128
+    programs = -(-n // block_n)
+    splits = 1
+    while fusion is Fusion.ADD and splits < 8 and programs * splits < 2 * num_sms and k // (2 * splits) >= 4 * block_k:
+        splits *= 2
+    return Plan(Kind.SKINNY, block_n=block_n, block_k=block_k, splits=splits, stages=4, warps=4)
+
+
+@cache
+def _read_plans(path: Path) -> dict[tuple[str, int, int], list[_Entry]]:
+    if not path.exists():
+        return {}
+    entries: dict[tuple[str, int, int], list[_Entry]] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["plans"]:
+        tiles: dict[str, Any] = row["tiles"]
+        entry = _Entry(row["max_tokens"], Plan(Kind(row["kind"]), **tiles))
+        entries.setdefault((row["fusion"], row["n"], row["k"]), []).append(entry)
+    for rows in entries.values():
+        rows.sort(key=lambda entry: entry.max_tokens)
+    return entries

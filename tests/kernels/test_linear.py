@@ -1,0 +1,102 @@
+"""GEMV and skinny GEMM with every neighbour fused in, at odd sizes, into poisoned outputs."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.kernels.gemv import gemv
+from common.kernels.skinny_gemm import skinny_gemm
+from common.ops import reference
+
+AssertClose = Callable[[Tensor, Tensor], None]
+EPS = 1e-6
+SHAPES = [(6, 256), (33, 320), (130, 96), (64, 1000)]
+FUSIONS = [(False, False, False), (True, False, False), (False, True, False), (True, False, True)]
+
+
+class Operands:
+    """Random operands, and what they give by the reference."""
+
+    def __init__(self, m: int, n: int, k: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.x = torch.randn(m, k).to(device, dtype)
+        self.weight = (torch.randn(n, k) * 0.1).to(device, dtype)
+        self.gate_up = (torch.randn(2 * n, k) * 0.1).to(device, dtype)
+        self.norm = torch.randn(k).to(device, dtype)
+        self.residual = torch.randn(m, n).to(device, dtype)
+
+    def expected(self, *, has_norm: bool, has_residual: bool, gated: bool) -> Tensor:
+        x = self.x.double().cpu()
+        if has_norm:
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * self.norm.double().cpu()
+        y = x @ (self.gate_up if gated else self.weight).double().cpu().t()
+        if gated:
+            y = reference.silu_mul(y)
+        if has_residual:
+            y = y + self.residual.double().cpu()
+        return y.to(self.x.device, self.x.dtype)
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize(("has_norm", "has_residual", "gated"), FUSIONS)
+@pytest.mark.parametrize(("rows", "warps", "unroll"), [(4, 2, 1), (2, 1, 2)])
+def test_gemv(
+    n: int, k: int, has_norm: bool, has_residual: bool, gated: bool, rows: int, warps: int, unroll: int,
+    device: torch.device, dtype: torch.dtype, assert_close: AssertClose,
+) -> None:  # fmt: skip
+    operands = Operands(1, n, k, device, dtype)
+    out = gemv(
+        operands.x,
+        operands.gate_up if gated else operands.weight,
+        torch.empty(1, n, device=device, dtype=dtype),
+        rows=rows,
+        warps=warps,
+        unroll=unroll,
+        norm=operands.norm if has_norm else None,
+        eps=EPS,
+        residual=operands.residual if has_residual else None,
+        gated=gated,
+    )
+    assert_close(out, operands.expected(has_norm=has_norm, has_residual=has_residual, gated=gated))
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("m", [1, 2, 16, 17, 33, 64])
+@pytest.mark.parametrize(
+    ("splits", "has_residual", "gated"), [(1, False, True), (1, True, False), (3, True, False), (2, False, True)]
+)
+def test_skinny_gemm(
+    n: int, k: int, m: int, splits: int, has_residual: bool, gated: bool,
+    device: torch.device, dtype: torch.dtype, assert_close: AssertClose,
+) -> None:  # fmt: skip
+    operands = Operands(m, n, k, device, dtype)
+    out = skinny_gemm(
+        operands.x,
+        operands.gate_up if gated else operands.weight,
+        torch.empty(m, n, device=device, dtype=dtype),
+        block_n=32,
+        block_k=64,
+        splits=splits,
+        stages=2,
+        warps=4,
+        parts=torch.empty(2 * splits * m * n, device=device),
+        residual=operands.residual if has_residual else None,
+        gated=gated,
+    )
+    assert_close(out, operands.expected(has_norm=False, has_residual=has_residual, gated=gated))
+
+
+def test_the_residual_may_be_the_output(device: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
+    for m in (1, 5):
+        operands = Operands(m, 40, 96, device, dtype)
+        expected = operands.expected(has_norm=False, has_residual=True, gated=False)
+        residual = operands.residual
+        if m == 1:
+            gemv(operands.x, operands.weight, residual, rows=4, warps=1, residual=residual)
+        else:
+            skinny_gemm(
+                operands.x, operands.weight, residual, block_n=16, block_k=32, splits=2, stages=2, warps=4,
+                parts=torch.empty(2 * m * 40, device=device), residual=residual,
+            )  # fmt: skip
+        assert_close(residual, expected)

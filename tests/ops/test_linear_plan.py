@@ -1,0 +1,49 @@
+"""Plans are found by shape and token count, and every measured one can be launched."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.ops.linear_plan import MAX_SKINNY_TOKENS, PLANS, Fusion, Kind, LinearPlans, Plan, plan_file, rule_of_thumb
+
+FILES = sorted(PLANS.glob("*.json"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_measured_plans_are_complete(path: Path) -> None:
+    table = json.loads(path.read_text())
+    plans = LinearPlans(table["gpu"], 132)
+    assert plan_file(table["gpu"]) == path
+    for row in table["plans"]:
+        plan = plans.plan(Fusion(row["fusion"]), row["max_tokens"], row["n"], row["k"])
+        assert plan == Plan(Kind(row["kind"]), **row["tiles"])
+        check(plan, row["max_tokens"])
+
+
+def check(plan: Plan, num_tokens: int) -> None:
+    match plan.kind:
+        case Kind.GEMV:
+            assert num_tokens == 1
+            assert plan.rows > 0 and plan.warps > 0 and plan.unroll > 0
+        case Kind.SKINNY:
+            assert num_tokens <= MAX_SKINNY_TOKENS
+            assert min(plan.block_n, plan.block_k, plan.splits, plan.stages, plan.warps) > 0
+        case Kind.CUBLAS:
+            assert plan == Plan(Kind.CUBLAS)
+
+
+def test_a_count_between_two_measured_ones_takes_the_larger() -> None:
+    plans = LinearPlans("NVIDIA H200", 132)
+    assert plans.plan(Fusion.ADD, 2, 2560, 4096) == plans.plan(Fusion.ADD, 4, 2560, 4096)
+    assert plans.plan(Fusion.ADD, 100, 2560, 4096) == plans.plan(Fusion.ADD, 128, 2560, 4096)
+    assert plans.plan(Fusion.ADD, 8192, 2560, 4096) == Plan(Kind.CUBLAS)
+
+
+@pytest.mark.parametrize("fusion", Fusion)
+@pytest.mark.parametrize("num_tokens", [1, 2, 16, 64, 65, 10_000])
+def test_unknown_shapes_and_gpus_have_a_plan(fusion: Fusion, num_tokens: int) -> None:
+    for n, k in ((1, 1), (300, 64), (6144, 2560), (151_936, 8192)):
+        plan = LinearPlans("Some GPU", 100).plan(fusion, num_tokens, n, k)
+        assert plan == rule_of_thumb(fusion, num_tokens, n, k, 100)
+        check(plan, num_tokens)
