@@ -92,7 +92,7 @@ class PrefillSection:
 
     max_batch_tokens: int = option(8192, "prompt tokens computed in one step")
     max_num_seqs: int = option(64, "prompts in one step")
-    chunking: bool = option(True, "split prompts longer than a step's budget; false refuses to split")
+    chunking: bool = option(True, "split prompts longer than a step's budget; false computes every prompt in one piece")
     lease_s: float = option(30.0, "blocks handed off and not claimed for this long are freed")
 
     def __post_init__(self) -> None:

@@ -3,7 +3,8 @@
 import logging
 import time
 
-from common.prompt_runner import PromptChunk, PromptRunner
+from common.prompt_buffers import PromptChunk
+from common.prompt_runner import PromptRunner
 from common.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -12,13 +13,13 @@ LENGTHS = (1, 20, 100, 600)
 """Tokens; one for each shape class that kernels and cuBLAS tell apart."""
 
 
-def warm_up_prompts(runner: PromptRunner, max_tokens: int) -> None:
-    """One prompt of each length up to `max_tokens`, a batch of several, and one that samples by every filter."""
+def warm_up_prompts(runner: PromptRunner) -> None:
+    """One prompt of each length up to a whole step, and a batch of two, sampled by every filter."""
     engine, begin_s = runner.engine, time.monotonic()
-    longest = min(max_tokens, engine.max_len, engine.allocator.capacity * engine.pool.layout.block_size)
+    longest = min(runner.buffers.max_tokens, engine.max_len, engine.allocator.capacity * engine.pool.layout.block_size)
     for length in (*(n for n in LENGTHS if n < longest), longest):
         _run(runner, [length])
-    if longest >= 2 * LENGTHS[1]:
+    if longest >= 2 * LENGTHS[1] and runner.buffers.max_seqs > 1:
         _run(runner, [LENGTHS[1], LENGTHS[1] - 1])
     logger.info("prompt kernels ready in %.1f s", time.monotonic() - begin_s)
 

@@ -32,8 +32,9 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
     engine = build_engine(
         config, f"{worker_id}-{epoch:x}", step_tokens=config.decode.local_chunk_tokens, logit_rows=max_rows
     )
+    prompt_runner = PromptRunner(engine, config.decode.local_chunk_tokens, max_seqs=1)
     if engine.device.type == "cuda":
-        warm_up_prompts(PromptRunner(engine), config.decode.local_chunk_tokens)
+        warm_up_prompts(prompt_runner)
     batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.device)
     runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
     runner.prepare()
@@ -42,7 +43,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
         max_num_seqs=max_rows,
         handoff_endpoint=hub.endpoint,
     )
-    return DecodeWorker(config, engine, batch, runner, hub, ready, drain)
+    return DecodeWorker(config, engine, batch, runner, prompt_runner, hub, ready, drain)
 
 
 if __name__ == "__main__":

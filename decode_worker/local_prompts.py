@@ -5,8 +5,8 @@ One at a time and in small chunks between decode steps: the streams that run her
 
 from collections import deque
 
-from common.engine import Engine
-from common.prompt_runner import PromptChunk, PromptRunner
+from common.prompt_buffers import PromptChunk
+from common.prompt_runner import PromptRunner
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Sequence
 
@@ -14,8 +14,8 @@ from decode_worker.sequence import Sequence
 class LocalPrompts:
     """Waiting prompts, and the one being computed."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, chunk_tokens: int) -> None:
-        self.runner = PromptRunner(engine)
+    def __init__(self, runner: PromptRunner, scheduler: Scheduler, chunk_tokens: int) -> None:
+        self.runner = runner
         self.scheduler = scheduler
         self.chunk_tokens = chunk_tokens
         self.waiting: deque[Sequence] = deque()

@@ -35,6 +35,7 @@ from common.messages import (
     WorkerReady,
     unpack_ids,
 )
+from common.prompt_runner import PromptRunner
 from common.router_link import RouterLink
 from common.sockets import Hub
 from common.token_columns import TokenColumns
@@ -68,6 +69,7 @@ class DecodeWorker:
         engine: Engine,
         batch: DecodeBatch,
         runner: DecodeRunner,
+        prompt_runner: PromptRunner,
         hub: Hub,
         ready: WorkerReady,
         drain: Drain,
@@ -77,7 +79,7 @@ class DecodeWorker:
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, batch, runner, hub, drain
         self.scheduler = Scheduler(engine.allocator, config.kv.block_size, ready.max_num_seqs)
         self.intake = Intake(engine, self.scheduler, config.decode, hub, self.worker_id, self.epoch)
-        self.local_prompts = LocalPrompts(engine, self.scheduler, config.decode.local_chunk_tokens)
+        self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, config.decode.local_chunk_tokens)
         self.in_flight: InFlight | None = None
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)

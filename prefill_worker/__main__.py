@@ -26,9 +26,14 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
     engine = build_engine(
         config, f"{worker_id}-{epoch:x}", step_tokens=section.max_batch_tokens, logit_rows=section.max_num_seqs
     )
-    runner = PromptRunner(engine)
+    max_seqs = section.max_num_seqs if config.worker.batching else 1
+    # Without chunking a step holds at least one whole prompt.
+    step_tokens = section.max_batch_tokens if section.chunking else max(section.max_batch_tokens, engine.max_len)
+    runner = PromptRunner(engine, step_tokens, max_seqs)
     if engine.device.type == "cuda":
-        warm_up_prompts(runner, section.max_batch_tokens)
+        warm_up_prompts(runner)
+        if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":
+            runner.capture()
     engine.pool.write_block(PROOF_BLOCK, pattern(epoch, engine.pool.layout.block_bytes))
     ready = replace(
         make_ready(config, engine, worker_id, epoch, Role.PREFILL),

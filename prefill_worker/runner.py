@@ -1,6 +1,7 @@
 """Scheduled chunks -> the prompt runner -> the token sampled after each finished prompt."""
 
-from common.prompt_runner import PromptChunk, PromptRunner
+from common.prompt_buffers import PromptChunk
+from common.prompt_runner import PromptRunner
 from prefill_worker.scheduler import Chunk
 
 
