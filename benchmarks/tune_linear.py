@@ -97,7 +97,7 @@ class Bench:
         self.x = torch.randn(tokens, shape.k, device="cuda", dtype=torch.bfloat16)
         self.norm = torch.randn(shape.k, device="cuda", dtype=torch.bfloat16)
         self.residual = torch.zeros(tokens, shape.n, device="cuda", dtype=torch.bfloat16)
-        self.linear = FusedLinear(self.device)
+        self.linear = FusedLinear()
 
     def run(self, plan: Plan, weight: Tensor, *, pdl: bool) -> Tensor:
         match self.shape.fusion:

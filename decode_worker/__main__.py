@@ -11,7 +11,7 @@ from common.engine import build_engine
 from common.messages import Role
 from common.prompt_runner import PromptRunner
 from common.sockets import Hub
-from common.warm_up import warm_up_prompts
+from common.warm_up import DECODE_ROWS, PROMPT_LENGTHS, compile_kernels, warm_up_prompts
 from common.worker_main import make_ready, worker_main
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import DecodeRunner
@@ -34,7 +34,10 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
     )
     prompt_runner = PromptRunner(engine, config.decode.local_chunk_tokens, max_seqs=1)
     if engine.device.type == "cuda":
-        warm_up_prompts(prompt_runner)
+        compile_kernels(engine, engine.step_ops, [n for n in DECODE_ROWS if n <= max_rows], is_decode=True)
+        if config.kv.transport == "none":  # otherwise prompts are computed here in emergencies only
+            compile_kernels(engine, engine.ops, PROMPT_LENGTHS, is_decode=False)
+            warm_up_prompts(prompt_runner)
     batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.device)
     runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
     runner.prepare()

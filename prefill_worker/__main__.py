@@ -10,7 +10,7 @@ from common.kv.blocks import PROOF_BLOCK
 from common.kv.proof import pattern
 from common.messages import KVPoolExport, Role
 from common.prompt_runner import PromptRunner
-from common.warm_up import warm_up_prompts
+from common.warm_up import PROMPT_LENGTHS, compile_kernels, warm_up_prompts
 from common.worker_main import make_ready, worker_main
 from prefill_worker.worker import PrefillWorker
 
@@ -31,6 +31,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
     step_tokens = section.max_batch_tokens if section.chunking else max(section.max_batch_tokens, engine.max_len)
     runner = PromptRunner(engine, step_tokens, max_seqs)
     if engine.device.type == "cuda":
+        compile_kernels(engine, engine.ops, PROMPT_LENGTHS, is_decode=False)
         warm_up_prompts(runner)
         if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":
             runner.capture()

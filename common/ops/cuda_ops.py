@@ -38,7 +38,6 @@ class CudaOps:
         self._is_planned = planned and kv_cache.element_size() == 2
         self._plans = LinearPlans(properties.name, self._num_sms)
         self._linear = FusedLinear(
-            kv_cache.device,
             norm=rms_norm if kernels.norm == "triton" else reference.rms_norm,
             activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
         )

@@ -17,17 +17,16 @@ SiluMul = Callable[[Tensor], Tensor]
 
 
 class FusedLinear:
-    """Runs plans; holds the fp32 sums that a split product leaves for its second kernel.
+    """Runs plans.
 
     Args:
         norm, activation: the implementations for where they are not fused into a product.
         pdl: launch with programmatic dependence; for kernels that are captured in a graph.
     """
 
-    def __init__(self, device: torch.device, *, norm: Norm = rms_norm, activation: SiluMul = silu_mul) -> None:
+    def __init__(self, *, norm: Norm = rms_norm, activation: SiluMul = silu_mul) -> None:
         self.norm = norm
         self.activation = activation
-        self._parts = torch.empty(0, dtype=torch.float32, device=device)
 
     def norm_linear(
         self, plan: Plan, x: Tensor, norm: Tensor, eps: float, weight: Tensor, out_dtype: torch.dtype, pdl: bool
@@ -79,10 +78,10 @@ class FusedLinear:
         self, plan: Plan, x: Tensor, weight: Tensor, out: Tensor, *,
         residual: Tensor | None = None, gated: bool = False, pdl: bool,
     ) -> Tensor:  # fmt: skip
-        needed = plan.splits * x.shape[0] * weight.shape[0] if plan.splits > 1 else 0
-        if self._parts.numel() < needed:
-            self._parts = torch.empty(needed, dtype=torch.float32, device=x.device)
+        parts = None
+        if plan.splits > 1:  # in a captured graph this is the graph's own memory
+            parts = torch.empty(plan.splits * x.shape[0] * weight.shape[0], dtype=torch.float32, device=x.device)
         return skinny_gemm(
             x, weight, out, block_n=plan.block_n, block_k=plan.block_k, splits=plan.splits, stages=plan.stages,
-            warps=plan.warps, parts=self._parts, residual=residual, gated=gated, pdl=pdl,
+            warps=plan.warps, parts=parts, residual=residual, gated=gated, pdl=pdl,
         )  # fmt: skip
