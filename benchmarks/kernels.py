@@ -219,16 +219,27 @@ def gather_case(num_copies: int) -> Case:
     return Case(f"gather_blocks {num_copies}", run, expected, 1, 2 * num_copies * block_bytes)
 
 
+FILTERS = {  # temperature, top_k, top_p of the rows, in turns
+    "greedy": [(0.0, 0, 1.0)],
+    "draw": [(0.8, 0, 1.0)],
+    "top": [(0.8, 50, 0.95)],
+    "nucleus": [(1.0, 0, 0.95)],
+    "large k": [(1.0, 5000, 1.0)],
+    "distinct": [(0.3 + i / 50, (0, 20, 50, 1000)[i % 4], 0.8 + i / 400) for i in range(64)],
+}
+
+
 def sampling_case(num_rows: int, how: str) -> Case:
-    temperature, top_k, top_p = {"greedy": (0.0, 0, 1.0), "draw": (0.8, 0, 1.0), "top": (0.8, 50, 0.95)}[how]
+    rows = [FILTERS[how][i % len(FILTERS[how])] for i in range(num_rows)]
+    temperature, top_k, top_p = zip(*rows, strict=True)
     num_bytes = num_rows * VOCAB * 4
     logits = torch.randn(variants_for(num_bytes), num_rows, VOCAB, device="cuda") * 3
     positions = torch.arange(num_rows, dtype=torch.int32, device="cuda")
     workspace = sampling.make_workspace(num_rows, VOCAB, torch.device("cuda"))
     params = SamplingTensors(
-        temperature=torch.full((num_rows,), temperature, device="cuda"),
-        top_k=torch.full((num_rows,), top_k, dtype=torch.int32, device="cuda"),
-        top_p=torch.full((num_rows,), top_p, device="cuda"),
+        temperature=torch.tensor(temperature, device="cuda"),
+        top_k=torch.tensor(top_k, dtype=torch.int32, device="cuda"),
+        top_p=torch.tensor(top_p, device="cuda"),
         min_p=torch.zeros(num_rows, device="cuda"),
         seed=torch.arange(num_rows, device="cuda"),
     )
@@ -250,7 +261,7 @@ def all_cases() -> Iterator[Case]:
     yield from starmap(decode_case, product((1, 8, 64), (1024, 8192)))
     yield from map(prefill_case, (1024, 4096, 16_384))
     yield from map(gather_case, (64, 512))
-    yield from starmap(sampling_case, product((1, 64), ("greedy", "draw", "top")))
+    yield from starmap(sampling_case, product((1, 64), FILTERS))
 
 
 def is_right(out: Tensor, expected: Tensor) -> bool:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels import sampling
+from common.kernels import filter_threshold, sampling
 from common.ops import reference
 from common.ops.base import SamplingTensors
 
@@ -76,36 +76,27 @@ def test_draws_the_token_that_the_reference_draws(vocab: int, draw: Draw) -> Non
         assert torch.equal(draw(logits, params, positions), reference.sample(logits, params, positions))
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        (1.0, 1, 1.0, 0.0, 0),
-        (1.0, 3, 1.0, 0.0, 0),
-        (1.0, 4000, 1.0, 0.0, 0),
-        (0.5, 0, 0.3, 0.0, 0),
-        (1.5, 0, 0.999, 0.0, 0),
-        (1.0, 0, 0.0, 0.0, 0),
-        (1.0, 50, 0.6, 0.0, 0),
-        (1.0, 0, 1.0, 0.3, 0),
-        (0.8, 100, 0.95, 0.01, 0),
-    ],
-)
-@pytest.mark.parametrize("shape", ["spread", "ties", "negative", "mixed infinities"])
-def test_keeps_what_the_reference_keeps(
-    row: tuple[float, int, float, float, int], shape: str, device: torch.device
-) -> None:
-    logits = make_logits(shape, 3, 4000)
-    params = make_params([row] * 3)
-    workspace = sampling.make_workspace(3, 4000, device)
-    on_device = SamplingTensors(*(getattr(params, name).to(device) for name in SamplingTensors.__slots__))
-    sampling.sample(logits.to(device), on_device, positions_of(3).to(device), workspace)
-    scaled = logits / params.temperature.unsqueeze(1)
-    ours = scaled >= workspace.threshold[:3].cpu().unsqueeze(1)
-    theirs = scaled >= reference.filter_threshold(scaled, params).unsqueeze(1)
-    differing = scaled.softmax(dim=-1).masked_fill(ours == theirs, 0.0).sum(dim=-1)
-    assert (differing < 1e-5).all()  # the two may round the mass of the tail differently
-    if row[2] == 1.0:
-        assert torch.equal(ours, theirs)
+FILTERED = [
+    (1.0, 1, 1.0, 0.0, 0),
+    (1.0, 3, 1.0, 0.0, 0),
+    (0.0, 3, 0.5, 0.1, 0),  # greedy: not filtered
+    (1.0, 700, 1.0, 0.0, 0),  # more than there are parts
+    (1.0, 1 << 30, 1.0, 0.0, 0),  # more than there are tokens
+    (0.5, 0, 0.3, 0.0, 0),
+    (1.5, 0, 0.999, 0.0, 0),
+    (1.0, 0, 1.0 - 2.0**-24, 0.0, 0),
+    (1.0, 0, 0.0, 0.0, 0),
+    (1.0, 0, 1e-30, 0.0, 0),
+    (1.0, 0, 1.0, 0.0, 0),
+    (1.0, 50, 0.6, 0.0, 0),
+    (1.0, 700, 0.9, 0.0, 0),
+    (1.0, 0, 1.0, 0.3, 0),
+    (0.8, 100, 0.95, 0.01, 0),
+    (1e-3, 5, 0.9, 0.0, 0),
+    (1e-3, 300, 1.0, 0.0, 0),
+    (1e4, 0, 0.5, 0.0, 0),
+    (1e4, 300, 0.5, 0.0, 0),
+]
 
 
 def make_logits(shape: str, num_rows: int, vocab: int) -> Tensor:
@@ -113,12 +104,81 @@ def make_logits(shape: str, num_rows: int, vocab: int) -> Tensor:
     match shape:
         case "ties":
             return spread.round()
+        case "all equal":
+            return torch.full((num_rows, vocab), -3.25)
+        case "ascending":  # one part holds all that count
+            return spread.sort(dim=-1).values
         case "negative":
             return spread - 100.0
         case "mixed infinities":
             return spread.masked_fill(torch.rand(num_rows, vocab) < 0.3, float("-inf"))
+        case "masked":  # finite, but past the last bucket
+            return spread.masked_fill(torch.rand(num_rows, vocab) < 0.99, -1e9) - torch.rand(num_rows, vocab)
+        case "one token":
+            return torch.full((num_rows, vocab), float("-inf")).index_fill(1, torch.tensor([vocab // 2]), 7.0)
+        case "bucket edges":  # the edges themselves and their neighbours, many times each
+            edges = 2.0 ** torch.arange(-8, 12) * (1 + torch.arange(8).unsqueeze(1) / 128)
+            near = torch.stack(
+                (edges, edges.nextafter(torch.tensor(0.0)), edges.nextafter(torch.tensor(1e9)))
+            ).flatten()
+            logits = -near[torch.randint(len(near), (num_rows, vocab))]
+            return logits.index_fill(1, torch.tensor([0]), 0.0)
         case _:
             return spread
+
+
+SHAPES = ["spread", "ties", "all equal", "ascending", "negative", "mixed infinities", "masked", "one token"]
+SHAPES += ["bucket edges"]
+
+
+def threshold_of(logits: Tensor, params: SamplingTensors, device: torch.device) -> Tensor:
+    num_rows, vocab = logits.shape
+    workspace = filter_threshold.make_workspace(num_rows, vocab, device)
+    on_device = SamplingTensors(*(getattr(params, name).to(device) for name in SamplingTensors.__slots__))
+    for _ in range(2):  # the second launch finds the workspace as the first one left it
+        workspace.threshold.fill_(float("nan"))
+        filter_threshold.filter_threshold(logits.to(device), on_device, workspace)
+        for state in (workspace.counts, workspace.masses, workspace.num_gathered):
+            assert not state.any()
+    return workspace.threshold.cpu()
+
+
+@pytest.mark.parametrize("vocab", [1, 513, 9001])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_keeps_what_the_reference_keeps(shape: str, vocab: int, device: torch.device) -> None:
+    logits = make_logits(shape, len(FILTERED), vocab)
+    params = make_params(FILTERED)
+    scaled = logits / params.temperature.where(params.temperature > 0, 1.0).unsqueeze(1)
+    ours = threshold_of(logits, params, device).unsqueeze(1)
+    theirs = reference.filter_threshold(scaled, params).unsqueeze(1)
+    drawn = (params.temperature > 0).unsqueeze(1)
+    differs = ((scaled >= ours) != (scaled >= theirs)) & drawn
+    # The two round differently, so at the limit of top-p a tail that weighs next to nothing may differ.
+    differing = scaled.double().softmax(dim=-1).masked_fill(~differs, 0.0).sum(dim=-1)
+    limit = torch.where(params.top_p < 1, 1e-5, 0.0)
+    assert (differing <= limit).all()
+    assert (differs.any(dim=-1) <= (params.top_p < 1)).all()
+
+
+def test_threshold_of_top_k_is_the_kth_logit(device: torch.device) -> None:
+    logits = make_logits("spread", 12, 3001)
+    params = make_params([(1.0, 1 + 250 * i, 1.0, 0.0, 0) for i in range(12)])
+    ranked = logits.sort(dim=-1, descending=True).values
+    expected = ranked.gather(1, (params.top_k - 1).long().unsqueeze(1)).squeeze(1)
+    assert torch.equal(threshold_of(logits, params, device), expected)
+
+
+def test_threshold_is_the_same_alone_and_among_many(device: torch.device) -> None:
+    """A row alone has a program a chunk; among many its programs take several chunks, or all."""
+    num_rows = 1 + 2 * filter_threshold.MAX_PROGRAMS // 3
+    logits = make_logits("spread", 1, 9001)
+    for row in [(0.9, 0, 0.9, 0.0, 0), (1.1, 200, 0.8, 0.0, 0)]:
+        alone = threshold_of(logits, make_params([row]), device)
+        many = threshold_of(logits.expand(3, 9001), make_params([row] * 3), device)
+        greedy: list[tuple[float, int, float, float, int]] = [(0.0, 0, 1.0, 0.0, 0)] * (num_rows - 1)
+        most = threshold_of(logits.expand(num_rows, 9001), make_params([*greedy, row]), device)
+        assert (many == alone).all()
+        assert most[-1] == alone
 
 
 def test_draws_follow_the_softmax(draw: Draw) -> None:
