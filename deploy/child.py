@@ -56,7 +56,7 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=child_environment(environ),
+            env={**child_environment(environ), **spec.env},
             start_new_session=True,
             limit=MAX_LINE_BYTES,
         )

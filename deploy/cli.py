@@ -9,6 +9,7 @@ from common.config import DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Co
 from common.errors import ConfigError
 from common.options import add_flags, from_flags
 from deploy.demo import DEMO_MODEL, Verse, demo
+from deploy.mps import MODES, MpsOptions
 from deploy.serve import Fleet, serve, with_model, with_port
 
 ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + PREFILL_SECTIONS + DECODE_SECTIONS))
@@ -86,10 +87,32 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="give up when not ready by then (default: 1800)",
     )
+    _add_mps(parser)
+
+
+def _add_mps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mps",
+        choices=MODES,
+        default="auto",
+        help="NVIDIA MPS where a prefill and a decode worker share a GPU: auto uses it if it is there, on insists on "
+        "it, off starts none and caps nothing. A daemon of your own (CUDA_MPS_PIPE_DIRECTORY, or the default "
+        "directory) is used as it is. A CUDA fault of one worker can take its neighbours under MPS down with it; "
+        "they are started again (default: auto)",
+    )
+    parser.add_argument(
+        "--mps-prefill-percent",
+        type=int,
+        default=60,
+        metavar="PERCENT",
+        help="most SMs of a shared GPU that a prefill worker may use, so that decode steps stay short; 0 is --mps off "
+        "(default: 60)",
+    )
 
 
 def _fleet(args: argparse.Namespace) -> Fleet:
-    return Fleet(args.prefill, args.decode, args.gpus, args.start_timeout_s)
+    mps = MpsOptions(args.mps, args.mps_prefill_percent)
+    return Fleet(args.prefill, args.decode, args.gpus, args.start_timeout_s, mps)
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -14,8 +14,8 @@ from common.config import Config
 from deploy.completion_client import CompletionFailed, CompletionTimes, stream_completion
 from deploy.console import Console
 from deploy.health import Health, fetch_health, local_url
-from deploy.launch_plan import make_runtime_dir
-from deploy.serve import Fleet, make_supervisor
+from deploy.mps import Mps
+from deploy.serve import Fleet, prepared
 from deploy.supervisor import Supervisor
 
 DEMO_MODEL = Path(__file__).with_name("demo_model")
@@ -36,16 +36,17 @@ async def demo(config: Config, fleet: Fleet, verse: Verse) -> int:
     """Exit code 0 after the verse and a clean drain; 1, with the end of the log, after any failure."""
     handle, log_name = tempfile.mkstemp(prefix="baton-demo-", suffix=".log")
     print(f"starting {fleet.num_prefill} prefill + {fleet.num_decode} decode; log: {log_name}", flush=True)
-    with os.fdopen(handle, "w") as log, make_runtime_dir() as runtime_dir:
+    with os.fdopen(handle, "w") as log:
         console = Console(log, sys.stderr if sys.stderr.isatty() else None)
-        supervisor = make_supervisor(config, fleet, Path(runtime_dir), console)
-        exit_code = await _serve_one(supervisor, local_url(config.router.host, config.router.port), config, verse)
+        async with prepared(config, fleet, console) as (supervisor, mps):
+            exit_code = await _serve_one(supervisor, mps, config, verse)
     if exit_code:
         _print_tail(Path(log_name))
     return exit_code
 
 
-async def _serve_one(supervisor: Supervisor, url: str, config: Config, verse: Verse) -> int:
+async def _serve_one(supervisor: Supervisor, mps: Mps, config: Config, verse: Verse) -> int:
+    url = local_url(config.router.host, config.router.port)
     serving = asyncio.create_task(supervisor.run(lambda health: None))
     ready = asyncio.create_task(supervisor.ready.wait())
     error = ""
@@ -53,7 +54,7 @@ async def _serve_one(supervisor: Supervisor, url: str, config: Config, verse: Ve
         await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             times = await _recite(url, config.model.served_name, verse)
-            print(_figures(times, await _health_now(url, supervisor)), flush=True)
+            print(_figures(times, await _health_now(url, supervisor), mps), flush=True)
     except (CompletionFailed, aiohttp.ClientError, TimeoutError) as failure:
         error = f"the completion failed: {type(failure).__name__}: {failure}"
     finally:
@@ -84,10 +85,11 @@ async def _health_now(url: str, supervisor: Supervisor) -> Health:
     return health
 
 
-def _figures(times: CompletionTimes, health: Health) -> str:
+def _figures(times: CompletionTimes, health: Health, mps: Mps) -> str:
     lines = [
         f"TTFT {times.ttft_s * 1e3:.1f} ms   TPOT {times.tpot_s * 1e3:.2f} ms   {times.num_tokens} tokens",
         f"KV handed over by {health.transport}",
+        *([f"GPU shared with {mps.text}"] if mps.text else []),
         *(f"  {worker.role:<8} pid {worker.pid:<8} {worker.device}" for worker in health.workers),
     ]
     return "\n".join(lines)

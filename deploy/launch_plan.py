@@ -2,8 +2,8 @@
 
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.config import DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config, NetSection
@@ -18,11 +18,13 @@ SOURCE_ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to keep running: its name in logs and the module and flags it is started with."""
+    """One process to keep running: its name in logs, the module and flags it is started with, and what
+    its environment has beyond the supervisor's."""
 
     name: str
     module: str
     flags: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def argv(self) -> list[str]:

@@ -1,31 +1,34 @@
 """`baton serve`: from a model's name to running processes."""
 
+import contextlib
 import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.config import Config
 from deploy.console import Console
 from deploy.health import Health, local_url
-from deploy.launch_plan import ProcessSpec, make_runtime_dir, plan_processes
+from deploy.launch_plan import make_runtime_dir, plan_processes
 from deploy.machine import detect_gpus, num_cores
 from deploy.model_source import find_model, is_hub_id, weights_bytes
-from deploy.placement import choose_gpus, place_workers
+from deploy.mps import Mps, MpsOptions, open_mps
+from deploy.placement import Placement, choose_gpus, place_workers
 from deploy.supervisor import Deadlines, Supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """How many workers of each kind, and on which GPUs (comma-separated indices; empty for all)."""
+    """How many workers of each kind, on which GPUs (comma-separated indices; empty for all), and how they share one."""
 
     num_prefill: int
     num_decode: int
     gpus: str
     start_timeout_s: float
+    mps: MpsOptions = field(default_factory=MpsOptions)
 
 
 def with_model(config: Config, name: str) -> Config:
@@ -43,42 +46,48 @@ def with_port(config: Config) -> Config:
         return replace(config, router=replace(config.router, port=probe.getsockname()[1]))
 
 
-def plan(config: Config, fleet: Fleet, environ: Mapping[str, str], runtime_dir: Path) -> list[ProcessSpec]:
-    """The processes of this fleet on this machine."""
+def place(config: Config, fleet: Fleet, environ: Mapping[str, str]) -> list[Placement]:
+    """Where the workers of this fleet run on this machine."""
     device = config.worker.device
     detected = [] if device == "cpu" else detect_gpus(environ)
-    placements = place_workers(fleet.num_prefill, fleet.num_decode, choose_gpus(device, fleet.gpus, detected))
-    return plan_processes(config, placements, runtime_dir, num_cores(), weights_bytes(Path(config.model.path)))
+    return place_workers(fleet.num_prefill, fleet.num_decode, choose_gpus(device, fleet.gpus, detected))
 
 
-def make_supervisor(config: Config, fleet: Fleet, runtime_dir: Path, console: Console) -> Supervisor:
-    """Plans the fleet; nothing is started yet. Call inside an event loop."""
-    return Supervisor(
-        plan(config, fleet, os.environ, runtime_dir),
-        local_url(config.router.host, config.router.port),
-        Deadlines(fleet.start_timeout_s, config.router.drain_s, config.worker.drain_s),
-        os.environ,
-        console,
-    )
+@contextlib.asynccontextmanager
+async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncIterator[tuple[Supervisor, Mps]]:
+    """A supervisor that has started nothing yet, and how workers on one GPU will share it."""
+    placements = place(config, fleet, os.environ)
+    with make_runtime_dir() as name:
+        runtime_dir = Path(name)
+        model_bytes = weights_bytes(Path(config.model.path))
+        specs = plan_processes(config, placements, runtime_dir, num_cores(), model_bytes)
+        async with open_mps(fleet.mps, placements, os.environ, runtime_dir, console) as mps:
+            supervisor = Supervisor(
+                [replace(spec, env=mps.environs.get(spec.name, {})) for spec in specs],
+                local_url(config.router.host, config.router.port),
+                Deadlines(fleet.start_timeout_s, config.router.drain_s, config.worker.drain_s),
+                os.environ,
+                console,
+            )
+            yield supervisor, mps
 
 
 async def serve(config: Config, fleet: Fleet) -> int:
     """Run until stopped; the exit code."""
     terminal = sys.stderr if sys.stderr.isatty() else None
-    console = Console(sys.stderr, terminal)
-    with make_runtime_dir() as runtime_dir:
-        supervisor = make_supervisor(config, fleet, Path(runtime_dir), console)
-        return await supervisor.run(lambda health: print(ready_text(config, health), flush=True))
+    async with prepared(config, fleet, Console(sys.stderr, terminal)) as (supervisor, mps):
+        return await supervisor.run(lambda health: print(ready_text(config, health, mps), flush=True))
 
 
-def ready_text(config: Config, health: Health) -> str:
+def ready_text(config: Config, health: Health, mps: Mps) -> str:
     """One line that says what is ready, and a command to try."""
     url = local_url(config.router.host, config.router.port)
     name = config.model.served_name
     roles = [worker.role for worker in health.workers]
     fleet = " + ".join(f"{roles.count(role)} {role}" for role in ("prefill", "decode"))
+    sharing = f"  {mps.text}" if mps.text else ""
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 64})
     return (
-        f"ready: {url}  model {name}  {fleet}  KV over {health.transport}\n"
+        f"ready: {url}  model {name}  {fleet}  KV over {health.transport}{sharing}\n"
         f"  curl {url}/v1/completions -H 'content-type: application/json' -d '{body}'"
     )

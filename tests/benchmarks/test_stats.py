@@ -40,6 +40,18 @@ def test_latencies_of_one_request() -> None:
     assert seen["e2e_mean"] == pytest.approx(1900)
 
 
+def test_the_first_gap_is_one_value_a_request_and_a_part_of_itl() -> None:
+    slow_start = record(0.0, [1.0, 1.3, 1.31], num_output_tokens=3)
+    fast_start = record(0.0, [1.0, 1.1, 1.9], num_output_tokens=3)
+    single = record(0.0, [1.0], num_output_tokens=1)
+    seen = values([slow_start, fast_start, single])
+    assert seen["first_gap_p50"] == pytest.approx(200)
+    assert seen["first_gap_p99"] == pytest.approx(298)
+    assert seen["itl_p50"] == pytest.approx(200)
+    assert seen["itl_p99"] > 700
+    assert math.isnan(values([single])["first_gap_p50"])
+
+
 def test_several_tokens_in_a_chunk_count_for_tpot_but_not_as_gaps() -> None:
     seen = values([record(0.0, [1.0, 2.0], num_output_tokens=5)])
     assert seen["tpot_p50"] == pytest.approx(250)
