@@ -94,7 +94,8 @@ def test_a_layer_equals_the_reference(
     weights = make_weights(cuda, dtype, has_norm)
     pools = torch.full((2, 70, 2, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM), float("nan"), dtype=dtype, device=cuda)
     tables = torch.randperm(70)[:66].view(3, 22).int().to(cuda)
-    kernels = KernelsSection(*[choice] * len(dataclasses.fields(KernelsSection)))
+    families = {field.name: choice for field in dataclasses.fields(KernelsSection) if field.type is str}
+    kernels = dataclasses.replace(KernelsSection(), **families)
     both = (CudaOps(pools[0], kernels, 3), TorchOps(pools[1]))
     for step in STEPS:
         batch = make_batch(step, tables)
