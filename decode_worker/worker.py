@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 50
 PULL_POLL_MS = 1
+TEND_INTERVAL_S = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class DecodeWorker:
         launched = self._launch()
         collected, self.in_flight = self.in_flight, launched
         if collected is not None:
+            self._tend(collected.step)
             self._collect(collected)
         finished = self.local_prompts.step()
         if finished is not None:
@@ -187,6 +189,13 @@ class DecodeWorker:
             self.scheduler.end(victim)
             self._fail(victim, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
         return True
+
+    def _tend(self, step: PendingStep) -> None:
+        """Serve sockets and pulls while the device works, so that a handoff that arrives now joins the next step."""
+        while not step.ready():
+            self.receive()
+            self.admit()
+            time.sleep(TEND_INTERVAL_S)
 
     def _collect(self, in_flight: InFlight) -> None:
         tokens = in_flight.step.tokens()

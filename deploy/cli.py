@@ -9,7 +9,7 @@ from common.config import DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Co
 from common.errors import ConfigError
 from common.options import add_flags, from_flags
 from deploy.demo import DEMO_MODEL, Verse, demo
-from deploy.mps import MODES, MpsOptions
+from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.serve import Fleet, serve, with_model, with_port
 
 ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + PREFILL_SECTIONS + DECODE_SECTIONS))
@@ -103,10 +103,10 @@ def _add_mps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mps-prefill-percent",
         type=int,
-        default=60,
+        default=DEFAULT_PREFILL_PERCENT,
         metavar="PERCENT",
         help="most SMs of a shared GPU that a prefill worker may use, so that decode steps stay short; 0 is --mps off "
-        "(default: 60)",
+        "(default: %(default)s)",
     )
 
 

@@ -30,6 +30,7 @@ CAP = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 DEFAULT_PIPE_DIRECTORY = Path("/tmp/nvidia-mps")
 GUARD = Path(__file__).with_name("mps_guard.py")
 PROBE = Path(__file__).with_name("mps_probe.py")
+DEFAULT_PREFILL_PERCENT = 80  # measured: lower, prompts wait; higher, decode steps do
 MODES = ("auto", "on", "off")
 COST = "decode steps share the GPU by time slices"
 QUERY_DEADLINE_S = 5.0
@@ -43,7 +44,7 @@ class MpsOptions:
     """What the user wants: one of `MODES`, and the percentage of SMs for prefill; 0 switches MPS off."""
 
     mode: str = "auto"
-    prefill_percent: int = 60
+    prefill_percent: int = DEFAULT_PREFILL_PERCENT
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefill_percent <= 100:

@@ -129,11 +129,11 @@ def test_a_gpu_is_shared_by_one_of_each_kind() -> None:
 async def test_a_private_daemon_lives_as_long_as_the_context(fake: FakeMps) -> None:
     async with fake.open() as opened:
         prefill, decode = opened.environs["prefill-0"], opened.environs["decode-0"]
-        assert prefill == {**decode, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "60"}
+        assert prefill == {**decode, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"}
         assert set(decode) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
         assert all(Path(directory).stat().st_mode & 0o777 == 0o700 for directory in decode.values())
         assert decode.items() <= fake.daemon_environ().items()
-        assert opened.text == "MPS, prefill capped at 60 % of the SMs"
+        assert opened.text == "MPS, prefill capped at 80 % of the SMs"
         assert fake.daemon_runs()
     assert not fake.daemon_runs()
     assert (fake.directory / "commands").read_text().split() == ["get_default_active_thread_percentage", "quit"]
@@ -216,7 +216,7 @@ async def test_a_control_program_that_hangs_holds_nobody_up(fake: FakeMps) -> No
 
 async def test_a_daemon_that_the_user_names_is_used_and_left_alone(fake: FakeMps, tmp_path: Path) -> None:
     async with fake.open(CUDA_MPS_PIPE_DIRECTORY=str(tmp_path)) as opened:
-        assert opened.environs == {"prefill-0": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "60"}, "decode-0": {}}
+        assert opened.environs == {"prefill-0": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"}, "decode-0": {}}
         assert opened.text.startswith("MPS")
     assert not fake.was_started
     assert not (fake.directory / "commands").exists()
@@ -309,9 +309,9 @@ async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
     async with prepared(config, Fleet(1, 1, "", 10.0), Console(fake.log, None)) as (supervisor, opened):
         environs = {spec.name: spec.env for spec in supervisor._specs}
         assert environs == {"router": {}, **opened.environs}
-        assert environs["prefill-0"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
+        assert environs["prefill-0"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "80"
     health = Health("ok", "", (), ())
-    assert ready_text(config, health, opened).splitlines()[0].endswith("MPS, prefill capped at 60 % of the SMs")
+    assert ready_text(config, health, opened).splitlines()[0].endswith("MPS, prefill capped at 80 % of the SMs")
     assert "no MPS (decode steps share the GPU by time slices)" in ready_text(config, health, NO_MPS)
     assert "MPS" not in ready_text(config, health, Mps())
 

@@ -1,6 +1,7 @@
 """The GPU's operations against the reference's, over whole steps: a prompt in chunks, then decode."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ def test_a_layer_equals_the_reference(
     weights = make_weights(cuda, dtype, has_norm)
     pools = torch.full((2, 70, 2, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM), float("nan"), dtype=dtype, device=cuda)
     tables = torch.randperm(70)[:66].view(3, 22).int().to(cuda)
-    families = {field.name: choice for field in dataclasses.fields(KernelsSection) if field.type is str}
+    families: dict[str, Any] = {field.name: choice for field in dataclasses.fields(KernelsSection) if field.type is str}
     kernels = dataclasses.replace(KernelsSection(), **families)
     both = (CudaOps(pools[0], kernels, 3), TorchOps(pools[1]))
     for step in STEPS:
