@@ -16,7 +16,7 @@ def test_serve_takes_short_flags_and_every_option() -> None:
     assert (config.model.path, config.router.host, config.router.port) == ("some/dir", "0.0.0.0", 9000)
     assert (config.worker.device, config.kv.block_size, config.log.level) == ("cpu", 32, "DEBUG")
     assert (args.prefill, args.decode) == (2, 1)
-    assert (args.mps, args.mps_prefill_percent) == ("auto", 60)
+    assert (args.mps, args.mps_prefill_percent) == ("auto", 80)
 
 
 def test_a_wrong_setting_exits_with_2_and_names_it(
