@@ -5,33 +5,16 @@ from typing import Any
 
 from common.errors import ModelError
 from common.models.decoder import DecoderConfig
-from common.models.settings import Settings, inverse_frequencies
+from common.models.settings import Settings, dense_config
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
     """The forward pass's config; raises ModelError for a setting that this file does not compute."""
-    settings.refuse("hidden_act", "silu")
-    settings.refuse("attention_bias", False)
-    settings.refuse("mlp_bias", False)
-    hidden, num_q_heads = settings.positive_int("hidden_size"), settings.positive_int("num_attention_heads")
-    head_dim = settings.positive_int("head_dim", hidden // num_q_heads)
-    base, scaling = settings.rope()
-    frequencies = _scaled(inverse_frequencies(base, head_dim), scaling, settings.where)
-    return DecoderConfig(
-        vocab_size=settings.positive_int("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=settings.positive_int("intermediate_size"),
-        num_layers=settings.positive_int("num_hidden_layers"),
-        num_q_heads=num_q_heads,
-        num_kv_heads=settings.positive_int("num_key_value_heads", num_q_heads),
-        head_dim=head_dim,
-        norm_eps=settings.positive_float("rms_norm_eps", 1e-5),
-        max_positions=settings.positive_int("max_position_embeddings"),
-        tied_embeddings=bool(settings.values.get("tie_word_embeddings", False)),
-        qk_norm=False,
-        inverse_frequencies=tuple(frequencies),
-        dtype=settings.dtype(),
-    )
+
+    def scaled(frequencies: list[float], scaling: dict[str, Any]) -> list[float]:
+        return _scaled(frequencies, scaling, settings.where)
+
+    return dense_config(settings, default_eps=1e-5, qk_norm=False, scale=scaled)
 
 
 def _scaled(frequencies: list[float], scaling: dict[str, Any], where: str) -> list[float]:

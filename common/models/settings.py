@@ -1,10 +1,15 @@
 """Reading config.json: typed look-ups whose errors name the key, the value and what would do."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from common.errors import ModelError
+from common.models.decoder import DecoderConfig
+
+Scale = Callable[[list[float], dict[str, Any]], list[float]]
+"""(plain rotary frequencies, scaling table of config.json) -> the frequencies to use."""
 
 
 class Settings:
@@ -58,6 +63,37 @@ class Settings:
     def dtype(self) -> str:
         """The checkpoint's own dtype; bfloat16 when it does not say."""
         return str(self.values.get("dtype") or self.values.get("torch_dtype") or "bfloat16")
+
+
+def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale: Scale) -> DecoderConfig:
+    """The config of a dense decoder, from the keys that its architectures share.
+
+    Args:
+        default_eps: of the norms, where config.json does not say.
+        qk_norm: query and key heads are normed before the rotation.
+        scale: the architecture's change to the rotary frequencies, given the scaling table of config.json.
+    """
+    settings.refuse("hidden_act", "silu")
+    settings.refuse("attention_bias", False)
+    settings.refuse("mlp_bias", False)
+    hidden, num_q_heads = settings.positive_int("hidden_size"), settings.positive_int("num_attention_heads")
+    head_dim = settings.positive_int("head_dim", hidden // num_q_heads)
+    base, scaling = settings.rope()
+    return DecoderConfig(
+        vocab_size=settings.positive_int("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=settings.positive_int("intermediate_size"),
+        num_layers=settings.positive_int("num_hidden_layers"),
+        num_q_heads=num_q_heads,
+        num_kv_heads=settings.positive_int("num_key_value_heads", num_q_heads),
+        head_dim=head_dim,
+        norm_eps=settings.positive_float("rms_norm_eps", default_eps),
+        max_positions=settings.positive_int("max_position_embeddings"),
+        tied_embeddings=bool(settings.values.get("tie_word_embeddings", False)),
+        qk_norm=qk_norm,
+        inverse_frequencies=tuple(scale(inverse_frequencies(base, head_dim), scaling)),
+        dtype=settings.dtype(),
+    )
 
 
 def inverse_frequencies(base: float, head_dim: int) -> list[float]:
