@@ -1,0 +1,77 @@
+"""Chunks in, tokens out: batches, chunks and padding to a captured bucket change nothing."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.config import Config, KVSection, ModelSection, WorkerSection
+from common.engine import Engine, build_engine
+from common.prompt_buffers import PromptChunk
+from common.prompt_runner import PromptRunner
+from common.sampling_params import SamplingParams
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture
+def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
+    directory, _ = checkpoint("qwen3-tied")
+    config = Config(
+        model=ModelSection(path=str(directory)), worker=WorkerSection(device="cpu"), kv=KVSection(pool_bytes=4 << 20)
+    )
+    engine = build_engine(config, f"test-prompts-{id(config)}", step_tokens=64, logit_rows=8)
+    engine.pool.cache.fill_(float("nan"))
+    yield engine
+    engine.pool.close()
+
+
+def prompt(length: int, engine: Engine, sampling: SamplingParams = GREEDY) -> PromptChunk:
+    ids = torch.randint(2, 290, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    return PromptChunk(ids, 0, engine.allocator.allocate(-(-length // 16)), sampling, is_last=True)
+
+
+def expected(checkpoint: Checkpoint, chunks: list[PromptChunk]) -> list[int]:
+    _, model = checkpoint("qwen3-tied")
+    with torch.inference_mode():
+        return [int(model(torch.tensor([chunk.token_ids])).logits[0, -1].argmax()) for chunk in chunks]
+
+
+def test_a_batch_gives_each_prompt_its_token(engine: Engine, checkpoint: Checkpoint) -> None:
+    chunks = [prompt(length, engine) for length in (1, 17, 40)]
+    assert PromptRunner(engine, 64, 8).run(chunks) == expected(checkpoint, chunks)
+
+
+def test_a_prompt_in_chunks_gives_a_token_at_its_end_only(engine: Engine, checkpoint: Checkpoint) -> None:
+    runner, whole = PromptRunner(engine, 64, 8), prompt(50, engine)
+    tokens = []
+    for begin, end in ((0, 16), (16, 47), (47, 50)):
+        ids = whole.token_ids[begin:end]
+        tokens += runner.run([PromptChunk(ids, begin, whole.block_ids, GREEDY, is_last=end == 50)])
+    assert tokens == [None, None, *expected(checkpoint, [whole])]
+
+
+@pytest.mark.parametrize("bucket", [(40, 2), (64, 2), (64, 8)])
+def test_padding_to_a_bucket_changes_nothing_and_writes_nothing(
+    bucket: tuple[int, int], engine: Engine, checkpoint: Checkpoint
+) -> None:
+    runner, chunks = PromptRunner(engine, 64, 8), [prompt(length, engine) for length in (23, 17)]
+    runner.run([prompt(9, engine), prompt(11, engine), prompt(13, engine)])  # leaves its traces in the buffers
+    before = engine.pool.cache.clone()
+    with torch.inference_mode():
+        runner.buffers.fill(chunks, *bucket)
+        sampled = runner._step(*bucket, max_query_len=bucket[0], max_seq_len=engine.max_len)
+    assert sampled[:2].tolist() == expected(checkpoint, chunks)
+    owned = [block_id for chunk in chunks for block_id in chunk.block_ids]
+    others = [i for i in range(engine.pool.num_blocks) if i not in owned]
+    assert torch.equal(engine.pool.cache[others].nan_to_num(7.0), before[others].nan_to_num(7.0))
+
+
+def test_a_seeded_draw_does_not_depend_on_its_neighbours(engine: Engine) -> None:
+    runner = PromptRunner(engine, 64, 8)
+    seeded = SamplingParams(temperature=1.0, top_p=0.9, seed=5)
+    chunks = [prompt(20, engine, seeded), prompt(21, engine, SamplingParams(temperature=2.0, seed=6))]
+    assert runner.run(chunks)[0] == runner.run(chunks[:1])[0]
