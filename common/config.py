@@ -78,7 +78,7 @@ class RouterSection:
 class WorkerSection:
     """What both kinds of worker have."""
 
-    id: str = option("", "name in logs and routing; role and process id when empty")
+    id: str = option("", "name in logs and routing; role, host name and process id when empty")
     device: str = option("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
     cuda_graphs: bool = option(True, "replay captured graphs instead of launching kernels one by one")
     batching: bool = option(True, "run several sequences in one step; false runs one at a time")

@@ -2,13 +2,14 @@
 
 import os
 import secrets
+import socket
 
 from common.messages import Role
 
 
 def make_worker_id(role: Role, configured: str) -> str:
-    """The configured name, or role and process id."""
-    return configured or f"{role.name.lower()}-{os.getpid()}"
+    """The configured name, or role, host name and process id: containers share process ids, not host names."""
+    return configured or f"{role.name.lower()}-{socket.gethostname()}-{os.getpid()}"
 
 
 def make_epoch() -> int:
