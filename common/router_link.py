@@ -20,6 +20,7 @@ from common.sockets import Spoke
 logger = logging.getLogger(__name__)
 
 BEAT_SUFFIX = b"#beat"
+COMPLAINT_INTERVAL_S = 10.0
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class RouterLink:
         self.spoke = Spoke(context, net, net.router_endpoint, ready.worker_id.encode())
         self.on_new_router = on_new_router
         self.router_epoch: int | None = None
+        self.endpoint = net.router_endpoint
+        self.complained_s = time.monotonic()
         self.again = threading.Event()
         self.stop = threading.Event()
         self.beat = threading.Thread(target=self._beat, args=(context, net), name="beat", daemon=True)
@@ -64,6 +67,8 @@ class RouterLink:
 
     def receive(self) -> Iterator[Message]:
         """Messages from the router; registration is dealt with here. Raises ConfigError when refused."""
+        if self.router_epoch is None:
+            self._complain()
         if self.again.is_set():
             self.again.clear()
             logger.info("the router does not know this worker, registering again")
@@ -85,6 +90,15 @@ class RouterLink:
         self.stop.set()
         self.beat.join(timeout=2.0)
         self.spoke.close(linger_ms=200)
+
+    def _complain(self) -> None:
+        """Say that nobody answers; a router with another secret does not even refuse."""
+        now_s = time.monotonic()
+        if now_s - self.complained_s > COMPLAINT_INTERVAL_S:
+            self.complained_s = now_s
+            logger.warning(
+                "no answer yet from a router at %s; is it running, with the same net.secret_file?", self.endpoint
+            )
 
     def _welcomed(self, router_epoch: int) -> None:
         logger.info("registered with the router")
