@@ -28,7 +28,7 @@ class AsyncHub:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._hub = Hub(self._context, net, net.router_endpoint)
-        except BaseException:
+        except BaseException:  # whatever it was, the context must not outlive this object
             self._context.destroy(linger=0)
             raise
         self._loop: asyncio.AbstractEventLoop | None = None
