@@ -22,7 +22,7 @@ from common.config import Config, DecodeSection, KernelsSection, ModelSection, W
 from common.engine import Engine, build_engine
 from common.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
-from decode_worker.rows import Fill
+from decode_worker.rows import Change, Fill
 from decode_worker.runner import DecodeRunner
 from decode_worker.sequence import Sequence
 
@@ -43,7 +43,8 @@ class StepBench:
         )
         self.engine: Engine = build_engine(config, "bench", step_tokens=2048, logit_rows=self.max_rows)
         self.block_size = config.kv.block_size
-        self.batch = DecodeBatch(self.max_rows, self.engine.max_len, self.block_size, self.engine.device)
+        engine = self.engine
+        self.batch = DecodeBatch(self.max_rows, engine.max_len, self.block_size, engine.device, pdl=engine.pdl)
         self.runner = DecodeRunner(self.engine, self.batch, self.max_rows, use_graphs=True)
         self.runner.buckets = sorted(args.batches)
         self.runner.prepare()
@@ -55,11 +56,12 @@ class StepBench:
             return False
         generator = torch.Generator().manual_seed(0)
         ids = (torch.randperm(self.engine.allocator.capacity, generator=generator) + 1).tolist()
-        with torch.inference_mode():
-            for row in range(num_rows):
-                blocks = ids[row * num_blocks : (row + 1) * num_blocks]
-                sequence = Sequence("bench", 0, [row + 7] * context, 1, SamplingParams(temperature=0.0), blocks)
-                self.batch.apply([Fill(row, sequence)])
+        changes: list[Change] = []
+        for row in range(num_rows):
+            blocks = ids[row * num_blocks : (row + 1) * num_blocks]
+            sequence = Sequence("bench", 0, [row + 7] * context, 1, SamplingParams(temperature=0.0), blocks)
+            changes.append(Fill(row, sequence))
+        self.batch.apply(changes)
         return True
 
     def median_ms(self, num_rows: int) -> float:

@@ -36,6 +36,7 @@ class Engine:
     model: Decoder
     ops: Ops
     step_ops: Ops  # for decode steps, which are captured
+    pdl: bool  # whether kernels of a decode step start before their predecessors have finished
     sampler: Sampler
     pool: KVPool
     allocator: BlockAllocator
@@ -83,11 +84,13 @@ def build_engine(config: Config, label: str, *, step_tokens: int, logit_rows: in
         fits,
         num_blocks * layout.block_bytes / 1e9,
     )
-    ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows)
-    sampler = Sampler(
-        config.kernels.sampling if device.type == "cuda" else "torch", logit_rows, model_config.vocab_size, device
+    pdl = config.kernels.pdl and config.worker.cuda_graphs
+    ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
+    sampling = config.kernels.sampling if device.type == "cuda" else "torch"
+    sampler = Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl)
+    return Engine(
+        device, model, ops, step_ops, pdl, sampler, pool, allocator, transport, min(max_len, fits), graph_safe
     )
-    return Engine(device, model, ops, step_ops, sampler, pool, allocator, transport, min(max_len, fits), graph_safe)
 
 
 def resolve_device(choice: str) -> torch.device:
@@ -136,7 +139,7 @@ class LoadProgress:
             )
 
 
-def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int) -> tuple[Ops, Ops, bool]:
+def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int, *, pdl: bool) -> tuple[Ops, Ops, bool]:
     """Ops for prompts, ops for decode steps, and whether the latter may be captured."""
     if device.type == "cpu":
         from common.ops.torch_ops import TorchOps
@@ -145,7 +148,7 @@ def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int)
         return ops, ops, False
     from common.ops.cuda_ops import CudaOps
 
-    step_ops = CudaOps(pool.cache, config.kernels, max_rows, pdl=config.kernels.pdl and config.worker.cuda_graphs)
+    step_ops = CudaOps(pool.cache, config.kernels, max_rows, pdl=pdl)
     graph_safe = step_ops.graph_safe and config.kernels.sampling == "triton"
     return CudaOps(pool.cache, config.kernels, max_rows), step_ops, graph_safe
 

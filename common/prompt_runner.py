@@ -71,7 +71,7 @@ class PromptRunner:
     def _step(self, num_tokens: int, num_seqs: int, max_query_len: int, max_seq_len: int) -> Tensor:
         batch = self.buffers.forward_batch(num_tokens, num_seqs, max_query_len=max_query_len, max_seq_len=max_seq_len)
         logits = self.engine.model.forward(batch, self.engine.ops)
-        return self.engine.sampler(logits, *self.buffers.sampling(num_seqs))
+        return self.engine.sampler.sample(logits, *self.buffers.sampling(num_seqs))
 
     def _captured(self, num_tokens: int, num_seqs: int, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """A graph over padding; what it computes follows from the buffers at replay."""

@@ -56,11 +56,19 @@ def _run(device: torch.device, task: Callable[[], object]) -> None:
 def _operations(engine: Engine, ops: Ops, count: int, is_decode: bool) -> list[Callable[[], object]]:
     """One layer's operations on `count` tokens of padding, each on its own operands."""
     model, layer, eps = engine.model, engine.model.layers[0], engine.model.config.norm_eps
-    batch = _padding(engine, count, count if is_decode else 1)
     num_logits = count if is_decode else 1
+    batch = _padding(engine, count, num_logits)
+    params = _sampling(num_logits, engine.device)
 
     def zeros(width: int, rows: int = count) -> torch.Tensor:
         return torch.zeros((rows, width), dtype=model.embed.dtype, device=engine.device)
+
+    def sample() -> None:
+        logits = torch.zeros((num_logits, model.lm_head.shape[0]), device=engine.device)
+        if is_decode:
+            engine.sampler.sample_and_advance(logits, params, batch)
+        else:
+            engine.sampler.sample(logits, params, batch.seq_lens)
 
     hidden, inner = model.embed.shape[1], layer.down.shape[1]
     return [
@@ -70,11 +78,7 @@ def _operations(engine: Engine, ops: Ops, count: int, is_decode: bool) -> list[C
         lambda: ops.norm_gate_up(zeros(hidden), layer.mlp_norm, eps, layer.gate_up),
         lambda: ops.linear_add(zeros(inner), layer.down, zeros(hidden)),
         lambda: ops.logits(zeros(hidden), model.norm, eps, model.lm_head, batch),
-        lambda: engine.sampler(
-            torch.zeros((num_logits, model.lm_head.shape[0]), device=engine.device),
-            _sampling(num_logits, engine.device),
-            batch.seq_lens,
-        ),
+        sample,
     ]
 
 

@@ -38,7 +38,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
         if config.kv.transport == "none":  # otherwise prompts are computed here in emergencies only
             compile_kernels(engine, engine.ops, PROMPT_LENGTHS, is_decode=False)
             warm_up_prompts(prompt_runner)
-    batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.device)
+    batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.device, pdl=engine.pdl)
     runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
     runner.prepare()
     ready = replace(

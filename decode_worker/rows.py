@@ -1,8 +1,7 @@
-"""The rows of the batch, kept dense, and the log of what the batch's tensors must be told.
+"""The rows of the batch, kept dense, and what the batch's tensors must be told of them.
 
-The batch is rows `[0, len(rows))`; when one leaves, the last moves into its place. Every change is
-logged, and the log is applied in order before the next step: so the tensors follow the rows
-although several changes may touch one row between two steps. Torch-free.
+The batch is rows `[0, len(rows))`; when one leaves, the last moves into its place. However often rows
+change hands between two steps, the tensors are told once, of the outcome. Torch-free.
 """
 
 from dataclasses import dataclass
@@ -12,18 +11,15 @@ from decode_worker.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A sequence enters `row`: all of the row's state is written from the host."""
+    """`row` holds `sequence` from now on.
+
+    All of its state is known to the host but for one thing: the last token of a sequence that moved
+    is in row `source`, on the device, which may be ahead of the host. A new sequence has source -1.
+    """
 
     row: int
     sequence: Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """The state of row `source` is copied to row `target`, on the device: it may be ahead of the host."""
-
-    source: int
-    target: int
+    source: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,8 @@ class Grow:
     block_id: int
 
 
-Change = Fill | Move | Clear | Grow
+Change = Fill | Clear | Grow
+"""Those taken together name every filled or cleared row once, and sources as they were before all of them."""
 
 
 class Rows:
@@ -50,7 +47,8 @@ class Rows:
 
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
-        self._changes: list[Change] = []
+        self._told: list[Sequence] = []  # by row, what the tensors hold
+        self._grown: list[tuple[Sequence, int, int]] = []  # sequence, index, block_id
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -59,27 +57,33 @@ class Rows:
         """Put a sequence into the next row."""
         sequence.row = len(self.sequences)
         self.sequences.append(sequence)
-        self._changes.append(Fill(sequence.row, sequence))
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out; harmless when it is in no row."""
         if sequence.row < 0:
             return
         last = self.sequences.pop()
-        last_row = len(self.sequences)
         if last is not sequence:
             self.sequences[sequence.row] = last
-            self._changes.append(Move(last_row, sequence.row))
             last.row = sequence.row
-        self._changes.append(Clear(last_row))
         sequence.row = -1
 
     def grow(self, sequence: Sequence, block_id: int) -> None:
         """Append a block to a sequence's table."""
-        self._changes.append(Grow(sequence.row, len(sequence.block_ids), block_id))
+        self._grown.append((sequence, len(sequence.block_ids), block_id))
         sequence.block_ids.append(block_id)
 
     def take_changes(self) -> list[Change]:
-        """The log since the last call."""
-        changes, self._changes = self._changes, []
+        """What has changed since the last call."""
+        told, self._told = self._told, list(self.sequences)
+        grown, self._grown = self._grown, []
+        changes: list[Change] = []
+        if told != self.sequences:
+            sources = {sequence: row for row, sequence in enumerate(told)}
+            for row, sequence in enumerate(self.sequences):
+                source = sources.get(sequence, -1)
+                if source != row:
+                    changes.append(Fill(row, sequence, source))
+            changes += [Clear(row) for row in range(len(self.sequences), len(told))]
+        changes += [Grow(sequence.row, index, block_id) for sequence, index, block_id in grown if sequence.row >= 0]
         return changes

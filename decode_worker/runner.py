@@ -1,4 +1,4 @@
-"""One decode step over the first rows of the batch: forward, sample, advance.
+"""One decode step over the first rows of the batch: slots, forward, sample, advance.
 
 On a GPU a step is one captured graph per batch bucket, sampler included; everywhere else, and with
 graphs switched off, the same function runs eagerly. Tokens come back through pinned memory: a step
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from common.engine import Engine
 from decode_worker.batch import DecodeBatch
+from decode_worker.rows import Clear
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,6 @@ class DecodeRunner:
         self.use_graphs = use_graphs and engine.graph_safe
         self.buckets = batch_buckets(max_rows)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.sampled = torch.zeros(max_rows, dtype=torch.int32, device=engine.device)  # [max_rows]
         if engine.device.type == "cuda":
             # Three are enough: one step runs, one is queued, one is being read.
             self.landing = deque(torch.zeros(max_rows, dtype=torch.int32).pin_memory() for _ in range(3))
@@ -63,6 +63,7 @@ class DecodeRunner:
             return
         begin_s = time.monotonic()
         memory = None
+        self.batch.apply([Clear(0)])
         with torch.inference_mode():
             for bucket in sorted(self.buckets, reverse=True):
                 self._step(bucket)
@@ -86,10 +87,7 @@ class DecodeRunner:
     def _step(self, num_rows: int) -> None:
         forward_batch = self.batch.forward_batch(num_rows)
         logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
-        next_positions = forward_batch.seq_lens  # of the token to be sampled
-        sampled = self.engine.sampler(logits, self.batch.sampling_rows(num_rows), next_positions)
-        self.sampled[:num_rows].copy_(sampled)
-        self.batch.advance(sampled)
+        self.engine.sampler.sample_and_advance(logits, self.batch.sampling_rows(num_rows), forward_batch)
 
     def _captured(self, num_rows: int, memory: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -99,11 +97,12 @@ class DecodeRunner:
         return graph
 
     def _fetch(self, num_rows: int) -> PendingStep:
+        tokens = self.batch.state.token_ids[:num_rows]  # the step left them there
         if self.engine.device.type != "cuda":
-            return PendingStep(self.sampled[:num_rows].clone(), None)
+            return PendingStep(tokens.clone(), None)
         landing = self.landing[0]
         self.landing.rotate(-1)
-        landing[:num_rows].copy_(self.sampled[:num_rows], non_blocking=True)
+        landing[:num_rows].copy_(tokens, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         return PendingStep(landing[:num_rows], event)

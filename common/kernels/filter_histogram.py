@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from common.kernels.last_program import is_last
+from common.kernels.pdl import wait_for_predecessor
 
 FIRST_BUCKET = tl.constexpr((127 - 6) << 7)  # sign, exponent, 7 bits of the mantissa: of distance 2^-6, fp32
 NUM_BUCKETS = tl.constexpr(2048)  # 128 each time the distance doubles; 2^10 and more is all in the last one
@@ -84,10 +85,12 @@ def part_max_kernel(
     CHUNK: tl.constexpr,
     PART: tl.constexpr,
     NUM_PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid: (num_rows, programs of a row). Here as in the others, the programs of a row take its chunks in turns."""
     row = tl.program_id(0).to(tl.int64)
     _, _, _, _, by_k, by_p, by_min_p = load_filters(temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB)
+    wait_for_predecessor(PDL)
     if (by_k | by_p | by_min_p) == 0:
         if tl.program_id(1) == 0:
             tl.store(threshold_ptr + row, float("-inf"))
@@ -187,12 +190,14 @@ def histogram_kernel(
     CHUNK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     PARTS: tl.constexpr,  # power of two, at least NUM_PARTS
+    PDL: tl.constexpr,
 ):
     """Grid: (num_rows, programs of a row). The last bucket, where most tokens are, is added up before it is added."""
     row = tl.program_id(0).to(tl.int64)
     temperature, top_k, top_p, _, by_k, by_p, by_min_p = load_filters(
         temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB
     )
+    wait_for_predecessor(PDL)
     if (by_k | by_p | by_min_p) == 0:
         return
     part_max_ptr += row * NUM_PARTS

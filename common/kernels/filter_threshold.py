@@ -12,7 +12,7 @@ kernels find where the limit is reached:
 Every sum is one of integers: probabilities are held in fixed point. So the result depends neither on
 the order in which programs run nor on the rest of the batch. It is exact up to the rounding of
 probabilities, and tokens that tie with the last one kept are kept. Rows without filters leave each
-kernel at once.
+kernel as soon as its predecessor is done.
 """
 
 from dataclasses import dataclass
@@ -35,6 +35,7 @@ from common.kernels.filter_histogram import (
     part_max_kernel,
 )
 from common.kernels.last_program import is_last
+from common.kernels.pdl import wait_for_predecessor
 from common.ops.base import SamplingTensors
 
 CHUNK = 2048  # logits a program takes at once
@@ -57,24 +58,54 @@ def _value(order):
 
 
 @triton.jit
-def _is_within(x, first, last, top, floor, temperature):
+def _load_tile(
+    source_ptr, begin, size, divisor, first, last, top, floor, temperature, MASS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Logits `[BLOCK]` from `begin` on: order, weight (mass, or 1), and whether they are in buckets first to last.
+
+    Those that are not weigh 0. All int64, but for the last.
+    """
+    places = begin + tl.arange(0, BLOCK)
+    x = load_scaled(source_ptr, places, size, divisor)
     bucket = bucket_of(x, top, floor, temperature)
-    return (bucket >= first) & (bucket <= last)
+    within = (places < size) & (bucket >= first) & (bucket <= last)
+    weight = mass_of(x, top) if MASS else tl.full((BLOCK,), 1, tl.int64)
+    return _order(x), tl.where(within, weight, 0), within
 
 
 @triton.jit
 def _weight_above(
-    source_ptr, size, divisor, threshold, first, last, top, floor, temperature, MASS: tl.constexpr, BLOCK: tl.constexpr
+    orders,  # [BLOCK], weights too: the first tile, in registers, since it is mostly all there is
+    weights,
+    source_ptr,
+    size,
+    divisor,
+    threshold,
+    first,
+    last,
+    top,
+    floor,
+    temperature,
+    MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Logits of buckets first to last whose order exceeds `threshold`: their mass, or their number. int64."""
-    total = tl.zeros((BLOCK,), tl.int64)
-    for begin in tl.range(0, size, BLOCK):
-        places = begin + tl.arange(0, BLOCK)
-        x = load_scaled(source_ptr, places, size, divisor)
-        within = (places < size) & _is_within(x, first, last, top, floor, temperature)
-        weight = mass_of(x, top) if MASS else tl.full((BLOCK,), 1, tl.int64)
-        total += tl.where(within & (_order(x) > threshold), weight, 0)
+    total = tl.where(orders > threshold, weights, 0)
+    for begin in tl.range(BLOCK, size, BLOCK):
+        order, weight, _ = _load_tile(
+            source_ptr, begin, size, divisor, first, last, top, floor, temperature, MASS, BLOCK
+        )
+        total += tl.where(order > threshold, weight, 0)
     return tl.sum(total, axis=0)
+
+
+@triton.jit
+def _mass_from(source_ptr, size, divisor, threshold, first, last, top, floor, temperature, BLOCK: tl.constexpr):
+    """Mass of the logits of buckets first to last whose order is `threshold` at least. int64."""
+    orders, weights, _ = _load_tile(source_ptr, 0, size, divisor, first, last, top, floor, temperature, True, BLOCK)
+    return _weight_above(
+        orders, weights, source_ptr, size, divisor, threshold - 1, first, last, top, floor, temperature, True, BLOCK
+    )
 
 
 @triton.jit
@@ -82,17 +113,24 @@ def _lowest_within(
     source_ptr, size, divisor, limit, first, last, top, floor, temperature, MASS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Smallest order of buckets first to last above which less than `limit` weighs; there is one."""
-    low = _order(tl.full((), float("inf"), tl.float32))
-    high = _order(tl.full((), float("-inf"), tl.float32))
-    for begin in tl.range(0, size, BLOCK):
-        places = begin + tl.arange(0, BLOCK)
-        x = load_scaled(source_ptr, places, size, divisor)
-        within = (places < size) & _is_within(x, first, last, top, floor, temperature)
-        low = tl.minimum(low, tl.min(_order(tl.where(within, x, float("inf"))), axis=0))
-        high = tl.maximum(high, tl.max(_order(tl.where(within, x, float("-inf"))), axis=0))
+    orders, weights, within = _load_tile(
+        source_ptr, 0, size, divisor, first, last, top, floor, temperature, MASS, BLOCK
+    )
+    lows = tl.where(within, orders, _order(tl.full((), float("inf"), tl.float32)))
+    highs = tl.where(within, orders, _order(tl.full((), float("-inf"), tl.float32)))
+    for begin in tl.range(BLOCK, size, BLOCK):
+        order, _, is_in = _load_tile(
+            source_ptr, begin, size, divisor, first, last, top, floor, temperature, MASS, BLOCK
+        )
+        lows = tl.where(is_in, tl.minimum(lows, order), lows)
+        highs = tl.where(is_in, tl.maximum(highs, order), highs)
+    low = tl.min(lows, axis=0)
+    high = tl.max(highs, axis=0)
     while low < high:
         middle = (low + high) >> 1
-        weight = _weight_above(source_ptr, size, divisor, middle, first, last, top, floor, temperature, MASS, BLOCK)
+        weight = _weight_above(
+            orders, weights, source_ptr, size, divisor, middle, first, last, top, floor, temperature, MASS, BLOCK
+        )
         if weight < limit:
             high = middle
         else:
@@ -117,12 +155,14 @@ def _refine_kernel(
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
     ROOM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid: (num_rows, programs of a row). All gather the tokens of the boundary's buckets; the last one decides."""
     row = tl.program_id(0).to(tl.int64)
     temperature, _, top_p, min_p, by_k, by_p, by_min_p = load_filters(
         temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB
     )
+    wait_for_predecessor(PDL)
     if (by_k | by_p | by_min_p) == 0:
         return
     top = tl.load(edges_ptr + row * 2)
@@ -164,9 +204,7 @@ def _refine_kernel(
             )
         if by_p:
             if by_k:
-                kept += _weight_above(
-                    source_ptr, size, divisor, cut - 1, k_bucket, k_bucket, top, floor, temperature, True, CHUNK
-                )
+                kept += _mass_from(source_ptr, size, divisor, cut, k_bucket, k_bucket, top, floor, temperature, CHUNK)
             limit = mass_limit(top_p, kept) - tl.load(boundary_ptr + 4)
             cut = _lowest_within(source_ptr, size, divisor, limit, first, last, top, floor, temperature, True, CHUNK)
         threshold = _value(cut)
@@ -217,6 +255,8 @@ def filter_threshold(
     logits: Tensor,  # [num_rows, vocab] fp32, rows may be strided
     params: SamplingTensors,
     workspace: FilterWorkspace,
+    *,
+    pdl: bool = False,
 ) -> None:
     """Leaves `reference.filter_threshold` of each row in `workspace.threshold`; -inf for rows drawn from greedily.
 
@@ -234,7 +274,9 @@ def filter_threshold(
         "logits_stride": logits.stride(0),
         "VOCAB": vocab,
         "CHUNK": CHUNK,
+        "PDL": pdl,
         "num_warps": 8,
+        "launch_pdl": pdl,
     }
     part_max_kernel[grid](
         part_max_ptr=workspace.part_max, threshold_ptr=workspace.threshold, PART=PART, NUM_PARTS=num_parts, **row

@@ -2,6 +2,7 @@
 
 Four kernels: three find the smallest logit that passes the filters (`filter_threshold`); the fourth
 the best token of each chunk of the vocabulary and, in the last program of a row, the best of the chunks.
+In a decode step that program also makes the row ready for the next step.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from common.kernels import filter_threshold as filters
 from common.kernels.filter_histogram import load_logits
 from common.kernels.filter_threshold import FilterWorkspace
 from common.kernels.last_program import is_last
-from common.ops.base import SamplingTensors
+from common.kernels.pdl import wait_for_predecessor
+from common.ops.base import ForwardBatch, SamplingTensors
 
 CHUNK = 1024  # logits of one program
 
@@ -35,7 +37,8 @@ def _choose_kernel(
     logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
     temperature_ptr,  # [num_rows] fp32
     seed_ptr,  # [num_rows] int64
-    positions_ptr,  # [num_rows] int32
+    next_positions_ptr,  # [num_rows] int32: of the token to be chosen; if ADVANCE the seq_lens, which it grows
+    positions_ptr,  # [num_rows] int32, if ADVANCE: of the last token
     threshold_ptr,  # [num_rows] fp32
     best_ptr,  # [num_rows, NUM_CHUNKS] fp32
     best_ids_ptr,  # [num_rows, NUM_CHUNKS] int32
@@ -46,20 +49,26 @@ def _choose_kernel(
     CHUNK: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,  # power of two, at least NUM_CHUNKS
+    ADVANCE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid: (num_rows, NUM_CHUNKS). One program the best token of a chunk, the last of a row the best of those.
 
-    Ties go to the lowest id.
+    Ties go to the lowest id. The noise is made before the wait: it needs nothing from this step.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
     temperature = tl.load(temperature_ptr + row)
+    next_position = tl.load(next_positions_ptr + row)
+    noise = tl.zeros((CHUNK,), tl.float32)
+    if temperature > 0.0:
+        noise = _gumbel(tl.load(seed_ptr + row), next_position, tokens)
+    wait_for_predecessor(PDL)
     scores = load_logits(logits_ptr + row * logits_stride, tokens, VOCAB)
     if temperature > 0.0:
         scaled = tl.div_rn(scores, temperature)
-        noisy = scaled + _gumbel(tl.load(seed_ptr + row), tl.load(positions_ptr + row), tokens)
-        scores = tl.where(scaled >= tl.load(threshold_ptr + row), noisy, float("-inf"))
+        scores = tl.where(scaled >= tl.load(threshold_ptr + row), scaled + noise, float("-inf"))
     best, index = tl.max(scores, axis=0, return_indices=True, return_indices_tie_break_left=True)
     best_ptr += row * NUM_CHUNKS
     best_ids_ptr += row * NUM_CHUNKS
@@ -70,6 +79,10 @@ def _choose_kernel(
         bests = tl.load(best_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
         _, winner = tl.max(bests, axis=0, return_indices=True, return_indices_tie_break_left=True)
         tl.store(tokens_ptr + row, tl.load(best_ids_ptr + winner))
+        if ADVANCE:  # every program of the row has read its position
+            present = next_position > 0  # padding stays padding
+            tl.store(positions_ptr + row, next_position, mask=present)
+            tl.store(next_positions_ptr + row, next_position + 1, mask=present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +111,49 @@ def sample(
     params: SamplingTensors,
     positions: Tensor,  # [num_rows] int32
     workspace: SamplingWorkspace,
+    *,
+    pdl: bool = False,
 ) -> Tensor:
     """The token of each row, by the rules of `reference.sample`: `[num_rows]` int32, always within the vocabulary."""
-    _check(logits, params, positions, workspace)
+    tokens = torch.empty((logits.shape[0],), dtype=torch.int32, device=logits.device)
+    _choose(logits, params, positions, None, tokens, workspace, pdl)
+    return tokens
+
+
+def sample_and_advance(
+    logits: Tensor,  # [num_rows, vocab] fp32, rows may be strided
+    params: SamplingTensors,
+    batch: ForwardBatch,  # of a decode step
+    workspace: SamplingWorkspace,
+    *,
+    pdl: bool = False,
+) -> None:
+    """`sample` at `batch.seq_lens`, then `reference.advance`: each row is left ready for the next step."""
+    _choose(logits, params, batch.seq_lens, batch.positions, batch.token_ids, workspace, pdl)
+
+
+def _choose(
+    logits: Tensor,
+    params: SamplingTensors,
+    next_positions: Tensor,
+    positions: Tensor | None,  # given, it and `next_positions` are advanced
+    tokens: Tensor,
+    workspace: SamplingWorkspace,
+    pdl: bool,
+) -> None:
+    columns = (next_positions, tokens) if positions is None else (next_positions, positions, tokens)
+    _check(logits, params, columns, workspace)
     num_rows, vocab = logits.shape
-    tokens = torch.empty((num_rows,), dtype=torch.int32, device=logits.device)
     if num_rows == 0:
-        return tokens
-    filters.filter_threshold(logits, params, workspace.filters)
+        return
+    filters.filter_threshold(logits, params, workspace.filters, pdl=pdl)
     num_chunks = triton.cdiv(vocab, CHUNK)
     _choose_kernel[(num_rows, num_chunks)](
         logits_ptr=logits,
         temperature_ptr=params.temperature,
         seed_ptr=params.seed,
-        positions_ptr=positions,
+        next_positions_ptr=next_positions,
+        positions_ptr=next_positions if positions is None else positions,
         threshold_ptr=workspace.filters.threshold,
         best_ptr=workspace.best,
         best_ids_ptr=workspace.best_ids,
@@ -122,12 +164,16 @@ def sample(
         CHUNK=CHUNK,
         NUM_CHUNKS=num_chunks,
         CHUNKS=triton.next_power_of_2(num_chunks),
+        ADVANCE=positions is not None,
+        PDL=pdl,
         num_warps=4,
+        launch_pdl=pdl,
     )
-    return tokens
 
 
-def _check(logits: Tensor, params: SamplingTensors, positions: Tensor, workspace: SamplingWorkspace) -> None:
+def _check(
+    logits: Tensor, params: SamplingTensors, int32_columns: tuple[Tensor, ...], workspace: SamplingWorkspace
+) -> None:
     num_rows, vocab = logits.shape
     assert logits.dtype == torch.float32 and logits.stride(1) == 1, "logits are fp32 with contiguous rows"
     columns = (
@@ -136,10 +182,10 @@ def _check(logits: Tensor, params: SamplingTensors, positions: Tensor, workspace
         (params.top_p, torch.float32),
         (params.min_p, torch.float32),
         (params.seed, torch.int64),
-        (positions, torch.int32),
+        *((column, torch.int32) for column in int32_columns),
     )
     for column, dtype in columns:
         assert column.shape == (num_rows,) and column.is_contiguous(), f"{tuple(column.shape)}: {num_rows} rows needed"
-        assert column.dtype == dtype, f"a sampling column is {column.dtype}: {dtype} needed"
+        assert column.dtype == dtype, f"a column of the rows is {column.dtype}: {dtype} needed"
     assert num_rows <= workspace.best.shape[0], f"{num_rows} rows: the workspace holds fewer"
     assert workspace.best.shape[1] == triton.cdiv(vocab, CHUNK), f"vocabulary of {vocab}: made for another"

@@ -82,3 +82,32 @@ class SamplingTensors:
     top_p: Tensor  # [num_rows] fp32; 1 is off
     min_p: Tensor  # [num_rows] fp32; 0 is off
     seed: Tensor  # [num_rows] int64
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """What a decode batch keeps on the device, a row a sequence; a row with seq_len 0 is padding."""
+
+    token_ids: Tensor  # [max_rows] int32: the last token, its KV not written
+    positions: Tensor  # [max_rows] int32: of that token
+    seq_lens: Tensor  # [max_rows] int32: positions + 1; 0 for padding
+    block_tables: Tensor  # [max_rows, max_blocks] int32, contiguous
+    sampling: SamplingTensors  # each [max_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class RowUpdates:
+    """Rows and block table entries to be written, in one tensor, so that they travel to the device at once.
+
+    Columns of `num_rows` words: seed (two words a row), row, source, token, seq_len, top_k, and as fp32
+    temperature, top_p, min_p. Then columns of `num_entries` words: row * max_blocks + index, block.
+    The last token of a row is `token` if `source` is -1, else the one that row `source` had before.
+    """
+
+    words: Tensor  # [10 * num_rows + 2 * num_entries] int32
+    num_rows: int  # each written once
+    num_entries: int
+
+    @staticmethod
+    def num_words(num_rows: int, num_entries: int) -> int:
+        return 10 * num_rows + 2 * num_entries

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.ops.base import AttentionWeights, ForwardBatch, SamplingTensors
+from common.ops.base import AttentionWeights, ForwardBatch, RowState, RowUpdates, SamplingTensors
 
 PHILOX_ROUNDS = 10
 _U32 = 0xFFFFFFFF
@@ -93,6 +93,39 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 def gather_blocks(source: Tensor, source_ids: Tensor, target: Tensor, target_ids: Tensor) -> None:
     """Copy whole blocks between pools `[num_blocks, block_bytes]` uint8."""
     target[target_ids.long()] = source[source_ids.long()]
+
+
+def row_slots(positions: Tensor, seq_lens: Tensor, block_tables: Tensor, block_size: int) -> Tensor:
+    """Slot of the position of each row of `block_tables [num_rows, max_blocks]`: `[num_rows]` int64, -1 for padding."""
+    positions = positions.long()
+    blocks = block_tables.gather(1, (positions // block_size).unsqueeze(1)).squeeze(1).long()
+    return torch.where(seq_lens > 0, blocks * block_size + positions % block_size, -1)
+
+
+def advance(batch: ForwardBatch, tokens: Tensor) -> None:
+    """Make `tokens [num_rows]` int32 the last ones of a decode batch's rows; padding stays padding."""
+    alive = (batch.seq_lens > 0).int()
+    batch.token_ids.copy_(tokens)
+    batch.positions.add_(alive)
+    batch.seq_lens.add_(alive)
+
+
+def update_rows(state: RowState, updates: RowUpdates) -> None:
+    """Write the updates into the state."""
+    num_rows, num_entries = updates.num_rows, updates.num_entries
+    seeds, columns, entries = updates.words.split((2 * num_rows, 8 * num_rows, 2 * num_entries))
+    rows, sources, tokens, seq_lens, top_k, *fractions = columns.view(8, num_rows).unbind()
+    rows, sampling = rows.long(), state.sampling
+    moved = state.token_ids[sources.clamp(min=0).long()]  # a copy, so rows may change places
+    state.token_ids[rows] = torch.where(sources >= 0, moved, tokens)
+    state.seq_lens[rows] = seq_lens
+    state.positions[rows] = (seq_lens - 1).clamp(min=0)
+    sampling.top_k[rows] = top_k
+    sampling.seed[rows] = seeds.view(torch.int64)
+    for target, bits in zip((sampling.temperature, sampling.top_p, sampling.min_p), fractions, strict=True):
+        target[rows] = bits.view(torch.float32)
+    places, blocks = entries.view(2, num_entries).unbind()
+    state.block_tables.view(-1)[places.long()] = blocks
 
 
 def sample(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:

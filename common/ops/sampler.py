@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from common.ops import reference
-from common.ops.base import SamplingTensors
+from common.ops.base import ForwardBatch, SamplingTensors
 
 
 class Sampler:
@@ -12,19 +12,30 @@ class Sampler:
 
     Args:
         kernels_choice: "triton", which needs a GPU, or "torch".
+        pdl: launch kernels before their predecessors have finished.
     """
 
-    def __init__(self, kernels_choice: str, max_rows: int, vocab: int, device: torch.device) -> None:
-        self._kernel = None
-        if kernels_choice == "triton":
+    def __init__(
+        self, kernels_choice: str, max_rows: int, vocab: int, device: torch.device, *, pdl: bool = False
+    ) -> None:
+        self._has_kernels = kernels_choice == "triton"
+        self._pdl = pdl
+        if self._has_kernels:
             # Imported here, so that a process on a CPU loads no triton.
             from common.kernels import sampling
 
-            self._kernel = sampling.sample
+            self._kernels = sampling
             self._workspace = sampling.make_workspace(max_rows, vocab, device)
 
-    def __call__(self, logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:
+    def sample(self, logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:
         """Token ids `[num_rows]` int32 for fp32 `logits [num_rows, vocab]` and `positions [num_rows]` int32."""
-        if self._kernel is None:
-            return reference.sample(logits, params, positions)
-        return self._kernel(logits, params, positions, self._workspace)
+        if self._has_kernels:
+            return self._kernels.sample(logits, params, positions, self._workspace, pdl=self._pdl)
+        return reference.sample(logits, params, positions)
+
+    def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch) -> None:
+        """End a decode step: the token chosen for each row becomes its last one, and positions and seq_lens grow."""
+        if self._has_kernels:
+            self._kernels.sample_and_advance(logits, params, batch, self._workspace, pdl=self._pdl)
+        else:
+            reference.advance(batch, reference.sample(logits, params, batch.seq_lens))

@@ -4,7 +4,7 @@ import pytest
 
 from common.kv.blocks import BlockAllocator
 from common.sampling_params import SamplingParams
-from decode_worker.rows import Clear, Fill, Grow, Move
+from decode_worker.rows import Clear, Fill, Grow
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Sequence
 
@@ -37,16 +37,29 @@ def collect(scheduler: Scheduler, sequences: list[Sequence]) -> None:
     scheduler.collected(sequences)
 
 
-def test_rows_stay_dense_and_the_log_says_how() -> None:
+def test_rows_stay_dense_and_the_changes_say_how() -> None:
     scheduler = make()
     a, b, c = (arrive(scheduler, name) for name in "abc")
     assert scheduler.rows.take_changes() == [Fill(0, a), Fill(1, b), Fill(2, c)]
     scheduler.end(a)
     assert [s.request_id for s in scheduler.rows.sequences] == ["c", "b"]
-    assert scheduler.rows.take_changes() == [Move(2, 0), Clear(2)]
+    assert scheduler.rows.take_changes() == [Fill(0, c, source=2), Clear(2)]
     scheduler.end(b)
     assert scheduler.rows.take_changes() == [Clear(1)]
     assert (c.row, b.row) == (0, -1)
+
+
+def test_who_came_and_went_between_two_steps_leaves_no_trace() -> None:
+    scheduler = make()
+    a, b = arrive(scheduler, "a"), arrive(scheduler, "b")
+    scheduler.rows.take_changes()
+    c = arrive(scheduler, "c")
+    scheduler.rows.grow(c, scheduler.allocator.allocate(1)[0])
+    scheduler.end(c)
+    assert scheduler.rows.take_changes() == []
+    scheduler.end(a)
+    d = arrive(scheduler, "d")
+    assert scheduler.rows.take_changes() == [Fill(0, b, source=1), Fill(1, d)]
 
 
 def test_tables_grow_by_a_block_when_the_next_token_needs_one() -> None:
@@ -119,7 +132,7 @@ def test_rows_are_limited_by_reserved_sequences_too() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_log_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(seed: int) -> None:
+def test_the_changes_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(seed: int) -> None:
     rng, scheduler = random.Random(seed), make(num_blocks=30)
     table: dict[int, tuple[str, list[int]]] = {}
     in_flight: list[Sequence] = []
@@ -141,12 +154,12 @@ def test_the_log_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(seed: i
 
 
 def replay(scheduler: Scheduler, table: dict[int, tuple[str, list[int]]]) -> None:
+    before = dict(table)
     for change in scheduler.rows.take_changes():
         match change:
-            case Fill(row, sequence):
+            case Fill(row, sequence, source):
+                assert source < 0 or before[source][0] == sequence.request_id
                 table[row] = (sequence.request_id, list(sequence.block_ids))
-            case Move(source, target):
-                table[target] = table[source]
             case Clear(row):
                 del table[row]
             case Grow(row, index, block_id):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.kernels import filter_threshold, sampling
 from common.ops import reference
-from common.ops.base import SamplingTensors
+from common.ops.base import ForwardBatch, SamplingTensors
 
 Draw = Callable[[Tensor, SamplingTensors, Tensor], Tensor]
 
@@ -168,6 +168,23 @@ def test_threshold_of_top_k_is_the_kth_logit(device: torch.device) -> None:
     assert torch.equal(threshold_of(logits, params, device), expected)
 
 
+def test_more_tokens_in_a_bucket_than_a_tile_holds(device: torch.device) -> None:
+    """Gathered in two tiles, and too many to gather: the limits are found among all of them."""
+    vocab = filter_threshold.ROOM + 900
+    near = 1.0 + torch.rand(vocab) * 2.0**-8  # all in one bucket of the distance to the top
+    wide, narrow = near.clone(), near.clone()
+    narrow[filter_threshold.CHUNK + 500 :] = -50.0
+    wide[7] = narrow[7] = 9.0
+    rows = [(1.0, 2000, 1.0, 0.0, 0), (1.0, 0, 0.9, 0.0, 0), (1.0, 1500, 0.6, 0.0, 0)]
+    for logits in (wide, narrow):
+        params = make_params(rows)
+        ours = threshold_of(logits.expand(3, vocab), params, device)
+        theirs = reference.filter_threshold(logits.expand(3, vocab).double(), params)
+        kept = (logits >= ours.unsqueeze(1)).sum(dim=-1) - (logits.double() >= theirs.unsqueeze(1)).sum(dim=-1)
+        assert kept[0] == 0
+        assert kept.abs().max() <= 2  # the two round probabilities differently
+
+
 def test_threshold_is_the_same_alone_and_among_many(device: torch.device) -> None:
     """A row alone has a program a chunk; among many its programs take several chunks, or all."""
     num_rows = 1 + 2 * filter_threshold.MAX_PROGRAMS // 3
@@ -189,6 +206,42 @@ def test_draws_follow_the_softmax(draw: Draw) -> None:
     expected = (logits / 0.8).softmax(dim=-1) * num_draws
     observed = torch.bincount(tokens.long(), minlength=5)
     assert ((observed - expected).square() / expected).sum() < 25  # chi-square, 4 degrees: p < 1e-4
+
+
+@pytest.mark.parametrize("vocab", [9, 3001])
+def test_the_last_program_of_a_row_advances_it(vocab: int, device: torch.device) -> None:
+    logits = torch.randn(5, vocab) * 3
+    seq_lens = torch.tensor([1, 977, 0, 2**20, 16], dtype=torch.int32)
+    params = make_params(
+        [
+            (0.0, 0, 1.0, 0.0, 1),
+            (0.9, 5, 0.9, 0.0, 2),
+            (0.0, 0, 0.0, 0.0, 0),
+            (1.1, 0, 1.0, 0.0, 3),
+            (1.0, 0, 1.0, 0.1, 4),
+        ]
+    )
+    columns = [torch.full((6,), -7, dtype=torch.int32) for _ in range(3)]
+    columns[1][:5], columns[2][:5] = (seq_lens - 1).clamp(min=0), seq_lens
+    token_ids, positions, lens = columns = [column.to(device) for column in columns]
+    batch = ForwardBatch(
+        token_ids=token_ids[:5],
+        positions=positions[:5],
+        slot_mapping=torch.empty(5, dtype=torch.int64, device=device),
+        block_tables=torch.empty((5, 1), dtype=torch.int32, device=device),
+        seq_lens=lens[:5],
+        cu_seqlens=torch.arange(6, dtype=torch.int32, device=device),
+        logit_rows=None,
+        max_query_len=1,
+        max_seq_len=1 << 21,
+    )
+    on_device = SamplingTensors(*(getattr(params, name).to(device) for name in SamplingTensors.__slots__))
+    workspace = sampling.make_workspace(5, vocab, device)
+    sampling.sample_and_advance(logits.to(device), on_device, batch, workspace)
+    assert torch.equal(token_ids[:5].cpu(), reference.sample(logits, params, seq_lens))
+    assert positions.tolist() == [1, 977, 0, 2**20, 16, -7]
+    assert lens.tolist() == [2, 978, 0, 2**20 + 1, 17, -7]
+    assert token_ids[5] == -7
 
 
 def test_the_same_row_in_another_batch_draws_the_same(draw: Draw) -> None:

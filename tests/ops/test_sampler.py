@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from common.ops import reference
-from common.ops.base import SamplingTensors
+from common.ops.base import ForwardBatch, SamplingTensors
+from common.ops.row_ops import RowOps
 from common.ops.sampler import Sampler
 
 
@@ -22,9 +23,80 @@ def test_without_kernels_it_is_the_reference() -> None:
     torch.manual_seed(12)
     device = torch.device("cpu")
     logits, params, positions = torch.randn(5, 100), make_params(5, device), torch.arange(5, dtype=torch.int32)
-    tokens = Sampler("torch", 5, 100, device)(logits, params, positions)
+    tokens = Sampler("torch", 5, 100, device).sample(logits, params, positions)
     assert tokens.dtype == torch.int32
     assert torch.equal(tokens, reference.sample(logits, params, positions))
+
+
+def make_step(num_rows: int, num_blocks: int, row_ops: RowOps, device: torch.device) -> ForwardBatch:
+    """A decode batch of rows with 1, 2, ... tokens; the last row is padding."""
+    seq_lens = torch.arange(1, num_rows + 1, dtype=torch.int32, device=device)
+    seq_lens[-1] = 0
+    positions = (seq_lens - 1).clamp(min=0)
+    tables = torch.arange(num_rows * num_blocks, dtype=torch.int32, device=device).view(num_rows, num_blocks)
+    return ForwardBatch(
+        token_ids=torch.arange(num_rows, dtype=torch.int32, device=device),
+        positions=positions,
+        slot_mapping=row_ops.slots(positions, seq_lens, tables, 4),
+        block_tables=tables,
+        seq_lens=seq_lens,
+        cu_seqlens=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
+        logit_rows=None,
+        max_query_len=1,
+        max_seq_len=num_blocks * 4,
+    )
+
+
+def test_a_step_ends_with_the_sampled_tokens_in_place_and_rows_advanced() -> None:
+    torch.manual_seed(14)
+    device = torch.device("cpu")
+    batch, params, logits = (
+        make_step(4, 3, RowOps(device, pdl=False), device),
+        make_params(4, device),
+        torch.randn(4, 9),
+    )
+    tokens = reference.sample(logits, params, batch.seq_lens)
+    Sampler("torch", 4, 9, device).sample_and_advance(logits, params, batch)
+    assert torch.equal(batch.token_ids, tokens)
+    assert batch.positions.tolist() == [1, 2, 3, 0]
+    assert batch.seq_lens.tolist() == [2, 3, 4, 0]
+
+
+@pytest.mark.gpu
+def test_a_captured_chain_of_dependent_launches_decodes_what_the_references_decode() -> None:
+    """Slots, a stand-in for the model, the sampler: replayed, each step takes up where the one before left off."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch.manual_seed(15)
+    device, num_rows, vocab = torch.device("cuda"), 6, 3000
+    table = torch.randn(vocab, vocab, device=device) * 2
+    row_ops, sampler = RowOps(device, pdl=True), Sampler("triton", num_rows, vocab, device, pdl=True)
+    params = make_params(num_rows, device)
+    batch, expected = (make_step(num_rows, 16, row_ops, device) for _ in range(2))
+
+    def step() -> torch.Tensor:
+        slots = row_ops.slots(batch.positions, batch.seq_lens, batch.block_tables, 4)
+        sampler.sample_and_advance(torch.nn.functional.embedding(batch.token_ids, table), params, batch)
+        return slots
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        slots = step()
+    for i in range(30):
+        if i > 0:
+            graph.replay()
+            wanted = reference.row_slots(expected.positions, expected.seq_lens, expected.block_tables, 4)
+            assert torch.equal(slots, wanted)
+        logits = torch.nn.functional.embedding(expected.token_ids, table)
+        reference.advance(expected, reference.sample(logits, params, expected.seq_lens))
+        for ours, theirs in (
+            (batch.token_ids, expected.token_ids),
+            (batch.positions, expected.positions),
+            (batch.seq_lens, expected.seq_lens),
+        ):
+            assert torch.equal(ours, theirs)
 
 
 @pytest.mark.gpu
@@ -36,10 +108,10 @@ def test_with_kernels_it_draws_the_same_and_can_be_captured() -> None:
     sampler = Sampler("triton", 8, 3000, device)
     logits, params = torch.randn(5, 3000, device=device), make_params(5, device)
     positions = torch.arange(5, dtype=torch.int32, device=device)
-    sampler(logits, params, positions)
+    sampler.sample(logits, params, positions)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        tokens = sampler(logits, params, positions)
+        tokens = sampler.sample(logits, params, positions)
     for shift in range(3):
         positions += shift
         logits.copy_(torch.randn_like(logits))

@@ -1,0 +1,67 @@
+"""Where a decode step writes K and V of each row: the first kernel of a step."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.pdl import wait_for_predecessor
+
+BLOCK = 128  # rows of a program
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _row_slots_kernel(
+    positions_ptr,  # [num_rows] int32
+    seq_lens_ptr,  # [num_rows] int32, 0 for padding
+    block_tables_ptr,  # [num_rows, max_blocks] int32, rows table_stride apart
+    slots_ptr,  # [num_rows] int64
+    num_rows,
+    table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: (cdiv(num_rows, BLOCK),). One program BLOCK rows."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = rows < num_rows
+    wait_for_predecessor(PDL)
+    position = tl.load(positions_ptr + rows, mask=inside, other=0)
+    present = inside & (tl.load(seq_lens_ptr + rows, mask=inside, other=0) > 0)
+    entry_ptr = block_tables_ptr + rows.to(tl.int64) * table_stride + position // BLOCK_SIZE
+    block = tl.load(entry_ptr, mask=present, other=0).to(tl.int64)
+    tl.store(slots_ptr + rows, tl.where(present, block * BLOCK_SIZE + position % BLOCK_SIZE, -1), mask=inside)
+
+
+def row_slots(
+    positions: Tensor,  # [num_rows] int32: of the token whose K and V are to be written
+    seq_lens: Tensor,  # [num_rows] int32; 0 is padding
+    block_tables: Tensor,  # [num_rows, max_blocks] int32
+    block_size: int,
+    *,
+    pdl: bool = False,
+) -> Tensor:
+    """The slot of each row's position, -1 for padding: `[num_rows]` int64."""
+    num_rows = positions.shape[0]
+    for column in (positions, seq_lens):
+        assert column.shape == (num_rows,) and column.is_contiguous(), f"{tuple(column.shape)}: {num_rows} rows needed"
+        assert column.dtype == torch.int32, f"{column.dtype}: positions and seq_lens are int32"
+    assert block_tables.shape[0] == num_rows and block_tables.stride(1) == 1, "block_tables are [num_rows, max_blocks]"
+    assert block_tables.dtype == torch.int32, f"{block_tables.dtype}: block_tables are int32"
+    slots = torch.empty((num_rows,), dtype=torch.int64, device=positions.device)
+    if num_rows == 0:
+        return slots
+    _row_slots_kernel[(triton.cdiv(num_rows, BLOCK),)](
+        positions_ptr=positions,
+        seq_lens_ptr=seq_lens,
+        block_tables_ptr=block_tables,
+        slots_ptr=slots,
+        num_rows=num_rows,
+        table_stride=block_tables.stride(0),
+        BLOCK_SIZE=block_size,
+        BLOCK=BLOCK,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return slots

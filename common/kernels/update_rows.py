@@ -1,0 +1,97 @@
+"""What the host changed between two decode steps, written to the batch in one launch however much it is.
+
+Rows may change places: all last tokens that move are read by one program, before it writes any. No
+other state is read, so nothing else can be read too late.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from common.ops.base import RowState, RowUpdates
+
+BLOCK = 1024  # block table entries of a program
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_entries"])  # one binary for every turn
+def _update_rows_kernel(
+    words_ptr,  # [10 * num_rows + 2 * num_entries] int32, see RowUpdates
+    token_ids_ptr,  # [max_rows] int32
+    positions_ptr,  # [max_rows] int32
+    seq_lens_ptr,  # [max_rows] int32
+    block_tables_ptr,  # [max_rows * max_blocks] int32
+    temperature_ptr,  # [max_rows] fp32
+    top_k_ptr,  # [max_rows] int32
+    top_p_ptr,  # [max_rows] fp32
+    min_p_ptr,  # [max_rows] fp32
+    seed_ptr,  # [max_rows] int64
+    num_rows,
+    num_entries,
+    MAX_ROWS: tl.constexpr,  # power of two, at least num_rows
+    BLOCK: tl.constexpr,
+):
+    """Grid: (1 + cdiv(num_entries, BLOCK),). The first program all but the block tables, the others those."""
+    program = tl.program_id(0)
+    if program > 0:
+        entries = (program - 1) * BLOCK + tl.arange(0, BLOCK)
+        present = entries < num_entries
+        entry_ptr = words_ptr + 10 * num_rows + entries
+        place = tl.load(entry_ptr, mask=present, other=0)
+        tl.store(block_tables_ptr + place, tl.load(entry_ptr + num_entries, mask=present), mask=present)
+        return
+
+    updates = tl.arange(0, MAX_ROWS)
+    inside = updates < num_rows
+    column_ptr = words_ptr + 2 * num_rows + updates
+    row = tl.load(column_ptr, mask=inside, other=0)
+    source = tl.load(column_ptr + num_rows, mask=inside, other=-1)
+    token = tl.load(column_ptr + 2 * num_rows, mask=inside)
+    moved = tl.load(token_ids_ptr + source, mask=inside & (source >= 0))
+    tl.debug_barrier()  # every thread has read
+    tl.store(token_ids_ptr + row, tl.where(source >= 0, moved, token), mask=inside)
+    seq_len = tl.load(column_ptr + 3 * num_rows, mask=inside)
+    tl.store(seq_lens_ptr + row, seq_len, mask=inside)
+    tl.store(positions_ptr + row, tl.maximum(seq_len - 1, 0), mask=inside)
+    tl.store(top_k_ptr + row, tl.load(column_ptr + 4 * num_rows, mask=inside), mask=inside)
+    temperature = tl.load(column_ptr + 5 * num_rows, mask=inside).to(tl.float32, bitcast=True)
+    tl.store(temperature_ptr + row, temperature, mask=inside)
+    top_p = tl.load(column_ptr + 6 * num_rows, mask=inside).to(tl.float32, bitcast=True)
+    tl.store(top_p_ptr + row, top_p, mask=inside)
+    min_p = tl.load(column_ptr + 7 * num_rows, mask=inside).to(tl.float32, bitcast=True)
+    tl.store(min_p_ptr + row, min_p, mask=inside)
+    low = tl.load(words_ptr + 2 * updates, mask=inside).to(tl.int64) & 0xFFFFFFFF
+    high = tl.load(words_ptr + 2 * updates + 1, mask=inside).to(tl.int64) << 32
+    tl.store(seed_ptr + row, high | low, mask=inside)
+
+
+def update_rows(state: RowState, updates: RowUpdates) -> None:
+    """Write the updates into the state, by the rules of `reference.update_rows`."""
+    _check(state, updates)
+    sampling = state.sampling
+    _update_rows_kernel[(1 + triton.cdiv(updates.num_entries, BLOCK),)](
+        words_ptr=updates.words,
+        token_ids_ptr=state.token_ids,
+        positions_ptr=state.positions,
+        seq_lens_ptr=state.seq_lens,
+        block_tables_ptr=state.block_tables,
+        temperature_ptr=sampling.temperature,
+        top_k_ptr=sampling.top_k,
+        top_p_ptr=sampling.top_p,
+        min_p_ptr=sampling.min_p,
+        seed_ptr=sampling.seed,
+        num_rows=updates.num_rows,
+        num_entries=updates.num_entries,
+        MAX_ROWS=triton.next_power_of_2(state.token_ids.shape[0]),
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+
+
+def _check(state: RowState, updates: RowUpdates) -> None:
+    max_rows = state.token_ids.shape[0]
+    assert updates.num_rows <= max_rows, f"{updates.num_rows} rows: the batch has {max_rows}"
+    num_words = RowUpdates.num_words(updates.num_rows, updates.num_entries)
+    assert updates.words.shape == (num_words,), f"{tuple(updates.words.shape)}: {num_words} words needed"
+    assert updates.words.dtype == torch.int32 and updates.words.is_contiguous(), "words are contiguous int32"
+    assert state.block_tables.is_contiguous(), "block_tables are contiguous"
+    assert state.block_tables.numel() < 1 << 31, "entries of block_tables are counted in int32"

@@ -1,0 +1,80 @@
+"""The rows' changes as the words that the device is sent, and the way there."""
+
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.ops.base import RowUpdates
+from common.sampling_params import SamplingParams
+from decode_worker.rows import Change, Clear, Fill, Grow
+
+_CLEARED = SamplingParams(temperature=0.0)
+
+
+class RowUploader:
+    """Packs changes and sends them to the device without waiting for the stream.
+
+    Two pinned buffers take turns, since the last upload may still wait for the step in flight. That
+    step started after the upload before it, so a buffer is free again when its turn comes; its event
+    makes sure.
+    """
+
+    def __init__(self, max_blocks: int, device: torch.device) -> None:
+        self.max_blocks = max_blocks  # of a block table
+        self.device = device
+        if device.type == "cuda":
+            self._buffers = deque((torch.empty(0, dtype=torch.int32), torch.cuda.Event()) for _ in range(2))
+
+    def upload(self, changes: SequenceOf[Change]) -> RowUpdates:
+        """The changes on the device."""
+        rows = [change for change in changes if not isinstance(change, Grow)]
+        places, blocks = self._entries(changes)
+        words = np.concatenate((*_columns(rows), *places, *blocks))
+        return RowUpdates(self._send(words), len(rows), sum(map(len, places)))
+
+    def _entries(self, changes: SequenceOf[Change]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Block table entries to be written, and the blocks, both in pieces: int32."""
+        fills = [change for change in changes if isinstance(change, Fill)]
+        grown = [change for change in changes if isinstance(change, Grow)]
+        places = [
+            np.arange(len(fill.sequence.block_ids), dtype=np.int32) + fill.row * self.max_blocks for fill in fills
+        ]
+        places.append(np.array([grow.row * self.max_blocks + grow.index for grow in grown], np.int32))
+        blocks = [np.array(fill.sequence.block_ids, np.int32) for fill in fills]
+        blocks.append(np.array([grow.block_id for grow in grown], np.int32))
+        return places, blocks
+
+    def _send(self, words: np.ndarray) -> Tensor:
+        if self.device.type == "cpu":
+            return torch.from_numpy(words)
+        buffer, event = self._buffers.popleft()
+        event.synchronize()
+        if buffer.numel() < len(words):
+            buffer = torch.empty(2 * len(words), dtype=torch.int32, pin_memory=True)
+        self._buffers.append((buffer, event))
+        buffer.numpy()[: len(words)] = words
+        sent = buffer[: len(words)].to(self.device, non_blocking=True)
+        event.record()
+        return sent
+
+
+def _columns(changes: SequenceOf[Fill | Clear]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Seeds, whole numbers and fractions of the rows, as `RowUpdates` has them: int32."""
+    seeds, wholes, fractions = [], [], []
+    for change in changes:
+        params, source, token, seq_len = _CLEARED, -1, 0, 0
+        if isinstance(change, Fill):
+            sequence = change.sequence
+            params, source = sequence.sampling, change.source
+            token, seq_len = sequence.token_ids[-1], sequence.num_scheduled
+        seeds.append(params.seed)
+        wholes.append((change.row, source, token, seq_len, params.top_k))
+        fractions.append((params.temperature, params.top_p, params.min_p))
+    return (
+        np.array(seeds, np.int64).view(np.int32),
+        np.array(wholes, np.int32).T.ravel(),
+        np.array(fractions, np.float32).T.ravel().view(np.int32),
+    )

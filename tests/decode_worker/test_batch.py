@@ -1,0 +1,143 @@
+"""However rows come, go, move and grow between two steps, the tensors are told the outcome."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.ops import reference
+from common.sampling_params import SamplingParams
+from decode_worker.batch import DecodeBatch
+from decode_worker.rows import Clear, Fill, Grow, Rows
+from decode_worker.sequence import Sequence
+
+MAX_ROWS, BLOCK_SIZE, MAX_BLOCKS = 6, 4, 12
+EVENTS = st.lists(st.tuples(st.sampled_from(["enter", "leave", "grow", "step", "apply"]), st.integers(0, 1 << 20)))
+
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@dataclass
+class Row:
+    """What a row holds, in the plainest way: every event is applied to it at once."""
+
+    token: int
+    seq_len: int
+    sampling: SamplingParams
+    blocks: list[int]
+
+
+class Pair:
+    """Rows and their batch, beside a list that is told each event as it happens."""
+
+    def __init__(self, device: str) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
+        self.rows = Rows()
+        self.batch = DecodeBatch(MAX_ROWS, BLOCK_SIZE * MAX_BLOCKS, BLOCK_SIZE, torch.device(device))
+        self.naive: list[Row] = []
+
+    def enter(self, number: int) -> None:
+        if len(self.naive) == MAX_ROWS:
+            return
+        length = 1 + number % (BLOCK_SIZE * 3)
+        sampling = SamplingParams(
+            temperature=number % 3 / 4, top_k=number % 7, top_p=number % 5 / 4, min_p=number % 2 / 8, seed=number << 40
+        )
+        blocks = [number + i for i in range(-(-length // BLOCK_SIZE))]
+        self.rows.enter(Sequence(str(number), 0, list(range(number, number + length)), 1, sampling, list(blocks)))
+        self.naive.append(Row(number + length - 1, length, sampling, blocks))
+
+    def leave(self, number: int) -> None:
+        if not self.naive:
+            return
+        row = number % len(self.naive)
+        sequence = self.rows.sequences[row]
+        self.rows.leave(sequence)
+        sequence.block_ids = []
+        last = self.naive.pop()
+        if row < len(self.naive):
+            self.naive[row] = last
+
+    def grow(self, number: int) -> None:
+        if self.naive:
+            row = number % len(self.naive)
+            if len(self.naive[row].blocks) < MAX_BLOCKS:
+                self.naive[row].blocks.append(number)
+                self.rows.grow(self.rows.sequences[row], number)
+
+    def step(self, number: int) -> None:
+        """The host learns of the tokens later: here, never."""
+        self.apply()
+        tokens = [number + row for row in range(MAX_ROWS)]
+        if all(row.seq_len < len(row.blocks) * BLOCK_SIZE for row in self.naive):
+            batch = self.batch.forward_batch(MAX_ROWS)
+            reference.advance(batch, torch.tensor(tokens, dtype=torch.int32, device=batch.token_ids.device))
+            for sequence in self.rows.sequences:
+                sequence.num_scheduled += 1
+            self.naive = [
+                replace(row, token=token, seq_len=row.seq_len + 1)
+                for row, token in zip(self.naive, tokens, strict=False)
+            ]
+
+    def apply(self, _: int = 0) -> None:
+        self.batch.apply(self.rows.take_changes())
+        self.check()
+
+    def check(self) -> None:
+        state, sampling = self.batch.state, self.batch.sampling_rows(MAX_ROWS)
+        assert len(self.rows) == len(self.naive)
+        for i, row in enumerate(self.naive):
+            device_row = [int(column[i]) for column in (state.token_ids, state.positions, state.seq_lens)]
+            assert device_row == [row.token, row.seq_len - 1, row.seq_len]
+            assert state.block_tables[i, : len(row.blocks)].tolist() == row.blocks
+            for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+                assert getattr(sampling, name)[i] == getattr(row.sampling, name)
+        padding = slice(len(self.naive), None)
+        for column in (state.positions, state.seq_lens, sampling.temperature):
+            assert not column[padding].any()
+        slots = self.batch.forward_batch(MAX_ROWS).slot_mapping
+        assert (slots[padding] == -1).all()
+
+
+@DEVICES
+@settings(deadline=None)
+@given(events=EVENTS)
+def test_the_tensors_are_what_applying_every_event_at_once_would_make_them(
+    device: str, events: list[tuple[str, int]]
+) -> None:
+    pair = Pair(device)
+    for name, number in events:
+        getattr(pair, name)(number)
+    pair.apply()
+
+
+@DEVICES
+def test_a_table_that_fills_its_row_touches_no_other(device: str) -> None:
+    pair = Pair(device)
+    full = Sequence("full", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS), 1, SamplingParams(), list(range(100, 100 + MAX_BLOCKS)))
+    pair.batch.apply([Fill(1, full)])
+    tables = pair.batch.state.block_tables
+    assert tables[1].tolist() == full.block_ids
+    assert not tables[0].any() and not tables[2:].any()
+    pair.batch.apply([Clear(1), Grow(2, MAX_BLOCKS - 1, 7), Grow(3, 0, 8)])
+    assert pair.batch.state.seq_lens.tolist() == [0] * MAX_ROWS
+    assert [int(tables[2, -1]), int(tables[3, 0])] == [7, 8]
+    assert not tables[2, :-1].any() and not tables[3, 1:].any()
+
+
+@DEVICES
+def test_uploads_in_a_row_do_not_overwrite_one_another(device: str) -> None:
+    """Nobody waits between these: what was sent first must arrive although its buffer is wanted again."""
+    pair = Pair(device)
+    wanted = []
+    for i in range(40):
+        blocks = [i * 100 + j for j in range(1 + i % MAX_BLOCKS)]
+        pair.batch.apply([Fill(i % MAX_ROWS, Sequence(str(i), 0, [i] * 3, 1, SamplingParams(seed=i), blocks))])
+        wanted.append((i % MAX_ROWS, i, blocks, pair.batch.state.block_tables.clone()))
+    for row, _, blocks, tables in wanted:
+        assert tables[row, : len(blocks)].tolist() == blocks
+    for row, i, _, _ in wanted[-MAX_ROWS:]:
+        assert [int(pair.batch.state.token_ids[row]), int(pair.batch.state.sampling.seed[row])] == [i, i]
