@@ -63,7 +63,7 @@ class DecodeRunner:
             return
         begin_s = time.monotonic()
         memory = None
-        self.batch.apply([Clear(0)])
+        self.batch.apply([Clear(0)])  # for its kernel
         with torch.inference_mode():
             for bucket in sorted(self.buckets, reverse=True):
                 self._step(bucket)
