@@ -3,10 +3,13 @@
 Building it takes seconds and says how far it is.
 """
 
+import importlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 import torch
 
@@ -44,22 +47,36 @@ class Engine:
     graph_safe: bool  # whether a decode step may be captured in a CUDA graph
 
 
-def build_engine(config: Config, label: str, *, step_tokens: int, logit_rows: int) -> Engine:
+def build_engine(
+    config: Config,
+    label: str,
+    *,
+    step_tokens: int,
+    logit_rows: int,
+    meanwhile: Callable[[Engine], None] = lambda engine: None,
+) -> Engine:
     """Load the model and reserve the pool.
 
     Args:
         label: worker id and epoch, names the pool's memory.
         step_tokens: most tokens of one step, for the memory that activations take.
         logit_rows: most rows of logits of one step.
+        meanwhile: called with the engine while its weights are still being written: what is computed then is void.
     """
+    begin_s = time.monotonic()
     device = resolve_device(config.worker.device)
+    if device.type == "cuda":
+        # Half a second of imports that need not wait for the context on the GPU; `_make_ops` waits for them.
+        Thread(target=importlib.import_module, args=("common.ops.cuda_ops",), daemon=True).start()
     if device.type == "cpu" and config.worker.num_threads:
         torch.set_num_threads(config.worker.num_threads)
     model_dir = Path(config.model.path)
     model_config = read_config(model_dir)
     dtype = resolve_dtype(config.model.dtype, model_config, device)
     max_len = resolve_max_len(config.model, model_config)
-    model = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, device=device, progress=LoadProgress())
+    model, upload = load_model(
+        model_dir, model_config, max_len=max_len, dtype=dtype, device=device, progress=LoadProgress()
+    )
     layout = KVLayout(
         fingerprint=model_fingerprint(model_dir),
         num_layers=model_config.num_layers,
@@ -87,7 +104,13 @@ def build_engine(config: Config, label: str, *, step_tokens: int, logit_rows: in
     sampler = Sampler(
         config.kernels.sampling if device.type == "cuda" else "torch", logit_rows, model_config.vocab_size, device
     )
-    return Engine(device, model, ops, step_ops, sampler, pool, allocator, transport, min(max_len, fits), graph_safe)
+    engine = Engine(device, model, ops, step_ops, sampler, pool, allocator, transport, min(max_len, fits), graph_safe)
+    logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
+    meanwhile(engine)
+    waiting_s = time.monotonic()
+    upload.wait()
+    logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
+    return engine
 
 
 def resolve_device(choice: str) -> torch.device:
