@@ -64,10 +64,8 @@ def build_engine(
         meanwhile: called with the engine while its weights are still being written: what is computed then is void.
     """
     begin_s = time.monotonic()
+    _import_ahead(config)
     device = resolve_device(config.worker.device)
-    if device.type == "cuda":
-        # Half a second of imports that need not wait for the context on the GPU; `_make_ops` waits for them.
-        Thread(target=importlib.import_module, args=("common.ops.cuda_ops",), daemon=True).start()
     if device.type == "cpu" and config.worker.num_threads:
         torch.set_num_threads(config.worker.num_threads)
     model_dir = Path(config.model.path)
@@ -86,31 +84,41 @@ def build_engine(
         dtype=dtype,
     )
     transport = make_transport(config.kv.transport, device)
-    activation_bytes = _activation_bytes(model_config, layout, step_tokens, logit_rows)
-    num_blocks = _num_blocks(config, layout, device, activation_bytes)
+    num_blocks = _num_blocks(config, layout, device, _activation_bytes(model_config, layout, step_tokens, logit_rows))
     pool = KVPool(layout, transport.allocate(num_blocks * layout.block_bytes, device, label))
     allocator = BlockAllocator(pool.num_blocks)
-    fits = allocator.capacity * layout.block_size
-    logger.info(
-        "%s on %s in %s; KV pool of %d blocks, %d tokens, %.2f GB",
-        config.model.served_name,
-        device,
-        dtype,
-        pool.num_blocks,
-        fits,
-        num_blocks * layout.block_bytes / 1e9,
-    )
+    max_len = min(max_len, allocator.capacity * layout.block_size)
+    _log_pool(config, pool, device)
     ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows)
     sampler = Sampler(
         config.kernels.sampling if device.type == "cuda" else "torch", logit_rows, model_config.vocab_size, device
     )
-    engine = Engine(device, model, ops, step_ops, sampler, pool, allocator, transport, min(max_len, fits), graph_safe)
+    engine = Engine(device, model, ops, step_ops, sampler, pool, allocator, transport, max_len, graph_safe)
     logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
     meanwhile(engine)
     waiting_s = time.monotonic()
     upload.wait()
     logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
     return engine
+
+
+def _import_ahead(config: Config) -> None:
+    """Begin half a second of imports while the GPU makes a context; `_make_ops` waits for them at its own import."""
+    if config.worker.device != "cpu" and torch.cuda.is_available():
+        Thread(target=importlib.import_module, args=("common.ops.cuda_ops",), daemon=True).start()
+
+
+def _log_pool(config: Config, pool: KVPool, device: torch.device) -> None:
+    layout = pool.layout
+    logger.info(
+        "%s on %s in %s; KV pool of %d blocks, %d tokens, %.2f GB",
+        config.model.served_name,
+        device,
+        layout.dtype,
+        pool.num_blocks,
+        (pool.num_blocks - 1) * layout.block_size,
+        pool.num_blocks * layout.block_bytes / 1e9,
+    )
 
 
 def resolve_device(choice: str) -> torch.device:
