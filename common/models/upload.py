@@ -129,7 +129,7 @@ class _Slot:
             except OSError as error:
                 raise ModelError(f"{part.path}: {error.strerror}; fetch the model again") from None
             if not num_read:
-                raise ModelError(f"{part.path}: ends after {part.offset + begin} bytes; fetch the model again")
+                raise ModelError(f"{part.path}: ends after {os.fstat(file).st_size} bytes; fetch the model again")
             begin += num_read
 
     def copy_to(self, target: Tensor, dtype: torch.dtype) -> None:
