@@ -3,10 +3,13 @@
 Building it takes seconds and says how far it is.
 """
 
+import importlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 import torch
 
@@ -45,14 +48,24 @@ class Engine:
     graph_safe: bool  # whether a decode step may be captured in a CUDA graph
 
 
-def build_engine(config: Config, label: str, *, step_tokens: int, logit_rows: int) -> Engine:
+def build_engine(
+    config: Config,
+    label: str,
+    *,
+    step_tokens: int,
+    logit_rows: int,
+    meanwhile: Callable[[Engine], None] = lambda engine: None,
+) -> Engine:
     """Load the model and reserve the pool.
 
     Args:
         label: worker id and epoch, names the pool's memory.
         step_tokens: most tokens of one step, for the memory that activations take.
         logit_rows: most rows of logits of one step.
+        meanwhile: called with the engine while its weights are still being written: what is computed then is void.
     """
+    begin_s = time.monotonic()
+    _import_ahead(config)
     device = resolve_device(config.worker.device)
     if device.type == "cpu" and config.worker.num_threads:
         torch.set_num_threads(config.worker.num_threads)
@@ -60,7 +73,9 @@ def build_engine(config: Config, label: str, *, step_tokens: int, logit_rows: in
     model_config = read_config(model_dir)
     dtype = resolve_dtype(config.model.dtype, model_config, device)
     max_len = resolve_max_len(config.model, model_config)
-    model = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, device=device, progress=LoadProgress())
+    model, upload = load_model(
+        model_dir, model_config, max_len=max_len, dtype=dtype, device=device, progress=LoadProgress()
+    )
     layout = KVLayout(
         fingerprint=model_fingerprint(model_dir),
         num_layers=model_config.num_layers,
@@ -70,26 +85,40 @@ def build_engine(config: Config, label: str, *, step_tokens: int, logit_rows: in
         dtype=dtype,
     )
     transport = make_transport(config.kv.transport, device)
-    activation_bytes = _activation_bytes(model_config, layout, step_tokens, logit_rows)
-    num_blocks = _num_blocks(config, layout, device, activation_bytes)
+    num_blocks = _num_blocks(config, layout, device, _activation_bytes(model_config, layout, step_tokens, logit_rows))
     pool = KVPool(layout, transport.allocate(num_blocks * layout.block_bytes, device, label))
     allocator = BlockAllocator(pool.num_blocks)
-    fits = allocator.capacity * layout.block_size
-    logger.info(
-        "%s on %s in %s; KV pool of %d blocks, %d tokens, %.2f GB",
-        config.model.served_name,
-        device,
-        dtype,
-        pool.num_blocks,
-        fits,
-        num_blocks * layout.block_bytes / 1e9,
-    )
+    max_len = min(max_len, allocator.capacity * layout.block_size)
+    _log_pool(config, pool, device)
     pdl = config.kernels.pdl and config.worker.cuda_graphs
     ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
     sampling = config.kernels.sampling if device.type == "cuda" else "torch"
     sampler = Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl)
-    return Engine(
-        device, model, ops, step_ops, pdl, sampler, pool, allocator, transport, min(max_len, fits), graph_safe
+    engine = Engine(device, model, ops, step_ops, pdl, sampler, pool, allocator, transport, max_len, graph_safe)
+    logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
+    meanwhile(engine)
+    waiting_s = time.monotonic()
+    upload.wait()
+    logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
+    return engine
+
+
+def _import_ahead(config: Config) -> None:
+    """Begin half a second of imports while the GPU makes a context; `_make_ops` waits for them at its own import."""
+    if config.worker.device != "cpu" and torch.cuda.is_available():
+        Thread(target=importlib.import_module, args=("common.ops.cuda_ops",), daemon=True).start()
+
+
+def _log_pool(config: Config, pool: KVPool, device: torch.device) -> None:
+    layout = pool.layout
+    logger.info(
+        "%s on %s in %s; KV pool of %d blocks, %d tokens, %.2f GB",
+        config.model.served_name,
+        device,
+        layout.dtype,
+        pool.num_blocks,
+        (pool.num_blocks - 1) * layout.block_size,
+        pool.num_blocks * layout.block_bytes / 1e9,
     )
 
 

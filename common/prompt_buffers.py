@@ -1,10 +1,12 @@
 """The inputs of a prompt step: filled on the host in place, uploaded in two copies, read at fixed addresses.
 
-Fixed addresses are what a captured graph needs, and one staging buffer is what keeps a short prompt
-from waiting for a dozen little copies.
+Fixed addresses are what a captured graph needs, and one piece of memory is what keeps a short prompt
+from waiting for a dozen little copies. A step is staged while an earlier one is still queued: on the
+device its inputs follow in stream order, on the host they take turns in `NUM_STAGINGS` pinned pieces.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,8 @@ from torch import Tensor
 
 from common.ops.base import ForwardBatch, SamplingTensors
 from common.sampling_params import SamplingParams
+
+NUM_STAGINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,24 @@ class PromptChunk:
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """One array in the staging buffer and its twin on the device."""
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]
+"""Shape and type of each input; the tables come last."""
 
-    host: np.ndarray
-    device: Tensor
+
+class _Staging:
+    """The inputs of one step on the host, and when their upload is over."""
+
+    def __init__(self, shapes: Shapes, num_bytes: int, device: torch.device) -> None:
+        self.memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.arrays: dict[str, np.ndarray] = {}
+        for name, begin, end, shape, dtype in _places(shapes):
+            self.arrays[name] = self.memory[begin:end].numpy().view(dtype).reshape(shape)
+        self.uploaded: torch.cuda.Event | None = None
+
+    def claim(self) -> None:
+        """Wait until the memory may be written again; it can be, unless steps pile up."""
+        if self.uploaded is not None:
+            self.uploaded.synchronize()
 
 
 class PromptBuffers:
@@ -44,40 +60,23 @@ class PromptBuffers:
     def __init__(self, max_tokens: int, max_seqs: int, max_len: int, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
         self.max_tokens, self.max_seqs, self.max_len = max_tokens, max_seqs, max_len
-        max_blocks = -(-max_len // block_size)
-        seqs, tokens = (max_seqs,), (max_tokens,)
-        shapes: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
-            "slot_mapping": (tokens, np.dtype(np.int64)),
-            "logit_rows": (seqs, np.dtype(np.int64)),
-            "seed": (seqs, np.dtype(np.int64)),
-            "token_ids": (tokens, np.dtype(np.int32)),
-            "positions": (tokens, np.dtype(np.int32)),
-            "seq_lens": (seqs, np.dtype(np.int32)),
-            "cu_seqlens": ((max_seqs + 1,), np.dtype(np.int32)),
-            "next_positions": (seqs, np.dtype(np.int32)),
-            "top_k": (seqs, np.dtype(np.int32)),
-            "temperature": (seqs, np.dtype(np.float32)),
-            "top_p": (seqs, np.dtype(np.float32)),
-            "min_p": (seqs, np.dtype(np.float32)),
-            "block_tables": ((max_seqs, max_blocks), np.dtype(np.int32)),
-        }
+        shapes = _shapes(max_tokens, max_seqs, -(-max_len // block_size))
         num_bytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in shapes.values())
-        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._stagings = deque(_Staging(shapes, num_bytes, device) for _ in range(NUM_STAGINGS))
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._fields: dict[str, _Field] = {}
-        offset = 0
-        for name, (shape, dtype) in shapes.items():
-            end = offset + int(np.prod(shape)) * dtype.itemsize
-            host = self._host[offset:end].numpy().view(dtype).reshape(shape)
+        self._views: dict[str, Tensor] = {}
+        for name, begin, end, shape, dtype in _places(shapes):
             device_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
-            self._fields[name] = _Field(host, self._device[offset:end].view(device_dtype).view(shape))
-            self._tables_offset, offset = offset, end
+            self._views[name] = self._device[begin:end].view(device_dtype).view(shape)
+            self._tables_offset = begin
 
     def fill(self, chunks: Sequence[PromptChunk], num_tokens: int, num_seqs: int) -> None:
         """Stage and upload the chunks, padded to `num_tokens` tokens and `num_seqs` sequences.
 
         Padding tokens have slot -1 and belong to no sequence; padding sequences are empty.
         """
+        self._stagings.rotate(-1)
+        self._stagings[0].claim()
         begin = 0
         for row, chunk in enumerate(chunks):
             self._fill_tokens(chunk, begin)
@@ -145,14 +144,47 @@ class PromptBuffers:
         self._host_of("cu_seqlens")[row + 1] = tokens_end
 
     def _upload(self, num_seqs: int) -> None:
+        host = self._stagings[0].memory
         small = slice(0, self._tables_offset)
-        self._device[small].copy_(self._host[small], non_blocking=True)
-        row_bytes = self._fields["block_tables"].host.strides[0]
+        self._device[small].copy_(host[small], non_blocking=True)
+        row_bytes = self._host_of("block_tables").strides[0]
         tables = slice(self._tables_offset, self._tables_offset + num_seqs * row_bytes)
-        self._device[tables].copy_(self._host[tables], non_blocking=True)
+        self._device[tables].copy_(host[tables], non_blocking=True)
+        if self._device.is_cuda:
+            self._stagings[0].uploaded = torch.cuda.Event()
+            self._stagings[0].uploaded.record()
 
     def _host_of(self, name: str) -> np.ndarray:
-        return self._fields[name].host
+        return self._stagings[0].arrays[name]
 
     def _view(self, name: str, count: int) -> Tensor:
-        return self._fields[name].device[:count]
+        return self._views[name][:count]
+
+
+def _shapes(max_tokens: int, max_seqs: int, max_blocks: int) -> Shapes:
+    """Wide types first, so that every input is aligned."""
+    seqs, tokens = (max_seqs,), (max_tokens,)
+    return {
+        "slot_mapping": (tokens, np.dtype(np.int64)),
+        "logit_rows": (seqs, np.dtype(np.int64)),
+        "seed": (seqs, np.dtype(np.int64)),
+        "token_ids": (tokens, np.dtype(np.int32)),
+        "positions": (tokens, np.dtype(np.int32)),
+        "seq_lens": (seqs, np.dtype(np.int32)),
+        "cu_seqlens": ((max_seqs + 1,), np.dtype(np.int32)),
+        "next_positions": (seqs, np.dtype(np.int32)),
+        "top_k": (seqs, np.dtype(np.int32)),
+        "temperature": (seqs, np.dtype(np.float32)),
+        "top_p": (seqs, np.dtype(np.float32)),
+        "min_p": (seqs, np.dtype(np.float32)),
+        "block_tables": ((max_seqs, max_blocks), np.dtype(np.int32)),
+    }
+
+
+def _places(shapes: Shapes) -> Iterator[tuple[str, int, int, tuple[int, ...], np.dtype[np.generic]]]:
+    """(name, begin, end, shape, type) of each input; bytes from the start of the memory."""
+    begin = 0
+    for name, (shape, dtype) in shapes.items():
+        end = begin + int(np.prod(shape)) * dtype.itemsize
+        yield name, begin, end, shape, dtype
+        begin = end

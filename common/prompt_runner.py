@@ -13,12 +13,29 @@ import torch
 from torch import Tensor
 
 from common.engine import Engine
+from common.landing import Landing, PendingTokens
 from common.prompt_buffers import PromptBuffers, PromptChunk
 
 logger = logging.getLogger(__name__)
 
 TOKEN_BUCKETS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 SEQ_BUCKETS = (1, 8)
+
+
+class PendingPrompts:
+    """A launched step; when it is over, all KV of its chunks is in the pool."""
+
+    def __init__(self, sampled: PendingTokens, are_last: list[bool]) -> None:
+        self.sampled = sampled
+        self.are_last = are_last
+
+    def ready(self) -> bool:
+        return self.sampled.ready()
+
+    def tokens(self) -> list[int | None]:
+        """The sampled token of each chunk that ends its prompt, None for the others; waits for the step."""
+        pairs = zip(self.sampled.tokens(), self.are_last, strict=True)
+        return [token if is_last else None for token, is_last in pairs]
 
 
 class PromptRunner:
@@ -33,13 +50,11 @@ class PromptRunner:
         self.engine = engine
         block_size = engine.pool.layout.block_size
         self.buffers = PromptBuffers(max_tokens, max_seqs, engine.max_len, block_size, engine.device)
+        self.landing = Landing(max_seqs, engine.device)
         self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
-    def run(self, chunks: list[PromptChunk]) -> list[int | None]:
-        """The sampled token of each chunk that ends its prompt, None for the others.
-
-        Returns when the device has finished: all KV of the chunks is in the pool.
-        """
+    def launch(self, chunks: list[PromptChunk]) -> PendingPrompts:
+        """Start a step over the chunks; it runs after every step launched before it."""
         num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
         with torch.inference_mode():
             bucket = self._bucket(num_tokens, num_seqs)
@@ -50,8 +65,12 @@ class PromptRunner:
             else:
                 max_query_len = max(len(chunk.token_ids) for chunk in chunks)
                 sampled = self._step(num_tokens, num_seqs, max_query_len, max(chunk.end for chunk in chunks))
-            tokens: list[int] = sampled[:num_seqs].tolist()
-        return [token if chunk.is_last else None for token, chunk in zip(tokens, chunks, strict=True)]
+            pending = self.landing.fetch(sampled[:num_seqs])
+        return PendingPrompts(pending, [chunk.is_last for chunk in chunks])
+
+    def run(self, chunks: list[PromptChunk]) -> list[int | None]:
+        """Launch a step and wait for its tokens."""
+        return self.launch(chunks).tokens()
 
     def capture(self) -> None:
         """Capture a graph for every bucket within the limits, largest first so that all share its memory."""

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -57,11 +58,13 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     setup_logging(worker_id, config.log.level)
     drain = Drain(config.worker.drain_s)
     drain.install()
+    begin_s = time.monotonic()
     try:
         worker = build(config, worker_id, make_epoch(), drain)
     except (ConfigError, ModelError) as error:
         logger.error("%s", error)
         return 2
+    logger.info("ready to serve %.1f s after the imports", time.monotonic() - begin_s)
     gc.collect()
     gc.freeze()  # what start-up made stays; collections in the loop need not walk it
     return _run(worker)

@@ -7,7 +7,7 @@ import zmq
 
 from common.config import DECODE_SECTIONS, Config
 from common.drain import Drain
-from common.engine import build_engine
+from common.engine import Engine, build_engine
 from common.messages import Role
 from common.prompt_runner import PromptRunner
 from common.sockets import Hub
@@ -29,15 +29,24 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
     max_rows = config.decode.max_num_seqs if config.worker.batching else 1
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     hub = Hub(context, config.net, config.net.handoff_endpoint)
+    has_prompts = config.kv.transport == "none"  # otherwise prompts are computed here in emergencies only
+
+    def compile_meanwhile(engine: Engine) -> None:
+        if engine.device.type == "cuda":
+            compile_kernels(engine, engine.step_ops, [n for n in DECODE_ROWS if n <= max_rows], is_decode=True)
+            if has_prompts:
+                compile_kernels(engine, engine.ops, PROMPT_LENGTHS, is_decode=False)
+
     engine = build_engine(
-        config, f"{worker_id}-{epoch:x}", step_tokens=config.decode.local_chunk_tokens, logit_rows=max_rows
+        config,
+        f"{worker_id}-{epoch:x}",
+        step_tokens=config.decode.local_chunk_tokens,
+        logit_rows=max_rows,
+        meanwhile=compile_meanwhile,
     )
     prompt_runner = PromptRunner(engine, config.decode.local_chunk_tokens, max_seqs=1)
-    if engine.device.type == "cuda":
-        compile_kernels(engine, engine.step_ops, [n for n in DECODE_ROWS if n <= max_rows], is_decode=True)
-        if config.kv.transport == "none":  # otherwise prompts are computed here in emergencies only
-            compile_kernels(engine, engine.ops, PROMPT_LENGTHS, is_decode=False)
-            warm_up_prompts(prompt_runner)
+    if engine.device.type == "cuda" and has_prompts:
+        warm_up_prompts(prompt_runner)
     batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.device, pdl=engine.pdl)
     runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
     runner.prepare()

@@ -1,19 +1,18 @@
 """One decode step over the first rows of the batch: slots, forward, sample, advance.
 
 On a GPU a step is one captured graph per batch bucket, sampler included; everywhere else, and with
-graphs switched off, the same function runs eagerly. Tokens come back through pinned memory: a step
-is launched without waiting, and `PendingStep.tokens` waits for that step alone.
+graphs switched off, the same function runs eagerly. A step is launched without waiting, and
+`PendingTokens.tokens` waits for that step alone.
 """
 
 import logging
 import time
-from collections import deque
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from common.engine import Engine
+from common.landing import Landing, PendingTokens
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear
 
@@ -26,24 +25,6 @@ def batch_buckets(max_rows: int) -> list[int]:
     return [*(rows for rows in steps if rows < max_rows), max_rows]
 
 
-class PendingStep:
-    """A launched step whose tokens are on their way to the host."""
-
-    def __init__(self, tokens_cpu: Tensor, event: "torch.cuda.Event | None") -> None:
-        self.tokens_cpu = tokens_cpu  # [num_rows] int32
-        self.event = event
-
-    def ready(self) -> bool:
-        return self.event is None or bool(self.event.query())
-
-    def tokens(self) -> list[int]:
-        """The sampled token of each row; waits for the step."""
-        if self.event is not None:
-            self.event.synchronize()
-        tokens: list[int] = self.tokens_cpu.tolist()
-        return tokens
-
-
 class DecodeRunner:
     """Launches steps; the batch's state says what they compute."""
 
@@ -53,9 +34,7 @@ class DecodeRunner:
         self.use_graphs = use_graphs and engine.graph_safe
         self.buckets = batch_buckets(max_rows)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        if engine.device.type == "cuda":
-            # Three are enough: one step runs, one is queued, one is being read.
-            self.landing = deque(torch.zeros(max_rows, dtype=torch.int32).pin_memory() for _ in range(3))
+        self.landing = Landing(max_rows, engine.device)
 
     def prepare(self) -> None:
         """Compile kernels and capture the graphs, largest first so that all share its memory."""
@@ -74,7 +53,7 @@ class DecodeRunner:
         how = f"{len(self.graphs)} graphs for 1 to {self.buckets[-1]} rows" if self.graphs else "no graphs"
         logger.info("decode step ready in %.1f s: %s", time.monotonic() - begin_s, how)
 
-    def launch(self, num_rows: int) -> PendingStep:
+    def launch(self, num_rows: int) -> PendingTokens:
         """Start a step over the first `num_rows` rows."""
         bucket = next(rows for rows in self.buckets if rows >= num_rows)
         with torch.inference_mode():
@@ -82,7 +61,7 @@ class DecodeRunner:
                 self.graphs[bucket].replay()
             else:
                 self._step(bucket)
-            return self._fetch(num_rows)
+            return self.landing.fetch(self.batch.state.token_ids[:num_rows])  # the step left them there
 
     def _step(self, num_rows: int) -> None:
         forward_batch = self.batch.forward_batch(num_rows)
@@ -95,14 +74,3 @@ class DecodeRunner:
         with torch.cuda.graph(graph, pool=memory):
             self._step(num_rows)
         return graph
-
-    def _fetch(self, num_rows: int) -> PendingStep:
-        tokens = self.batch.state.token_ids[:num_rows]  # the step left them there
-        if self.engine.device.type != "cuda":
-            return PendingStep(tokens.clone(), None)
-        landing = self.landing[0]
-        self.landing.rotate(-1)
-        landing[:num_rows].copy_(tokens, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return PendingStep(landing[:num_rows], event)

@@ -22,6 +22,7 @@ from common.drain import Drain
 from common.engine import Engine
 from common.errors import ErrorCode
 from common.finish import finish_reason
+from common.landing import PendingTokens
 from common.messages import (
     Abort,
     FinishReason,
@@ -42,7 +43,7 @@ from common.token_columns import TokenColumns
 from decode_worker.batch import DecodeBatch
 from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
-from decode_worker.runner import DecodeRunner, PendingStep
+from decode_worker.runner import DecodeRunner
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Sequence
 
@@ -57,7 +58,7 @@ TEND_INTERVAL_S = 50e-6
 class InFlight:
     """A launched step and the sequences of its rows."""
 
-    step: PendingStep
+    step: PendingTokens
     sequences: list[Sequence]
 
 
@@ -190,7 +191,7 @@ class DecodeWorker:
             self._fail(victim, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
         return True
 
-    def _tend(self, step: PendingStep) -> None:
+    def _tend(self, step: PendingTokens) -> None:
         """Serve sockets and pulls while the device works, so that a handoff that arrives now joins the next step."""
         while not step.ready():
             self.receive()

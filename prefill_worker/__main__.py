@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from common.config import PREFILL_SECTIONS, Config
 from common.drain import Drain
-from common.engine import build_engine, describe_device
+from common.engine import Engine, build_engine, describe_device
 from common.kv.blocks import PROOF_BLOCK
 from common.kv.proof import pattern
 from common.messages import KVPoolExport, Role
@@ -24,14 +24,17 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
     """Load, warm up and export the pool."""
     section = config.prefill
     engine = build_engine(
-        config, f"{worker_id}-{epoch:x}", step_tokens=section.max_batch_tokens, logit_rows=section.max_num_seqs
+        config,
+        f"{worker_id}-{epoch:x}",
+        step_tokens=section.max_batch_tokens,
+        logit_rows=section.max_num_seqs,
+        meanwhile=_compile,
     )
     max_seqs = section.max_num_seqs if config.worker.batching else 1
     # Without chunking a step holds at least one whole prompt.
     step_tokens = section.max_batch_tokens if section.chunking else max(section.max_batch_tokens, engine.max_len)
     runner = PromptRunner(engine, step_tokens, max_seqs)
     if engine.device.type == "cuda":
-        compile_kernels(engine, engine.ops, PROMPT_LENGTHS, is_decode=False)
         warm_up_prompts(runner)
         if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":
             runner.capture()
@@ -53,6 +56,11 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
         proof_block=PROOF_BLOCK,
     )
     return PrefillWorker(config, engine, runner, ready, export, drain)
+
+
+def _compile(engine: Engine) -> None:
+    if engine.device.type == "cuda":
+        compile_kernels(engine, engine.ops, PROMPT_LENGTHS, is_decode=False)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,33 @@
-"""Scheduled chunks -> the prompt runner -> the token sampled after each finished prompt."""
+"""Scheduled chunks -> the prompt runner, launched and not waited for."""
+
+from dataclasses import dataclass
 
 from common.prompt_buffers import PromptChunk
-from common.prompt_runner import PromptRunner
+from common.prompt_runner import PendingPrompts, PromptRunner
 from prefill_worker.scheduler import Chunk
+from prefill_worker.sequence import Sequence
 
 
-def run_chunks(runner: PromptRunner, chunks: list[Chunk]) -> list[int | None]:
-    """The first token of each chunk that ends its prompt, None for the others; all KV is written."""
-    return runner.run([_prompt_chunk(chunk) for chunk in chunks])
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A launched step and the sequences of its chunks."""
+
+    step: PendingPrompts
+    sequences: list[Sequence]
+
+    def ended(self) -> list[tuple[Sequence, int]]:
+        """Each sequence whose prompt is complete with its first token, unless it was given up meanwhile."""
+        pairs = zip(self.sequences, self.step.tokens(), strict=True)
+        return [(sequence, token) for sequence, token in pairs if token is not None and not sequence.ended]
+
+
+def launch_chunks(runner: PromptRunner, chunks: list[Chunk]) -> InFlight:
+    """Start a step over the chunks."""
+    return InFlight(runner.launch([_prompt_chunk(chunk) for chunk in chunks]), [chunk.sequence for chunk in chunks])
 
 
 def _prompt_chunk(chunk: Chunk) -> PromptChunk:
-    sequence, start = chunk.sequence, chunk.sequence.num_computed_tokens
+    sequence, start = chunk.sequence, chunk.sequence.num_scheduled_tokens
     return PromptChunk(
         token_ids=sequence.token_ids[start : start + chunk.num_tokens],
         start=start,

@@ -2,7 +2,14 @@
 
 A prompt is admitted when the pool has blocks for all of it. Prompts longer than what is left of a
 step's budget are computed in chunks, and a chunked prompt goes on before anything new begins.
-Torch-free. Blocks of a sequence belong to the scheduler from admission until `take` or `remove`.
+
+    waiting ──schedule──▶ running ──launched with its last chunk──▶ ending ──take──▶ the caller's
+       └───────────────────────┴────────────────────remove────────────┴──▶ free
+
+Steps are launched ahead of the device, so a sequence may be removed while a launched step still
+writes its blocks. They are free at once nevertheless: all steps run on one stream, so whoever gets
+the blocks next writes them later, and nobody else reads a block before a step that wrote it for
+him is over (`take`). Torch-free.
 """
 
 from collections import deque
@@ -15,7 +22,7 @@ from prefill_worker.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`num_tokens` tokens of `sequence` from `sequence.num_computed_tokens` on."""
+    """`num_tokens` tokens of `sequence` from `sequence.num_scheduled_tokens` on, until `launched`."""
 
     sequence: Sequence
     num_tokens: int
@@ -26,7 +33,7 @@ class Chunk:
 
 
 class Scheduler:
-    """Waiting and running prompts."""
+    """Owner of every sequence until it is taken or removed, and of its blocks from admission on."""
 
     def __init__(self, section: PrefillSection, allocator: BlockAllocator, block_size: int, *, batching: bool) -> None:
         self.section = section
@@ -34,7 +41,8 @@ class Scheduler:
         self.block_size = block_size
         self.max_num_seqs = section.max_num_seqs if batching else 1
         self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # admitted, oldest first
+        self.running: list[Sequence] = []  # admitted, tokens left to schedule, oldest first
+        self.ending: list[Sequence] = []  # all tokens launched, the first output awaited
 
     def ever_fits(self, sequence: Sequence) -> bool:
         """Whether an empty pool could hold the prompt."""
@@ -56,30 +64,33 @@ class Scheduler:
             budget -= self._append(chunks, sequence, budget)
         return chunks
 
-    def advance(self, chunks: list[Chunk]) -> None:
-        """The step ran: its tokens are computed."""
+    def launched(self, chunks: list[Chunk]) -> None:
+        """A step over the chunks is on its way: the next may follow."""
         for chunk in chunks:
-            chunk.sequence.num_computed_tokens += chunk.num_tokens
+            chunk.sequence.num_scheduled_tokens += chunk.num_tokens
+        self.ending += [sequence for sequence in self.running if not sequence.num_left]
+        self.running = [sequence for sequence in self.running if sequence.num_left]
 
     def take(self, sequence: Sequence) -> list[int]:
-        """A finished prompt leaves with its blocks: they are the caller's now."""
-        self.running.remove(sequence)
+        """A prompt whose last step is over leaves with its blocks: they are complete, and the caller's now."""
+        self.ending.remove(sequence)
         block_ids, sequence.block_ids = sequence.block_ids, []
         return block_ids
 
     def remove(self, request_id: str, attempt: int) -> bool:
         """Forget every attempt up to `attempt`, freeing blocks; False when there was none."""
-        gone = [s for s in [*self.waiting, *self.running] if s.request_id == request_id and s.attempt <= attempt]
+        gone = [s for s in self.sequences() if s.request_id == request_id and s.attempt <= attempt]
         for sequence in gone:
-            if sequence in self.running:
-                self.allocator.free(self.take(sequence))
-            else:
-                self.waiting.remove(sequence)
+            owner = next(owner for owner in (self.ending, self.running, self.waiting) if sequence in owner)
+            owner.remove(sequence)
+            sequence.ended = True
+            self.allocator.free(sequence.block_ids)
+            sequence.block_ids = []
         return bool(gone)
 
     def sequences(self) -> list[Sequence]:
         """Everything owned, oldest first."""
-        return [*self.running, *self.waiting]
+        return [*self.ending, *self.running, *self.waiting]
 
     def _starts(self, chunks: list[Chunk], budget: int) -> bool:
         """Whether the oldest waiting prompt may begin in this step."""

@@ -9,7 +9,7 @@ Key = tuple[str, int]
 """(request_id, attempt)."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """What is known of one request; `token_ids` is the prompt and, on a replay, its outputs so far."""
 
@@ -20,8 +20,9 @@ class Sequence:
     sampling: SamplingParams
     decode_worker_id: str
     decode_epoch: int
-    num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0  # computed by the steps launched so far
     block_ids: list[int] = field(default_factory=list)
+    ended: bool = False  # failed or aborted: the token that a step in flight still yields is dropped
 
     @staticmethod
     def of(request: PrefillRequest) -> "Sequence":
@@ -41,5 +42,5 @@ class Sequence:
 
     @property
     def num_left(self) -> int:
-        """Prompt tokens not computed yet."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Prompt tokens that no launched step computes."""
+        return len(self.token_ids) - self.num_scheduled_tokens

@@ -1,9 +1,13 @@
-"""The prefill worker's loop: receive, step, hand off, sweep, beat.
+"""The prefill worker's loop: receive, sweep, collect, hand off, launch, beat.
+
+The next step is launched while one runs: the device never waits for what the host does with a step,
+which is to send its tokens and hand its blocks off. While steps are in flight the loop does not
+sleep: it serves sockets and notices the end of a step at once, as the first token depends on it.
 
 Life of a request here:
     1. `PrefillRequest` arrives and waits.
-    2. The scheduler admits it when the pool has blocks for its whole prompt, and runs it in steps.
-    3. After the last chunk its first token is sampled and sent to the router at once.
+    2. The scheduler admits it when the pool has blocks for its whole prompt, and launches it in steps.
+    3. When the step of its last chunk is over, its first token is sent to the router at once.
     4. If it is not finished by that token, its blocks go to the handoff table and the decode worker
        is told which they are.
     5. `KVRelease`, a lease that runs out, or the decode worker's death frees them.
@@ -12,6 +16,7 @@ Life of a request here:
 
 import logging
 import time
+from collections import deque
 
 import zmq
 
@@ -42,7 +47,7 @@ from common.router_link import RouterLink
 from common.token_columns import TokenColumns
 from prefill_worker.handoff import HandoffTable
 from prefill_worker.peers import Peer, Peers
-from prefill_worker.runner import run_chunks
+from prefill_worker.runner import InFlight, launch_chunks
 from prefill_worker.scheduler import Scheduler
 from prefill_worker.sequence import Sequence
 
@@ -50,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 100
 """Longest sleep without a message, so that leases expire although nothing arrives."""
+MAX_IN_FLIGHT = 2
+"""One step runs, one is queued: more would only bind prompts to batches earlier."""
 
 
 class PrefillWorker:
@@ -73,6 +80,7 @@ class PrefillWorker:
         )
         self.handoffs = HandoffTable(engine.allocator, config.prefill.lease_s)
         self.runner = runner
+        self.in_flight: deque[InFlight] = deque()  # oldest first
         self.poller = zmq.Poller()
         self.peers = Peers(context, config.net, export, self.poller)
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
@@ -83,10 +91,11 @@ class PrefillWorker:
         while not self.drain.finished(self._owns_something()):
             if self.drain.begins():
                 self.link.leave()
-            self.poller.poll(0 if self.scheduler.sequences() else IDLE_POLL_MS)
+            # What waits although nothing is in flight waits for blocks: a message or a lease's end brings them.
+            self.poller.poll(0 if self.in_flight else IDLE_POLL_MS)
             self.receive()
-            self.step()
             self.sweep()
+            self.step()
             self.beat()
         self.fail_everything(ErrorCode.DRAINING, "the prefill worker is shutting down")
         self.close()
@@ -99,16 +108,11 @@ class PrefillWorker:
         self.peers.offer()
 
     def step(self) -> None:
-        """Compute one batch of chunks and send on what is finished."""
-        chunks = self.scheduler.schedule()
-        if not chunks:
-            return
-        self.link.load.num_running = len(chunks)
-        tokens = run_chunks(self.runner, chunks)
-        ended = [(chunk.sequence, token) for chunk, token in zip(chunks, tokens, strict=True) if token is not None]
-        self.scheduler.advance(chunks)
-        self.link.load.last_step_s = time.monotonic()
-        self.emit(ended)
+        """Collect what the device has finished, then launch ahead of it."""
+        while self.in_flight and self.in_flight[0].step.ready():
+            self._collect(self.in_flight.popleft())
+        if len(self.in_flight) < MAX_IN_FLIGHT:
+            self._launch()
 
     def emit(self, ended: list[tuple[Sequence, int]]) -> None:
         """First tokens to the router, then blocks to the decode workers."""
@@ -134,7 +138,8 @@ class PrefillWorker:
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""
         load = self.link.load
-        load.num_waiting, load.num_running = len(self.scheduler.waiting), len(self.scheduler.running)
+        scheduler = self.scheduler
+        load.num_waiting, load.num_running = len(scheduler.waiting), len(scheduler.running) + len(scheduler.ending)
         load.num_free_blocks, load.num_handoffs = self.engine.allocator.num_free, len(self.handoffs.kept)
         load.num_dropped_frames = self.peers.num_dropped_frames()
         if not load.num_running:
@@ -155,6 +160,20 @@ class PrefillWorker:
         self.peers.close()
         self.link.close()
         self.engine.pool.close()
+
+    def _launch(self) -> None:
+        """Start the next step, if there is anything to compute."""
+        chunks = self.scheduler.schedule()
+        if chunks:
+            self.link.load.num_running = max(self.link.load.num_running, len(chunks))  # launching may take long
+            self.in_flight.append(launch_chunks(self.runner, chunks))
+            self.scheduler.launched(chunks)
+
+    def _collect(self, in_flight: InFlight) -> None:
+        """Send on what a finished step has computed."""
+        ended = in_flight.ended()
+        self.link.load.last_step_s = time.monotonic()
+        self.emit(ended)
 
     def _from_router(self, message: Message) -> None:
         match message:

@@ -11,9 +11,10 @@ from common.config import ModelSection
 from common.errors import ConfigError, ModelError
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.models.settings import Settings
-from common.models.weights import DTYPES, Progress, load_weights
+from common.models.upload import Progress, Upload
+from common.models.weights import DTYPES, load_weights
 
-_SHARED = {"decoder", "loader", "settings", "weights"}
+_SHARED = {"decoder", "loader", "settings", "upload", "weights"}
 
 
 def architectures() -> list[str]:
@@ -52,9 +53,9 @@ def resolve_max_len(section: ModelSection, config: DecoderConfig) -> int:
 
 def load_model(
     model_dir: Path, config: DecoderConfig, *, max_len: int, dtype: str, device: torch.device, progress: Progress
-) -> Decoder:
-    """Read the weights of `config` onto `device`."""
-    tensors = load_weights(
+) -> tuple[Decoder, Upload]:
+    """Begin to read the weights of `config` onto `device`: the model is complete after `Upload.wait`."""
+    tensors, upload = load_weights(
         model_dir,
         weight_pieces(config),
         tied_embeddings=config.tied_embeddings,
@@ -62,4 +63,4 @@ def load_model(
         device=device,
         progress=progress,
     )
-    return Decoder(config, tensors, max_len)
+    return Decoder(config, tensors, max_len), upload

@@ -1,11 +1,11 @@
 """Safetensors files -> our stacked tensors on a device, every name and shape checked.
 
 A checkpoint is checked as a whole before anything is loaded: one error names all tensors that are
-missing, unexpected or of another shape.
+missing, unexpected or of another shape. safetensors checks the files; their bytes are read by `upload`.
 """
 
 import json
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,12 @@ from torch import Tensor
 
 from common.errors import ModelError
 from common.models.decoder import Piece
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes loaded, bytes in all)."""
+from common.models.upload import Part, Progress, Upload
 
 # Buffers that old checkpoints carry although they follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_FLOAT_TYPES = ("BF16", "F16", "F32")
+_FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _SHOWN = 5
 
 
@@ -34,25 +32,25 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
-) -> dict[str, Tensor]:
-    """Load and stack; raises ModelError naming each missing, extra or misshapen tensor."""
+) -> tuple[dict[str, Tensor], Upload]:
+    """Begin to load and stack; raises ModelError naming each missing, extra or misshapen tensor.
+
+    Returns our tensors, allocated, and what fills them: they are complete after its `wait`.
+    """
     files = _tensor_files(model_dir)
     wanted = {piece.checkpoint_name: piece for stacked in pieces.values() for piece in stacked}
     ignored = {"lm_head.weight"} if tied_embeddings else set()
     _check_names(model_dir, wanted, files, ignored)
-    handles = {path: _opened(path) for path in sorted(set(files.values()))}
-    _check_shapes(model_dir, wanted, {name: handles[path] for name, path in files.items()})
-    total_bytes = sum(_num_elements(stacked) for stacked in pieces.values()) * dtype.itemsize
-    loaded_bytes, tensors = 0, {}
+    dtypes = _check_shapes(model_dir, wanted, files)
+    offsets = {path: _offsets(path) for path in set(files.values())}
+    tensors, parts = {}, []
     for name, stacked in pieces.items():
-        tensor = torch.empty(_stacked_shape(stacked), dtype=dtype, device=device)
+        tensors[name] = torch.empty(_stacked_shape(stacked), dtype=dtype, device=device)
         for piece in stacked:
-            source = handles[files[piece.checkpoint_name]].get_tensor(piece.checkpoint_name)
-            tensor[piece.begin : piece.begin + piece.shape[0]].copy_(source)
-        tensors[name] = tensor
-        loaded_bytes += tensor.numel() * dtype.itemsize
-        progress(loaded_bytes, total_bytes)
-    return tensors
+            source, path = piece.checkpoint_name, files[piece.checkpoint_name]
+            target = tensors[name][piece.begin : piece.begin + piece.shape[0]].view(-1)
+            parts.append(Part(path, offsets[path][source], dtypes[source], target))
+    return tensors, Upload(parts, device, progress)
 
 
 def _tensor_files(model_dir: Path) -> dict[str, Path]:
@@ -98,17 +96,32 @@ def _check_names(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Pat
         raise ModelError(f"{model_dir}: {'; '.join(problems)}; do config.json and the weights belong together?")
 
 
-def _check_shapes(model_dir: Path, wanted: dict[str, Piece], handles: dict[str, Any]) -> None:
-    problems = []
-    for name, piece in wanted.items():
-        found = handles[name].get_slice(name)
-        shape, dtype = tuple(found.get_shape()), found.get_dtype()
-        if shape != piece.shape:
-            problems.append(f"{name} is {list(shape)}, config.json says {list(piece.shape)}")
-        elif dtype not in _FLOAT_TYPES:
-            problems.append(f"{name} is {dtype}, supported are {', '.join(_FLOAT_TYPES)}")
+def _check_shapes(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Path]) -> dict[str, torch.dtype]:
+    """The types of the wanted tensors in their files."""
+    problems, dtypes = [], {}
+    with ExitStack() as opened:
+        handles = {path: opened.enter_context(_opened(path)) for path in sorted(set(files.values()))}
+        for name, piece in wanted.items():
+            found = handles[files[name]].get_slice(name)
+            shape, dtype = tuple(found.get_shape()), found.get_dtype()
+            if shape != piece.shape:
+                problems.append(f"{name} is {list(shape)}, config.json says {list(piece.shape)}")
+            elif dtype not in _FLOAT_TYPES:
+                problems.append(f"{name} is {dtype}, supported are {', '.join(_FLOAT_TYPES)}")
+            else:
+                dtypes[name] = _FLOAT_TYPES[dtype]
     if problems:
         raise ModelError(f"{model_dir}: {_listed(problems)}")
+    return dtypes
+
+
+def _offsets(path: Path) -> dict[str, int]:
+    """Byte of the file at which each tensor begins; safetensors has checked the header."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+    header.pop("__metadata__", None)
+    return {name: 8 + header_bytes + entry["data_offsets"][0] for name, entry in header.items()}
 
 
 def _listed(items: list[str]) -> str:
@@ -119,8 +132,3 @@ def _listed(items: list[str]) -> str:
 def _stacked_shape(stacked: list[Piece]) -> tuple[int, ...]:
     rows = sum(piece.shape[0] for piece in stacked)
     return (rows, *stacked[0].shape[1:])
-
-
-def _num_elements(stacked: list[Piece]) -> int:
-    shape = torch.Size(_stacked_shape(stacked))
-    return shape.numel()

@@ -17,11 +17,15 @@ Checkpoint = Callable[[str], tuple[Path, Any]]
 GREEDY = SamplingParams(temperature=0.0)
 
 
-@pytest.fixture
-def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def engine(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    if request.param != "cpu" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     directory, _ = checkpoint("qwen3-tied")
     config = Config(
-        model=ModelSection(path=str(directory)), worker=WorkerSection(device="cpu"), kv=KVSection(pool_bytes=4 << 20)
+        model=ModelSection(path=str(directory), dtype="float32"),
+        worker=WorkerSection(device=request.param),
+        kv=KVSection(pool_bytes=4 << 20),
     )
     engine = build_engine(config, f"test-prompts-{id(config)}", step_tokens=64, logit_rows=8)
     engine.pool.cache.fill_(float("nan"))
@@ -52,6 +56,17 @@ def test_a_prompt_in_chunks_gives_a_token_at_its_end_only(engine: Engine, checkp
         ids = whole.token_ids[begin:end]
         tokens += runner.run([PromptChunk(ids, begin, whole.block_ids, GREEDY, is_last=end == 50)])
     assert tokens == [None, None, *expected(checkpoint, [whole])]
+
+
+def test_steps_launched_ahead_do_not_disturb_each_other(engine: Engine, checkpoint: Checkpoint) -> None:
+    runner, steps = PromptRunner(engine, 64, 8), [[3, 20], [41], [30, 2, 9], [17], [5, 6, 7, 8]]
+    chunks = [[prompt(length, engine) for length in lengths] for lengths in steps]
+    if engine.device.type == "cuda":
+        runner.capture()
+    pending = [runner.launch(step) for step in chunks[:2]]
+    for i, step in enumerate(chunks):
+        assert pending[i].tokens() == expected(checkpoint, step)
+        pending += [runner.launch(ahead) for ahead in chunks[i + 2 : i + 3]]
 
 
 @pytest.mark.parametrize("bucket", [(40, 2), (64, 2), (64, 8)])

@@ -50,7 +50,7 @@ BACKENDS = [
 
 
 def load(directory: Path, backend: Backend = CPU) -> Decoder:
-    return load_model(
+    model, upload = load_model(
         directory,
         read_config(directory),
         max_len=512,
@@ -58,6 +58,8 @@ def load(directory: Path, backend: Backend = CPU) -> Decoder:
         device=torch.device(backend.device),
         progress=lambda done, total: None,
     )
+    upload.wait()
+    return model
 
 
 class Cache:

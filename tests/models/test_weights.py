@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from common.errors import ModelError
 from common.models.decoder import weight_pieces
 from common.models.loader import read_config
+from common.models.upload import Progress
 from common.models.weights import load_weights
 from tests.checkpoints import write_checkpoint
 
@@ -21,15 +22,23 @@ def directory(tmp_path: Path) -> Path:
 
 
 def load(directory: Path) -> dict[str, torch.Tensor]:
+    return load_onto(torch.device("cpu"), torch.float32, directory)
+
+
+def load_onto(
+    device: torch.device, dtype: torch.dtype, directory: Path, progress: Progress = lambda done, total: None
+) -> dict[str, torch.Tensor]:
     config = read_config(directory)
-    return load_weights(
+    tensors, upload = load_weights(
         directory,
         weight_pieces(config),
         tied_embeddings=config.tied_embeddings,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        progress=lambda done, total: None,
+        dtype=dtype,
+        device=device,
+        progress=progress,
     )
+    upload.wait()
+    return tensors
 
 
 def change(directory: Path, **changes: torch.Tensor | None) -> None:
@@ -49,15 +58,7 @@ def change_config(directory: Path, **changes: object) -> None:
 
 def test_progress_reaches_the_whole(directory: Path) -> None:
     said: list[tuple[int, int]] = []
-    config = read_config(directory)
-    load_weights(
-        directory,
-        weight_pieces(config),
-        tied_embeddings=True,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        progress=lambda done, total: said.append((done, total)),
-    )
+    load_onto(torch.device("cpu"), torch.float32, directory, lambda done, total: said.append((done, total)))
     assert said[-1][0] == said[-1][1] == sum(t.numel() * 4 for t in load(directory).values())
     assert said == sorted(said)
 

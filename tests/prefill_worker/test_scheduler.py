@@ -18,12 +18,17 @@ def prompt(name: str, num_tokens: int) -> Sequence:
     return Sequence(name, 0, [0] * num_tokens, 0, SamplingParams(), "decode-0", 1)
 
 
-def plan(scheduler: Scheduler) -> list[tuple[str, int]]:
+def launch(scheduler: Scheduler) -> list[tuple[str, int]]:
+    """A step that is not over yet."""
     chunks = scheduler.schedule()
-    plan = [(chunk.sequence.request_id, chunk.num_tokens) for chunk in chunks]
-    finished = [chunk.sequence for chunk in chunks if chunk.is_last]
-    scheduler.advance(chunks)
-    for sequence in finished:
+    scheduler.launched(chunks)
+    return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in chunks]
+
+
+def plan(scheduler: Scheduler) -> list[tuple[str, int]]:
+    """A step, and its end."""
+    plan = launch(scheduler)
+    for sequence in list(scheduler.ending):
         scheduler.allocator.free(scheduler.take(sequence))
     return plan
 
@@ -66,11 +71,45 @@ def test_without_batching_one_prompt_at_a_time() -> None:
 def test_nothing_overtakes_a_prompt_that_waits_for_blocks() -> None:
     scheduler = make(num_blocks=4)
     scheduler.add(prompt("a", 50))
-    assert [chunk.sequence.request_id for chunk in scheduler.schedule()] == ["a"]
+    assert launch(scheduler) == [("a", 50)]
     scheduler.add(prompt("b", 50))
     scheduler.add(prompt("c", 1))
-    assert all(chunk.sequence.request_id == "a" for chunk in scheduler.schedule())
+    assert launch(scheduler) == []
     assert not scheduler.ever_fits(prompt("d", 65))
+
+
+def test_a_step_is_scheduled_while_others_are_in_flight() -> None:
+    scheduler = make(max_batch_tokens=64, max_num_seqs=2)
+    scheduler.add(prompt("long", 100))
+    for name in "abc":
+        scheduler.add(prompt(name, 10))
+    assert launch(scheduler) == [("long", 64)]
+    assert launch(scheduler) == [("long", 36), ("a", 10)]
+    assert launch(scheduler) == [("b", 10), ("c", 10)]
+    assert launch(scheduler) == []
+    assert [s.request_id for s in scheduler.ending] == ["long", "a", "b", "c"]
+
+
+def test_without_batching_steps_of_one_prompt_follow_each_other() -> None:
+    scheduler = make(batching=False)
+    scheduler.add(prompt("a", 20))
+    scheduler.add(prompt("b", 20))
+    assert launch(scheduler) == [("a", 20)]
+    assert launch(scheduler) == [("b", 20)]
+
+
+def test_a_prompt_removed_while_its_step_is_in_flight_gives_its_blocks_to_the_next() -> None:
+    scheduler = make(num_blocks=4, max_batch_tokens=32)
+    gone = prompt("a", 64)
+    scheduler.add(gone)
+    scheduler.add(prompt("b", 20))
+    assert launch(scheduler) == [("a", 32)]
+    assert scheduler.remove("a", 0)
+    assert gone.ended and not gone.block_ids
+    assert launch(scheduler) == [("b", 20)]
+    assert scheduler.remove("b", 0)
+    assert scheduler.sequences() == []
+    scheduler.allocator.check([])
 
 
 def test_removing_frees_blocks_wherever_the_prompt_is() -> None:

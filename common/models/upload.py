@@ -1,0 +1,157 @@
+"""Parts of files -> tensors on a device: several threads read, and what is read is copied meanwhile.
+
+Files are read, not mapped: a read copies out of the page cache at memory speed, where a mapping
+takes a fault every few pages and counts as memory of this process. Host memory is bounded by the
+staging slots, pinned for a GPU; they go back to the system at the end, which is why they do not
+come from torch's pinned allocator: that one keeps what it has.
+"""
+
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.errors import ModelError
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes loaded, bytes in all), as they are on the device."""
+
+NUM_THREADS = 4
+SLOTS_PER_THREAD = 2
+SLOT_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Elements of one file from byte `offset` on, and the tensor that they fill."""
+
+    path: Path
+    offset: int
+    dtype: torch.dtype  # in the file
+    target: Tensor  # [num_elements]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.target.numel() * self.dtype.itemsize
+
+    def split(self, max_bytes: int) -> Iterator["Part"]:
+        """The same in parts of at most `max_bytes`."""
+        step = max_bytes // self.dtype.itemsize
+        for begin in range(0, self.target.numel(), step):
+            offset = self.offset + begin * self.dtype.itemsize
+            yield Part(self.path, offset, self.dtype, self.target[begin : begin + step])
+
+
+class Upload:
+    """Fills targets from construction on; they are complete when `wait` returns.
+
+    Args:
+        parts: with contiguous targets on `device`, whose memory nobody else uses meanwhile.
+    """
+
+    def __init__(self, parts: Sequence[Part], device: torch.device, progress: Progress) -> None:
+        self.device = device
+        self.progress = progress
+        self.loaded_bytes = 0
+        self.total_bytes = sum(part.target.numel() * part.target.itemsize for part in parts)
+        self.slot_bytes = min(SLOT_BYTES, max([1, *(part.num_bytes for part in parts)]))
+        self.parts = iter([piece for part in parts for piece in part.split(SLOT_BYTES)])
+        self.lock = threading.Lock()
+        with ExitStack() as opened:
+            self.files = {path: _open(path, opened) for path in {part.path for part in parts}}
+            self.opened = opened.pop_all()
+        self.pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="upload")
+        self.futures = [self.pool.submit(self._work) for _ in range(NUM_THREADS)]
+
+    def wait(self) -> None:
+        """Return when all is on the device; raises ModelError for a file that cannot be read."""
+        with self.opened, self.pool:
+            for future in self.futures:
+                future.result()
+
+    def _work(self) -> None:
+        with ExitStack() as context:
+            context.enter_context(torch.inference_mode())
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+                context.enter_context(torch.cuda.stream(torch.cuda.Stream(self.device)))
+            self._upload()
+
+    def _upload(self) -> None:
+        """Read into one slot while the other is being copied, until no part is left."""
+        slots = deque(_Slot(self.slot_bytes, self.device) for _ in range(SLOTS_PER_THREAD))
+        try:
+            while (part := self._next()) is not None:
+                slots[0].read(self.files[part.path], part)
+                slots[0].copy_to(part.target, part.dtype)
+                slots.rotate(-1)
+                self._count(part)
+        finally:
+            for slot in slots:
+                slot.close()
+
+    def _next(self) -> Part | None:
+        with self.lock:
+            return next(self.parts, None)
+
+    def _count(self, part: Part) -> None:
+        with self.lock:
+            self.loaded_bytes += part.target.numel() * part.target.itemsize
+            self.progress(self.loaded_bytes, self.total_bytes)
+
+
+class _Slot:
+    """Memory for one part on its way."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self.device = device
+        self.memory = mmap.mmap(-1, num_bytes)
+        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)  # [num_bytes]
+        self.copied: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), num_bytes, 0))
+
+    def read(self, file: int, part: Part) -> None:
+        """Read a part once the last one has been copied out."""
+        self._settle()
+        view, begin = memoryview(self.memory)[: part.num_bytes], 0
+        while begin < part.num_bytes:
+            try:
+                num_read = os.preadv(file, [view[begin:]], part.offset + begin)
+            except OSError as error:
+                raise ModelError(f"{part.path}: {error.strerror}; fetch the model again") from None
+            if not num_read:
+                raise ModelError(f"{part.path}: ends after {os.fstat(file).st_size} bytes; fetch the model again")
+            begin += num_read
+
+    def copy_to(self, target: Tensor, dtype: torch.dtype) -> None:
+        """Start copying what was read, as elements of `dtype`."""
+        source = self.bytes[: target.numel() * dtype.itemsize].view(dtype)
+        if dtype != target.dtype:
+            source = source.to(self.device, non_blocking=True)  # converted there
+        target.copy_(source, non_blocking=True)
+        if self.device.type == "cuda":
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+    def close(self) -> None:
+        self._settle()
+        if self.device.type == "cuda":
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr()))
+
+    def _settle(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+
+
+def _open(path: Path, opened: ExitStack) -> int:
+    file = opened.enter_context(path.open("rb", buffering=0))
+    return file.fileno()

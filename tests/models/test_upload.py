@@ -1,0 +1,59 @@
+"""Bytes of files arrive in their tensors whatever the sizes, and a file that cannot be read is named."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.errors import ModelError
+from common.models import upload
+from common.models.upload import Part, Upload
+
+SLOT_BYTES = 64
+DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(autouse=True)
+def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "SLOT_BYTES", SLOT_BYTES)
+
+
+def write(path: Path, *tensors: Tensor) -> list[int]:
+    """The tensors one after the other behind an odd byte; returns where each begins."""
+    data, offsets = b"\0", []
+    for tensor in tensors:
+        offsets.append(len(data))
+        data += tensor.view(torch.uint8).numpy().tobytes()
+    path.write_bytes(data)
+    return offsets
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_parts_of_every_size_and_type_fill_their_targets(device: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    sizes, types = (1, 15, 16, 17, 31, 32, 33, 1000, 0), (torch.bfloat16, torch.float16, torch.float32)
+    sources = [torch.randn(size).to(type_) for size in sizes for type_ in types]
+    paths = [tmp_path / "a", tmp_path / "b"]
+    offsets = [write(path, *sources) for path in paths]
+    targets = [[torch.zeros_like(source, dtype=dtype, device=device) for source in sources] for _ in paths]
+    parts = [
+        Part(path, offset, source.dtype, target)
+        for path, begins, filled in zip(paths, offsets, targets, strict=True)
+        for offset, source, target in zip(begins, sources, filled, strict=True)
+    ]
+    said: list[tuple[int, int]] = []
+    Upload(parts, torch.device(device), lambda done, total: said.append((done, total))).wait()
+    for filled in targets:
+        assert all(torch.equal(t.cpu(), s.to(dtype)) for t, s in zip(filled, sources, strict=True))
+    total_bytes = 2 * sum(s.numel() for s in sources) * dtype.itemsize
+    assert said == sorted(said) and said[-1] == (total_bytes, total_bytes)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_file_that_ends_early_is_named(device: str, tmp_path: Path) -> None:
+    path = tmp_path / "short.safetensors"
+    path.write_bytes(b"\0" * 100)
+    target = torch.zeros(1000, device=device)
+    with pytest.raises(ModelError, match=r"short\.safetensors: ends after 100 bytes; fetch the model again"):
+        Upload([Part(path, 0, torch.float32, target)], torch.device(device), lambda done, total: None).wait()

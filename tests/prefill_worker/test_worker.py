@@ -1,0 +1,256 @@
+"""The loop with a device that is finished when the test says so: what is launched, sent and freed when."""
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from common.config import Config, NetSection, PrefillSection
+from common.drain import Drain
+from common.engine import Engine
+from common.errors import ErrorCode
+from common.kv.blocks import BlockAllocator
+from common.messages import (
+    Abort,
+    DecodePeer,
+    KVHandoff,
+    KVPathResult,
+    KVPoolExport,
+    Message,
+    PrefillRequest,
+    RequestFailed,
+    Role,
+    TokenBatch,
+    WorkerReady,
+    pack_ids,
+    unpack_ids,
+)
+from common.prompt_buffers import PromptChunk
+from common.prompt_runner import PromptRunner
+from common.sampling_params import SamplingParams
+from common.sockets import Hub
+from prefill_worker.worker import PrefillWorker
+from tests.fakes import LAYOUT
+
+TOKEN = 7
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.001)
+
+
+class Step:
+    """A launched step; `over` is set by the test."""
+
+    def __init__(self, chunks: list[PromptChunk]) -> None:
+        self.chunks = chunks
+        self.over = False
+
+    def ready(self) -> bool:
+        return self.over
+
+    def tokens(self) -> list[int | None]:
+        assert self.over, "the loop waits for the device"
+        return [TOKEN if chunk.is_last else None for chunk in self.chunks]
+
+
+class Rig:
+    """A prefill worker between the sockets of a router and of a decode worker."""
+
+    def __init__(self, num_blocks: int = 32, **section: Any) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.router = Hub(self.context, NetSection(), "tcp://127.0.0.1:*")
+        self.decode = Hub(self.context, NetSection(), "tcp://127.0.0.1:*")
+        self.steps: list[Step] = []
+        self.said: list[Message] = []
+        self.handed_off: list[KVHandoff] = []
+        self.allocator = BlockAllocator(num_blocks + 1)
+        pool = SimpleNamespace(close=lambda: None)
+        self.worker = PrefillWorker(
+            Config(net=NetSection(router_endpoint=self.router.endpoint), prefill=PrefillSection(**section)),
+            cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool)),
+            cast(PromptRunner, SimpleNamespace(launch=self._launch)),
+            WorkerReady("p", 1, Role.PREFILL, 1, "cpu", "m", "f", "t", LAYOUT, num_blocks, 512, 64, 8, "shm", ""),
+            KVPoolExport("p", 1, 1, "shm", "", b"", num_blocks, LAYOUT, 0),
+            Drain(1.0),
+        )
+        self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
+        self.tell(DecodePeer("d", 1, self.decode.endpoint))
+        self.turn_until(lambda: self.worker.peers.proven("d", 1) is not None)
+
+    def close(self) -> None:
+        self.worker.close()
+        self.router.close()
+        self.decode.close()
+        self.context.term()
+
+    def tell(self, message: Message) -> None:
+        self.router.send(b"p", message)
+
+    def ask(self, name: str, num_tokens: int, **sampling: Any) -> None:
+        """Send a prompt; returns when it has arrived."""
+        num_known = len(self.worker.scheduler.sequences())
+        ids = pack_ids(range(num_tokens))
+        self.tell(PrefillRequest(name, 0, ids, 0, SamplingParams(**sampling), "d", 1))
+
+        def arrived() -> bool:
+            self.worker.receive()
+            return len(self.worker.scheduler.sequences()) > num_known
+
+        until(arrived)
+
+    def turn(self) -> None:
+        """One turn of the loop and what it made others see."""
+        self.worker.receive()
+        self.worker.sweep()
+        self.worker.step()
+        self.worker.beat()
+        self.said += [message for _, message in self.router.receive()]
+        for identity, message in self.decode.receive():
+            if isinstance(message, KVPoolExport):
+                self.decode.send(identity, KVPathResult("d", 1, ""))
+            elif isinstance(message, KVHandoff):
+                self.handed_off.append(message)
+
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        def turned() -> bool:
+            self.turn()
+            return condition()
+
+        until(turned)
+
+    def abort(self, name: str) -> None:
+        self.tell(Abort(name, 0))
+        scheduler = self.worker.scheduler
+        self.turn_until(lambda: all(s.request_id != name for s in scheduler.sequences()))
+
+    def launched(self) -> list[list[int]]:
+        """Tokens of each chunk of each step."""
+        return [[len(chunk.token_ids) for chunk in step.chunks] for step in self.steps]
+
+    def with_tokens(self) -> list[str]:
+        """Requests whose first token the router has."""
+        return [name for message in self.said if isinstance(message, TokenBatch) for name in message.request_ids]
+
+    def _launch(self, chunks: list[PromptChunk]) -> Step:
+        self.steps.append(Step(chunks))
+        return self.steps[-1]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig(max_batch_tokens=64)
+    yield rig
+    rig.close()
+
+
+def test_one_step_is_queued_behind_the_running_one_and_no_more(rig: Rig) -> None:
+    for name in "abc":
+        rig.ask(name, 60)
+        rig.turn()
+    assert rig.launched() == [[60], [60]]
+    rig.steps[0].over = True
+    rig.turn_until(lambda: rig.with_tokens() == ["a"])
+    assert rig.launched() == [[60], [60], [60]]
+    assert rig.worker.link.load.num_running == 2
+
+
+def test_chunks_of_one_prompt_follow_each_other_without_waiting(rig: Rig) -> None:
+    rig.ask("long", 100)
+    rig.turn()
+    rig.turn()
+    assert [[(c.start, c.end, c.is_last) for c in step.chunks] for step in rig.steps] == [
+        [(0, 64, False)],
+        [(64, 100, True)],
+    ]
+    rig.steps[0].over = True
+    rig.turn()
+    assert not rig.with_tokens()
+    rig.steps[1].over = True
+    rig.turn_until(lambda: len(rig.handed_off) == 1)
+    [handoff] = rig.handed_off
+    assert unpack_ids(handoff.token_ids) == [*range(100), TOKEN]
+    assert unpack_ids(handoff.block_ids) == rig.steps[1].chunks[0].block_ids
+
+
+def test_blocks_are_handed_off_only_when_their_step_is_over(rig: Rig) -> None:
+    rig.ask("a", 10)
+    rig.turn()
+    rig.ask("b", 10)
+    rig.turn()
+    rig.steps[0].over = True
+    rig.turn_until(lambda: len(rig.handed_off) == 1)
+    assert rig.handed_off[0].request_id == "a"
+    assert rig.worker.handoffs.blocks() == [rig.steps[0].chunks[0].block_ids]
+    rig.steps[1].over = True
+    rig.turn_until(lambda: len(rig.handed_off) == 2)
+
+
+def test_the_token_of_a_prompt_aborted_in_flight_is_dropped_and_its_blocks_are_free(rig: Rig) -> None:
+    rig.ask("a", 30)
+    rig.ask("b", 30)
+    rig.turn()
+    rig.abort("a")
+    rig.steps[0].over = True
+    rig.turn_until(lambda: len(rig.handed_off) == 1)
+    assert rig.with_tokens() == ["b"]
+    rig.allocator.check(rig.worker.handoffs.blocks())
+
+
+def test_blocks_of_an_aborted_prompt_serve_the_next_one_while_its_step_is_in_flight() -> None:
+    rig = Rig(num_blocks=8, max_batch_tokens=64)
+    rig.ask("long", 128)
+    rig.turn()
+    rig.turn()
+    rig.ask("next", 64)
+    rig.steps[0].over = True
+    rig.turn()
+    assert rig.launched() == [[64], [64]], "there is no block left for the next prompt"
+    rig.abort("long")
+    assert rig.launched() == [[64], [64], [64]]
+    assert set(rig.steps[2].chunks[0].block_ids) <= set(rig.steps[1].chunks[0].block_ids)
+    rig.steps[1].over = rig.steps[2].over = True
+    rig.turn_until(lambda: [h.request_id for h in rig.handed_off] == ["next"])
+    assert rig.with_tokens() == ["next"]
+    rig.allocator.check(rig.worker.handoffs.blocks())
+    rig.close()
+
+
+def test_a_prompt_that_its_first_token_ends_is_not_handed_off(rig: Rig) -> None:
+    rig.ask("a", 10, max_tokens=1)
+    rig.turn()
+    rig.steps[0].over = True
+    rig.turn_until(lambda: rig.with_tokens() == ["a"])
+    assert not rig.handed_off
+    rig.allocator.check([])
+
+
+def test_everything_in_flight_is_given_back_when_the_worker_fails(rig: Rig) -> None:
+    for name in "abc":
+        rig.ask(name, 60)
+        rig.turn()
+    rig.worker.fail_everything(ErrorCode.INTERNAL, "no more")
+    rig.allocator.check([])
+    for step in rig.steps:
+        step.over = True
+    rig.turn_until(lambda: len([m for m in rig.said if isinstance(m, RequestFailed)]) == 3)
+    assert not rig.with_tokens()
+
+
+def test_a_new_router_is_not_told_what_the_old_one_asked(rig: Rig) -> None:
+    rig.ask("a", 60)
+    rig.turn()
+    rig.worker.forget_everything()
+    rig.ask("b", 60)
+    rig.turn()
+    for step in rig.steps:
+        step.over = True
+    rig.turn_until(lambda: len(rig.handed_off) == 1)
+    assert rig.with_tokens() == ["b"]
+    rig.allocator.check(rig.worker.handoffs.blocks())
