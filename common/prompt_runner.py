@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.engine import Engine
 from common.prompt_buffers import PromptBuffers, PromptChunk
+from common.step_trace import WAIT, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class PromptRunner:
         block_size = engine.pool.layout.block_size
         self.buffers = PromptBuffers(max_tokens, max_seqs, engine.max_len, block_size, engine.device)
         self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.trace = Trace()
 
     def run(self, chunks: list[PromptChunk]) -> list[int | None]:
         """The sampled token of each chunk that ends its prompt, None for the others.
@@ -44,13 +46,15 @@ class PromptRunner:
         with torch.inference_mode():
             bucket = self._bucket(num_tokens, num_seqs)
             self.buffers.fill(chunks, *(bucket or (num_tokens, num_seqs)))
-            if bucket:
-                graph, sampled = self.graphs[bucket]
-                graph.replay()
-            else:
-                max_query_len = max(len(chunk.token_ids) for chunk in chunks)
-                sampled = self._step(num_tokens, num_seqs, max_query_len, max(chunk.end for chunk in chunks))
-            tokens: list[int] = sampled[:num_seqs].tolist()
+            with self.trace.device(num_tokens, "tokens"):
+                if bucket:
+                    graph, sampled = self.graphs[bucket]
+                    graph.replay()
+                else:
+                    max_query_len = max(len(chunk.token_ids) for chunk in chunks)
+                    sampled = self._step(num_tokens, num_seqs, max_query_len, max(chunk.end for chunk in chunks))
+            with self.trace.phase(WAIT):
+                tokens: list[int] = sampled[:num_seqs].tolist()
         return [token if chunk.is_last else None for token, chunk in zip(tokens, chunks, strict=True)]
 
     def capture(self) -> None:

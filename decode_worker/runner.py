@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from common.engine import Engine
+from common.step_trace import Trace
 from decode_worker.batch import DecodeBatch
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class DecodeRunner:
         self.use_graphs = use_graphs and engine.graph_safe
         self.buckets = batch_buckets(max_rows)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.trace = Trace()
         self.sampled = torch.zeros(max_rows, dtype=torch.int32, device=engine.device)  # [max_rows]
         if engine.device.type == "cuda":
             # Three are enough: one step runs, one is queued, one is being read.
@@ -77,10 +79,11 @@ class DecodeRunner:
         """Start a step over the first `num_rows` rows."""
         bucket = next(rows for rows in self.buckets if rows >= num_rows)
         with torch.inference_mode():
-            if bucket in self.graphs:
-                self.graphs[bucket].replay()
-            else:
-                self._step(bucket)
+            with self.trace.device(num_rows, "rows"):
+                if bucket in self.graphs:
+                    self.graphs[bucket].replay()
+                else:
+                    self._step(bucket)
             return self._fetch(num_rows)
 
     def _step(self, num_rows: int) -> None:

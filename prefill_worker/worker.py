@@ -72,7 +72,7 @@ class PrefillWorker:
             config.prefill, engine.allocator, config.kv.block_size, batching=config.worker.batching
         )
         self.handoffs = HandoffTable(engine.allocator, config.prefill.lease_s)
-        self.runner = runner
+        self.runner, self.trace = runner, runner.trace
         self.poller = zmq.Poller()
         self.peers = Peers(context, config.net, export, self.poller)
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
@@ -84,12 +84,15 @@ class PrefillWorker:
             if self.drain.begins():
                 self.link.leave()
             self.poller.poll(0 if self.scheduler.sequences() else IDLE_POLL_MS)
-            self.receive()
-            self.step()
-            self.sweep()
-            self.beat()
+            with self.trace.turn():
+                with self.trace.phase("receive"):
+                    self.receive()
+                self.step()
+                self.sweep()
+                self.beat()
         self.fail_everything(ErrorCode.DRAINING, "the prefill worker is shutting down")
         self.close()
+        self.trace.finish()
 
     def receive(self) -> None:
         for message in self.link.receive():
@@ -100,15 +103,18 @@ class PrefillWorker:
 
     def step(self) -> None:
         """Compute one batch of chunks and send on what is finished."""
-        chunks = self.scheduler.schedule()
+        with self.trace.phase("schedule"):
+            chunks = self.scheduler.schedule()
         if not chunks:
             return
         self.link.load.num_running = len(chunks)
-        tokens = run_chunks(self.runner, chunks)
+        with self.trace.phase("run"):
+            tokens = run_chunks(self.runner, chunks)
         ended = [(chunk.sequence, token) for chunk, token in zip(chunks, tokens, strict=True) if token is not None]
         self.scheduler.advance(chunks)
         self.link.load.last_step_s = time.monotonic()
-        self.emit(ended)
+        with self.trace.phase("emit"):
+            self.emit(ended)
 
     def emit(self, ended: list[tuple[Sequence, int]]) -> None:
         """First tokens to the router, then blocks to the decode workers."""
