@@ -125,7 +125,7 @@ class StepTrace(Trace):
 
     Args:
         path: file to write.
-        new_event: makes a timing event; None where the host computes the steps itself.
+        new_event: `timing_events` of the device.
         clock: seconds.
     """
 
@@ -251,7 +251,12 @@ def make_trace(path: str, worker_id: str, device: torch.device) -> Trace:
     target = target.with_name(f"{target.stem}-{worker_id}{target.suffix}")
     if not target.parent.is_dir():
         raise ConfigError(f"worker.trace_file = {path!r}: {target.parent} is no directory; make it or name another")
-    return StepTrace(target, partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None)
+    return StepTrace(target, timing_events(device))
+
+
+def timing_events(device: torch.device) -> Callable[[], Event] | None:
+    """What makes timing events on a device; None for a CPU."""
+    return partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None
 
 
 def _percentiles(values_us: list[float]) -> str:
