@@ -49,5 +49,5 @@ $(VENV)/.runtime: $(VENV)/.python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --group dev
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]" --group dev
 	@touch $@

@@ -2,6 +2,7 @@
 
     python -m benchmarks.decode_step MODEL_DIR [--batches 1,8,64] [--contexts 1024] [--profile]
 
+Without more flags: every batch of 1 to 256 at every context of 128 to 32,768 tokens that fits in the pool.
 Uses the decode worker's own engine, batch and captured graphs. The floor is what a step must read,
 weights once and the KV of every sequence, at the read bandwidth that this GPU reaches today.
 `--profile` lists the kernels of a step by time.
@@ -28,16 +29,18 @@ from decode_worker.sequence import Sequence
 
 STEPS = 40
 WARM_UP_STEPS = 5
+BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+CONTEXTS = [128, 1024, 4096, 8192, 32_768]
 
 
 class StepBench:
-    """A decode worker's engine with made-up sequences in it."""
+    """A decode worker's engine with made-up sequences in it; `args` as by `add_engine_flags`."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, device: str = "cuda") -> None:
         self.max_rows = max(args.batches)
         config = Config(
             model=ModelSection(path=args.model_dir),
-            worker=WorkerSection(device="cuda"),
+            worker=WorkerSection(device=device),
             decode=DecodeSection(max_num_seqs=self.max_rows),
             kernels=KernelsSection(pdl=not args.no_pdl, linear="torch" if args.cublas else "triton"),
         )
@@ -50,10 +53,11 @@ class StepBench:
         self.runner.prepare()
 
     def fill(self, num_rows: int, context: int) -> bool:
-        """Give every row a context of scattered blocks; False when the pool is too small."""
-        num_blocks = -(-(context + STEPS + WARM_UP_STEPS + 1) // self.block_size)
-        if num_rows * num_blocks > self.engine.allocator.capacity:
+        """Give every row a context of scattered blocks; False when that is too long or the pool too small."""
+        num_tokens = context + STEPS + WARM_UP_STEPS + 1
+        if not self.fits(num_rows, num_tokens):
             return False
+        num_blocks = -(-num_tokens // self.block_size)
         generator = torch.Generator().manual_seed(0)
         ids = (torch.randperm(self.engine.allocator.capacity, generator=generator) + 1).tolist()
         changes: list[Change] = []
@@ -63,6 +67,11 @@ class StepBench:
             changes.append(Fill(row, sequence))
         self.batch.apply(changes)
         return True
+
+    def fits(self, num_rows: int, num_tokens: int) -> bool:
+        """Whether the pool holds that many sequences of that length, and the model allows it."""
+        num_blocks = num_rows * -(-num_tokens // self.block_size)
+        return num_tokens <= self.engine.max_len and num_blocks <= self.engine.allocator.capacity
 
     def median_ms(self, num_rows: int) -> float:
         """Time of one step, from events on the stream."""
@@ -97,16 +106,27 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> None:
+    """What `StepBench` and the rows of its results are made from; `batches` is the default."""
     parser.add_argument("model_dir")
-    parser.add_argument("--batches", type=numbers, default=[1, 8, 64], help="sequences, separated by commas")
-    parser.add_argument("--contexts", type=numbers, default=[1024], help="tokens, separated by commas")
+    shown = ",".join(map(str, batches))
+    parser.add_argument(
+        "--batches", type=numbers, default=batches, help=f"sequences, separated by commas (default: {shown})"
+    )
     parser.add_argument("--no-pdl", action="store_true", help="without programmatic dependent launch")
     parser.add_argument("--cublas", action="store_true", help="all products by cuBLAS")
-    parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
     parser.add_argument("--results", type=Path, help="CSV file to append to")
     parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_engine_flags(parser, BATCHES)
+    shown = ",".join(map(str, CONTEXTS))
+    parser.add_argument(
+        "--contexts", type=numbers, default=CONTEXTS, help=f"tokens, separated by commas (default: {shown})"
+    )
+    parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
     return parser.parse_args()
 
 
@@ -121,6 +141,7 @@ def main() -> int:
     for context in args.contexts:
         for num_rows in args.batches:
             if not bench.fill(num_rows, context):
+                print(f"{num_rows} sequences at {context} tokens do not fit, skipped")
                 continue
             step_ms, floor_ms = bench.median_ms(num_rows), bench.floor_ms(num_rows, context, bytes_per_s)
             table.add_row(

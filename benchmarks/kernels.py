@@ -1,52 +1,32 @@
 """How fast each kernel is at Qwen3-4B's shapes, beside the read bandwidth that this GPU reaches today.
 
-    python -m benchmarks.kernels [--only decode]
+    python -m benchmarks.kernels [--only decode] [--results FILE]
 
 Every case is first checked against the reference. Times are medians over replays of a CUDA graph of
 launches that rotate over more memory than the L2 cache holds: what a step finds, not a hot cache.
+`decode ...` are whole operations of a decode step, as planned and fused for this GPU; the number is
+that of tokens, and for attention sequences x tokens of each.
 """
 
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import product, starmap
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels import sampling
-from common.kernels.decode_attention import decode_attention, make_workspace
-from common.kernels.gather_blocks import gather_blocks
-from common.kernels.prefill_attention import prefill_attention
-from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
-from common.kernels.rms_norm import rms_norm
-from common.kernels.silu_mul import silu_mul
-from common.ops import reference
-from common.ops.base import AttentionWeights, ForwardBatch, SamplingTensors
+from benchmarks.decode_cases import decode_cases
+from benchmarks.kernel_cases import Case, kernel_cases
+from benchmarks.results import Row, append_rows, command_line, commit, hardware, today
 
-HIDDEN, INNER, VOCAB, NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 2560, 9728, 151_936, 32, 8, 128, 16
-SCALE = HEAD_DIM**-0.5
-TOKEN_BYTES = 2 * NUM_KV * HEAD_DIM * 2  # K and V of one layer, bf16
-ROTATED_BYTES = 256 << 20  # several times the L2 cache
 READ_BYTES = 2 << 30
 REPLAYS = 15
 GRAPH_MS = 8.0  # aimed at, for the work of one replay
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One kernel at one shape; `run(i)` launches it on the i-th of `num_variants` sets of buffers."""
-
-    name: str
-    run: Callable[[int], Tensor]
-    expected: Callable[[], Tensor]  # what run(0) gives, by the reference
-    num_variants: int
-    num_bytes: float  # read and written by one launch
-    num_flops: float = 0.0
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -94,176 +74,6 @@ def median_us(run: Callable[[int], Tensor], num_variants: int) -> float:
     return float(statistics.median(times_ms)) * 1e3 / launches
 
 
-def variants_for(num_bytes: float) -> int:
-    return max(1, min(64, int(ROTATED_BYTES // num_bytes)))
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
-
-
-def norm_case(num_tokens: int) -> Case:
-    num_bytes = num_tokens * HIDDEN * 4
-    weight, xs = random(HIDDEN), random(variants_for(num_bytes), num_tokens, HIDDEN)
-
-    def expected() -> Tensor:
-        return reference.rms_norm(xs[0], weight, 1e-6)
-
-    return Case(f"rms_norm {num_tokens}", lambda i: rms_norm(xs[i], weight, 1e-6), expected, len(xs), num_bytes)
-
-
-def gate_case(num_tokens: int) -> Case:
-    num_bytes = num_tokens * INNER * 6
-    gates = random(variants_for(num_bytes), num_tokens, 2 * INNER)
-
-    def expected() -> Tensor:
-        return reference.silu_mul(gates[0])
-
-    return Case(f"silu_mul {num_tokens}", lambda i: silu_mul(gates[i]), expected, len(gates), num_bytes)
-
-
-def rope_case(num_tokens: int) -> Case:
-    angles = torch.rand(num_tokens, HEAD_DIM // 2, device="cuda")
-    rope = torch.cat((angles.cos(), angles.sin()), dim=1)
-    weights = AttentionWeights(random(HEAD_DIM), random(HEAD_DIM), 1e-6, rope, NUM_Q, NUM_KV, HEAD_DIM)
-    num_bytes = num_tokens * (NUM_Q + 2 * NUM_KV) * HEAD_DIM * 4
-    qkvs = random(variants_for(num_bytes), num_tokens, (NUM_Q + 2 * NUM_KV) * HEAD_DIM)
-    pool = random(-(-num_tokens // BLOCK_SIZE), len(qkvs), 2, BLOCK_SIZE, NUM_KV, HEAD_DIM)
-    slots = torch.arange(num_tokens, device="cuda")
-    positions = slots.int()
-
-    def run(i: int) -> Tensor:
-        return qk_norm_rope_kv(qkvs[i], weights, positions, slots, pool[:, i, 0], pool[:, i, 1])
-
-    def expected() -> Tensor:
-        return reference.qk_norm_rope_kv(qkvs[0], weights, positions, slots, pool[:, 0, 0], pool[:, 0, 1])
-
-    return Case(f"qk_norm_rope_kv {num_tokens}", run, expected, len(qkvs), num_bytes)
-
-
-def paged_batch(query_len: int, seq_len: int, num_seqs: int, num_layers: int) -> tuple[Tensor, ForwardBatch]:
-    """A pool of scattered blocks and sequences of equal length in it."""
-    num_blocks = num_seqs * (seq_len // BLOCK_SIZE)
-    pool = random(num_blocks, num_layers, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM)
-    none = torch.zeros(0, dtype=torch.int64, device="cuda")
-    batch = ForwardBatch(
-        token_ids=none,
-        positions=none,
-        slot_mapping=none,
-        block_tables=torch.randperm(num_blocks, device="cuda").int().view(num_seqs, -1),
-        seq_lens=torch.full((num_seqs,), seq_len, dtype=torch.int32, device="cuda"),
-        cu_seqlens=torch.arange(num_seqs + 1, dtype=torch.int32, device="cuda") * query_len,
-        logit_rows=none,
-        max_query_len=query_len,
-        max_seq_len=seq_len,
-    )
-    return pool, batch
-
-
-def decode_case(num_seqs: int, seq_len: int) -> Case:
-    num_sms = torch.cuda.get_device_properties(0).multi_processor_count
-    workspace = make_workspace(num_seqs, NUM_Q, NUM_KV, HEAD_DIM, num_sms, torch.device("cuda"))
-    num_bytes = num_seqs * seq_len * TOKEN_BYTES
-    pool, batch = paged_batch(1, seq_len, num_seqs, variants_for(num_bytes))
-    q = random(num_seqs, NUM_Q, HEAD_DIM)
-
-    def run(i: int) -> Tensor:
-        k, v = pool[:, i].unbind(1)
-        return decode_attention(q, k, v, batch.block_tables, batch.seq_lens, SCALE, workspace)
-
-    def expected() -> Tensor:
-        return reference.paged_attention(q, pool[:, 0, 0], pool[:, 0, 1], batch, SCALE)
-
-    return Case(f"decode_attention {num_seqs} x {seq_len}", run, expected, pool.shape[1], num_bytes)
-
-
-def prefill_case(seq_len: int) -> Case:
-    """One prompt; the reference is asked for the last queries only, which see everything."""
-    pool, batch = paged_batch(seq_len, seq_len, 1, variants_for(seq_len * TOKEN_BYTES))
-    q = random(seq_len, NUM_Q, HEAD_DIM)
-
-    def run(i: int) -> Tensor:
-        k, v = pool[:, i].unbind(1)
-        return prefill_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, seq_len, SCALE)
-
-    def expected() -> Tensor:
-        tail = reference.paged_attention(q[-256:], pool[:, 0, 0], pool[:, 0, 1], tail_of(batch), SCALE)
-        return torch.cat((run(0)[:-256], tail))
-
-    flops = 4 * NUM_Q * HEAD_DIM * seq_len * (seq_len + 1) / 2
-    num_bytes = seq_len * (TOKEN_BYTES + NUM_Q * HEAD_DIM * 4)
-    return Case(f"prefill_attention {seq_len}", run, expected, pool.shape[1], num_bytes, flops)
-
-
-def tail_of(batch: ForwardBatch) -> ForwardBatch:
-    """The batch's one sequence with its last 256 queries only."""
-    fields = {name: getattr(batch, name) for name in ForwardBatch.__slots__}
-    bounds = torch.tensor([0, 256], dtype=torch.int32, device="cuda")
-    return ForwardBatch(**fields | {"cu_seqlens": bounds, "max_query_len": 256})
-
-
-def gather_case(num_copies: int) -> Case:
-    block_bytes = 36 * BLOCK_SIZE * TOKEN_BYTES
-    pools = torch.randint(0, 256, (2, 600, block_bytes), dtype=torch.uint8, device="cuda")
-    ids = torch.stack([torch.randperm(600, device="cuda")[:num_copies] for _ in range(2)]).int()
-
-    def run(_: int) -> Tensor:
-        gather_blocks(pools[0].data_ptr(), ids[0], pools[1], ids[1])
-        return pools[1]
-
-    def expected() -> Tensor:
-        target = pools[1].clone()
-        reference.gather_blocks(pools[0], ids[0], target, ids[1])
-        return target
-
-    return Case(f"gather_blocks {num_copies}", run, expected, 1, 2 * num_copies * block_bytes)
-
-
-FILTERS = {  # temperature, top_k, top_p of the rows, in turns
-    "greedy": [(0.0, 0, 1.0)],
-    "draw": [(0.8, 0, 1.0)],
-    "top": [(0.8, 50, 0.95)],
-    "nucleus": [(1.0, 0, 0.95)],
-    "large k": [(1.0, 5000, 1.0)],
-    "distinct": [(0.3 + i / 50, (0, 20, 50, 1000)[i % 4], 0.8 + i / 400) for i in range(64)],
-}
-
-
-def sampling_case(num_rows: int, how: str) -> Case:
-    rows = [FILTERS[how][i % len(FILTERS[how])] for i in range(num_rows)]
-    temperature, top_k, top_p = zip(*rows, strict=True)
-    num_bytes = num_rows * VOCAB * 4
-    logits = torch.randn(variants_for(num_bytes), num_rows, VOCAB, device="cuda") * 3
-    positions = torch.arange(num_rows, dtype=torch.int32, device="cuda")
-    workspace = sampling.make_workspace(num_rows, VOCAB, torch.device("cuda"))
-    params = SamplingTensors(
-        temperature=torch.tensor(temperature, device="cuda"),
-        top_k=torch.tensor(top_k, dtype=torch.int32, device="cuda"),
-        top_p=torch.tensor(top_p, device="cuda"),
-        min_p=torch.zeros(num_rows, device="cuda"),
-        seed=torch.arange(num_rows, device="cuda"),
-    )
-
-    def run(i: int) -> Tensor:
-        return sampling.sample(logits[i], params, positions, workspace)
-
-    def expected() -> Tensor:
-        return reference.sample(logits[0], params, positions)
-
-    return Case(f"sample {how} {num_rows}", run, expected, len(logits), num_bytes)
-
-
-def all_cases() -> Iterator[Case]:
-    """Made one after another, so that their buffers are not held at once."""
-    yield from map(norm_case, (1, 64, 8192))
-    yield from map(gate_case, (1, 64, 8192))
-    yield from map(rope_case, (1, 64, 8192))
-    yield from starmap(decode_case, product((1, 8, 64), (1024, 8192)))
-    yield from map(prefill_case, (1024, 4096, 16_384))
-    yield from map(gather_case, (64, 512))
-    yield from starmap(sampling_case, product((1, 64), FILTERS))
-
-
 def is_right(out: Tensor, expected: Tensor) -> bool:
     """Floats to rounding; token ids but for a draw at the edge of rounding; bytes exactly."""
     if out.dtype == torch.uint8:
@@ -274,9 +84,7 @@ def is_right(out: Tensor, expected: Tensor) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    only = parser.parse_args().only
+    args = parse_args()
     if not torch.cuda.is_available():
         print("these benchmarks need a CUDA GPU", file=sys.stderr)
         return 2
@@ -284,21 +92,52 @@ def main() -> int:
     ceiling = read_ceiling()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"read ceiling {ceiling / 1e12:.2f} TB/s\n")
-    print(f"{'case':28}{'us':>10}{'MB':>10}{'TB/s':>8}{'% read':>8}{'TFLOP/s':>9}")
-    num_wrong = 0
-    for case in all_cases():
-        if only in case.name:
-            right = is_right(case.run(0), case.expected())
-            num_wrong += not right
-            print(line_of(case, median_us(case.run, case.num_variants), ceiling, right), flush=True)
+    print(f"{'case':34}{'us':>10}{'MB':>10}{'TB/s':>8}{'% read':>8}{'TFLOP/s':>9}")
+    rows, num_wrong = [], 0
+    for case in chain(decode_cases(), kernel_cases()):
+        if args.only not in case.name:
+            continue
+        if not is_right(case.run(0), case.expected()):
+            num_wrong += 1
+            print(f"{case.name:34}{'WRONG':>10}", flush=True)
+            continue
+        us = median_us(case.run, case.num_variants)
+        print(line_of(case, us, ceiling), flush=True)
+        rows.append(row_of(args, case, us, ceiling))
+    if args.results:
+        append_rows(args.results, rows)
     return 1 if num_wrong else 0
 
 
-def line_of(case: Case, us: float, ceiling: float, right: bool) -> str:
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
+    return parser.parse_args()
+
+
+def line_of(case: Case, us: float, ceiling: float) -> str:
     rate = case.num_bytes / us * 1e6  # bytes a second
     flops = f"{case.num_flops / us / 1e6:9.0f}" if case.num_flops else ""
-    cells = f"{case.name:28}{us:10.2f}{case.num_bytes / 1e6:10.2f}{rate / 1e12:8.2f}{100 * rate / ceiling:8.0f}{flops}"
-    return cells if right else f"{cells}  WRONG"
+    return f"{case.name:34}{us:10.2f}{case.num_bytes / 1e6:10.2f}{rate / 1e12:8.2f}{100 * rate / ceiling:8.0f}{flops}"
+
+
+def row_of(args: argparse.Namespace, case: Case, us: float, ceiling: float) -> Row:
+    return Row(
+        date=today(),
+        commit=commit(),
+        hardware=args.hardware,
+        system="baton",
+        model="qwen3-4b",
+        workload=f"kernel {case.name}, {case.num_bytes / 1e6:.2f} MB",
+        figure="time",
+        value=f"{us:.4g}",
+        unit="us",
+        compared_with="read floor",
+        compared_value=f"{case.num_bytes / ceiling * 1e6:.4g}",
+        command=command_line(),
+    )
 
 
 if __name__ == "__main__":

@@ -48,6 +48,16 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(asdict(row) for row in rows)
 
 
+def read_rows(path: Path) -> list[Row]:
+    """All rows in the file's order; raises ValueError if its columns are others."""
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        expected = [each.name for each in fields(Row)]
+        if reader.fieldnames != expected:
+            raise ValueError(f"{path} has the columns {reader.fieldnames}; expected {','.join(expected)}")
+        return [Row(**row) for row in reader]
+
+
 def today() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d")
 

@@ -84,6 +84,9 @@ class WorkerSection:
     batching: bool = option(True, "run several sequences in one step; false runs one at a time")
     drain_s: float = option(30.0, "on SIGTERM, seconds that owned requests may take to finish")
     num_threads: int = option(0, "CPU threads of the math library; 0 leaves its default")
+    trace_file: str = option(
+        "", "a Chrome trace of this worker's last steps is written here when it ends, its id before the suffix"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,9 @@ class PromptBuffers:
         self._host_of("logit_rows")[[*rows, *range(len(chunks), num_seqs)]] = 0
         self._upload(len(chunks))
 
-    def forward_batch(self, num_tokens: int, num_seqs: int, *, max_query_len: int, max_seq_len: int) -> ForwardBatch:
+    def forward_batch(
+        self, num_tokens: int, num_seqs: int, *, max_query_len: int, max_seq_len: int, num_keys: int
+    ) -> ForwardBatch:
         """Views of the first tokens and sequences."""
         return ForwardBatch(
             token_ids=self._view("token_ids", num_tokens),
@@ -105,6 +107,7 @@ class PromptBuffers:
             logit_rows=self._view("logit_rows", num_seqs),
             max_query_len=max_query_len,
             max_seq_len=max_seq_len,
+            num_keys=num_keys,
         )
 
     def sampling(self, num_seqs: int) -> tuple[SamplingTensors, Tensor]:

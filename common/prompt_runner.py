@@ -15,6 +15,7 @@ from torch import Tensor
 from common.engine import Engine
 from common.landing import Landing, PendingTokens
 from common.prompt_buffers import PromptBuffers, PromptChunk
+from common.step_trace import WAIT, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class PromptRunner:
         self.buffers = PromptBuffers(max_tokens, max_seqs, engine.max_len, block_size, engine.device)
         self.landing = Landing(max_seqs, engine.device)
         self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.trace = Trace()
 
     def launch(self, chunks: list[PromptChunk]) -> PendingPrompts:
         """Start a step over the chunks; it runs after every step launched before it."""
@@ -59,18 +61,21 @@ class PromptRunner:
         with torch.inference_mode():
             bucket = self._bucket(num_tokens, num_seqs)
             self.buffers.fill(chunks, *(bucket or (num_tokens, num_seqs)))
-            if bucket:
-                graph, sampled = self.graphs[bucket]
-                graph.replay()
-            else:
-                max_query_len = max(len(chunk.token_ids) for chunk in chunks)
-                sampled = self._step(num_tokens, num_seqs, max_query_len, max(chunk.end for chunk in chunks))
+            with self.trace.device(num_tokens, "tokens"):
+                if bucket:
+                    graph, sampled = self.graphs[bucket]
+                    graph.replay()
+                else:
+                    max_query_len, ends = max(len(chunk.token_ids) for chunk in chunks), [chunk.end for chunk in chunks]
+                    sampled = self._step(num_tokens, num_seqs, max_query_len, max(ends), num_keys=sum(ends))
             pending = self.landing.fetch(sampled[:num_seqs])
         return PendingPrompts(pending, [chunk.is_last for chunk in chunks])
 
     def run(self, chunks: list[PromptChunk]) -> list[int | None]:
         """Launch a step and wait for its tokens."""
-        return self.launch(chunks).tokens()
+        pending = self.launch(chunks)
+        with self.trace.phase(WAIT):
+            return pending.tokens()
 
     def capture(self) -> None:
         """Capture a graph for every bucket within the limits, largest first so that all share its memory."""
@@ -87,8 +92,12 @@ class PromptRunner:
         fitting = (key for key in self.graphs if key[0] >= num_tokens and key[1] >= num_seqs)
         return min(fitting, default=None)
 
-    def _step(self, num_tokens: int, num_seqs: int, max_query_len: int, max_seq_len: int) -> Tensor:
-        batch = self.buffers.forward_batch(num_tokens, num_seqs, max_query_len=max_query_len, max_seq_len=max_seq_len)
+    def _step(
+        self, num_tokens: int, num_seqs: int, max_query_len: int, max_seq_len: int, *, num_keys: int = 0
+    ) -> Tensor:
+        batch = self.buffers.forward_batch(
+            num_tokens, num_seqs, max_query_len=max_query_len, max_seq_len=max_seq_len, num_keys=num_keys
+        )
         logits = self.engine.model.forward(batch, self.engine.ops)
         return self.engine.sampler.sample(logits, *self.buffers.sampling(num_seqs))
 

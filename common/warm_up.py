@@ -22,7 +22,7 @@ from common.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 MAX_THREADS = 16
-PROMPT_LENGTHS = (1, 20, 40, 100, 600)  # tokens; one for each class that kernels and plans tell apart
+PROMPT_LENGTHS = (1, 20, 40, 100, 600, 1100)  # tokens; one for each class that kernels and plans tell apart
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -99,6 +99,7 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
         logit_rows=None if num_tokens == num_seqs else zeros(num_seqs, dtype=torch.int64),
         max_query_len=num_tokens // num_seqs,
         max_seq_len=engine.max_len,
+        num_keys=num_tokens if num_tokens > num_seqs else 0,
     )
 
 

@@ -11,6 +11,7 @@ from common.engine import Engine, build_engine
 from common.messages import Role
 from common.prompt_runner import PromptRunner
 from common.sockets import Hub
+from common.step_trace import make_trace
 from common.warm_up import DECODE_ROWS, PROMPT_LENGTHS, compile_kernels, warm_up_prompts
 from common.worker_main import make_ready, worker_main
 from decode_worker.batch import DecodeBatch
@@ -50,6 +51,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
     batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.device, pdl=engine.pdl)
     runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
     runner.prepare()
+    runner.trace = make_trace(config.worker.trace_file, worker_id, engine.device)
     ready = replace(
         make_ready(config, engine, worker_id, epoch, Role.DECODE),
         max_num_seqs=max_rows,

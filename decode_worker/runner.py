@@ -13,6 +13,7 @@ import torch
 
 from common.engine import Engine
 from common.landing import Landing, PendingTokens
+from common.step_trace import Trace
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear
 
@@ -35,6 +36,7 @@ class DecodeRunner:
         self.buckets = batch_buckets(max_rows)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.landing = Landing(max_rows, engine.device)
+        self.trace = Trace()
 
     def prepare(self) -> None:
         """Compile kernels and capture the graphs, largest first so that all share its memory."""
@@ -57,10 +59,11 @@ class DecodeRunner:
         """Start a step over the first `num_rows` rows."""
         bucket = next(rows for rows in self.buckets if rows >= num_rows)
         with torch.inference_mode():
-            if bucket in self.graphs:
-                self.graphs[bucket].replay()
-            else:
-                self._step(bucket)
+            with self.trace.device(num_rows, "rows"):
+                if bucket in self.graphs:
+                    self.graphs[bucket].replay()
+                else:
+                    self._step(bucket)
             return self.landing.fetch(self.batch.state.token_ids[:num_rows])  # the step left them there
 
     def _step(self, num_rows: int) -> None:

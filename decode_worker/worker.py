@@ -39,6 +39,7 @@ from common.messages import (
 from common.prompt_runner import PromptRunner
 from common.router_link import RouterLink
 from common.sockets import Hub
+from common.step_trace import WAIT
 from common.token_columns import TokenColumns
 from decode_worker.batch import DecodeBatch
 from decode_worker.intake import Intake
@@ -82,6 +83,7 @@ class DecodeWorker:
         self.scheduler = Scheduler(engine.allocator, config.kv.block_size, ready.max_num_seqs)
         self.intake = Intake(engine, self.scheduler, config.decode, hub, self.worker_id, self.epoch)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, config.decode.local_chunk_tokens)
+        self.trace = runner.trace
         self.in_flight: InFlight | None = None
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
@@ -95,13 +97,17 @@ class DecodeWorker:
             if self.drain.begins():
                 self.link.leave()
             self.poller.poll(self._patience_ms())
-            self.receive()
-            self.admit()
-            self.step()
-            self.emit()
-            self.beat()
+            with self.trace.turn():
+                with self.trace.phase("receive"):
+                    self.receive()
+                    self.admit()
+                self.step()
+                with self.trace.phase("emit"):
+                    self.emit()
+                    self.beat()
         self.fail_everything(ErrorCode.DRAINING, "the decode worker is shutting down")
         self.close()
+        self.trace.finish()
 
     def receive(self) -> None:
         for message in self.link.receive():
@@ -123,9 +129,12 @@ class DecodeWorker:
         launched = self._launch()
         collected, self.in_flight = self.in_flight, launched
         if collected is not None:
-            self._tend(collected.step)
-            self._collect(collected)
-        finished = self.local_prompts.step()
+            with self.trace.phase(WAIT):
+                self._tend(collected.step)
+            with self.trace.phase("collect"):
+                self._collect(collected)
+        with self.trace.phase("local prompt"):
+            finished = self.local_prompts.step()
         if finished is not None:
             self._begin_local(*finished)
 
@@ -169,14 +178,16 @@ class DecodeWorker:
 
     def _launch(self) -> InFlight | None:
         """Start a step over all rows; None when there is nothing to run."""
-        if not self._make_slots():
-            return None
-        self.batch.apply(self.scheduler.rows.take_changes())
+        with self.trace.phase("apply"):
+            if not self._make_slots():
+                return None
+            self.batch.apply(self.scheduler.rows.take_changes())
         num_rows = len(self.scheduler.rows)
         if not num_rows:
             return None
-        step = self.runner.launch(num_rows)
-        return InFlight(step, self.scheduler.launched())
+        with self.trace.phase("launch"):
+            step = self.runner.launch(num_rows)
+            return InFlight(step, self.scheduler.launched())
 
     def _make_slots(self) -> bool:
         """Blocks for every row's next token, by preemption if need be.

@@ -10,6 +10,7 @@ from common.kv.blocks import PROOF_BLOCK
 from common.kv.proof import pattern
 from common.messages import KVPoolExport, Role
 from common.prompt_runner import PromptRunner
+from common.step_trace import make_trace
 from common.warm_up import PROMPT_LENGTHS, compile_kernels, warm_up_prompts
 from common.worker_main import make_ready, worker_main
 from prefill_worker.worker import PrefillWorker
@@ -38,6 +39,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
         warm_up_prompts(runner)
         if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":
             runner.capture()
+    runner.trace = make_trace(config.worker.trace_file, worker_id, engine.device)
     engine.pool.write_block(PROOF_BLOCK, pattern(epoch, engine.pool.layout.block_bytes))
     ready = replace(
         make_ready(config, engine, worker_id, epoch, Role.PREFILL),

@@ -44,6 +44,7 @@ from common.messages import (
 )
 from common.prompt_runner import PromptRunner
 from common.router_link import RouterLink
+from common.step_trace import WAIT
 from common.token_columns import TokenColumns
 from prefill_worker.handoff import HandoffTable
 from prefill_worker.peers import Peer, Peers
@@ -79,7 +80,7 @@ class PrefillWorker:
             config.prefill, engine.allocator, config.kv.block_size, batching=config.worker.batching
         )
         self.handoffs = HandoffTable(engine.allocator, config.prefill.lease_s)
-        self.runner = runner
+        self.runner, self.trace = runner, runner.trace
         self.in_flight: deque[InFlight] = deque()  # oldest first
         self.poller = zmq.Poller()
         self.peers = Peers(context, config.net, export, self.poller)
@@ -93,12 +94,15 @@ class PrefillWorker:
                 self.link.leave()
             # What waits although nothing is in flight waits for blocks: a message or a lease's end brings them.
             self.poller.poll(0 if self.in_flight else IDLE_POLL_MS)
-            self.receive()
-            self.sweep()
-            self.step()
-            self.beat()
+            with self.trace.turn():
+                with self.trace.phase("receive"):
+                    self.receive()
+                self.sweep()
+                self.step()
+                self.beat()
         self.fail_everything(ErrorCode.DRAINING, "the prefill worker is shutting down")
         self.close()
+        self.trace.finish()
 
     def receive(self) -> None:
         for message in self.link.receive():
@@ -163,17 +167,21 @@ class PrefillWorker:
 
     def _launch(self) -> None:
         """Start the next step, if there is anything to compute."""
-        chunks = self.scheduler.schedule()
+        with self.trace.phase("schedule"):
+            chunks = self.scheduler.schedule()
         if chunks:
             self.link.load.num_running = max(self.link.load.num_running, len(chunks))  # launching may take long
-            self.in_flight.append(launch_chunks(self.runner, chunks))
+            with self.trace.phase("launch"):
+                self.in_flight.append(launch_chunks(self.runner, chunks))
             self.scheduler.launched(chunks)
 
     def _collect(self, in_flight: InFlight) -> None:
         """Send on what a finished step has computed."""
-        ended = in_flight.ended()
+        with self.trace.phase(WAIT):
+            ended = in_flight.ended()
         self.link.load.last_step_s = time.monotonic()
-        self.emit(ended)
+        with self.trace.phase("emit"):
+            self.emit(ended)
 
     def _from_router(self, message: Message) -> None:
         match message:

@@ -27,6 +27,7 @@ class ForwardBatch:
     logit_rows: Tensor | None  # [num_logits] int64: tokens whose logits are wanted; None for all
     max_query_len: int
     max_seq_len: int
+    num_keys: int = 0  # the sum of seq_lens, 0 where only the device knows it (captured steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from common.config import KernelsSection
 from common.kernels.decode_attention import DecodeWorkspace, decode_attention, make_workspace
+from common.kernels.long_attention import fits, long_attention
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.rms_norm import rms_norm
@@ -91,6 +92,10 @@ class CudaOps:
         scale = q.shape[2] ** -0.5
         if self.kernels.prefill_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, batch, scale)
+        if fits(q, batch.num_keys):
+            return long_attention(
+                q, k_cache, v_cache, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale
+            )
         return prefill_attention(
             q=q,
             k_cache=k_cache,

@@ -32,6 +32,7 @@ from common.prompt_buffers import PromptChunk
 from common.prompt_runner import PromptRunner
 from common.sampling_params import SamplingParams
 from common.sockets import Hub
+from common.step_trace import Trace
 from prefill_worker.worker import PrefillWorker
 from tests.fakes import LAYOUT
 
@@ -75,7 +76,7 @@ class Rig:
         self.worker = PrefillWorker(
             Config(net=NetSection(router_endpoint=self.router.endpoint), prefill=PrefillSection(**section)),
             cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool)),
-            cast(PromptRunner, SimpleNamespace(launch=self._launch)),
+            cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
             WorkerReady("p", 1, Role.PREFILL, 1, "cpu", "m", "f", "t", LAYOUT, num_blocks, 512, 64, 8, "shm", ""),
             KVPoolExport("p", 1, 1, "shm", "", b"", num_blocks, LAYOUT, 0),
             Drain(1.0),

@@ -1,0 +1,152 @@
+"""The operations of a decode step of Qwen3-4B, as a worker runs them.
+
+They go through `CudaOps`: kernel and tiles are those that the plan for this GPU names, launched with
+programmatic dependence, and what is fused is timed fused.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product, starmap
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernel_cases import (
+    BLOCK_SIZE,
+    EPS,
+    HEAD_DIM,
+    HIDDEN,
+    INNER,
+    NUM_Q,
+    QKV,
+    TOKEN_BYTES,
+    VOCAB,
+    Case,
+    attention_weights,
+    paged_batch,
+    random,
+    variants_for,
+)
+from common.config import KernelsSection
+from common.ops.base import ForwardBatch, Ops
+from common.ops.cuda_ops import CudaOps
+from common.ops.linear_plan import Fusion, LinearPlans
+from common.ops.torch_ops import TorchOps
+
+TOKENS = (1, 4, 16, 64)
+CONTEXTS = ((1, 1024), (8, 1024), (64, 1024), (1, 8192), (64, 4096))  # sequences, tokens of each
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product with a weight matrix: `n` outputs from `k` inputs."""
+
+    name: str
+    fusion: Fusion
+    n: int
+    k: int
+
+    @property
+    def rows(self) -> int:
+        """Of the matrix."""
+        return 2 * self.n if self.fusion is Fusion.GATE else self.n
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Matrix and inputs read, outputs written; the residual is read and written."""
+        out_bytes = {Fusion.LOGITS: 4, Fusion.ADD: 4}.get(self.fusion, 2)
+        return self.rows * self.k * 2 + num_tokens * (self.k * 2 + self.n * out_bytes)
+
+
+PRODUCTS = (
+    Product("qkv", Fusion.NORM, QKV, HIDDEN),
+    Product("o", Fusion.ADD, HIDDEN, NUM_Q * HEAD_DIM),
+    Product("gate_up", Fusion.GATE, INNER, HIDDEN),
+    Product("down", Fusion.ADD, HIDDEN, INNER),
+    Product("lm_head", Fusion.LOGITS, VOCAB, HIDDEN),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Of one product; matrices rotate, the rest stays."""
+
+    x: Tensor  # [num_tokens, k]
+    norm: Tensor  # [k]
+    weights: list[Tensor]  # each [rows, k]
+    residual: Tensor  # [num_tokens, n], zero before the first launch
+    batch: ForwardBatch
+
+    def apply(self, ops: Ops, fusion: Fusion, weight: Tensor) -> Tensor:
+        match fusion:
+            case Fusion.NORM:
+                return ops.norm_linear(self.x, self.norm, EPS, weight)
+            case Fusion.ADD:
+                return ops.linear_add(self.x, weight, self.residual)
+            case Fusion.GATE:
+                return ops.norm_gate_up(self.x, self.norm, EPS, weight)
+            case Fusion.LOGITS:
+                return ops.logits(self.x, self.norm, EPS, weight, self.batch)
+
+    def in_fp32(self) -> "Operands":
+        """The same at first, for the reference; one matrix."""
+        weights, residual = [self.weights[0].float()], torch.zeros_like(self.residual, dtype=torch.float32)
+        return replace(self, x=self.x.float(), norm=self.norm.float(), weights=weights, residual=residual)
+
+
+def product_case(num_tokens: int, which: Product) -> Case:
+    num_bytes = which.num_bytes(num_tokens)
+    pool, batch = decode_batch(num_tokens, BLOCK_SIZE, 1)
+    operands = Operands(
+        x=random(num_tokens, which.k),
+        norm=random(which.k),
+        weights=[random(which.rows, which.k) * 0.02 for _ in range(variants_for(num_bytes))],
+        residual=torch.zeros(num_tokens, which.n, dtype=torch.bfloat16, device="cuda"),
+        batch=batch,
+    )
+    ops = decode_ops(pool, num_tokens)
+
+    def run(i: int) -> Tensor:
+        return operands.apply(ops, which.fusion, operands.weights[i])
+
+    def expected() -> Tensor:
+        exact = operands.in_fp32()
+        return exact.apply(TorchOps(pool), which.fusion, exact.weights[0])
+
+    properties = torch.cuda.get_device_properties(0)
+    plans = LinearPlans(properties.name, properties.multi_processor_count)
+    kind = plans.plan(which.fusion, num_tokens, which.n, which.k).kind
+    return Case(f"decode {which.name} {num_tokens} ({kind})", run, expected, len(operands.weights), num_bytes)
+
+
+def attention_case(num_seqs: int, seq_len: int) -> Case:
+    """Query/key norm, RoPE, the write of K and V, and attention: all that lies between two products."""
+    num_bytes = num_seqs * (seq_len * TOKEN_BYTES + (QKV + NUM_Q * HEAD_DIM) * 2)
+    num_layers = variants_for(num_bytes)
+    pool, batch = decode_batch(num_seqs, seq_len, num_layers)
+    ops, weights, qkv = decode_ops(pool, num_seqs), attention_weights(seq_len), random(num_seqs, QKV)
+
+    def run(i: int) -> Tensor:
+        return ops.attention(qkv, weights, i, batch)
+
+    def expected() -> Tensor:
+        return TorchOps(pool).attention(qkv, weights, 0, batch)
+
+    return Case(f"decode attention {num_seqs} x {seq_len}", run, expected, num_layers, num_bytes)
+
+
+def decode_batch(num_seqs: int, seq_len: int, num_layers: int) -> tuple[Tensor, ForwardBatch]:
+    """A pool and one last token of each of its sequences."""
+    pool, batch = paged_batch(1, seq_len, num_seqs, num_layers)
+    positions = batch.seq_lens - 1
+    slots = batch.block_tables[:, -1].long() * BLOCK_SIZE + positions.long() % BLOCK_SIZE
+    return pool, replace(batch, positions=positions, slot_mapping=slots, logit_rows=None)
+
+
+def decode_ops(pool: Tensor, num_seqs: int) -> CudaOps:
+    return CudaOps(pool, KernelsSection(), num_seqs, pdl=True)
+
+
+def decode_cases() -> Iterator[Case]:
+    """Made one after another, so that their buffers are not held at once."""
+    yield from starmap(product_case, product(TOKENS, PRODUCTS))
+    yield from starmap(attention_case, CONTEXTS)

@@ -1,0 +1,172 @@
+"""What lies between two decode steps: idle time of the device, and what the host does a step.
+
+    python -m benchmarks.step_trace MODEL_DIR [--batches 1,8,64] [--context 1024] [--out DIR]
+
+Runs the decode worker's scheduler, batch and captured graphs as its loop does, the next step launched
+before the last one's tokens are read, but without sockets. Block tables grow as they do when serving.
+The gap is the device's idle time between a step and one that was launched before it had ended.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.decode_step import StepBench, add_engine_flags
+from benchmarks.results import Row, append_rows, command_line, commit, today
+from benchmarks.stats import Figure, percentile
+from common.landing import PendingTokens
+from common.sampling_params import SamplingParams
+from common.step_trace import WAIT, StepTrace, Trace, timing_events
+from decode_worker.scheduler import Scheduler
+from decode_worker.sequence import Sequence
+from decode_worker.worker import TEND_INTERVAL_S
+
+WARM_UP_STEPS = 20
+HOST_PHASES = ("apply", "launch", "collect")
+
+
+class LaunchAhead:
+    """The turns of the decode worker's loop, over sequences that do not end meanwhile."""
+
+    def __init__(self, bench: StepBench) -> None:
+        self.bench = bench
+        self.trace = Trace()
+        self.scheduler = Scheduler(bench.engine.allocator, bench.block_size, bench.max_rows)
+        self.in_flight: tuple[PendingTokens, list[Sequence]] | None = None
+
+    def enter(self, num_rows: int, context: int, num_steps: int) -> bool:
+        """Fill the batch; False when it does not fit. Contexts differ, so that not all rows grow at once."""
+        max_tokens = num_steps + 2
+        if not self.bench.fits(num_rows, context + self.bench.block_size + max_tokens):
+            return False
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        for row in range(num_rows):
+            token_ids = [row + 7] * (context + row % self.bench.block_size)
+            sequence = Sequence(str(row), 0, token_ids, 0, sampling)
+            self.scheduler.reserve(sequence)
+            self.scheduler.activate(sequence)
+        return True
+
+    def run(self, num_steps: int, trace: Trace) -> None:
+        """Launch `num_steps` steps and collect them."""
+        self.trace = self.bench.runner.trace = trace
+        for _ in range(num_steps):
+            with trace.turn():
+                self._exchange(self._launch())
+        with trace.turn():
+            self._exchange(None)
+
+    def leave(self) -> None:
+        """Give the blocks back."""
+        for sequence in list(self.scheduler.active.values()):
+            self.scheduler.end(sequence)
+        self.bench.batch.apply(self.scheduler.rows.take_changes())
+
+    def _launch(self) -> tuple[PendingTokens, list[Sequence]]:
+        with self.trace.phase("apply"):
+            assert self.scheduler.make_slots() is None, "`enter` saw to it that the pool suffices"
+            self.bench.batch.apply(self.scheduler.rows.take_changes())
+        with self.trace.phase("launch"):
+            return self.bench.runner.launch(len(self.scheduler.rows)), self.scheduler.launched()
+
+    def _exchange(self, launched: tuple[PendingTokens, list[Sequence]] | None) -> None:
+        """Collect the step in flight; the one launched takes its place."""
+        collected, self.in_flight = self.in_flight, launched
+        if collected is None:
+            return
+        step, sequences = collected
+        with self.trace.phase(WAIT):
+            while not step.ready():
+                time.sleep(TEND_INTERVAL_S)
+        with self.trace.phase("collect"):
+            for sequence, token in zip(sequences, step.tokens(), strict=True):
+                sequence.token_ids.append(token)
+                sequence.num_outputs += 1
+            self.scheduler.collected(sequences)
+
+
+def figures(trace: StepTrace) -> Iterator[Figure]:
+    """What a traced run says; nothing of the device where there is none."""
+    device = trace.device_spans()
+    summary = trace.summary(device)
+    if device:
+        between_ms = [(after.begin_s - before.begin_s) * 1e3 for before, after in pairwise(device)]
+        gaps_us = sorted(summary.gaps_us)
+        yield Figure("step", statistics.median(between_ms), "ms")
+        yield Figure("device_gap_p50", percentile(gaps_us, 50), "us")
+        yield Figure("device_gap_p99", percentile(gaps_us, 99), "us")
+        yield Figure("steps_launched_late", summary.num_late, "")
+    for name in HOST_PHASES:
+        times_us = [span.us for turn in trace.turns for span in turn.phases if span.name == name]
+        yield Figure(f"host_{name}_p50", percentile(sorted(times_us), 50), "us")
+    yield Figure("host_busy_p99", percentile(sorted(summary.busy_us), 99), "us")
+
+
+def measure(bench: StepBench, num_rows: int, args: argparse.Namespace) -> list[Figure]:
+    """Figures of one batch, empty when it does not fit; with `--out`, a Chrome trace as well."""
+    loop = LaunchAhead(bench)
+    if not loop.enter(num_rows, args.context, WARM_UP_STEPS + args.steps):
+        return []
+    loop.run(WARM_UP_STEPS, Trace())
+    path = (args.out or Path()) / f"decode-steps-{num_rows}x{args.context}.json"
+    trace = StepTrace(path, timing_events(bench.engine.device))
+    loop.run(args.steps, trace)
+    loop.leave()
+    if args.out:
+        trace.finish()
+    return list(figures(trace))
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_engine_flags(parser, [1, 8, 64])
+    parser.add_argument("--context", type=int, default=1024, help="tokens of each sequence (default: 1024)")
+    parser.add_argument("--steps", type=int, default=400, help="steps measured (default: 400)")
+    parser.add_argument("--device", default="cuda", help="a CPU has no gaps to show (default: cuda)")
+    parser.add_argument("--out", type=Path, help="directory for a Chrome trace of each batch")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    args = parse_args(argv)
+    bench = StepBench(args, args.device)
+    measured = {rows: measure(bench, rows, args) for rows in args.batches}
+    bench.engine.pool.close()
+    names = next((list(found) for found in measured.values() if found), [])
+    table = Table(
+        "batch", *(f"{each.name} {each.unit}" for each in names), title=f"context {args.context}, {args.steps} steps"
+    )
+    for num_rows, found in measured.items():
+        table.add_row(str(num_rows), *(f"{each.value:.4g}" for each in found) if found else ["does not fit"])
+    Console().print(table)
+    if args.results:
+        append_rows(args.results, [_row(args, rows, each) for rows, found in measured.items() for each in found])
+    return 0
+
+
+def _row(args: argparse.Namespace, num_rows: int, figure: Figure) -> Row:
+    return Row(
+        date=today(),
+        commit=commit(),
+        hardware=args.hardware,
+        system="baton",
+        model=Path(args.model_dir).name,
+        workload=f"decode steps launched ahead, {num_rows} sequences at {args.context} tokens",
+        figure=figure.name,
+        value=f"{figure.value:.4g}",
+        unit=figure.unit,
+        compared_with="",
+        compared_value="",
+        command=command_line(),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,32 @@
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.step_trace import main
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+
+
+def test_a_traced_run_gives_a_row_a_figure_and_a_trace(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    results = tmp_path / "results.csv"
+    flags = ["--batches", "1,3", "--context", "20", "--steps", "12", "--device", "cpu", "--hardware", "a CPU"]
+    assert main([str(directory), *flags, "--results", str(results), "--out", str(tmp_path)]) == 0
+    with results.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    figures = ["host_apply_p50", "host_launch_p50", "host_collect_p50", "host_busy_p99"]
+    assert [row["figure"] for row in rows] == 2 * figures
+    assert all(float(row["value"]) > 0 for row in rows)
+    assert rows[-1]["workload"] == "decode steps launched ahead, 3 sequences at 20 tokens"
+    spans = json.loads((tmp_path / "decode-steps-3x20.json").read_text())["traceEvents"]
+    assert [span["name"] for span in spans].count("launch") == 12
+
+
+def test_what_does_not_fit_is_left_out(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    results = tmp_path / "results.csv"
+    flags = ["--batches", "1", "--context", "500", "--steps", "12", "--device", "cpu", "--hardware", "a CPU"]
+    assert main([str(directory), *flags, "--results", str(results)]) == 0
+    assert results.read_text().count("\n") == 1

@@ -1,0 +1,152 @@
+"""Captured decode steps compute the same bits whether kernels overlap (programmatic dependent launch) or not.
+
+A kernel that reads before its predecessor has written goes wrong rarely, by a little, and at full
+size only: hence layers of Qwen3-4B's shapes, many steps, and no tolerance.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.config import KernelsSection
+from common.engine import Engine
+from common.kv.blocks import BlockAllocator
+from common.kv.pool import KVPool
+from common.kv.transport import make_transport
+from common.kv_layout import KVLayout
+from common.landing import PendingTokens
+from common.models.decoder import Decoder, DecoderConfig, weight_pieces
+from common.ops.base import ForwardBatch, SamplingTensors
+from common.ops.cuda_ops import CudaOps
+from common.ops.sampler import Sampler
+from common.sampling_params import SamplingParams
+from decode_worker.batch import DecodeBatch
+from decode_worker.rows import Fill
+from decode_worker.runner import DecodeRunner
+from decode_worker.sequence import Sequence
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda", 0), torch.bfloat16, 16
+STEPS, MAX_LEN = 200, 1536
+CONFIG = DecoderConfig(
+    vocab_size=151_936,
+    hidden_size=2560,
+    intermediate_size=9728,
+    num_layers=4,
+    num_q_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    norm_eps=1e-6,
+    max_positions=MAX_LEN,
+    tied_embeddings=True,
+    qk_norm=True,
+    inverse_frequencies=tuple(1e6 ** (-i / 64) for i in range(64)),
+    dtype="bfloat16",
+)
+
+
+class WatchedSampler(Sampler):
+    """Keeps the logits that it sampled from last."""
+
+    def __init__(self, max_rows: int, *, pdl: bool) -> None:
+        super().__init__("triton", max_rows, CONFIG.vocab_size, DEVICE, pdl=pdl)
+        self.logits = torch.zeros(max_rows, CONFIG.vocab_size, device=DEVICE)  # [max_rows, vocab] fp32
+
+    def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch) -> None:
+        self.logits[: logits.shape[0]].copy_(logits)
+        super().sample_and_advance(logits, params, batch)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Rows of different contexts, ready for their next step."""
+
+    runner: DecodeRunner
+    sampler: WatchedSampler
+
+    def logit_bits(self, num_rows: int) -> Tensor:
+        """`[num_rows, vocab]` int32."""
+        return self.sampler.logits[:num_rows].view(torch.int32)
+
+
+Start = Callable[[int, int, bool], Decoding]
+"""(rows, rows of the captured graph, whether kernels overlap)."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    """Random weights whose layers outweigh the embedding, so that tokens do not repeat themselves."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch.manual_seed(0)
+    tensors = {}
+    for name, pieces in weight_pieces(CONFIG).items():
+        shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+        drawn = torch.randn(shape, device=DEVICE)
+        tensors[name] = (drawn.mul_(0.02) if len(shape) == 2 else drawn.mul_(0.2).add_(1)).to(DTYPE)
+    return Decoder(CONFIG, tensors, MAX_LEN)
+
+
+@pytest.fixture
+def start(model: Decoder) -> Iterator[Start]:
+    pools = []
+
+    def build(num_rows: int, bucket: int, pdl: bool) -> Decoding:
+        layout = KVLayout("", CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE, CONFIG.dtype)
+        transport = make_transport("auto", DEVICE)
+        num_bytes = (num_rows * layout.num_blocks_for(MAX_LEN) + 1) * layout.block_bytes
+        pool = KVPool(layout, transport.allocate(num_bytes, DEVICE, "test"))
+        pools.append(pool)
+        torch.manual_seed(1)
+        pool.cache.normal_()
+        ops, sampler = step_ops(pool, bucket, pdl), WatchedSampler(bucket, pdl=pdl)
+        allocator = BlockAllocator(pool.num_blocks)
+        engine = Engine(DEVICE, model, ops, ops, pdl, sampler, pool, allocator, transport, MAX_LEN, graph_safe=True)
+        batch = DecodeBatch(bucket, MAX_LEN, BLOCK_SIZE, DEVICE, pdl=pdl)
+        runner = DecodeRunner(engine, batch, bucket, use_graphs=True)
+        runner.buckets = [bucket]
+        runner.prepare()
+        fill(batch, allocator, num_rows)
+        return Decoding(runner, sampler)
+
+    yield build
+    torch.cuda.synchronize()
+    for pool in pools:
+        pool.close()
+
+
+def step_ops(pool: KVPool, max_rows: int, pdl: bool) -> CudaOps:
+    return CudaOps(pool.cache, KernelsSection(), max_rows, pdl=pdl)
+
+
+def fill(batch: DecodeBatch, allocator: BlockAllocator, num_rows: int) -> None:
+    for row in range(num_rows):
+        context = 40 + 37 * row
+        blocks = allocator.allocate(-(-(context + STEPS + 1) // BLOCK_SIZE))
+        sequence = Sequence("test", row, [row + 7] * context, 0, SamplingParams(temperature=0.0), blocks)
+        batch.apply([Fill(row, sequence)])
+
+
+@pytest.mark.parametrize(("num_rows", "bucket"), [(1, 1), (8, 8), (33, 40)])
+def test_overlapping_kernels_change_no_bit_of_tokens_or_logits(num_rows: int, bucket: int, start: Start) -> None:
+    both = [start(num_rows, bucket, pdl) for pdl in (False, True)]
+    assert all(each.runner.graphs for each in both)
+    differs = torch.zeros(STEPS, dtype=torch.bool, device=DEVICE)
+    texts: list[list[list[int]]] = [[], []]
+    in_flight: list[PendingTokens] = []
+    for step in range(STEPS):
+        launched = [each.runner.launch(num_rows) for each in both]
+        differs[step] = (both[0].logit_bits(num_rows) != both[1].logit_bits(num_rows)).any()
+        for text, pending in zip(texts, in_flight, strict=False):
+            text.append(pending.tokens())
+        in_flight = launched
+    for text, pending in zip(texts, in_flight, strict=True):
+        text.append(pending.tokens())
+    assert not differs.any(), f"logits differ in steps {differs.nonzero().flatten().tolist()}"
+    assert texts[0] == texts[1]
+    assert all(bool(torch.isfinite(each.sampler.logits[:num_rows]).all()) for each in both)
+    assert len({tuple(tokens) for tokens in texts[0]}) > STEPS // 4, "nearly the same token every step proves little"
