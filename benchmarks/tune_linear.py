@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.make_checkpoint import PRESETS
-from common.ops.linear import FusedLinear
-from common.ops.linear_plan import MAX_SKINNY_TOKENS, Fusion, Kind, Plan, plan_file
+from common.ops.base import Residual
+from common.ops.linear import FusedLinear, settled
+from common.ops.linear_plan import Fusion, Kind, Plan, plan_file
 
-TOKENS = (1, 4, 16, 32, 64, 128)  # each stands for the token counts up to it
+TOKENS = (1, 4, 16, 32, 64)  # each stands for the token counts up to it
 CACHE_BYTES = 200 << 20
 REPLAYS = 7
 COMPILERS = 12
@@ -57,32 +58,36 @@ def shapes_of(preset: str) -> list[Shape]:
 
 def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
     yield Plan(Kind.CUBLAS)
-    sides = 2 if shape.fusion is Fusion.GATE else 1
     if tokens == 1:
-        for rows, warps, unroll in product((1, 2, 4, 8), (2, 4, 8), (1, 2, 4)):
-            if 32 <= rows * 8 * unroll * sides <= 128 and 256 * warps * unroll <= 1.2 * shape.k:
-                yield Plan(Kind.GEMV, rows=rows, warps=warps, unroll=unroll)
-    if tokens > MAX_SKINNY_TOKENS:
-        return
-    splits = (1,) if shape.fusion is Fusion.LOGITS else (1, 2, 4, 8)
-    tiles = (
-        (16, 128, 5),
-        (16, 256, 5),
-        (32, 128, 5),
-        (32, 256, 4),
-        (64, 128, 3),
-        (64, 128, 5),
-        (64, 64, 6),
-        (128, 64, 4),
-    )
+        yield from _gemv_candidates(shape)
+    else:
+        yield from _skinny_candidates(shape, tokens)
+
+
+def _gemv_candidates(shape: Shape) -> Iterator[Plan]:
+    """Programs of one warp do best, of four where rows are long; a thread holds all that is loaded ahead."""
+    sides = 2 if shape.fusion is Fusion.GATE else 1
+    for rows, (warps, unroll), preload in product((1, 2, 4), ((1, 1), (1, 2), (2, 1), (4, 1)), (1, 2, 3, 5)):
+        tiles = -(-shape.k // (256 * warps * unroll))
+        registers = 4 * rows * unroll * sides * preload
+        if preload <= tiles and 16 <= registers <= 80 and rows * unroll * sides <= 8:
+            yield Plan(Kind.GEMV, rows=rows, warps=warps, unroll=unroll, preload=preload)
+
+
+def _skinny_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
+    sides = 2 if shape.fusion is Fusion.GATE else 1
+    splits = (1, 2, 4) if shape.fusion is Fusion.ADD else (1,)
+    tiles = ((32, 128, 4), (32, 256, 3), (64, 64, 6), (64, 128, 4), (64, 128, 6), (64, 256, 3), (128, 128, 4))
     for (block_n, block_k, stages), split in product(tiles, splits):
-        programs = shape.n // block_n * split
-        if not 100 <= programs <= 1300 and shape.fusion is not Fusion.LOGITS:
+        programs = -(-shape.n // block_n) * split
+        shared_bytes = (block_n * sides + max(tokens, 16)) * block_k * 2 * (stages - 1)
+        if programs < 60 or (split > 1 and programs > 400) or shared_bytes > 200_000:
             continue
-        if (block_n * sides + max(tokens, 16)) * block_k * 2 * stages > 220_000 or shape.k // split < 4 * block_k:
+        if (block_n == 32 and tokens > 16) or (block_n == 128 and tokens < 32):
             continue
-        for warps in (4, 8) if block_n * sides == 128 else (4,):
-            yield Plan(Kind.SKINNY, block_n=block_n, block_k=block_k, splits=split, stages=stages, warps=warps)
+        yield Plan(
+            Kind.SKINNY, block_n=block_n, block_k=block_k, splits=split, stages=stages, warps=8 if block_n == 128 else 4
+        )
 
 
 class Bench:
@@ -100,15 +105,16 @@ class Bench:
         self.linear = FusedLinear()
 
     def run(self, plan: Plan, weight: Tensor, *, pdl: bool) -> Tensor:
+        x = Residual(self.x)
         match self.shape.fusion:
             case Fusion.ADD:
-                return self.linear.linear_add(plan, self.x, weight, self.residual, pdl)
+                return settled(self.linear.linear_add(plan, self.x, weight, Residual(self.residual), pdl), pdl)
             case Fusion.GATE:
-                return self.linear.norm_gate_up(plan, self.x, self.norm, 1e-6, weight, pdl)
+                return self.linear.norm_gate_up(plan, x, self.norm, 1e-6, weight, pdl)
             case Fusion.NORM:
-                return self.linear.norm_linear(plan, self.x, self.norm, 1e-6, weight, torch.bfloat16, pdl)
+                return self.linear.norm_linear(plan, x, self.norm, 1e-6, weight, torch.bfloat16, pdl)
             case Fusion.LOGITS:
-                return self.linear.norm_linear(plan, self.x, self.norm, 1e-6, weight, torch.float32, pdl)
+                return self.linear.norm_linear(plan, x, self.norm, 1e-6, weight, torch.float32, pdl)
 
     def is_right(self, plan: Plan) -> bool:
         """Whether the plan agrees with cuBLAS on fresh operands."""

@@ -2,8 +2,9 @@
 
 Before: RMSNorm of the input, whose scale is a common factor and is applied to the finished sums, so
 that the row is read once. After: the residual is added, or gate and up are joined by SiLU.
-The first tile of weights is loaded before the wait for the predecessor: at the start of a kernel the
-memory is busy with weights, not idle until the input is there.
+The first tiles of weights are loaded before the wait for the predecessor: at the start of a kernel
+the memory is busy with weights, not idle until the input is there. Programs of one warp with all of
+their rows on the way do best: nothing in them waits for another warp.
 """
 
 import triton
@@ -35,6 +36,26 @@ def _load_row(row_ptr, columns, begin: tl.constexpr, K: tl.constexpr, BLOCK_K: t
 
 
 @triton.jit
+def _load_tiles(
+    tile_ptr, inside_n, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT: tl.constexpr, EVEN_N: tl.constexpr
+):
+    """The first COUNT tiles, as a tuple: all are on the way before the first is needed."""
+    tiles = (_load_tile(tile_ptr, inside_n, columns, 0, K, BLOCK_K, EVEN_N),)
+    for i in tl.static_range(1, COUNT):
+        tiles = tiles + (_load_tile(tile_ptr, inside_n, columns, i * BLOCK_K, K, BLOCK_K, EVEN_N),)  # type: ignore[assignment]
+    return tiles
+
+
+@triton.jit
+def _load_rows(row_ptr, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT: tl.constexpr):
+    """The first COUNT pieces of a vector, as a tuple."""
+    rows = (_load_row(row_ptr, columns, 0, K, BLOCK_K),)
+    for i in tl.static_range(1, COUNT):
+        rows = rows + (_load_row(row_ptr, columns, i * BLOCK_K, K, BLOCK_K),)  # type: ignore[assignment]
+    return rows
+
+
+@triton.jit
 def _gemv_kernel(
     x_ptr,  # [k]
     weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
@@ -46,6 +67,7 @@ def _gemv_kernel(
     K: tl.constexpr,
     ROWS: tl.constexpr,  # outputs of a program
     BLOCK_K: tl.constexpr,  # a multiple of 256 a warp: then a thread has the same columns of all rows
+    PRELOAD: tl.constexpr,  # tiles loaded before the wait; not more than there are
     EVEN_N: tl.constexpr,  # ROWS divides n
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -53,30 +75,37 @@ def _gemv_kernel(
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, ROWS),). One program ROWS outputs, the whole of K."""
+    TILES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_K)
     tile_ptr = weight_ptr + rows[:, None].to(tl.int64) * K + columns[None, :]
     up_ptr = tile_ptr + n.to(tl.int64) * K
     inside_n = (rows < n)[:, None]
-    weight = _load_tile(tile_ptr, inside_n, columns, 0, K, BLOCK_K, EVEN_N)
+    weights = _load_tiles(tile_ptr, inside_n, columns, K, BLOCK_K, PRELOAD, EVEN_N)
     if GATED:
-        up_weight = _load_tile(up_ptr, inside_n, columns, 0, K, BLOCK_K, EVEN_N)
+        up_weights = _load_tiles(up_ptr, inside_n, columns, K, BLOCK_K, PRELOAD, EVEN_N)
+    if HAS_NORM:
+        norms = _load_rows(norm_ptr, columns, K, BLOCK_K, PRELOAD)
     wait_for_predecessor(PDL)
 
     acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
     up_acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
-    for begin in tl.static_range(0, K, BLOCK_K):
-        if begin > 0:
-            weight = _load_tile(tile_ptr, inside_n, columns, begin, K, BLOCK_K, EVEN_N)
-            if GATED:
-                up_weight = _load_tile(up_ptr, inside_n, columns, begin, K, BLOCK_K, EVEN_N)
-        x = _load_row(x_ptr, columns, begin, K, BLOCK_K)
+    for i in tl.static_range(TILES):
+        weight = weights[i] if i < PRELOAD else _load_tile(tile_ptr, inside_n, columns, i * BLOCK_K, K, BLOCK_K, EVEN_N)
+        x = _load_row(x_ptr, columns, i * BLOCK_K, K, BLOCK_K)
         if HAS_NORM:
             squares += x * x
-            x *= _load_row(norm_ptr, columns, begin, K, BLOCK_K)
+            if i < PRELOAD:
+                x *= norms[i]
+            else:
+                x *= _load_row(norm_ptr, columns, i * BLOCK_K, K, BLOCK_K)
         acc += weight.to(tl.float32) * x[None, :]
         if GATED:
+            if i < PRELOAD:
+                up_weight = up_weights[i]
+            else:
+                up_weight = _load_tile(up_ptr, inside_n, columns, i * BLOCK_K, K, BLOCK_K, EVEN_N)
             up_acc += up_weight.to(tl.float32) * x[None, :]
 
     y = tl.sum(acc, axis=1)
@@ -99,6 +128,7 @@ def gemv(
     rows: int,
     warps: int,
     unroll: int = 1,
+    preload: int = 1,
     norm: Tensor | None = None,  # [k]
     eps: float = 0.0,
     residual: Tensor | None = None,  # [1, n]; may be `out`
@@ -107,7 +137,8 @@ def gemv(
 ) -> Tensor:
     """`norm(x) @ weight.T`, then `+ residual` or `silu(gate) * up`; returns `out`.
 
-    A program has `rows` outputs and `warps` warps; a thread loads `unroll` times 8 columns of each row at once.
+    A program has `rows` outputs and `warps` warps; a thread loads `unroll` times 8 columns of each row at once,
+    `preload` times before it waits for the predecessor.
     """
     n, k = weight.shape[0] // (2 if gated else 1), weight.shape[1]
     assert x.shape == (1, k) and x.is_contiguous(), f"x {tuple(x.shape)}: [1, {k}] needed"
@@ -126,6 +157,7 @@ def gemv(
         K=k,
         ROWS=rows,
         BLOCK_K=256 * warps * unroll,
+        PRELOAD=min(preload, triton.cdiv(k, 256 * warps * unroll)),
         EVEN_N=n % rows == 0,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,

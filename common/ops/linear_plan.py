@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
@@ -31,6 +31,24 @@ class Kind(StrEnum):
     CUBLAS = "cublas"
 
 
+class GemvTiles(TypedDict):
+    """Arguments of `gemv`."""
+
+    rows: int
+    warps: int
+    unroll: int
+    preload: int
+
+
+class SkinnyTiles(TypedDict):
+    """Arguments of `skinny_gemm`."""
+
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A kernel and its tile sizes; the ones that the kind does not have are 0."""
@@ -38,11 +56,20 @@ class Plan:
     kind: Kind
     rows: int = 0
     unroll: int = 0
+    preload: int = 0
     block_n: int = 0
     block_k: int = 0
     splits: int = 0
     stages: int = 0
     warps: int = 0
+
+    @property
+    def gemv_tiles(self) -> GemvTiles:
+        return {"rows": self.rows, "warps": self.warps, "unroll": self.unroll, "preload": self.preload}
+
+    @property
+    def skinny_tiles(self) -> SkinnyTiles:
+        return {"block_n": self.block_n, "block_k": self.block_k, "stages": self.stages, "warps": self.warps}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +99,9 @@ def plan_file(gpu_name: str) -> Path:
 
 
 def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
-    """A plan that is never bad: tall GEMV tiles for one token, two programs an SM for a few, cuBLAS above."""
+    """A plan that is never bad: GEMV by single warps for one token, two programs an SM for a few, cuBLAS above."""
     if num_tokens == 1:
-        return Plan(Kind.GEMV, rows=4, warps=2, unroll=1 if k <= 4096 else 2)
+        return Plan(Kind.GEMV, rows=2, warps=1, unroll=2, preload=3)
     if num_tokens > MAX_SKINNY_TOKENS:
         return Plan(Kind.CUBLAS)
     block_n, block_k = 32, 128

@@ -25,5 +25,5 @@ async def test_each_worker_writes_its_steps_when_it_ends(checkpoint: Checkpoint,
         assert names.count("launch") == names.count("wait") == names.count("collect") >= 11
         assert {"receive", "apply", "emit", "turn"} < set(names)
         prefill, _ = read_trace(tmp_path / "trace-prefill-0.json")
-        assert {"receive", "schedule", "run", "wait", "emit", "turn"} == {span["name"] for span in prefill}
+        assert {"receive", "schedule", "launch", "wait", "emit", "turn"} == {span["name"] for span in prefill}
         assert "host busy p50" in system.log("decode-0")

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from common.kernels.gemv import gemv
+from common.kernels.join_parts import join_norm, join_parts
 from common.kernels.skinny_gemm import skinny_gemm
 from common.ops import reference
+from common.ops.linear_plan import Kind, Plan
 
 AssertClose = Callable[[Tensor, Tensor], None]
 EPS = 1e-6
@@ -40,9 +42,9 @@ class Operands:
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize(("has_norm", "has_residual", "gated"), FUSIONS)
-@pytest.mark.parametrize(("rows", "warps", "unroll"), [(4, 2, 1), (2, 1, 2)])
+@pytest.mark.parametrize(("rows", "warps", "unroll", "preload"), [(4, 2, 1, 1), (2, 1, 2, 2), (2, 1, 1, 9)])
 def test_gemv(
-    n: int, k: int, has_norm: bool, has_residual: bool, gated: bool, rows: int, warps: int, unroll: int,
+    n: int, k: int, has_norm: bool, has_residual: bool, gated: bool, rows: int, warps: int, unroll: int, preload: int,
     device: torch.device, dtype: torch.dtype, assert_close: AssertClose,
 ) -> None:  # fmt: skip
     operands = Operands(1, n, k, device, dtype)
@@ -53,6 +55,7 @@ def test_gemv(
         rows=rows,
         warps=warps,
         unroll=unroll,
+        preload=preload,
         norm=operands.norm if has_norm else None,
         eps=EPS,
         residual=operands.residual if has_residual else None,
@@ -71,19 +74,15 @@ def test_skinny_gemm(
     device: torch.device, dtype: torch.dtype, assert_close: AssertClose,
 ) -> None:  # fmt: skip
     operands = Operands(m, n, k, device, dtype)
-    out = skinny_gemm(
-        operands.x,
-        operands.gate_up if gated else operands.weight,
-        torch.empty(m, n, device=device, dtype=dtype),
-        block_n=32,
-        block_k=64,
-        splits=splits,
-        stages=2,
-        warps=4,
-        parts=torch.empty(2 * splits * m * n, device=device),
-        residual=operands.residual if has_residual else None,
-        gated=gated,
-    )
+    weight, residual = operands.gate_up if gated else operands.weight, operands.residual if has_residual else None
+    out = torch.empty(m, n, device=device, dtype=dtype)
+    tiles = Plan(Kind.SKINNY, block_n=32, block_k=64, stages=2, warps=4).skinny_tiles
+    if splits == 1:
+        skinny_gemm(operands.x, weight, out, residual=residual, gated=gated, **tiles)
+    else:
+        parts = torch.empty((splits, 2, m, n) if gated else (splits, m, n), device=device)
+        skinny_gemm(operands.x, weight, parts, splits=splits, gated=gated, **tiles)
+        join_parts(parts, out, residual=residual, gated=gated)
     assert_close(out, operands.expected(has_norm=False, has_residual=has_residual, gated=gated))
 
 
@@ -96,7 +95,18 @@ def test_the_residual_may_be_the_output(device: torch.device, dtype: torch.dtype
             gemv(operands.x, operands.weight, residual, rows=4, warps=1, residual=residual)
         else:
             skinny_gemm(
-                operands.x, operands.weight, residual, block_n=16, block_k=32, splits=2, stages=2, warps=4,
-                parts=torch.empty(2 * m * 40, device=device), residual=residual,
-            )  # fmt: skip
+                operands.x, operands.weight, residual, block_n=16, block_k=32, stages=2, warps=4, residual=residual
+            )
         assert_close(residual, expected)
+
+
+@pytest.mark.parametrize(("num_tokens", "hidden", "splits"), [(1, 96, 2), (5, 1000, 3), (64, 33, 4)])
+def test_parts_are_added_on_the_way_into_the_norm(
+    num_tokens: int, hidden: int, splits: int, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
+) -> None:
+    parts = torch.randn(splits, num_tokens, hidden).to(device)
+    residual, weight = torch.randn(num_tokens, hidden).to(device, dtype), torch.randn(hidden).to(device, dtype)
+    expected = (residual.float() + parts.sum(0)).to(dtype)
+    out = join_norm(parts, residual, weight, EPS)
+    assert_close(residual, expected)
+    assert_close(out, reference.rms_norm(residual, weight, EPS))
