@@ -45,7 +45,8 @@ class Shape:
 
 def shapes_of(preset: str) -> list[Shape]:
     config = PRESETS[preset]
-    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    dim = config.get("head_dim", hidden // config["num_attention_heads"])
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     return [
         Shape(Fusion.NORM, q + 2 * kv, hidden),

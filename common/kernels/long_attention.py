@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 LOG2_E = 1.4426950408889634
 BLOCK_M, BLOCK_N = 128, 64  # queries and keys of a tile
+MAX_REGISTERS = 128  # of a thread: so that two programs share a multiprocessor, one computing while one waits
 GATHER_TOKENS = 16  # of one program; divides every block size
 MAX_KEYS = 65536  # of one step: what gathering may take of memory
 MIN_TOKENS = 1024  # of a step; below, gathering does not pay
@@ -186,6 +187,7 @@ def long_attention(
         BLOCK_N=BLOCK_N,
         num_warps=8,
         num_stages=2,
+        maxnreg=MAX_REGISTERS,
     )
     return out
 
