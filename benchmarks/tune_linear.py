@@ -27,7 +27,8 @@ from common.ops.linear_plan import Fusion, Kind, Plan, plan_file
 TOKENS = (1, 4, 16, 32, 64)  # each stands for the token counts up to it
 CACHE_BYTES = 200 << 20
 REPLAYS = 7
-COMPILERS = 12
+COMPILERS = 14
+SHARED_BYTES = 220_000  # of a program's tiles; Hopper has 227 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ def _skinny_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
     tiles = ((32, 128, 4), (32, 256, 3), (64, 64, 6), (64, 128, 4), (64, 128, 6), (64, 256, 3), (128, 128, 4))
     for (block_n, block_k, stages), split in product(tiles, splits):
         programs = -(-shape.n // block_n) * split
-        shared_bytes = (block_n * sides + max(tokens, 16)) * block_k * 2 * (stages - 1)
-        if programs < 60 or (split > 1 and programs > 400) or shared_bytes > 200_000:
+        shared_bytes = (block_n * sides + max(tokens, 16)) * block_k * 2 * stages
+        if programs < 60 or (split > 1 and programs > 400) or shared_bytes > SHARED_BYTES:
             continue
         if (block_n == 32 and tokens > 16) or (block_n == 128 and tokens < 32):
             continue
