@@ -2,8 +2,10 @@
 
     python -m benchmarks.tune_linear [--models qwen3-4b,qwen3-8b,llama3.1-8b]
 
-Each candidate runs in a CUDA graph over more copies of the matrix than the cache holds, each launch
-depending on the one before, as in a decode step. Results go to `common/ops/plans/<gpu>.json`;
+A kernel is only as fast as its neighbours let it be: with dependent launches it begins while the one
+before ends. So a product is timed where it runs, in a captured decode step of a few layers with
+attention over a context of its own, and its plan is chosen with the other products' plans in place;
+a second round begins with what the first one chose. Results go to `common/ops/plans/<gpu>.json`;
 shapes that were not measured this time keep what they had.
 """
 
@@ -12,179 +14,143 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from itertools import product
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from benchmarks.linear_candidates import Operands, Shape, candidates, shapes_of
 from benchmarks.make_checkpoint import PRESETS
-from common.ops.base import Residual
-from common.ops.linear import FusedLinear, settled
-from common.ops.linear_plan import Fusion, Kind, Plan, plan_file
+from common.config import KernelsSection
+from common.models.decoder import Decoder, DecoderConfig, weight_pieces
+from common.models.loader import read_config
+from common.ops.base import ForwardBatch
+from common.ops.cuda_ops import CudaOps
+from common.ops.linear_plan import Fusion, Kind, Plan, plan_file, rule_of_thumb
 
-TOKENS = (1, 4, 16, 32, 64)  # each stands for the token counts up to it
-CACHE_BYTES = 200 << 20
-REPLAYS = 7
+TOKENS = (1, 4, 8, 16, 32, 64)  # each stands for the token counts up to it
+LAYERS, CONTEXT, BLOCK_SIZE = 6, 512, 16  # six layers are more than the cache holds
+REPLAYS, ROUNDS = 9, 2
 COMPILERS = 14
-SHARED_BYTES = 220_000  # of a program's tiles; Hopper has 227 kB
+
+Row = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One product of a model: `n` outputs from `k` inputs."""
+class ChosenPlans:
+    """What `LinearPlans` is to `CudaOps`, with plans that change while they are being chosen."""
 
-    fusion: Fusion
-    n: int
-    k: int
+    def __init__(self, shapes: list[Shape], tokens: int, num_sms: int) -> None:
+        self.plans = {shape: rule_of_thumb(shape.fusion, tokens, shape.n, shape.k, num_sms) for shape in shapes}
 
-    @property
-    def rows(self) -> int:
-        return self.n * (2 if self.fusion is Fusion.GATE else 1)
+    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
+        return self.plans[Shape(fusion, n, k)]
 
 
-def shapes_of(preset: str) -> list[Shape]:
-    config = PRESETS[preset]
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    dim = config.get("head_dim", hidden // config["num_attention_heads"])
-    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    return [
-        Shape(Fusion.NORM, q + 2 * kv, hidden),
-        Shape(Fusion.ADD, hidden, q),
-        Shape(Fusion.GATE, inner, hidden),
-        Shape(Fusion.ADD, hidden, inner),
-        Shape(Fusion.LOGITS, config["vocab_size"], hidden),
-    ]
+class Step:
+    """A decode step of a few layers of a model's shapes."""
 
-
-def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
-    yield Plan(Kind.CUBLAS)
-    if tokens == 1:
-        yield from _gemv_candidates(shape)
-    else:
-        yield from _skinny_candidates(shape, tokens)
-
-
-def _gemv_candidates(shape: Shape) -> Iterator[Plan]:
-    """Programs of one warp do best, of four where rows are long; a thread holds all that is loaded ahead."""
-    sides = 2 if shape.fusion is Fusion.GATE else 1
-    for rows, (warps, unroll), preload in product((1, 2, 4), ((1, 1), (1, 2), (2, 1), (4, 1)), (1, 2, 3, 5)):
-        tiles = -(-shape.k // (256 * warps * unroll))
-        registers = 4 * rows * unroll * sides * preload
-        if preload <= tiles and 16 <= registers <= 80 and rows * unroll * sides <= 8:
-            yield Plan(Kind.GEMV, rows=rows, warps=warps, unroll=unroll, preload=preload)
-
-
-def _skinny_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
-    sides = 2 if shape.fusion is Fusion.GATE else 1
-    splits = (1, 2, 4) if shape.fusion is Fusion.ADD else (1,)
-    tiles = ((32, 128, 4), (32, 256, 3), (64, 64, 6), (64, 128, 4), (64, 128, 6), (64, 256, 3), (128, 128, 4))
-    for (block_n, block_k, stages), split in product(tiles, splits):
-        programs = -(-shape.n // block_n) * split
-        shared_bytes = (block_n * sides + max(tokens, 16)) * block_k * 2 * stages
-        if programs < 60 or (split > 1 and programs > 400) or shared_bytes > SHARED_BYTES:
-            continue
-        if (block_n == 32 and tokens > 16) or (block_n == 128 and tokens < 32):
-            continue
-        yield Plan(
-            Kind.SKINNY, block_n=block_n, block_k=block_k, splits=split, stages=stages, warps=8 if block_n == 128 else 4
+    def __init__(self, preset: str, tokens: int) -> None:
+        config = replace(_decoder_config(preset), num_layers=LAYERS)
+        tensors = {}
+        for name, pieces in weight_pieces(config).items():
+            shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+            tensors[name] = torch.randn(shape, device="cuda", dtype=torch.bfloat16) * (0.02 if len(shape) == 2 else 1)
+        self.model = Decoder(config, tensors, CONTEXT)
+        num_blocks = tokens * CONTEXT // BLOCK_SIZE
+        cache_shape = (num_blocks, LAYERS, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+        self.ops = CudaOps(
+            torch.randn(cache_shape, device="cuda", dtype=torch.bfloat16), KernelsSection(), tokens, pdl=True
         )
+        num_sms = torch.cuda.get_device_properties(0).multi_processor_count
+        self.chosen = self.ops.plans = ChosenPlans(shapes_of(preset), tokens, num_sms)
+        self.batch = _decode_batch(tokens, num_blocks)
 
-
-class Bench:
-    """Operands of one shape at one token count, in as many copies as the cache needs to be cold."""
-
-    def __init__(self, shape: Shape, tokens: int) -> None:
-        self.shape, self.device = shape, torch.device("cuda")
-        copies = max(2, -(-CACHE_BYTES // (shape.rows * shape.k * 2)))
-        self.weights = [
-            torch.randn(shape.rows, shape.k, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(copies)
-        ]
-        self.x = torch.randn(tokens, shape.k, device="cuda", dtype=torch.bfloat16)
-        self.norm = torch.randn(shape.k, device="cuda", dtype=torch.bfloat16)
-        self.residual = torch.zeros(tokens, shape.n, device="cuda", dtype=torch.bfloat16)
-        self.linear = FusedLinear()
-
-    def run(self, plan: Plan, weight: Tensor, *, pdl: bool) -> Tensor:
-        x = Residual(self.x)
-        match self.shape.fusion:
-            case Fusion.ADD:
-                return settled(self.linear.linear_add(plan, self.x, weight, Residual(self.residual), pdl), pdl)
-            case Fusion.GATE:
-                return self.linear.norm_gate_up(plan, x, self.norm, 1e-6, weight, pdl)
-            case Fusion.NORM:
-                return self.linear.norm_linear(plan, x, self.norm, 1e-6, weight, torch.bfloat16, pdl)
-            case Fusion.LOGITS:
-                return self.linear.norm_linear(plan, x, self.norm, 1e-6, weight, torch.float32, pdl)
-
-    def is_right(self, plan: Plan) -> bool:
-        """Whether the plan agrees with cuBLAS on fresh operands."""
-        self.residual.zero_()
-        expected = self.run(Plan(Kind.CUBLAS), self.weights[0], pdl=False).float().clone()
-        self.residual.zero_()
-        error = (self.run(plan, self.weights[0], pdl=True).float() - expected).norm() / expected.norm()
-        return bool(error < 2e-2)
-
-    def median_us(self, plan: Plan) -> float:
-        for weight in self.weights:
-            self.run(plan, weight, pdl=True)
-        torch.cuda.synchronize()
-        graph, launches = torch.cuda.CUDAGraph(), 3 * len(self.weights)
-        with torch.cuda.graph(graph):
-            for i in range(launches):
-                self.run(plan, self.weights[i % len(self.weights)], pdl=True)
+    def median_us(self) -> float:
+        """Time of one layer, with its share of the logits."""
+        with torch.inference_mode():
+            self.model.forward(self.batch, self.ops)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.model.forward(self.batch, self.ops)
         times_ms = []
-        for _ in range(REPLAYS + 2):
+        for _ in range(REPLAYS + 3):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             graph.replay()
             end.record()
             end.synchronize()
             times_ms.append(begin.elapsed_time(end))
-        return float(statistics.median(times_ms[2:])) * 1e3 / launches
+        return float(statistics.median(times_ms[3:])) * 1e3 / LAYERS
+
+    def choose(self, shape: Shape, plans: list[Plan]) -> Row:
+        """Keep the fastest of the plans for one product; returns it with what a layer takes, and takes with cuBLAS."""
+        times_us = {}
+        for plan in plans:
+            self.chosen.plans[shape] = plan
+            times_us[plan] = self.median_us()
+        best = self.chosen.plans[shape] = min(times_us, key=lambda plan: times_us[plan])
+        tiles = {key: value for key, value in asdict(best).items() if value and key != "kind"}
+        return {
+            "kind": best.kind, "tiles": tiles, "layer_us": round(times_us[best], 2),
+            "cublas_layer_us": round(times_us[Plan(Kind.CUBLAS)], 2),
+        }  # fmt: skip
 
 
-def tune(shape: Shape, tokens: int) -> dict[str, object]:
-    """The best plan of a shape as a row of the table."""
-    bench = Bench(shape, tokens)
-    timed = sorted(
-        ((bench.median_us(plan), plan) for plan in candidates(shape, tokens) if bench.is_right(plan)),
-        key=lambda pair: pair[0],
+def tune(preset: str, tokens: int) -> list[Row]:
+    """The best plans of a model's products, as rows of the table."""
+    right = {}
+    for shape in shapes_of(preset):
+        operands = Operands(shape, tokens)
+        right[shape] = [plan for plan in candidates(shape, tokens) if operands.is_right(plan)]
+    step, rows = Step(preset, tokens), {}
+    for _ in range(ROUNDS):
+        for shape, plans in right.items():
+            rows[shape] = step.choose(shape, plans)
+    for shape, row in rows.items():
+        print(f"{preset} {shape.fusion:6} {shape.n:6} x {shape.k:5} {tokens:3} tokens: {row}", flush=True)
+    return [
+        {"fusion": shape.fusion, "n": shape.n, "k": shape.k, "max_tokens": tokens} | row for shape, row in rows.items()
+    ]
+
+
+def _decoder_config(preset: str) -> DecoderConfig:
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(PRESETS[preset]))
+        return read_config(Path(directory))
+
+
+def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
+    """One token of each of `tokens` sequences of CONTEXT tokens, whose blocks lie scattered."""
+    last = torch.full((tokens,), CONTEXT - 1, dtype=torch.int32, device="cuda")
+    tables = torch.randperm(num_blocks, device="cuda").int().view(tokens, -1)
+    return ForwardBatch(
+        token_ids=torch.arange(tokens, dtype=torch.int32, device="cuda"),
+        positions=last,
+        slot_mapping=tables[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1,
+        block_tables=tables,
+        seq_lens=last + 1,
+        cu_seqlens=torch.arange(tokens + 1, dtype=torch.int32, device="cuda"),
+        logit_rows=None,
+        max_query_len=1,
+        max_seq_len=CONTEXT,
     )
-    best_us, best = timed[0]
-    cublas_us = next(us for us, plan in timed if plan.kind is Kind.CUBLAS)
-    tb_per_s = shape.rows * shape.k * 2 / best_us / 1e6
-    tiles = {key: value for key, value in asdict(best).items() if value and key != "kind"}
-    print(
-        f"{shape.fusion:6} {shape.n:6} x {shape.k:5} {tokens:3} tokens: {best_us:7.2f} us {tb_per_s:5.2f} TB/s"
-        f"  cublas {cublas_us:7.2f} us  {best.kind} {tiles}",
-        flush=True,
-    )
-    return {
-        "fusion": shape.fusion, "n": shape.n, "k": shape.k, "max_tokens": tokens, "kind": best.kind, "tiles": tiles,
-        "us": round(best_us, 2), "cublas_us": round(cublas_us, 2),
-    }  # fmt: skip
-
-
-def work(presets: list[str]) -> list[tuple[Shape, int]]:
-    shapes = dict.fromkeys(shape for preset in presets for shape in shapes_of(preset))
-    return [(shape, tokens) for shape in shapes for tokens in TOKENS]
 
 
 def compile_part(presets: list[str], part: int) -> None:
     """Fill the disk cache with one part of the candidates, so that the timing process finds them."""
-    jobs = [(shape, tokens, plan) for shape, tokens in work(presets) for plan in candidates(shape, tokens)]
+    shapes = dict.fromkeys(shape for preset in presets for shape in shapes_of(preset))
+    work = [(shape, tokens) for shape in shapes for tokens in TOKENS]
+    jobs = [(shape, tokens, plan) for shape, tokens in work for plan in candidates(shape, tokens)]
     for shape, tokens, plan in jobs[part::COMPILERS]:
-        small = Shape(shape.fusion, min(shape.n, 4096), shape.k)
-        bench = Bench(small, tokens)
-        bench.run(plan, bench.weights[0], pdl=True)
+        Operands(Shape(shape.fusion, min(shape.n, 4096), shape.k), tokens).is_right(plan)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="qwen3-4b", help="presets, separated by commas (default: %(default)s)")
-    parser.add_argument("--out", default="", help="file to write (default: the plans of this GPU)")
+    parser.add_argument("--out", type=Path, help="file to write (default: the plans of this GPU)")
     parser.add_argument("--compile-part", type=int, default=-1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     presets = args.models.split(",")
@@ -195,18 +161,21 @@ def main() -> int:
     compilers = [subprocess.Popen([*command, str(part)]) for part in range(COMPILERS)]
     for compiler in compilers:
         compiler.wait()
-    gpu_name = torch.cuda.get_device_name()
-    path = plan_file(gpu_name)
+    measured = [row for preset in presets for tokens in TOKENS for row in tune(preset, tokens)]
+    write(args.out or plan_file(torch.cuda.get_device_name()), measured)
+    return 0
+
+
+def write(path: Path, measured: list[Row]) -> None:
+    """Replace the rows of the measured shapes; of a shape that two models share, the first stays."""
     known = json.loads(path.read_text(encoding="utf-8"))["plans"] if path.exists() else []
-    measured = [tune(shape, tokens) for shape, tokens in work(presets)]
     keys = {(row["fusion"], row["n"], row["k"]) for row in measured}
     kept = [row for row in known if (row["fusion"], row["n"], row["k"]) not in keys]
-    table = {"gpu": gpu_name, "torch": torch.__version__, "plans": [*kept, *measured]}
-    lines = ",\n".join(json.dumps(row) for row in table.pop("plans"))
-    text = json.dumps(table)[:-1] + ', "plans": [\n' + lines + "\n]}\n"
+    first = {(row["fusion"], row["n"], row["k"], row["max_tokens"]): row for row in reversed(measured)}
+    lines = ",\n".join(json.dumps(row) for row in [*kept, *reversed(first.values())])
+    head = json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})[:-1]
     path.parent.mkdir(exist_ok=True)
-    (path if not args.out else type(path)(args.out)).write_text(text, encoding="utf-8")
-    return 0
+    path.write_text(f'{head}, "plans": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

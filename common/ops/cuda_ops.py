@@ -14,7 +14,7 @@ from common.kernels.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import AttentionWeights, ForwardBatch, Residual
 from common.ops.linear import FusedLinear, settled
-from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan
+from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
 
 
 class CudaOps:
@@ -37,7 +37,7 @@ class CudaOps:
         # Planned kernels fuse norm and activation, and are made for two bytes an element.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and kv_cache.element_size() == 2
-        self._plans = LinearPlans(properties.name, self._num_sms)
+        self.plans: Plans = LinearPlans(properties.name, self._num_sms)
         self._linear = FusedLinear(
             norm=rms_norm if kernels.norm == "triton" else reference.rms_norm,
             activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
@@ -80,7 +80,7 @@ class CudaOps:
         return self._linear.norm_linear(plan, x, norm, eps, weight, torch.float32, self.pdl)
 
     def _plan(self, fusion: Fusion, x: Tensor, n: int) -> Plan:
-        return self._plans.plan(fusion, x.shape[0], n, x.shape[1]) if self._is_planned else Plan(Kind.CUBLAS)
+        return self.plans.plan(fusion, x.shape[0], n, x.shape[1]) if self._is_planned else Plan(Kind.CUBLAS)
 
     def _rotate_and_write(
         self, qkv: Tensor, weights: AttentionWeights, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor

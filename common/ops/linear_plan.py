@@ -1,7 +1,7 @@
 """Which kernel multiplies by a weight matrix, and with which tiles: measured per GPU type, kept as data.
 
-`plans/<gpu>.json` is written by `benchmarks/tune_linear.py`, which times every candidate on weights
-that are not in the cache. For an unknown GPU or shape a rule of thumb is used.
+`plans/<gpu>.json` is written by `benchmarks/tune_linear.py`, which times every candidate among its
+neighbours in a decode step. For an unknown GPU or shape a rule of thumb is used.
 """
 
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
@@ -78,8 +78,16 @@ class _Entry:
     plan: Plan
 
 
+class Plans(Protocol):
+    """Says how each product is to be run."""
+
+    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
+        """The plan for `num_tokens` times `[n, k]`; with GATE, `n` counts outputs, not rows."""
+        ...
+
+
 class LinearPlans:
-    """Plans for one GPU type."""
+    """Plans for one GPU type, as measured."""
 
     def __init__(self, gpu_name: str, num_sms: int) -> None:
         self._num_sms = num_sms

@@ -1,0 +1,117 @@
+"""Which ways of multiplying a few tokens by a model's matrices are worth timing, and whether each is right."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from benchmarks.make_checkpoint import PRESETS
+from common.ops.base import Residual
+from common.ops.linear import FusedLinear, settled
+from common.ops.linear_plan import Fusion, Kind, Plan
+
+SHARED_BYTES = 220_000  # of a program's tiles; Hopper has 227 kB
+EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One product of a model: `n` outputs from `k` inputs."""
+
+    fusion: Fusion
+    n: int
+    k: int
+
+    @property
+    def rows(self) -> int:
+        return self.n * (2 if self.fusion is Fusion.GATE else 1)
+
+
+def shapes_of(preset: str) -> list[Shape]:
+    config = PRESETS[preset]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    dim = config.get("head_dim", hidden // config["num_attention_heads"])
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    return [
+        Shape(Fusion.NORM, q + 2 * kv, hidden),
+        Shape(Fusion.ADD, hidden, q),
+        Shape(Fusion.GATE, inner, hidden),
+        Shape(Fusion.ADD, hidden, inner),
+        Shape(Fusion.LOGITS, config["vocab_size"], hidden),
+    ]
+
+
+TILES = (  # block_n, block_k, stages
+    (32, 128, 3), (32, 128, 5), (32, 256, 3), (64, 64, 4), (64, 64, 6), (64, 128, 3), (64, 128, 4), (64, 128, 6),
+    (128, 64, 4), (128, 128, 3),
+)  # fmt: skip
+
+
+def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
+    yield Plan(Kind.CUBLAS)
+    if tokens == 1:
+        yield from _gemv_candidates(shape)
+    else:
+        yield from _skinny_candidates(shape, tokens)
+
+
+def _gemv_candidates(shape: Shape) -> Iterator[Plan]:
+    """Programs of one warp do best, of four where rows are long; a thread holds all that is loaded ahead."""
+    sides = 2 if shape.fusion is Fusion.GATE else 1
+    for rows, (warps, unroll), preload in product((1, 2, 4), ((1, 1), (1, 2), (2, 1), (4, 1)), (1, 2, 3, 5)):
+        tiles = -(-shape.k // (256 * warps * unroll))
+        registers = 4 * rows * unroll * sides * preload
+        if preload <= tiles and 16 <= registers <= 80 and rows * unroll * sides <= 8:
+            yield Plan(Kind.GEMV, rows=rows, warps=warps, unroll=unroll, preload=preload)
+
+
+def _skinny_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
+    sides = 2 if shape.fusion is Fusion.GATE else 1
+    splits = (1, 2, 4, 8) if shape.fusion is Fusion.ADD else (1, 2) if shape.fusion is Fusion.NORM else (1,)
+    for (block_n, block_k, stages), split in product(TILES, splits):
+        programs = -(-shape.n // block_n) * split
+        shared_bytes = (block_n * sides + max(tokens, 16)) * block_k * 2 * stages
+        if programs < 60 or (split > 1 and programs > 400) or shared_bytes > SHARED_BYTES:
+            continue
+        if (block_n == 32 and tokens > 16) or (block_n == 128 and tokens < 32):
+            continue
+        yield Plan(
+            Kind.SKINNY, block_n=block_n, block_k=block_k, splits=split, stages=stages, warps=8 if block_n == 128 else 4
+        )
+
+
+class Operands:
+    """Random operands of one shape, to compile a plan for it and to see that it is right."""
+
+    def __init__(self, shape: Shape, tokens: int) -> None:
+        self.shape = shape
+        self.weight = torch.randn(shape.rows, shape.k, device="cuda", dtype=torch.bfloat16) * 0.02
+        self.x = torch.randn(tokens, shape.k, device="cuda", dtype=torch.bfloat16)
+        self.norm = torch.randn(shape.k, device="cuda", dtype=torch.bfloat16)
+        self.linear = FusedLinear()
+
+    def run(self, plan: Plan, *, pdl: bool) -> Tensor:
+        x = Residual(self.x)
+        match self.shape.fusion:
+            case Fusion.ADD:
+                residual = Residual(torch.zeros(self.x.shape[0], self.shape.n, device="cuda", dtype=torch.bfloat16))
+                added = self.linear.linear_add(plan, self.x, self.weight, residual, pdl)
+                return settled(added, pdl)
+            case Fusion.GATE:
+                return self.linear.norm_gate_up(plan, x, self.norm, EPS, self.weight, pdl)
+            case Fusion.NORM:
+                return self.linear.norm_linear(plan, x, self.norm, EPS, self.weight, torch.bfloat16, pdl)
+            case Fusion.LOGITS:
+                return self.linear.norm_linear(plan, x, self.norm, EPS, self.weight, torch.float32, pdl)
+
+    def is_right(self, plan: Plan) -> bool:
+        """Whether the plan can be run and agrees with cuBLAS."""
+        expected = self.run(Plan(Kind.CUBLAS), pdl=False).float()
+        try:
+            error = (self.run(plan, pdl=True).float() - expected).norm() / expected.norm()
+        except OutOfResources:
+            return False
+        return bool(error < 2e-2)
