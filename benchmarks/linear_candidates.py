@@ -45,8 +45,8 @@ def shapes_of(preset: str) -> list[Shape]:
 
 
 TILES = (  # block_n, block_k, stages
-    (32, 128, 3), (32, 128, 5), (32, 256, 3), (64, 64, 4), (64, 64, 6), (64, 128, 3), (64, 128, 4), (64, 128, 6),
-    (128, 64, 4), (128, 128, 3),
+    (16, 128, 5), (16, 256, 4), (32, 128, 4), (32, 128, 5), (32, 256, 4), (64, 64, 4), (64, 64, 6), (64, 128, 3),
+    (64, 128, 5), (128, 64, 4),
 )  # fmt: skip
 
 
@@ -73,10 +73,10 @@ def _skinny_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
     splits = (1, 2, 4, 8) if shape.fusion is Fusion.ADD else (1, 2) if shape.fusion is Fusion.NORM else (1,)
     for (block_n, block_k, stages), split in product(TILES, splits):
         programs = -(-shape.n // block_n) * split
-        shared_bytes = (block_n * sides + max(tokens, 16)) * block_k * 2 * stages
-        if programs < 60 or (split > 1 and programs > 400) or shared_bytes > SHARED_BYTES:
+        shared_bytes = (block_n * sides + max(tokens, 16)) * block_k * 2 * (stages - 1)
+        if programs < 80 or (split > 1 and programs > 700) or shared_bytes > SHARED_BYTES:
             continue
-        if (block_n == 32 and tokens > 16) or (block_n == 128 and tokens < 32):
+        if (block_n < 64 and tokens > 16) or (block_n == 128 and tokens < 32) or (block_n == 16 and split > 1):
             continue
         yield Plan(
             Kind.SKINNY, block_n=block_n, block_k=block_k, splits=split, stages=stages, warps=8 if block_n == 128 else 4

@@ -1,25 +1,21 @@
 """A few tokens times a weight matrix: tensor cores, tall tiles of weights, and K split over programs.
 
-Up to 64 tokens the time is that of reading the weights, if enough is on its way at once: tiles are
-fetched by the tensor memory accelerator, several ahead. The tokens are the narrow side of the
-product, padded to 16, 32 or 64. Where the outputs are few, K is split as well: each part leaves fp32
-sums that `join_parts` or `join_norm` adds up.
+Up to 64 tokens the time is that of reading the weights, if enough programs read at once. The tokens
+are the narrow side of the product, padded to 16, 32 or 64. Where the outputs are few, K is split as
+well: each part leaves fp32 sums that `join_parts` or `join_norm` adds up.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from common.kernels.pdl import wait_for_predecessor
-
-ALIGNMENT = 16  # bytes, of rows that the tensor memory accelerator reads
 
 
 @triton.jit(do_not_specialize=["m"])
 def _skinny_gemm_kernel(
-    x_desc,  # [m, k], tiles of BLOCK_M x BLOCK_K
-    weight_desc,  # [n, k], tiles of BLOCK_N x BLOCK_K; [2 * n, k] if GATED: gate, then up
+    x_ptr,  # [m, k], contiguous
+    weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
     residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
     out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32, or [SPLITS, 2, m, n] if GATED
     m,
@@ -36,21 +32,29 @@ def _skinny_gemm_kernel(
 ):
     """Grid: (cdiv(n, BLOCK_N), SPLITS). One program BLOCK_N outputs of all tokens, one part of K."""
     PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
-    row = tl.program_id(0) * BLOCK_N
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     begin = tl.program_id(1) * PART
+    tokens = tl.arange(0, BLOCK_M)
+    inside_n, inside_m = (rows < n)[:, None], (tokens < m)[None, :]
+    weight_row_ptr = weight_ptr + rows[:, None].to(tl.int64) * K
+    up_row_ptr = weight_row_ptr + n.to(tl.int64) * K
     wait_for_predecessor(PDL)
 
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up_acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for start in tl.range(begin, min(begin + PART, K), BLOCK_K, num_stages=STAGES):  # past the edges are zeros
-        x = x_desc.load([0, start]).T
-        acc = tl.dot(weight_desc.load([row, start]), x, acc, input_precision="ieee")
+    for start in tl.range(begin, min(begin + PART, K), BLOCK_K, num_stages=STAGES):
+        columns = start + tl.arange(0, BLOCK_K)
+        inside_k = columns < K
+        x = tl.load(x_ptr + tokens[None, :] * K + columns[:, None], mask=inside_m & inside_k[:, None], other=0.0)
+        mask = inside_n & inside_k[None, :]
+        weight = tl.load(weight_row_ptr + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+        acc = tl.dot(weight, x, acc, input_precision="ieee")
         if GATED:
-            up_acc = tl.dot(weight_desc.load([n + row, start]), x, up_acc, input_precision="ieee")
+            up = tl.load(up_row_ptr + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+            up_acc = tl.dot(up, x, up_acc, input_precision="ieee")
 
-    rows, tokens = row + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M)
     elements = tokens[None, :].to(tl.int64) * n + rows[:, None]
-    inside = (rows < n)[:, None] & (tokens < m)[None, :]
+    inside = inside_n & inside_m
     if SPLITS > 1:
         out_ptr += tl.program_id(1).to(tl.int64) * m * n * (2 if GATED else 1)
         tl.store(out_ptr + elements, acc, mask=inside)
@@ -84,19 +88,17 @@ def skinny_gemm(
     parts = (splits, 2, m, n) if gated else (splits, m, n)
     assert 1 <= m <= 64, f"{m} tokens: 1 to 64 here"
     assert weight.shape[1] == k and x.is_contiguous() and weight.is_contiguous(), "x and weight: contiguous, alike in k"
-    assert k * x.element_size() % ALIGNMENT == 0, f"{k} columns: rows of a multiple of {ALIGNMENT} bytes needed"
     assert out.shape == (parts if splits > 1 else (m, n)) and out.is_contiguous(), f"out {tuple(out.shape)}: wrong"
     assert residual is None or (splits == 1 and residual.shape == (m, n)), "the residual is joined to parts later"
-    block_m = max(16, triton.next_power_of_2(m))
     _skinny_gemm_kernel[(triton.cdiv(n, block_n), splits)](
-        x_desc=TensorDescriptor.from_tensor(x, [block_m, block_k]),
-        weight_desc=TensorDescriptor.from_tensor(weight, [block_n, block_k]),
+        x_ptr=x,
+        weight_ptr=weight,
         residual_ptr=out if residual is None else residual,
         out_ptr=out,
         m=m,
         n=n,
         K=k,
-        BLOCK_M=block_m,
+        BLOCK_M=max(16, triton.next_power_of_2(m)),
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         SPLITS=splits,
