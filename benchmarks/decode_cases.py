@@ -28,9 +28,8 @@ from benchmarks.kernel_cases import (
     variants_for,
 )
 from common.config import KernelsSection
-from common.ops.base import ForwardBatch, Ops, Residual
+from common.ops.base import ForwardBatch, Ops
 from common.ops.cuda_ops import CudaOps
-from common.ops.linear import settled
 from common.ops.linear_plan import Fusion, LinearPlans
 from common.ops.torch_ops import TorchOps
 
@@ -78,16 +77,15 @@ class Operands:
     batch: ForwardBatch
 
     def apply(self, ops: Ops, fusion: Fusion, weight: Tensor) -> Tensor:
-        x = Residual(self.x)
         match fusion:
             case Fusion.NORM:
-                return ops.norm_linear(x, self.norm, EPS, weight)
+                return ops.norm_linear(self.x, self.norm, EPS, weight)
             case Fusion.ADD:
-                return settled(ops.linear_add(self.x, weight, Residual(self.residual)), pdl=True)
+                return ops.linear_add(self.x, weight, self.residual)
             case Fusion.GATE:
-                return ops.norm_gate_up(x, self.norm, EPS, weight)
+                return ops.norm_gate_up(self.x, self.norm, EPS, weight)
             case Fusion.LOGITS:
-                return ops.logits(x, self.norm, EPS, weight, self.batch)
+                return ops.logits(self.x, self.norm, EPS, weight, self.batch)
 
     def in_fp32(self) -> "Operands":
         """The same at first, for the reference; one matrix."""

@@ -1,16 +1,15 @@
-"""Adds up what the programs of a split product left: alone, or on the way into the norm that reads it next.
+"""Adds up what the programs of a split product left: fp32 sums over stretches of K.
 
-Parts are fp32 sums over stretches of K, added in order, so that the result does not depend on timing.
+They are added in order, so that the result does not depend on timing.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from common.kernels.pdl import wait_for_predecessor
 
-COLUMNS = 512  # of a program that only adds
+COLUMNS = 512  # of a program
 
 
 @triton.jit
@@ -43,37 +42,6 @@ def _join_parts_kernel(
     tl.store(out_ptr + elements, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
-def _join_norm_kernel(
-    parts_ptr,  # [SPLITS, num_tokens, HIDDEN] fp32
-    residual_ptr,  # [num_tokens, HIDDEN]; the parts are added to it in place
-    weight_ptr,  # [HIDDEN]
-    out_ptr,  # [num_tokens, HIDDEN]
-    num_tokens,
-    eps,
-    SPLITS: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,  # power of two, at least HIDDEN
-    PDL: tl.constexpr,
-):
-    """Grid: (num_tokens,). One program a row, the row in registers."""
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < HIDDEN
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    wait_for_predecessor(PDL)
-    elements = token * HIDDEN + columns
-    acc = tl.zeros((BLOCK,), tl.float32)
-    for part in tl.static_range(SPLITS):
-        acc += tl.load(parts_ptr + part * num_tokens.to(tl.int64) * HIDDEN + elements, mask=inside, other=0.0)
-    acc += tl.load(residual_ptr + elements, mask=inside, other=0.0).to(tl.float32)
-    joined = acc.to(residual_ptr.dtype.element_ty)
-    tl.store(residual_ptr + elements, joined, mask=inside)
-    x = joined.to(tl.float32)  # the norm is of what is stored
-    y = x * tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps) * weight
-    tl.store(out_ptr + elements, y.to(out_ptr.dtype.element_ty), mask=inside)
-
-
 def join_parts(
     parts: Tensor,  # [splits, num_tokens, n] fp32, or [splits, 2, num_tokens, n] if gated; contiguous
     out: Tensor,  # [num_tokens, n]; overwritten
@@ -97,37 +65,6 @@ def join_parts(
         GATED=gated,
         PDL=pdl,
         num_warps=4,
-        launch_pdl=pdl,
-    )
-    return out
-
-
-def join_norm(
-    parts: Tensor,  # [splits, num_tokens, hidden] fp32, contiguous
-    residual: Tensor,  # [num_tokens, hidden], contiguous; the parts are added to it
-    weight: Tensor,  # [hidden]
-    eps: float,
-    *,
-    pdl: bool = False,
-) -> Tensor:
-    """The RMSNorm of `residual`, after the parts were added to it: `[num_tokens, hidden]`."""
-    num_tokens, hidden = residual.shape
-    assert parts.shape[1:] == residual.shape and parts.is_contiguous(), f"parts {tuple(parts.shape)}, residual differs"
-    assert residual.is_contiguous() and weight.shape == (hidden,), f"norm weight: ({hidden},) needed"
-    out = torch.empty_like(residual)
-    block = triton.next_power_of_2(hidden)
-    _join_norm_kernel[(num_tokens,)](
-        parts_ptr=parts,
-        residual_ptr=residual,
-        weight_ptr=weight,
-        out_ptr=out,
-        num_tokens=num_tokens,
-        eps=eps,
-        SPLITS=parts.shape[0],
-        HIDDEN=hidden,
-        BLOCK=block,
-        PDL=pdl,
-        num_warps=min(max(block // 512, 1), 16),
         launch_pdl=pdl,
     )
     return out

@@ -2,7 +2,7 @@
 
 Up to 64 tokens the time is that of reading the weights, if enough programs read at once. The tokens
 are the narrow side of the product, padded to 16, 32 or 64. Where the outputs are few, K is split as
-well: each part leaves fp32 sums that `join_parts` or `join_norm` adds up.
+well: each part leaves fp32 sums that `join_parts` adds up.
 """
 
 import triton

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from common.kernels.gemv import gemv
-from common.kernels.join_parts import join_norm, join_parts
+from common.kernels.join_parts import join_parts
 from common.kernels.skinny_gemm import skinny_gemm
 from common.ops import reference
 from common.ops.linear_plan import Kind, Plan
@@ -98,15 +98,3 @@ def test_the_residual_may_be_the_output(device: torch.device, dtype: torch.dtype
                 operands.x, operands.weight, residual, block_n=16, block_k=32, stages=2, warps=4, residual=residual
             )
         assert_close(residual, expected)
-
-
-@pytest.mark.parametrize(("num_tokens", "hidden", "splits"), [(1, 96, 2), (5, 1000, 3), (64, 33, 4)])
-def test_parts_are_added_on_the_way_into_the_norm(
-    num_tokens: int, hidden: int, splits: int, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
-) -> None:
-    parts = torch.randn(splits, num_tokens, hidden).to(device)
-    residual, weight = torch.randn(num_tokens, hidden).to(device, dtype), torch.randn(hidden).to(device, dtype)
-    expected = (residual.float() + parts.sum(0)).to(dtype)
-    out = join_norm(parts, residual, weight, EPS)
-    assert_close(residual, expected)
-    assert_close(out, reference.rms_norm(residual, weight, EPS))
