@@ -55,9 +55,13 @@ class DecodeRunner:
         how = f"{len(self.graphs)} graphs for 1 to {self.buckets[-1]} rows" if self.graphs else "no graphs"
         logger.info("decode step ready in %.1f s: %s", time.monotonic() - begin_s, how)
 
+    def bucket(self, num_rows: int) -> int:
+        """Rows of the step that is run for `num_rows`."""
+        return next(rows for rows in self.buckets if rows >= num_rows)
+
     def launch(self, num_rows: int) -> PendingTokens:
         """Start a step over the first `num_rows` rows."""
-        bucket = next(rows for rows in self.buckets if rows >= num_rows)
+        bucket = self.bucket(num_rows)
         with torch.inference_mode():
             with self.trace.device(num_rows, "rows"):
                 if bucket in self.graphs:

@@ -2,7 +2,8 @@
 
 The next step is launched before the last one's tokens are read: tokens, positions and slots advance
 on the device, and what the host does with a step happens in the shadow of the following one. The
-price is that a sequence ended by a stop token runs one step too many, whose token is dropped.
+price is that a sequence ended by a stop token runs one step too many, whose token is dropped. The
+launch waits until shortly before the running step ends (see `pace`), so that what arrives joins early.
 
 Life of a request here:
     1. `KVHandoff` waits until there is a row and blocks, then its blocks are pulled (see `intake`);
@@ -13,6 +14,7 @@ Life of a request here:
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
@@ -44,6 +46,7 @@ from common.token_columns import TokenColumns
 from decode_worker.batch import DecodeBatch
 from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
+from decode_worker.pace import Pace
 from decode_worker.runner import DecodeRunner
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Sequence
@@ -85,6 +88,7 @@ class DecodeWorker:
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, config.decode.local_chunk_tokens)
         self.trace = runner.trace
         self.in_flight: InFlight | None = None
+        self.pace = Pace()
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.poller = zmq.Poller()
@@ -125,12 +129,14 @@ class DecodeWorker:
             self._fail(sequence, ErrorCode.HANDOFF_LOST, "its lease was not confirmed in time")
 
     def step(self) -> None:
-        """Launch the next step, then collect the one before it."""
+        """Launch the next step shortly before the running one ends, then collect that one."""
+        self._hold()
         launched = self._launch()
         collected, self.in_flight = self.in_flight, launched
         if collected is not None:
             with self.trace.phase(WAIT):
                 self._tend(collected.step)
+            self.pace.ended()
             with self.trace.phase("collect"):
                 self._collect(collected)
         with self.trace.phase("local prompt"):
@@ -187,6 +193,7 @@ class DecodeWorker:
             return None
         with self.trace.phase("launch"):
             step = self.runner.launch(num_rows)
+            self.pace.launched(self.runner.bucket(num_rows))
             return InFlight(step, self.scheduler.launched())
 
     def _make_slots(self) -> bool:
@@ -202,9 +209,15 @@ class DecodeWorker:
             self._fail(victim, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
         return True
 
-    def _tend(self, step: PendingTokens) -> None:
-        """Serve sockets and pulls while the device works, so that a handoff that arrives now joins the next step."""
-        while not step.ready():
+    def _hold(self) -> None:
+        """Let handoffs join the next step for as long as the running one surely lasts."""
+        if self.in_flight is not None:
+            with self.trace.phase(WAIT):
+                self._tend(self.in_flight.step, self.pace.should_wait)
+
+    def _tend(self, step: PendingTokens, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Serve sockets and pulls while the device works on a step, and as long as it is wanted."""
+        while not step.ready() and wanted():
             self.receive()
             self.admit()
             time.sleep(TEND_INTERVAL_S)

@@ -22,8 +22,8 @@ async def test_each_worker_writes_its_steps_when_it_ends(checkpoint: Checkpoint,
         decode, no_device = read_trace(tmp_path / "trace-decode-0.json")
         assert not no_device
         names = [span["name"] for span in decode]
-        assert names.count("launch") == names.count("wait") == names.count("collect") >= 11
-        assert {"receive", "apply", "emit", "turn"} < set(names)
+        assert names.count("launch") == names.count("collect") >= 11
+        assert {"receive", "apply", "wait", "emit", "turn"} < set(names)
         prefill, _ = read_trace(tmp_path / "trace-prefill-0.json")
         assert {"receive", "schedule", "launch", "wait", "emit", "turn"} == {span["name"] for span in prefill}
         assert "host busy p50" in system.log("decode-0")
