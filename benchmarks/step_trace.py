@@ -21,12 +21,11 @@ from rich.table import Table
 from benchmarks.decode_step import StepBench, add_engine_flags
 from benchmarks.results import Row, append_rows, row_of
 from benchmarks.stats import Figure, percentile
-from common.landing import PendingTokens
+from common.landing import LOOK_INTERVAL_S, PendingTokens
 from common.sampling_params import SamplingParams
 from common.step_trace import WAIT, StepTrace, Trace, timing_events
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Sequence
-from decode_worker.worker import TEND_INTERVAL_S
 
 WARM_UP_STEPS = 20
 HOST_PHASES = ("apply", "launch", "collect")
@@ -84,7 +83,7 @@ class LaunchAhead:
         step, sequences = collected
         with self.trace.phase(WAIT):
             while not step.ready():
-                time.sleep(TEND_INTERVAL_S)
+                time.sleep(LOOK_INTERVAL_S)
         with self.trace.phase("collect"):
             for sequence, token in zip(sequences, step.tokens(), strict=True):
                 sequence.token_ids.append(token)

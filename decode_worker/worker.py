@@ -24,7 +24,7 @@ from common.drain import Drain
 from common.engine import Engine
 from common.errors import ErrorCode
 from common.finish import finish_reason
-from common.landing import PendingTokens
+from common.landing import LOOK_INTERVAL_S, PendingTokens
 from common.messages import (
     Abort,
     FinishReason,
@@ -54,8 +54,6 @@ from decode_worker.sequence import Sequence
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 50
-TEND_INTERVAL_S = 50e-6
-"""Between two looks at what the device is doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +218,7 @@ class DecodeWorker:
         while not step.ready() and wanted():
             self.receive()
             self.admit()
-            time.sleep(TEND_INTERVAL_S)
+            time.sleep(LOOK_INTERVAL_S)
 
     def _collect(self, in_flight: InFlight) -> None:
         tokens = in_flight.step.tokens()
@@ -317,7 +315,7 @@ class DecodeWorker:
         if self.in_flight is not None or self.scheduler.rows.sequences or len(self.local_prompts):
             return
         if self.intake.pulling:
-            time.sleep(TEND_INTERVAL_S)
+            time.sleep(LOOK_INTERVAL_S)
         else:
             self.poller.poll(IDLE_POLL_MS)
 
