@@ -74,6 +74,32 @@ def _fetch(
 
 
 @gluon.jit
+def _masked(scores, tile, positions, BLOCK_N: gl.constexpr):
+    """Scores of a tile of keys, -inf where the key comes after the query."""
+    keys = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores.type.layout))
+    return gl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
+
+
+@gluon.jit
+def _softmax(
+    scores,  # [ROWS, BLOCK_N] fp32
+    acc,  # [ROWS, HEAD_DIM] fp32, not yet normalized
+    row_max,  # [ROWS] fp32, in units of log2
+    row_sum,  # [ROWS] fp32
+    scale_log2,
+    dtype: gl.constexpr,
+):
+    """Weights of a tile as the product with V takes them, and the running state with the new maximum."""
+    weights_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
+    new_max = gl.maximum(row_max, gl.max(scores, axis=1) * scale_log2)
+    weights = gl.exp2(scores * scale_log2 - new_max[:, None])
+    decay = gl.exp2(row_max - new_max)
+    row_sum = row_sum * decay + gl.sum(weights, axis=1)
+    acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, acc.type.layout))[:, None]
+    return gl.convert_layout(weights.to(dtype), weights_layout), acc, new_max, row_sum
+
+
+@gluon.jit
 def _attend(
     shared,  # as in the kernel
     place,  # as in the kernel
@@ -89,7 +115,6 @@ def _attend(
     """Four warps' task: ROWS queries. Queries past the sequence's end are computed, whatever they hold, not stored."""
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BLOCK_N, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, HEAD_DIM, 16])
-    weights_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=out_layout, k_width=2)
     scores_rows: gl.constexpr = gl.SliceLayout(1, scores_layout)
     out_rows: gl.constexpr = gl.SliceLayout(1, out_layout)
     queries, k_ring, v_ring, queries_full, k_full, k_empty, v_full, v_empty = shared
@@ -109,34 +134,31 @@ def _attend(
     mbarrier.arrive(k_empty.index(0), count=1)
     slot = 0
     phase = 0
-    for tile in range(num_key_tiles):
+    for tile in range(num_key_tiles - 1):
         next_slot = slot + 1
         next_phase = phase
         if next_slot == STAGES:
             next_slot = 0
             next_phase ^= 1
-        has_next = tile + 1 < num_key_tiles  # if not, what the slot still holds is multiplied, for nothing
         if tile >= first_masked:
-            keys = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores_layout))
-            scores = gl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
-        mbarrier.wait(k_full.index(next_slot), next_phase, pred=has_next)
+            scores = _masked(scores, tile, positions, BLOCK_N)
+        mbarrier.wait(k_full.index(next_slot), next_phase)
         k = k_ring.index(next_slot).permute((1, 0))
         next_scores = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
-        new_max = gl.maximum(row_max, gl.max(scores, axis=1) * scale_log2)
-        weights = gl.exp2(scores * scale_log2 - new_max[:, None])
-        decay = gl.exp2(row_max - new_max)
-        row_sum = row_sum * decay + gl.sum(weights, axis=1)
-        row_max = new_max
-        acc = acc * gl.convert_layout(decay, out_rows)[:, None]
-        weights = gl.convert_layout(weights.to(queries.dtype), weights_layout)
+        weights, acc, row_max, row_sum = _softmax(scores, acc, row_max, row_sum, scale_log2, queries.dtype)
         mbarrier.wait(v_full.index(slot), phase)
         acc = warpgroup_mma(weights, v_ring.index(slot), acc, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[next_scores])
-        mbarrier.arrive(k_empty.index(next_slot), count=1, pred=has_next)
+        scores = warpgroup_mma_wait(1, deps=[next_scores])  # the product with V goes on
+        mbarrier.arrive(k_empty.index(next_slot), count=1)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index(slot), count=1)
         slot = next_slot
         phase = next_phase
+    scores = _masked(scores, num_key_tiles - 1, positions, BLOCK_N)
+    weights, acc, row_max, row_sum = _softmax(scores, acc, row_max, row_sum, scale_log2, queries.dtype)
+    mbarrier.wait(v_full.index(slot), phase)
+    acc = warpgroup_mma(weights, v_ring.index(slot), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
     out = acc / gl.convert_layout(row_sum, out_rows)[:, None]
     rows = begin + gl.arange(0, ROWS, out_rows)
     columns = query_column + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, out_layout))
