@@ -139,6 +139,7 @@ class DecodeWorkspace:
 
     partial: Tensor  # [max_heads_and_splits, head_dim] fp32
     lse: Tensor  # [max_heads_and_splits] fp32
+    arrivals: Tensor  # [max_num_seqs * num_kv_heads] int32, zero between launches; of the fused kernel
     num_sms: int
 
 
@@ -156,6 +157,7 @@ def make_workspace(
     return DecodeWorkspace(
         partial=torch.empty((parts, head_dim), dtype=torch.float32, device=device),
         lse=torch.empty((parts,), dtype=torch.float32, device=device),
+        arrivals=torch.zeros((max_num_seqs * num_kv_heads,), dtype=torch.int32, device=device),
         num_sms=num_sms,
     )
 
