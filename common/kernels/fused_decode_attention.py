@@ -1,15 +1,14 @@
-"""All between two products of a decode step in one launch: norms, RoPE, the write of K and V, and attention.
+"""All between two products of a decode step in one kernel: norms, RoPE, the write of K and V, and attention.
 
-Each program attends one KV head of one sequence over a part of the context (see `decode_attention`,
-whose workspace and number of splits it shares). A step writes one token a sequence, so the keys of all
-others are there before it begins: their first tiles are on their way by the tensor memory accelerator
-before the wait for the QKV projection. Then each program norms and rotates its queries itself; the first
-split does so with the new key too, which it writes and attends from registers.
+Each program attends one KV head of one sequence over a part of the context, as `decode_splits` divides it;
+where there is more than one part, a second kernel joins them. A step writes one token a sequence, so the
+keys of all others are there before it begins: their first tiles are on their way by the tensor memory
+accelerator before the wait for the QKV projection. Then each program norms and rotates its queries itself;
+that of the last part does so with the new key too, which it writes and attends from registers.
 
-The last program of a KV head to arrive joins the parts, in order, so that the result does not depend on
-who that is. Keys are the tall operand of `wgmma` and queries the short one: a group is rarely more than
-eight heads. Written in Gluon, Triton's lower layer, since there a copy can be begun in one place and
-awaited in another. Hopper only, two bytes an element; Triton's interpreter does not run it.
+Keys are the tall operand of `wgmma` and queries the short one: a group is rarely more than eight heads.
+Written in Gluon, Triton's lower layer, since there a copy can be begun in one place and awaited in
+another. Hopper only, two bytes an element; Triton's interpreter does not run it.
 """
 
 import torch
@@ -27,12 +26,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from common.kernels.decode_attention import LOG2_E, DecodeWorkspace, num_splits_for
-from common.kernels.last_program import is_last
-from common.kernels.softmax_parts import chunk_for, join_softmax_parts
+from common.kernels.decode_splits import (
+    LOG2_E,
+    PROGRAMS_PER_SM,
+    TILE,
+    DecodeWorkspace,
+    check_room,
+    combine,
+    divide_keys,
+    num_splits_for,
+)
 from common.ops.base import AttentionWeights
 
-TILE = 64  # keys that are multiplied at once
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head
 NUM_WARPS = 4
@@ -113,10 +118,9 @@ def _fused_decode_attention_kernel(
     pool_ptr,  # the same memory
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
     seq_lens_ptr,  # [num_seqs] int32
-    out_ptr,  # [num_seqs, NUM_KV * GROUP, HEAD_DIM], contiguous
-    partial_ptr,  # [num_seqs, NUM_KV, NUM_SPLITS, GROUP, HEAD_DIM] fp32
-    lse_ptr,  # [num_seqs, NUM_KV, NUM_SPLITS, GROUP] fp32, in units of log2
-    arrivals_ptr,  # [num_seqs, NUM_KV] int32, 0 before and after
+    out_ptr,  # [num_seqs, NUM_KV * GROUP, HEAD_DIM], contiguous; written here if NUM_SPLITS is 1
+    partial_ptr,  # [num_seqs, NUM_KV * GROUP, NUM_SPLITS, HEAD_DIM] fp32
+    lse_ptr,  # [num_seqs, NUM_KV * GROUP, NUM_SPLITS] fp32, in units of log2
     eps,
     scale_log2,  # softmax scale times log2(e)
     table_stride,
@@ -130,8 +134,6 @@ def _fused_decode_attention_kernel(
     NUM_SPLITS: gl.constexpr,
     TILE: gl.constexpr,
     STAGES: gl.constexpr,  # tiles on the way at once
-    HEADS: gl.constexpr,  # as in `join_softmax_parts`
-    CHUNK: gl.constexpr,
     HAS_NORM: gl.constexpr,
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
@@ -152,15 +154,14 @@ def _fused_decode_attention_kernel(
     kv_head = gl.program_id(1)
     split = gl.program_id(2)
     seq_len = gl.load(seq_lens_ptr + seq)
-    past = gl.maximum(seq_len - 1, 0)  # keys of earlier steps, and so the new one's position
-    tiles = (past + TILE - 1) // TILE
-    split_tiles = gl.maximum((tiles + NUM_SPLITS - 1) // NUM_SPLITS, 1)
-    num_live = gl.maximum((tiles + split_tiles - 1) // split_tiles, 1)  # splits with work
-    if split >= num_live:
+    split_keys, num_live = divide_keys(seq_len, NUM_SPLITS, TILE)
+    # The first split stays even without keys: were no program to wait, the next kernel could overtake the one before.
+    if split >= gl.maximum(num_live, 1):
         return
 
-    num_tiles = gl.minimum(split_tiles, tiles - split * split_tiles)
-    begin = split * split_tiles * TILE
+    past = gl.maximum(seq_len - 1, 0)  # keys of earlier steps, and so the new one's position
+    begin = split * split_keys
+    num_tiles = (gl.minimum(past - begin, split_keys) + TILE - 1) // TILE  # none if the new key is the only one
     num_blocks = (past + BLOCK_SIZE - 1) // BLOCK_SIZE
     table_ptr = block_tables_ptr + seq.to(gl.int64) * table_stride
     column = kv_head * HEAD_DIM
@@ -204,7 +205,7 @@ def _fused_decode_attention_kernel(
     fence_async_shared()
     tl.debug_barrier()
 
-    has_new = (split == 0) & (seq_len > 0)
+    has_new = split == num_live - 1
     if has_new:
         slot_row = new_block.to(gl.int64) * block_rows + layer_row + past % BLOCK_SIZE
         slot_ptr = pool_ptr + slot_row * WIDTH + column
@@ -255,19 +256,15 @@ def _fused_decode_attention_kernel(
 
     out = acc / gl.where(row_sum > 0, row_sum, 1.0)[None, :]  # a row of padding gives zeros
     group = gl.arange(0, ROWS, mma_rows)
-    elements = group[None, :] * HEAD_DIM + dims[:, None]
     present = (group < GROUP)[None, :]
-    pair = seq * NUM_KV + kv_head
-    out_ptr += pair.to(gl.int64) * (GROUP * HEAD_DIM)
-    if num_live == 1:
+    heads = seq.to(gl.int64) * (NUM_KV * GROUP) + kv_head * GROUP + group  # [ROWS], over all sequences
+    if NUM_SPLITS == 1:
+        elements = heads[None, :] * HEAD_DIM + dims[:, None]
         gl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
     else:
-        lse_ptr += pair * (NUM_SPLITS * GROUP)
-        partial_ptr += pair * (NUM_SPLITS * GROUP * HEAD_DIM)
-        gl.store(partial_ptr + split * (GROUP * HEAD_DIM) + elements, out, mask=present)
-        gl.store(lse_ptr + split * GROUP + group, row_max + gl.log2(row_sum), mask=group < GROUP)
-        if is_last(arrivals_ptr + pair, num_live):
-            join_softmax_parts(partial_ptr, lse_ptr, out_ptr, num_live, GROUP, HEAD_DIM, HEADS, CHUNK)
+        parts = heads * NUM_SPLITS + split
+        gl.store(partial_ptr + parts[None, :] * HEAD_DIM + dims[:, None], out, mask=present)
+        gl.store(lse_ptr + parts, row_max + gl.log2(row_sum), mask=group < GROUP)
 
 
 def is_supported(num_q_heads: int, kv_cache: Tensor) -> bool:
@@ -287,25 +284,25 @@ def fused_decode_attention(
     workspace: DecodeWorkspace,
     *,
     pdl: bool = False,
+    programs_per_sm: int = PROGRAMS_PER_SM,
+    stages: int | None = None,
 ) -> Tensor:
     """Write K and V of each sequence's last token to its slot, and attend: `[num_seqs, num_q_heads * head_dim]`.
 
     The token's position is `seq_len - 1`, its slot that position's in the block table. Padding gives zeros
     and writes nothing. With `pdl`, block tables, seq_lens and all K and V but the new must be older than the
-    kernel before this one.
+    kernel before this one. `programs_per_sm`: what the number of splits aims at, at most the workspace's;
+    `stages`: tiles on the way at once, by default as many as let three programs share a multiprocessor if
+    contexts are split.
     """
     _check(qkv, weights, kv_cache, block_tables, seq_lens)
-    num_seqs, head_dim = qkv.shape[0], weights.head_dim
+    num_seqs, num_q, head_dim = qkv.shape[0], weights.num_q_heads, weights.head_dim
     _, num_layers, _, block_size, num_kv, _ = kv_cache.shape
-    out = torch.empty((num_seqs, weights.num_q_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
+    out = torch.empty((num_seqs, num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_seqs == 0:
-        return out
-    num_splits = num_splits_for(num_seqs, num_kv, workspace.num_sms)
-    parts = num_seqs * weights.num_q_heads * num_splits
-    fits = parts <= workspace.lse.shape[0] and num_seqs * num_kv <= workspace.arrivals.shape[0]
-    assert fits, f"{num_seqs} rows: more than the workspace holds"
-    assert workspace.partial.shape[1] == head_dim, f"workspace {tuple(workspace.partial.shape)}: head_dim differs"
-    block_rows = num_layers * 2 * block_size
+        return out.flatten(1)
+    num_splits = num_splits_for(num_seqs, num_kv, workspace.num_sms, programs_per_sm)
+    check_room(workspace, num_seqs, num_q, num_splits, head_dim)
     _fused_decode_attention_kernel[(num_seqs, num_kv, num_splits)](
         qkv_ptr=qkv,
         q_norm_ptr=weights.rope if weights.q_norm is None else weights.q_norm,
@@ -318,36 +315,27 @@ def fused_decode_attention(
         out_ptr=out,
         partial_ptr=workspace.partial,
         lse_ptr=workspace.lse,
-        arrivals_ptr=workspace.arrivals,
         eps=weights.norm_eps,
         scale_log2=head_dim**-0.5 * LOG2_E,
         table_stride=block_tables.stride(0),
-        block_rows=block_rows,
+        block_rows=num_layers * 2 * block_size,
         layer_row=layer_id * 2 * block_size,
         NUM_KV=num_kv,
+        GROUP=num_q // num_kv,
+        ROWS=max(MIN_ROWS, triton.next_power_of_2(num_q // num_kv)),
+        HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        NUM_SPLITS=num_splits,
+        TILE=TILE,
+        STAGES=stages or (3 if num_splits == 1 else 2),
         HAS_NORM=weights.q_norm is not None,
         PDL=pdl,
         num_warps=NUM_WARPS,
         launch_pdl=pdl,
-        **_tiles(weights.num_q_heads // num_kv, head_dim, num_splits),
     )
-    return out
-
-
-def _tiles(group: int, head_dim: int, num_splits: int) -> dict[str, int]:
-    """Sizes that follow from the heads and the number of splits."""
-    heads = triton.next_power_of_2(group)
-    return {
-        "GROUP": group,
-        "ROWS": max(MIN_ROWS, heads),
-        "HEAD_DIM": head_dim,
-        "NUM_SPLITS": num_splits,
-        "TILE": TILE,
-        "STAGES": 3 if num_splits == 1 else 2,  # with two, three programs share a multiprocessor
-        "HEADS": heads,
-        "CHUNK": chunk_for(num_splits, heads, head_dim),
-    }
+    if num_splits > 1:
+        combine(out, seq_lens, workspace, num_splits, pdl=pdl)
+    return out.flatten(1)
 
 
 def _descriptor(kv_cache: Tensor) -> TensorDescriptor:

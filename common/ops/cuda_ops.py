@@ -5,7 +5,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.config import KernelsSection
-from common.kernels.decode_attention import DecodeWorkspace, decode_attention, make_workspace
+from common.kernels.decode_attention import decode_attention
+from common.kernels.decode_splits import DecodeWorkspace, make_workspace
 from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
 from common.kernels.long_attention import is_long, long_attention
 from common.kernels.prefill_attention import prefill_attention
