@@ -119,7 +119,11 @@ def product_case(num_tokens: int, which: Product) -> Case:
 
 
 def attention_case(num_seqs: int, seq_len: int) -> Case:
-    """Query/key norm, RoPE, the write of K and V, and attention: all that lies between two products."""
+    """Query/key norm, RoPE, the write of K and V, and attention: all that lies between two products.
+
+    Where one kernel does it all (`fused`) these are the bytes that it moves: keys and values read but for the
+    new ones, which are written, QKV read and the output written. Split attention moves a little more.
+    """
     num_bytes = num_seqs * (seq_len * TOKEN_BYTES + (QKV + NUM_Q * HEAD_DIM) * 2)
     num_layers = variants_for(num_bytes)
     pool, batch = decode_batch(num_seqs, seq_len, num_layers)
@@ -131,7 +135,8 @@ def attention_case(num_seqs: int, seq_len: int) -> Case:
     def expected() -> Tensor:
         return TorchOps(pool).attention(qkv, weights, 0, batch)
 
-    return Case(f"decode attention {num_seqs} x {seq_len}", run, expected, num_layers, num_bytes)
+    how = "fused" if ops.fuses_attention(NUM_Q) else "split"
+    return Case(f"decode attention {num_seqs} x {seq_len} ({how})", run, expected, num_layers, num_bytes)
 
 
 def decode_batch(num_seqs: int, seq_len: int, num_layers: int) -> tuple[Tensor, ForwardBatch]:

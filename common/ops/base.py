@@ -14,8 +14,9 @@ from torch import Tensor
 class ForwardBatch:
     """Which tokens of which sequences one step computes; ragged, without padding between sequences.
 
-    A decode batch has one token a sequence (`max_query_len` 1). A row may be padding: its slot is -1
-    and its seq_len 0; nothing is written for it and its output is unspecified but finite.
+    A decode batch has one token a sequence (`max_query_len` 1), the last: its position is seq_len - 1, its
+    slot that position's in the block table. A row may be padding: its slot is -1 and its seq_len 0;
+    nothing is written for it and its output is unspecified but finite.
     """
 
     token_ids: Tensor  # [num_tokens] int32

@@ -5,7 +5,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.config import KernelsSection
-from common.kernels.decode_attention import DecodeWorkspace, decode_attention, make_workspace
+from common.kernels.decode_attention import decode_attention
+from common.kernels.decode_splits import DecodeWorkspace, make_workspace
+from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
 from common.kernels.long_attention import is_long, long_attention
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
@@ -33,7 +35,7 @@ class CudaOps:
         self.pdl = pdl
         properties = torch.cuda.get_device_properties(kv_cache.device)
         self._num_sms = properties.multi_processor_count
-        self._is_hopper = properties.major == 9  # what `long_attention` is written for
+        self._is_hopper = properties.major == 9  # what the kernels in Gluon are written for
         # Planned kernels fuse norm and activation, and are made for two bytes an element.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and kv_cache.element_size() == 2
@@ -51,6 +53,11 @@ class CudaOps:
         step = (kernels.norm, kernels.rope, kernels.activation, kernels.decode_attention)
         return all(choice == "triton" for choice in step)
 
+    def fuses_attention(self, num_q_heads: int) -> bool:
+        """Whether attention of one token a sequence, with all that precedes it, is one kernel."""
+        chosen = self.kernels.rope == self.kernels.decode_attention == "triton"
+        return chosen and self._is_hopper and is_supported(num_q_heads, self.kv_cache)
+
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return functional.embedding(token_ids, table)
 
@@ -59,9 +66,15 @@ class CudaOps:
         return self._linear.norm_linear(plan, x, norm, eps, weight, x.dtype, self.pdl)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        one_token_each = batch.max_query_len == 1 and qkv.shape[0] == batch.seq_lens.shape[0]
+        if one_token_each and self.fuses_attention(weights.num_q_heads):
+            workspace = self._decode_workspace(weights.num_q_heads)
+            tables, seq_lens = batch.block_tables, batch.seq_lens
+            return fused_decode_attention(
+                qkv, weights, self.kv_cache, layer_id, tables, seq_lens, workspace, pdl=self.pdl
+            )
         k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
         q = self._rotate_and_write(qkv, weights, batch, k_cache, v_cache)
-        one_token_each = batch.max_query_len == 1 and q.shape[0] == batch.seq_lens.shape[0]
         attend = self._decode_attention if one_token_each else self._prefill_attention
         return attend(q, k_cache, v_cache, batch).flatten(1)
 

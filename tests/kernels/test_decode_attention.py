@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.decode_attention import decode_attention, make_workspace, num_splits_for
+from common.kernels.decode_attention import decode_attention
+from common.kernels.decode_splits import make_workspace
 from common.ops import reference
 from common.ops.base import ForwardBatch
 
@@ -68,16 +69,3 @@ def test_full_size_equals_reference(
     k, v = pool[:, 1, 0], pool[:, 1, 1]
     out = decode_attention(q, k, v, batch.block_tables, batch.seq_lens, 128**-0.5, workspace)
     assert_close(out, reference.paged_attention(q, k, v, batch, 128**-0.5))
-
-
-def test_splits_fill_the_gpu_and_no_more() -> None:
-    assert num_splits_for(1, 8, 132) == 64
-    assert num_splits_for(8, 8, 132) == 8
-    assert num_splits_for(64, 8, 132) == 1
-    assert num_splits_for(1024, 8, 1) == 1
-
-
-def test_any_batch_fits_the_workspace() -> None:
-    workspace = make_workspace(256, 32, 8, 128, 132, torch.device("cpu"))
-    assert workspace.lse.shape[0] >= max(32 * n * num_splits_for(n, 8, 132) for n in range(1, 257))
-    assert workspace.partial.shape == (workspace.lse.shape[0], 128)

@@ -122,3 +122,14 @@ def test_graphs_need_every_decode_kernel(cuda: torch.device) -> None:
     assert CudaOps(pool, KernelsSection(prefill_attention="torch"), 1).graph_safe
     assert not CudaOps(pool, KernelsSection(decode_attention="torch"), 1).graph_safe
     assert not CudaOps(pool, KernelsSection(rope="torch"), 1).graph_safe
+
+
+def test_attention_is_fused_on_hopper(cuda: torch.device) -> None:
+    from common.ops.cuda_ops import CudaOps
+
+    pool = torch.zeros((1, 1, 2, 16, 2, 64), device=cuda, dtype=torch.bfloat16)
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    assert CudaOps(pool, KernelsSection(), 1).fuses_attention(8) == hopper
+    assert not CudaOps(pool.float(), KernelsSection(), 1).fuses_attention(8)
+    assert not CudaOps(pool, KernelsSection(decode_attention="torch"), 1).fuses_attention(8)
+    assert not CudaOps(pool, KernelsSection(rope="torch"), 1).fuses_attention(8)
