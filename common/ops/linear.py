@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from common.kernels.gemv import gemv
 from common.kernels.join_parts import join_parts
+from common.kernels.ring_gemm import ring_gemm
 from common.kernels.rms_norm import rms_norm
 from common.kernels.silu_mul import silu_mul
 from common.kernels.skinny_gemm import skinny_gemm
@@ -41,7 +42,7 @@ class FusedLinear:
         out = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
         if plan.kind is Kind.GEMV:
             return gemv(x, weight, out, norm=norm, eps=eps, pdl=pdl, **plan.gemv_tiles)
-        return _skinny(plan, rms_norm(x, norm, eps, pdl=pdl), weight, out, pdl=pdl)
+        return _split(plan, rms_norm(x, norm, eps, pdl=pdl), weight, out, pdl=pdl)
 
     def linear_add(self, plan: Plan, x: Tensor, weight: Tensor, residual: Tensor, pdl: bool) -> Tensor:
         """`residual + x @ weight.T`, in the memory of `residual`."""
@@ -49,7 +50,7 @@ class FusedLinear:
             return torch.addmm(residual, x, weight.t(), out=residual)
         if plan.kind is Kind.GEMV:
             return gemv(x, weight, residual, residual=residual, pdl=pdl, **plan.gemv_tiles)
-        return _skinny(plan, x, weight, residual, residual=residual, pdl=pdl)
+        return _split(plan, x, weight, residual, residual=residual, pdl=pdl)
 
     def norm_gate_up(self, plan: Plan, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor, pdl: bool) -> Tensor:
         """`silu(g) * u` of `rms_norm(x) @ gate_up.T`: `[num_tokens, inner]`."""
@@ -58,20 +59,29 @@ class FusedLinear:
         out = torch.empty((x.shape[0], gate_up.shape[0] // 2), dtype=x.dtype, device=x.device)
         if plan.kind is Kind.GEMV:
             return gemv(x, gate_up, out, norm=norm, eps=eps, gated=True, pdl=pdl, **plan.gemv_tiles)
-        return _skinny(plan, rms_norm(x, norm, eps, pdl=pdl), gate_up, out, gated=True, pdl=pdl)
+        return _split(plan, rms_norm(x, norm, eps, pdl=pdl), gate_up, out, gated=True, pdl=pdl)
 
     def _normed(self, x: Tensor, norm: Tensor, eps: float, pdl: bool) -> Tensor:
         return rms_norm(x, norm, eps, pdl=pdl) if self.norm is None else self.norm(x, norm, eps)
 
 
-def _skinny(
+def _split(
     plan: Plan, x: Tensor, weight: Tensor, out: Tensor, *,
     residual: Tensor | None = None, gated: bool = False, pdl: bool,
 ) -> Tensor:  # fmt: skip
+    """The kernels that may split K, and what joins the parts."""
     if plan.splits == 1:
-        return skinny_gemm(x, weight, out, residual=residual, gated=gated, pdl=pdl, **plan.skinny_tiles)
+        return _product(plan, x, weight, out, residual=residual, gated=gated, pdl=pdl)
     num_tokens, n = out.shape
     shape = (plan.splits, 2, num_tokens, n) if gated else (plan.splits, num_tokens, n)
     parts = torch.empty(shape, dtype=torch.float32, device=x.device)  # in a captured graph, the graph's own memory
-    skinny_gemm(x, weight, parts, splits=plan.splits, gated=gated, pdl=pdl, **plan.skinny_tiles)
+    _product(plan, x, weight, parts, residual=None, gated=gated, pdl=pdl)
     return join_parts(parts, out, residual=residual, gated=gated, pdl=pdl)
+
+
+def _product(
+    plan: Plan, x: Tensor, weight: Tensor, out: Tensor, *, residual: Tensor | None, gated: bool, pdl: bool
+) -> Tensor:
+    if plan.kind is Kind.RING:
+        return ring_gemm(x, weight, out, splits=plan.splits, residual=residual, gated=gated, pdl=pdl, **plan.ring_tiles)
+    return skinny_gemm(x, weight, out, splits=plan.splits, residual=residual, gated=gated, pdl=pdl, **plan.skinny_tiles)
