@@ -145,8 +145,8 @@ def _long_attention_kernel(
     tl.store(out_ptr + rows + tl.arange(0, HEAD_DIM)[None, :], out, mask=(queries < query_len)[:, None])
 
 
-def fits(q: Tensor, num_keys: int) -> bool:
-    """Whether a step is of the kind that this is for; `num_keys` are the keys of all its sequences."""
+def is_long(q: Tensor, num_keys: int) -> bool:
+    """Whether a step is of the kind that this is for; `num_keys` are the keys of all its sequences, 0 if unknown."""
     num_tokens, _, head_dim = q.shape
     return num_tokens > MIN_TOKENS and 0 < num_keys <= MAX_KEYS and head_dim in (64, 128) and q.element_size() == 2
 
