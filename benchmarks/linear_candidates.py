@@ -86,13 +86,15 @@ def _skinny_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
 def _ring_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
     """Rings that leave room for one of the next kernel on a multiprocessor, and larger ones that do not."""
     sides = 2 if shape.fusion is Fusion.GATE else 1
-    splits = (1, 2, 4) if shape.fusion is Fusion.ADD else (1, 2) if shape.fusion is Fusion.NORM else (1,)
-    for block_k, ring_bytes, split in product((64, 128), (50_000, 100_000, 180_000), splits):
+    splits = (1, 2, 4, 8) if shape.fusion is Fusion.ADD else (1,)
+    plans = []
+    for block_k, ring_bytes, split in product((64, 128), (50_000, 74_000, 110_000, 200_000), splits):
         programs = -(-shape.n // 64) * split
         slot_bytes = (64 * sides + max(tokens, 8)) * block_k * 2
         stages = min(ring_bytes // slot_bytes, shape.k // (split * block_k))
         if programs >= 76 and stages >= 2 and shape.k % (split * block_k) == 0:
-            yield Plan(Kind.RING, block_k=block_k, stages=stages, splits=split)
+            plans.append(Plan(Kind.RING, block_k=block_k, stages=stages, splits=split))
+    yield from dict.fromkeys(plans)
 
 
 class Operands:
