@@ -33,7 +33,7 @@ class CudaOps:
         self.pdl = pdl
         properties = torch.cuda.get_device_properties(kv_cache.device)
         self._num_sms = properties.multi_processor_count
-        self._has_tma = properties.major >= 9  # the tensor memory accelerator, from Hopper on
+        self._is_hopper = properties.major == 9  # what `long_attention` is written for
         # Planned kernels fuse norm and activation, and are made for two bytes an element.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and kv_cache.element_size() == 2
@@ -92,7 +92,7 @@ class CudaOps:
         scale = q.shape[2] ** -0.5
         if self.kernels.prefill_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, batch, scale)
-        if self._has_tma and is_long(q, batch.num_keys):
+        if self._is_hopper and is_long(q, batch.num_keys):
             return long_attention(
                 q, k_cache, v_cache, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale
             )
