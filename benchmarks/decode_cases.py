@@ -28,7 +28,8 @@ from benchmarks.kernel_cases import (
     variants_for,
 )
 from common.config import KernelsSection
-from common.ops.base import ForwardBatch, Ops
+from common.kernels.join_parts import join_parts
+from common.ops.base import ForwardBatch, Ops, Residual
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, LinearPlans
 from common.ops.torch_ops import TorchOps
@@ -79,18 +80,23 @@ class Operands:
     def apply(self, ops: Ops, fusion: Fusion, weight: Tensor) -> Tensor:
         match fusion:
             case Fusion.NORM:
-                return ops.norm_linear(self.x, self.norm, EPS, weight)
+                return ops.norm_linear(Residual(self.x), self.norm, EPS, weight)
             case Fusion.ADD:
-                return ops.linear_add(self.x, weight, self.residual)
+                return _whole(ops.linear_add(self.x, weight, Residual(self.residual)))
             case Fusion.GATE:
-                return ops.norm_gate_up(self.x, self.norm, EPS, weight)
+                return ops.norm_gate_up(Residual(self.x), self.norm, EPS, weight)
             case Fusion.LOGITS:
-                return ops.logits(self.x, self.norm, EPS, weight, self.batch)
+                return ops.logits(Residual(self.x), self.norm, EPS, weight, self.batch)
 
     def in_fp32(self) -> "Operands":
         """The same at first, for the reference; one matrix."""
         weights, residual = [self.weights[0].float()], torch.zeros_like(self.residual, dtype=torch.float32)
         return replace(self, x=self.x.float(), norm=self.norm.float(), weights=weights, residual=residual)
+
+
+def _whole(x: Residual) -> Tensor:
+    """The rows with their parts; in a step, the norm that follows adds them."""
+    return x.rows if x.parts is None else join_parts(x.parts, x.rows, pdl=True)
 
 
 def product_case(num_tokens: int, which: Product) -> Case:

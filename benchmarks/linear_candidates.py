@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.make_checkpoint import PRESETS
+from common.ops.base import Residual
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan
 
@@ -55,6 +56,7 @@ def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
         yield from _gemv_candidates(shape)
     else:
         yield from _skinny_candidates(shape, tokens)
+    yield from _ring_candidates(shape, tokens)
 
 
 def _gemv_candidates(shape: Shape) -> Iterator[Plan]:
@@ -69,7 +71,7 @@ def _gemv_candidates(shape: Shape) -> Iterator[Plan]:
 
 def _skinny_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
     sides = 2 if shape.fusion is Fusion.GATE else 1
-    splits = (1, 2, 4, 8) if shape.fusion is Fusion.ADD else (1, 2) if shape.fusion is Fusion.NORM else (1,)
+    splits = (1, 2, 4, 8) if shape.fusion is Fusion.ADD else (1,)
     for (block_n, block_k, stages), split in product(TILES, splits):
         programs = -(-shape.n // block_n) * split
         shared_bytes = (block_n * sides + max(tokens, 16)) * block_k * 2 * (stages - 1)
@@ -80,6 +82,20 @@ def _skinny_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
         yield Plan(
             Kind.SKINNY, block_n=block_n, block_k=block_k, splits=split, stages=stages, warps=8 if block_n == 128 else 4
         )
+
+
+def _ring_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
+    """Rings that leave room for one of the next kernel on a multiprocessor, and larger ones that do not."""
+    sides = 2 if shape.fusion is Fusion.GATE else 1
+    splits = (1, 2, 4, 8) if shape.fusion is Fusion.ADD else (1,)
+    plans = []
+    for block_k, ring_bytes, split in product((64, 128, 256), (50_000, 74_000, 110_000, 160_000, 210_000), splits):
+        programs = -(-shape.n // 64) * split
+        slot_bytes = (64 * sides + max(tokens, 8)) * block_k * 2
+        stages = min(ring_bytes // slot_bytes, shape.k // (split * block_k))
+        if programs >= 76 and stages >= 2 and shape.k % (split * block_k) == 0:
+            plans.append(Plan(Kind.RING, block_k=block_k, stages=stages, splits=split))
+    yield from dict.fromkeys(plans)
 
 
 class Operands:
@@ -96,14 +112,14 @@ class Operands:
         x = self.x
         match self.shape.fusion:
             case Fusion.ADD:
-                residual = torch.zeros(x.shape[0], self.shape.n, device="cuda", dtype=torch.bfloat16)
-                return self.linear.linear_add(plan, x, self.weight, residual, pdl)
+                residual = Residual(torch.zeros(x.shape[0], self.shape.n, device="cuda", dtype=torch.bfloat16))
+                return self.linear.whole(self.linear.linear_add(plan, x, self.weight, residual, pdl), pdl)
             case Fusion.GATE:
-                return self.linear.norm_gate_up(plan, x, self.norm, EPS, self.weight, pdl)
+                return self.linear.norm_gate_up(plan, Residual(x), self.norm, EPS, self.weight, pdl)
             case Fusion.NORM:
-                return self.linear.norm_linear(plan, x, self.norm, EPS, self.weight, torch.bfloat16, pdl)
+                return self.linear.norm_linear(plan, Residual(x), self.norm, EPS, self.weight, torch.bfloat16, pdl)
             case Fusion.LOGITS:
-                return self.linear.norm_linear(plan, x, self.norm, EPS, self.weight, torch.float32, pdl)
+                return self.linear.norm_linear(plan, Residual(x), self.norm, EPS, self.weight, torch.float32, pdl)
 
     def is_right(self, plan: Plan) -> bool:
         """Whether the plan can be run and agrees with cuBLAS."""

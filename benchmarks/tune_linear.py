@@ -30,8 +30,8 @@ from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, Kind, Plan, plan_file, rule_of_thumb
 
 TOKENS = (1, 4, 8, 16, 32, 64)  # each stands for the token counts up to it
-LAYERS, CONTEXT, BLOCK_SIZE = 6, 512, 16  # six layers are more than the cache holds
-REPLAYS, ROUNDS = 9, 2
+LAYERS, CONTEXT, BLOCK_SIZE = 6, 1024, 16  # six layers are more than the cache holds
+REPLAYS, ROUNDS = 15, 2
 COMPILERS = 14
 
 Row = dict[str, object]

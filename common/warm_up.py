@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from common.engine import Engine
-from common.ops.base import ForwardBatch, Ops, SamplingTensors
+from common.ops.base import ForwardBatch, Ops, Residual, SamplingTensors
 from common.prompt_buffers import PromptChunk
 from common.prompt_runner import PromptRunner
 from common.sampling_params import SamplingParams
@@ -72,12 +72,12 @@ def _operations(engine: Engine, ops: Ops, count: int, is_decode: bool) -> list[C
 
     hidden, inner = model.embed.shape[1], layer.down.shape[1]
     return [
-        lambda: ops.norm_linear(zeros(hidden), layer.attention_norm, eps, layer.qkv),
+        lambda: ops.norm_linear(Residual(zeros(hidden)), layer.attention_norm, eps, layer.qkv),
         lambda: ops.attention(zeros(layer.qkv.shape[0]), layer.attention, 0, batch),
-        lambda: ops.linear_add(zeros(layer.o.shape[1]), layer.o, zeros(hidden)),
-        lambda: ops.norm_gate_up(zeros(hidden), layer.mlp_norm, eps, layer.gate_up),
-        lambda: ops.linear_add(zeros(inner), layer.down, zeros(hidden)),
-        lambda: ops.logits(zeros(hidden), model.norm, eps, model.lm_head, batch),
+        lambda: ops.linear_add(zeros(layer.o.shape[1]), layer.o, Residual(zeros(hidden))),
+        lambda: ops.norm_gate_up(Residual(zeros(hidden)), layer.mlp_norm, eps, layer.gate_up),
+        lambda: ops.linear_add(zeros(inner), layer.down, Residual(zeros(hidden))),
+        lambda: ops.logits(Residual(zeros(hidden)), model.norm, eps, model.lm_head, batch),
         sample,
     ]
 

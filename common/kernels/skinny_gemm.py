@@ -2,7 +2,7 @@
 
 Up to 64 tokens the time is that of reading the weights, if enough programs read at once. The tokens
 are the narrow side of the product, padded to 16, 32 or 64. Where the outputs are few, K is split as
-well: each part leaves fp32 sums that `join_parts` adds up.
+well: each part leaves fp32 sums that the next norm adds up.
 """
 
 import triton
@@ -17,7 +17,7 @@ def _skinny_gemm_kernel(
     x_ptr,  # [m, k], contiguous
     weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
     residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
-    out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32, or [SPLITS, 2, m, n] if GATED
+    out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
     m,
     n,
     K: tl.constexpr,
@@ -56,10 +56,7 @@ def _skinny_gemm_kernel(
     elements = tokens[None, :].to(tl.int64) * n + rows[:, None]
     inside = inside_n & inside_m
     if SPLITS > 1:
-        out_ptr += tl.program_id(1).to(tl.int64) * m * n * (2 if GATED else 1)
-        tl.store(out_ptr + elements, acc, mask=inside)
-        if GATED:
-            tl.store(out_ptr + m.to(tl.int64) * n + elements, up_acc, mask=inside)
+        tl.store(out_ptr + tl.program_id(1).to(tl.int64) * m * n + elements, acc, mask=inside)
     else:
         if GATED:
             acc = acc / (1.0 + tl.exp(-acc)) * up_acc
@@ -71,7 +68,7 @@ def _skinny_gemm_kernel(
 def skinny_gemm(
     x: Tensor,  # [m, k], contiguous, m up to 64
     weight: Tensor,  # [n, k], or [2 * n, k] if gated
-    out: Tensor,  # [m, n], or fp32 parts [splits, m, n], [splits, 2, m, n] if gated; overwritten
+    out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
     *,
     block_n: int,
     block_k: int,
@@ -85,11 +82,13 @@ def skinny_gemm(
     """`x @ weight.T`, then `+ residual` or `silu(gate) * up`, or with splits the parts of it; returns `out`."""
     m, k = x.shape
     n = weight.shape[0] // (2 if gated else 1)
-    parts = (splits, 2, m, n) if gated else (splits, m, n)
     assert 1 <= m <= 64, f"{m} tokens: 1 to 64 here"
     assert weight.shape[1] == k and x.is_contiguous() and weight.is_contiguous(), "x and weight: contiguous, alike in k"
-    assert out.shape == (parts if splits > 1 else (m, n)) and out.is_contiguous(), f"out {tuple(out.shape)}: wrong"
-    assert residual is None or (splits == 1 and residual.shape == (m, n)), "the residual is joined to parts later"
+    assert out.shape == ((splits, m, n) if splits > 1 else (m, n)) and out.is_contiguous(), (
+        f"out {tuple(out.shape)}: wrong"
+    )
+    assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
+    assert splits == 1 or (residual is None and not gated), "parts are sums of the product alone"
     _skinny_gemm_kernel[(triton.cdiv(n, block_n), splits)](
         x_ptr=x,
         weight_ptr=weight,

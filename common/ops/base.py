@@ -44,14 +44,22 @@ class AttentionWeights:
     head_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The residual stream between a product that was added to it and the norm that follows."""
+
+    rows: Tensor  # [num_tokens, hidden]
+    parts: Tensor | None = None  # [splits, num_tokens, hidden] fp32: what the norm still adds to `rows`, where they lie
+
+
 class Ops(Protocol):
     """Activations are `[num_tokens, ...]` in the model's dtype; weights are `[out, in]`, contiguous."""
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
         """Rows of `table [vocab, hidden]`: `[num_tokens, hidden]`."""
         ...
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         """`rms_norm(x) @ weight.T`: `[num_tokens, out]`."""
         ...
 
@@ -62,15 +70,15 @@ class Ops(Protocol):
         """
         ...
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        """`residual + x @ weight.T`; may reuse the memory of `residual`."""
+    def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
+        """`residual + x @ weight.T`; may reuse the memory of `residual`, to which a norm has added its parts."""
         ...
 
-    def norm_gate_up(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gate_up(self, x: Residual, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """`silu(g) * u` with `g, u = rms_norm(x) @ gate_up.T`, halves of `gate_up [2 * inner, hidden]`."""
         ...
 
-    def logits(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
+    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
         """`rms_norm(x[logit_rows]) @ weight.T` as fp32: `[num_logits, vocab]`."""
         ...
 

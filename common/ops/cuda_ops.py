@@ -13,7 +13,7 @@ from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
-from common.ops.base import AttentionWeights, ForwardBatch
+from common.ops.base import AttentionWeights, ForwardBatch, Residual
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
 
@@ -58,12 +58,12 @@ class CudaOps:
         chosen = self.kernels.rope == self.kernels.decode_attention == "triton"
         return chosen and self._is_hopper and is_supported(num_q_heads, self.kv_cache)
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        return functional.embedding(token_ids, table)
+    def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
+        return Residual(functional.embedding(token_ids, table))
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        plan = self._plan(Fusion.NORM, x, weight.shape[0])
-        return self._linear.norm_linear(plan, x, norm, eps, weight, x.dtype, self.pdl)
+    def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+        plan = self._plan(Fusion.NORM, x.rows, weight.shape[0])
+        return self._linear.norm_linear(plan, x, norm, eps, weight, x.rows.dtype, self.pdl)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         one_token_each = batch.max_query_len == 1 and qkv.shape[0] == batch.seq_lens.shape[0]
@@ -78,18 +78,19 @@ class CudaOps:
         attend = self._decode_attention if one_token_each else self._prefill_attention
         return attend(q, k_cache, v_cache, batch).flatten(1)
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
         plan = self._plan(Fusion.ADD, x, weight.shape[0])
         return self._linear.linear_add(plan, x, weight, residual, self.pdl)
 
-    def norm_gate_up(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
-        plan = self._plan(Fusion.GATE, x, gate_up.shape[0] // 2)
+    def norm_gate_up(self, x: Residual, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        plan = self._plan(Fusion.GATE, x.rows, gate_up.shape[0] // 2)
         return self._linear.norm_gate_up(plan, x, norm, eps, gate_up, self.pdl)
 
-    def logits(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
-        rows = x if batch.logit_rows is None else x[batch.logit_rows]
-        plan = self._plan(Fusion.LOGITS, rows, weight.shape[0])
-        return self._linear.norm_linear(plan, rows, norm, eps, weight, torch.float32, self.pdl)
+    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
+        if batch.logit_rows is not None:
+            x = Residual(self._linear.whole(x, self.pdl)[batch.logit_rows])
+        plan = self._plan(Fusion.LOGITS, x.rows, weight.shape[0])
+        return self._linear.norm_linear(plan, x, norm, eps, weight, torch.float32, self.pdl)
 
     def _plan(self, fusion: Fusion, x: Tensor, n: int) -> Plan:
         return self.plans.plan(fusion, x.shape[0], n, x.shape[1]) if self._is_planned else Plan(Kind.CUBLAS)

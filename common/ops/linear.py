@@ -8,9 +8,11 @@ from torch.nn import functional
 
 from common.kernels.gemv import gemv
 from common.kernels.join_parts import join_parts
+from common.kernels.ring_gemm import ring_gemm
 from common.kernels.rms_norm import rms_norm
 from common.kernels.silu_mul import silu_mul
 from common.kernels.skinny_gemm import skinny_gemm
+from common.ops.base import Residual
 from common.ops.linear_plan import Kind, Plan
 
 Norm = Callable[[Tensor, Tensor, float], Tensor]
@@ -30,48 +32,56 @@ class FusedLinear:
         self.activation = activation
 
     def norm_linear(
-        self, plan: Plan, x: Tensor, norm: Tensor, eps: float, weight: Tensor, out_dtype: torch.dtype, pdl: bool
+        self, plan: Plan, x: Residual, norm: Tensor, eps: float, weight: Tensor, out_dtype: torch.dtype, pdl: bool
     ) -> Tensor:
         """`rms_norm(x) @ weight.T`: `[num_tokens, n]`."""
         if plan.kind is Kind.CUBLAS:
             y = self._normed(x, norm, eps, pdl)
             return (
-                functional.linear(y, weight) if out_dtype == x.dtype else torch.mm(y, weight.t(), out_dtype=out_dtype)
+                functional.linear(y, weight) if out_dtype == y.dtype else torch.mm(y, weight.t(), out_dtype=out_dtype)
             )
-        out = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
+        out = torch.empty((x.rows.shape[0], weight.shape[0]), dtype=out_dtype, device=weight.device)
         if plan.kind is Kind.GEMV:
-            return gemv(x, weight, out, norm=norm, eps=eps, pdl=pdl, **plan.gemv_tiles)
-        return _skinny(plan, rms_norm(x, norm, eps, pdl=pdl), weight, out, pdl=pdl)
+            return gemv(self.whole(x, pdl), weight, out, norm=norm, eps=eps, pdl=pdl, **plan.gemv_tiles)
+        return _product(plan, self._normed(x, norm, eps, pdl), weight, out, pdl=pdl)
 
-    def linear_add(self, plan: Plan, x: Tensor, weight: Tensor, residual: Tensor, pdl: bool) -> Tensor:
-        """`residual + x @ weight.T`, in the memory of `residual`."""
+    def linear_add(self, plan: Plan, x: Tensor, weight: Tensor, residual: Residual, pdl: bool) -> Residual:
+        """`residual + x @ weight.T`, in the memory of `residual`; where K is split, the next norm adds it up."""
+        rows = residual.rows
         if plan.kind is Kind.CUBLAS:
-            return torch.addmm(residual, x, weight.t(), out=residual)
+            return Residual(torch.addmm(rows, x, weight.t(), out=rows))
         if plan.kind is Kind.GEMV:
-            return gemv(x, weight, residual, residual=residual, pdl=pdl, **plan.gemv_tiles)
-        return _skinny(plan, x, weight, residual, residual=residual, pdl=pdl)
+            return Residual(gemv(x, weight, rows, residual=rows, pdl=pdl, **plan.gemv_tiles))
+        if plan.splits == 1:
+            return Residual(_product(plan, x, weight, rows, residual=rows, pdl=pdl))
+        # In a captured graph, the graph's own memory.
+        parts = torch.empty((plan.splits, *rows.shape), dtype=torch.float32, device=x.device)
+        return Residual(rows, _product(plan, x, weight, parts, splits=plan.splits, pdl=pdl))
 
-    def norm_gate_up(self, plan: Plan, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor, pdl: bool) -> Tensor:
+    def norm_gate_up(self, plan: Plan, x: Residual, norm: Tensor, eps: float, gate_up: Tensor, pdl: bool) -> Tensor:
         """`silu(g) * u` of `rms_norm(x) @ gate_up.T`: `[num_tokens, inner]`."""
         if plan.kind is Kind.CUBLAS:
             return self.activation(functional.linear(self._normed(x, norm, eps, pdl), gate_up))
-        out = torch.empty((x.shape[0], gate_up.shape[0] // 2), dtype=x.dtype, device=x.device)
+        out = torch.empty((x.rows.shape[0], gate_up.shape[0] // 2), dtype=gate_up.dtype, device=gate_up.device)
         if plan.kind is Kind.GEMV:
-            return gemv(x, gate_up, out, norm=norm, eps=eps, gated=True, pdl=pdl, **plan.gemv_tiles)
-        return _skinny(plan, rms_norm(x, norm, eps, pdl=pdl), gate_up, out, gated=True, pdl=pdl)
+            rows = self.whole(x, pdl)
+            return gemv(rows, gate_up, out, norm=norm, eps=eps, gated=True, pdl=pdl, **plan.gemv_tiles)
+        return _product(plan, self._normed(x, norm, eps, pdl), gate_up, out, gated=True, pdl=pdl)
 
-    def _normed(self, x: Tensor, norm: Tensor, eps: float, pdl: bool) -> Tensor:
-        return rms_norm(x, norm, eps, pdl=pdl) if self.norm is None else self.norm(x, norm, eps)
+    def whole(self, x: Residual, pdl: bool) -> Tensor:
+        """The rows, with the parts added to them."""
+        return x.rows if x.parts is None else join_parts(x.parts, x.rows, pdl=pdl)
+
+    def _normed(self, x: Residual, norm: Tensor, eps: float, pdl: bool) -> Tensor:
+        if self.norm is None:
+            return rms_norm(x.rows, norm, eps, parts=x.parts, pdl=pdl)
+        return self.norm(self.whole(x, pdl), norm, eps)
 
 
-def _skinny(
+def _product(
     plan: Plan, x: Tensor, weight: Tensor, out: Tensor, *,
-    residual: Tensor | None = None, gated: bool = False, pdl: bool,
+    splits: int = 1, residual: Tensor | None = None, gated: bool = False, pdl: bool,
 ) -> Tensor:  # fmt: skip
-    if plan.splits == 1:
-        return skinny_gemm(x, weight, out, residual=residual, gated=gated, pdl=pdl, **plan.skinny_tiles)
-    num_tokens, n = out.shape
-    shape = (plan.splits, 2, num_tokens, n) if gated else (plan.splits, num_tokens, n)
-    parts = torch.empty(shape, dtype=torch.float32, device=x.device)  # in a captured graph, the graph's own memory
-    skinny_gemm(x, weight, parts, splits=plan.splits, gated=gated, pdl=pdl, **plan.skinny_tiles)
-    return join_parts(parts, out, residual=residual, gated=gated, pdl=pdl)
+    if plan.kind is Kind.RING:
+        return ring_gemm(x, weight, out, splits=splits, residual=residual, gated=gated, pdl=pdl, **plan.ring_tiles)
+    return skinny_gemm(x, weight, out, splits=splits, residual=residual, gated=gated, pdl=pdl, **plan.skinny_tiles)

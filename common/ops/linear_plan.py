@@ -28,6 +28,7 @@ class Fusion(StrEnum):
 class Kind(StrEnum):
     GEMV = "gemv"
     SKINNY = "skinny"
+    RING = "ring"
     CUBLAS = "cublas"
 
 
@@ -47,6 +48,13 @@ class SkinnyTiles(TypedDict):
     block_k: int
     stages: int
     warps: int
+
+
+class RingTiles(TypedDict):
+    """Arguments of `ring_gemm`."""
+
+    block_k: int
+    stages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,10 @@ class Plan:
     @property
     def skinny_tiles(self) -> SkinnyTiles:
         return {"block_n": self.block_n, "block_k": self.block_k, "stages": self.stages, "warps": self.warps}
+
+    @property
+    def ring_tiles(self) -> RingTiles:
+        return {"block_k": self.block_k, "stages": self.stages}
 
 
 @dataclass(frozen=True, slots=True)

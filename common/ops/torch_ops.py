@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.ops import reference
-from common.ops.base import AttentionWeights, ForwardBatch
+from common.ops.base import AttentionWeights, ForwardBatch, Residual
 
 
 class TorchOps:
@@ -17,23 +17,23 @@ class TorchOps:
     def __init__(self, kv_cache: Tensor) -> None:
         self.kv_cache = kv_cache
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        return functional.embedding(token_ids, table)
+    def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
+        return Residual(functional.embedding(token_ids, table))
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        return functional.linear(reference.rms_norm(x, norm, eps), weight)
+    def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+        return functional.linear(reference.rms_norm(x.rows, norm, eps), weight)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
         q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache)
         return reference.paged_attention(q, k_cache, v_cache, batch, weights.head_dim**-0.5).flatten(1)
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        return residual + functional.linear(x, weight)
+    def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
+        return Residual(residual.rows + functional.linear(x, weight))
 
-    def norm_gate_up(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gate_up(self, x: Residual, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         return reference.silu_mul(self.norm_linear(x, norm, eps, gate_up))
 
-    def logits(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
-        rows = x if batch.logit_rows is None else x[batch.logit_rows]
-        return self.norm_linear(rows, norm, eps, weight).float()
+    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
+        rows = x.rows if batch.logit_rows is None else x.rows[batch.logit_rows]
+        return self.norm_linear(Residual(rows), norm, eps, weight).float()

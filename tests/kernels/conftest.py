@@ -49,6 +49,13 @@ def cuda() -> torch.device:
     return torch.device("cuda")
 
 
+@pytest.fixture
+def hopper(cuda: torch.device) -> torch.device:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    return cuda
+
+
 @pytest.fixture(autouse=True)
 def _seed_and_poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory from `torch.empty` and `torch.empty_like` is NaN, or -1 in integers."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from common.kernels.gemv import gemv
 from common.kernels.join_parts import join_parts
+from common.kernels.ring_gemm import ring_gemm
 from common.kernels.skinny_gemm import skinny_gemm
 from common.ops import reference
 from common.ops.linear_plan import Kind, Plan
@@ -66,24 +67,53 @@ def test_gemv(
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("m", [1, 2, 16, 17, 33, 64])
-@pytest.mark.parametrize(
-    ("splits", "has_residual", "gated"), [(1, False, True), (1, True, False), (3, True, False), (2, False, True)]
-)
+@pytest.mark.parametrize(("splits", "has_residual", "gated"), [(1, False, True), (1, True, False), (3, True, False)])
 def test_skinny_gemm(
     n: int, k: int, m: int, splits: int, has_residual: bool, gated: bool,
     device: torch.device, dtype: torch.dtype, assert_close: AssertClose,
 ) -> None:  # fmt: skip
     operands = Operands(m, n, k, device, dtype)
-    weight, residual = operands.gate_up if gated else operands.weight, operands.residual if has_residual else None
-    out = torch.empty(m, n, device=device, dtype=dtype)
     tiles = Plan(Kind.SKINNY, block_n=32, block_k=64, stages=2, warps=4).skinny_tiles
-    if splits == 1:
-        skinny_gemm(operands.x, weight, out, residual=residual, gated=gated, **tiles)
-    else:
-        parts = torch.empty((splits, 2, m, n) if gated else (splits, m, n), device=device)
-        skinny_gemm(operands.x, weight, parts, splits=splits, gated=gated, **tiles)
-        join_parts(parts, out, residual=residual, gated=gated)
+
+    def product(out: Tensor, splits: int, residual: Tensor | None) -> Tensor:
+        weight = operands.gate_up if gated else operands.weight
+        return skinny_gemm(operands.x, weight, out, splits=splits, residual=residual, gated=gated, **tiles)
+
+    out = run(product, operands, splits, has_residual)
     assert_close(out, operands.expected(has_norm=False, has_residual=has_residual, gated=gated))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n", "k", "block_k", "stages"), [(33, 256, 64, 2), (130, 512, 64, 8), (64, 1024, 128, 3)])
+@pytest.mark.parametrize("m", [1, 2, 8, 9, 16, 33, 64])
+@pytest.mark.parametrize(("splits", "has_residual", "gated"), [(1, False, True), (1, True, False), (2, True, False)])
+def test_ring_gemm(
+    n: int, k: int, block_k: int, stages: int, m: int, splits: int, has_residual: bool, gated: bool,
+    dtype: torch.dtype, hopper: torch.device, assert_close: AssertClose,
+) -> None:  # fmt: skip
+    operands = Operands(m, n, k, hopper, dtype)
+
+    def product(out: Tensor, splits: int, residual: Tensor | None) -> Tensor:
+        weight = operands.gate_up if gated else operands.weight
+        return ring_gemm(
+            operands.x, weight, out, block_k=block_k, stages=stages, splits=splits, residual=residual, gated=gated
+        )
+
+    out = run(product, operands, splits, has_residual)
+    assert_close(out, operands.expected(has_norm=False, has_residual=has_residual, gated=gated))
+
+
+def run(
+    product: Callable[[Tensor, int, Tensor | None], Tensor], operands: Operands, splits: int, has_residual: bool
+) -> Tensor:
+    """The product into poisoned memory, in parts or whole."""
+    x, residual = operands.x, operands.residual if has_residual else None
+    m, n = operands.residual.shape
+    if splits == 1:
+        return product(torch.empty(m, n, device=x.device, dtype=x.dtype), 1, residual)
+    assert residual is not None, "parts are added to something"
+    return join_parts(product(torch.empty(splits, m, n, device=x.device), splits, None), residual.clone())
 
 
 def test_the_residual_may_be_the_output(device: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:

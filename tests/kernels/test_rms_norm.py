@@ -25,6 +25,18 @@ def test_equals_reference(
     assert_close(out, reference.rms_norm(x, weight, 1e-6))
 
 
+@pytest.mark.parametrize(("num_tokens", "hidden", "splits"), [(1, 2560, 2), (3, 33, 1), (5, 1024, 8)])
+def test_parts_are_added_first(
+    num_tokens: int, hidden: int, splits: int, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
+) -> None:
+    x, parts = torch.randn(num_tokens, hidden).to(device, dtype), torch.randn(splits, num_tokens, hidden).to(device)
+    weight = torch.randn(hidden).to(device, dtype)
+    whole = (x.float() + parts.sum(0)).to(dtype)
+    out = rms_norm(x, weight, 1e-6, parts=parts)
+    assert_close(x, whole)
+    assert_close(out, reference.rms_norm(whole, weight, 1e-6))
+
+
 def test_rows_may_be_strided(device: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
     wide = torch.full((6, 200), float("nan")).to(device, dtype)
     x = wide[:, 40:141]

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.ops import reference
-from common.ops.base import AttentionWeights, ForwardBatch
+from common.ops.base import AttentionWeights, ForwardBatch, Residual
 from common.ops.torch_ops import TorchOps
 
 NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 16
@@ -103,10 +103,10 @@ def test_linears_and_gate() -> None:
     ops = TorchOps(torch.zeros(1, 1, 2, 16, 1, 32))
     x, norm, weight, residual = torch.randn(5, 8), torch.rand(8), torch.randn(12, 8), torch.randn(5, 12)
     normed = functional.rms_norm(x, (8,), norm, 1e-6)
-    torch.testing.assert_close(ops.norm_linear(x, norm, 1e-6, weight), normed @ weight.T)
-    torch.testing.assert_close(ops.linear_add(x, weight, residual), residual + x @ weight.T)
+    torch.testing.assert_close(ops.norm_linear(Residual(x), norm, 1e-6, weight), normed @ weight.T)
+    torch.testing.assert_close(ops.linear_add(x, weight, Residual(residual)).rows, residual + x @ weight.T)
     gate, up = (normed @ weight.T).chunk(2, dim=1)
-    torch.testing.assert_close(ops.norm_gate_up(x, norm, 1e-6, weight), functional.silu(gate) * up)
+    torch.testing.assert_close(ops.norm_gate_up(Residual(x), norm, 1e-6, weight), functional.silu(gate) * up)
 
 
 def test_logits_are_fp32_of_the_wanted_rows() -> None:
@@ -117,7 +117,7 @@ def test_logits_are_fp32_of_the_wanted_rows() -> None:
     batch = make_batch([(0, 9)], torch.zeros(1, 1, dtype=torch.int32))
     rows = torch.tensor([8, 2])
     batch = ForwardBatch(**{name: getattr(batch, name) for name in ForwardBatch.__slots__} | {"logit_rows": rows})
-    logits = ops.logits(x, norm, 1e-6, weight, batch)
+    logits = ops.logits(Residual(x), norm, 1e-6, weight, batch)
     assert logits.dtype == torch.float32
     expected = functional.rms_norm(x[rows].float(), (8,), norm.float(), 1e-6) @ weight.float().T
     torch.testing.assert_close(logits, expected, rtol=2e-2, atol=5e-2)
