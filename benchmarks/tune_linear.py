@@ -40,8 +40,12 @@ Row = dict[str, object]
 class ChosenPlans:
     """What `LinearPlans` is to `CudaOps`, with plans that change while they are being chosen."""
 
-    def __init__(self, shapes: list[Shape], tokens: int, num_sms: int) -> None:
-        self.plans = {shape: rule_of_thumb(shape.fusion, tokens, shape.n, shape.k, num_sms) for shape in shapes}
+    def __init__(self, shapes: list[Shape], tokens: int) -> None:
+        gpu = torch.cuda.get_device_properties(0)
+        num_sms, has_ring = gpu.multi_processor_count, gpu.major == 9
+        self.plans = {
+            shape: rule_of_thumb(shape.fusion, tokens, shape.n, shape.k, num_sms, has_ring=has_ring) for shape in shapes
+        }
 
     def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
         return self.plans[Shape(fusion, n, k)]
@@ -62,8 +66,7 @@ class Step:
         self.ops = CudaOps(
             torch.randn(cache_shape, device="cuda", dtype=torch.bfloat16), KernelsSection(), tokens, pdl=True
         )
-        num_sms = torch.cuda.get_device_properties(0).multi_processor_count
-        self.chosen = self.ops.plans = ChosenPlans(shapes_of(preset), tokens, num_sms)
+        self.chosen = self.ops.plans = ChosenPlans(shapes_of(preset), tokens)
         self.batch = _decode_batch(tokens, num_blocks)
 
     def median_us(self) -> float:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypedDict
 
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
+RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
 
 
 class Fusion(StrEnum):
@@ -101,8 +102,9 @@ class Plans(Protocol):
 class LinearPlans:
     """Plans for one GPU type, as measured."""
 
-    def __init__(self, gpu_name: str, num_sms: int) -> None:
+    def __init__(self, gpu_name: str, num_sms: int, *, has_ring: bool) -> None:
         self._num_sms = num_sms
+        self._has_ring = has_ring  # whether the GPU runs `ring_gemm`
         self._measured = _read_plans(plan_file(gpu_name))
 
     def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
@@ -110,7 +112,7 @@ class LinearPlans:
         for entry in self._measured.get((fusion, n, k), ()):
             if num_tokens <= entry.max_tokens:
                 return entry.plan
-        return rule_of_thumb(fusion, num_tokens, n, k, self._num_sms)
+        return rule_of_thumb(fusion, num_tokens, n, k, self._num_sms, has_ring=self._has_ring)
 
 
 def plan_file(gpu_name: str) -> Path:
@@ -118,18 +120,31 @@ def plan_file(gpu_name: str) -> Path:
     return PLANS / f"{re.sub(r'[^a-z0-9]+', '_', gpu_name.lower())}.json"
 
 
-def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
-    """A plan that is never bad: GEMV by single warps for one token, two programs an SM for a few, cuBLAS above."""
+def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, *, has_ring: bool) -> Plan:
+    """A plan that is never bad: GEMV by single warps for one token, programs for every SM for a few, cuBLAS above."""
     if num_tokens == 1:
         return Plan(Kind.GEMV, rows=2, warps=1, unroll=2, preload=3)
     if num_tokens > MAX_SKINNY_TOKENS:
         return Plan(Kind.CUBLAS)
+    if has_ring and k % RING_BLOCK_K == 0:
+        return _ring_of_thumb(fusion, num_tokens, n, k, num_sms)
     block_n, block_k = 32, 128
     programs = -(-n // block_n)
     splits = 1
     while fusion is Fusion.ADD and splits < 8 and programs * splits < 2 * num_sms and k // (2 * splits) >= 4 * block_k:
         splits *= 2
     return Plan(Kind.SKINNY, block_n=block_n, block_k=block_k, splits=splits, stages=4, warps=4)
+
+
+def _ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
+    """One program with much in flight on more than half of the SMs, or several with less where there are more."""
+    programs, splits, tiles = -(-n // RING_ROWS), 1, k // RING_BLOCK_K
+    while fusion is Fusion.ADD and 2 * programs * splits <= num_sms and tiles % (2 * splits) == 0:
+        splits *= 2
+    ring_bytes = 160_000 if programs * splits <= num_sms else 70_000
+    rows = RING_ROWS * (2 if fusion is Fusion.GATE else 1) + max(8, num_tokens)
+    stages = min(ring_bytes // (rows * RING_BLOCK_K * 2), tiles // splits)
+    return Plan(Kind.RING, block_k=RING_BLOCK_K, splits=splits, stages=max(stages, min(2, tiles // splits)))
 
 
 @cache

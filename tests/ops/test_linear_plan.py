@@ -13,7 +13,7 @@ FILES = sorted(PLANS.glob("*.json"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_measured_plans_are_complete(path: Path) -> None:
     table = json.loads(path.read_text())
-    plans = LinearPlans(table["gpu"], 132)
+    plans = LinearPlans(table["gpu"], 132, has_ring=True)
     assert plan_file(table["gpu"]) == path
     for row in table["plans"]:
         plan = plans.plan(Fusion(row["fusion"]), row["max_tokens"], row["n"], row["k"])
@@ -29,12 +29,15 @@ def check(plan: Plan, num_tokens: int) -> None:
         case Kind.SKINNY:
             assert num_tokens <= MAX_SKINNY_TOKENS
             assert min(plan.block_n, plan.block_k, plan.splits, plan.stages, plan.warps) > 0
+        case Kind.RING:
+            assert num_tokens <= MAX_SKINNY_TOKENS
+            assert min(plan.block_k, plan.splits, plan.stages) > 0
         case Kind.CUBLAS:
             assert plan == Plan(Kind.CUBLAS)
 
 
 def test_a_count_between_two_measured_ones_takes_the_larger() -> None:
-    plans = LinearPlans("NVIDIA H200", 132)
+    plans = LinearPlans("NVIDIA H200", 132, has_ring=True)
     assert plans.plan(Fusion.ADD, 2, 2560, 4096) == plans.plan(Fusion.ADD, 4, 2560, 4096)
     assert plans.plan(Fusion.ADD, 100, 2560, 4096) == plans.plan(Fusion.ADD, 128, 2560, 4096)
     assert plans.plan(Fusion.ADD, 8192, 2560, 4096) == Plan(Kind.CUBLAS)
@@ -42,8 +45,20 @@ def test_a_count_between_two_measured_ones_takes_the_larger() -> None:
 
 @pytest.mark.parametrize("fusion", Fusion)
 @pytest.mark.parametrize("num_tokens", [1, 2, 16, 64, 65, 10_000])
-def test_unknown_shapes_and_gpus_have_a_plan(fusion: Fusion, num_tokens: int) -> None:
-    for n, k in ((1, 1), (300, 64), (6144, 2560), (151_936, 8192)):
-        plan = LinearPlans("Some GPU", 100).plan(fusion, num_tokens, n, k)
-        assert plan == rule_of_thumb(fusion, num_tokens, n, k, 100)
+@pytest.mark.parametrize("has_ring", [False, True])
+def test_unknown_shapes_and_gpus_have_a_plan(fusion: Fusion, num_tokens: int, has_ring: bool) -> None:
+    for n, k in ((1, 1), (300, 64), (6144, 2560), (2560, 9728), (8192, 28_672), (151_936, 8192)):
+        plan = LinearPlans("Some GPU", 100, has_ring=has_ring).plan(fusion, num_tokens, n, k)
+        assert plan == rule_of_thumb(fusion, num_tokens, n, k, 100, has_ring=has_ring)
+        assert has_ring or plan.kind is not Kind.RING
         check(plan, num_tokens)
+        if plan.kind is Kind.RING:
+            check_ring(plan, fusion, num_tokens, k)
+
+
+def check_ring(plan: Plan, fusion: Fusion, num_tokens: int, k: int) -> None:
+    """That the kernel takes it, and a multiprocessor's shared memory holds it."""
+    rows = 64 * (2 if fusion is Fusion.GATE else 1) + max(8, num_tokens)
+    assert k % (plan.splits * plan.block_k) == 0 and (plan.splits == 1 or fusion is Fusion.ADD)
+    assert 1 <= plan.stages <= k // (plan.splits * plan.block_k)
+    assert plan.stages * rows * plan.block_k * 2 <= 220_000
