@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kernels import read_ceiling
-from benchmarks.results import Row, append_rows, command_line, commit, hardware, today
+from benchmarks.results import Row, append_rows, hardware, row_of
+from benchmarks.stats import Figure
 from common.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
 from common.engine import Engine, build_engine
 from common.sampling_params import SamplingParams
@@ -157,20 +158,9 @@ def main() -> int:
 
 
 def _row(args: argparse.Namespace, num_rows: int, context: int, step_ms: float, floor_ms: float) -> Row:
-    return Row(
-        date=today(),
-        commit=commit(),
-        hardware=args.hardware,
-        system="baton",
-        model=Path(args.model_dir).name,
-        workload=f"decode step alone, {num_rows} sequences at {context} tokens",
-        figure="step",
-        value=f"{step_ms:.4g}",
-        unit="ms",
-        compared_with="read floor",
-        compared_value=f"{floor_ms:.4g}",
-        command=command_line(),
-    )
+    workload = f"decode step alone, {num_rows} sequences at {context} tokens"
+    step, floor = Figure("step", step_ms, "ms"), ("read floor", floor_ms)
+    return row_of(args.hardware, Path(args.model_dir).name, workload, step, beside=floor)
 
 
 if __name__ == "__main__":

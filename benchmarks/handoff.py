@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.make_checkpoint import PRESETS
 from benchmarks.pulls import HandoffBench, Timing
-from benchmarks.results import ROOT, Row, append_rows, command_line, commit, hardware, today
+from benchmarks.results import ROOT, Row, append_rows, hardware, row_of
 from common.errors import BatonError, TransferFailed
 from common.kv_layout import DTYPE_BYTES, KVLayout
 from common.messages import KVPoolExport
@@ -84,21 +84,13 @@ def show(console: Console, timings: list[Timing], title: str) -> None:
 
 
 def rows(args: argparse.Namespace, timings: list[Timing]) -> list[Row]:
-    where = f"{args.source} to {args.target}"
+    name, where = args.hardware or hardware(), f"{args.source} to {args.target}"
     return [
-        Row(
-            date=today(),
-            commit=commit(),
-            hardware=args.hardware or hardware(),
-            system="baton",
-            model=args.preset,
-            workload=f"handoff of {timing.num_tokens} tokens ({timing.num_bytes / 1e6:.1f} MB), {where}",
-            figure=figure.name,
-            value=f"{figure.value:.6g}",
-            unit=figure.unit,
-            compared_with="",
-            compared_value="",
-            command=command_line(),
+        row_of(
+            name,
+            args.preset,
+            f"handoff of {timing.num_tokens} tokens ({timing.num_bytes / 1e6:.1f} MB), {where}",
+            figure,
         )
         for timing in timings
         for figure in timing.figures()

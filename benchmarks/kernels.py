@@ -22,7 +22,8 @@ from torch import Tensor
 
 from benchmarks.decode_cases import decode_cases
 from benchmarks.kernel_cases import Case, kernel_cases
-from benchmarks.results import Row, append_rows, command_line, commit, hardware, today
+from benchmarks.results import append_rows, hardware, row_of
+from benchmarks.stats import Figure
 
 READ_BYTES = 2 << 30
 REPLAYS = 15
@@ -103,7 +104,9 @@ def main() -> int:
             continue
         us = median_us(case.run, case.num_variants)
         print(line_of(case, us, ceiling), flush=True)
-        rows.append(row_of(args, case, us, ceiling))
+        workload, floor = f"kernel {case.name}, {case.num_bytes / 1e6:.2f} MB", case.num_bytes / ceiling * 1e6
+        time_us = Figure("time", us, "us")
+        rows.append(row_of(args.hardware, "qwen3-4b", workload, time_us, beside=("read floor", floor)))
     if args.results:
         append_rows(args.results, rows)
     return 1 if num_wrong else 0
@@ -121,23 +124,6 @@ def line_of(case: Case, us: float, ceiling: float) -> str:
     rate = case.num_bytes / us * 1e6  # bytes a second
     flops = f"{case.num_flops / us / 1e6:9.0f}" if case.num_flops else ""
     return f"{case.name:34}{us:10.2f}{case.num_bytes / 1e6:10.2f}{rate / 1e12:8.2f}{100 * rate / ceiling:8.0f}{flops}"
-
-
-def row_of(args: argparse.Namespace, case: Case, us: float, ceiling: float) -> Row:
-    return Row(
-        date=today(),
-        commit=commit(),
-        hardware=args.hardware,
-        system="baton",
-        model="qwen3-4b",
-        workload=f"kernel {case.name}, {case.num_bytes / 1e6:.2f} MB",
-        figure="time",
-        value=f"{us:.4g}",
-        unit="us",
-        compared_with="read floor",
-        compared_value=f"{case.num_bytes / ceiling * 1e6:.4g}",
-        command=command_line(),
-    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.stats import Figure
+
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_DEADLINE_S = 10.0
 
@@ -30,6 +32,27 @@ class Row:
     compared_with: str
     compared_value: str
     command: str
+
+
+def row_of(
+    hardware: str, model: str, workload: str, figure: Figure, *,
+    system: str = "baton", beside: tuple[str, float] | None = None,
+) -> Row:  # fmt: skip
+    """A figure of this run, with its day, commit and command; `beside` is another system and its figure."""
+    return Row(
+        date=today(),
+        commit=commit(),
+        hardware=hardware,
+        system=system,
+        model=model,
+        workload=workload,
+        figure=figure.name,
+        value=f"{figure.value:.6g}",
+        unit=figure.unit,
+        compared_with=beside[0] if beside else "",
+        compared_value=f"{beside[1]:.6g}" if beside else "",
+        command=command_line(),
+    )
 
 
 def append_rows(path: Path, rows: Sequence[Row]) -> None:

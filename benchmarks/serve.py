@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.load_client import Target, open_session, run_at, run_concurrent, served_model
-from benchmarks.results import Row, append_rows, command_line, commit, hardware, today
+from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure, RequestRecord, parse_slo, summarize
 from benchmarks.workload import Lengths, Prompt, file_prompts, poisson_arrivals, random_prompts
 
@@ -142,20 +142,15 @@ def rows(args: argparse.Namespace, systems: list[System], slo_ms: dict[str, floa
     """The first system's figures, each beside the other's if there is one."""
     mine, *others = systems
     theirs = {figure.name: figure.value for other in others for figure in other.figures(slo_ms)}
+    name, workload = args.hardware or hardware(), workload_name(args)
     return [
-        Row(
-            date=today(),
-            commit=commit(),
-            hardware=args.hardware or hardware(),
+        row_of(
+            name,
+            mine.model,
+            workload,
+            figure,
             system=mine.label,
-            model=mine.model,
-            workload=workload_name(args),
-            figure=figure.name,
-            value=f"{figure.value:.6g}",
-            unit=figure.unit,
-            compared_with=others[0].label if others else "",
-            compared_value=f"{theirs[figure.name]:.6g}" if others else "",
-            command=command_line(),
+            beside=(others[0].label, theirs[figure.name]) if others else None,
         )
         for figure in mine.figures(slo_ms)
     ]

@@ -19,14 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.decode_step import StepBench, add_engine_flags
-from benchmarks.results import Row, append_rows, command_line, commit, today
+from benchmarks.results import Row, append_rows, row_of
 from benchmarks.stats import Figure, percentile
-from common.landing import PendingTokens
+from common.landing import LOOK_INTERVAL_S, PendingTokens
 from common.sampling_params import SamplingParams
 from common.step_trace import WAIT, StepTrace, Trace, timing_events
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Sequence
-from decode_worker.worker import TEND_INTERVAL_S
 
 WARM_UP_STEPS = 20
 HOST_PHASES = ("apply", "launch", "collect")
@@ -84,7 +83,7 @@ class LaunchAhead:
         step, sequences = collected
         with self.trace.phase(WAIT):
             while not step.ready():
-                time.sleep(TEND_INTERVAL_S)
+                time.sleep(LOOK_INTERVAL_S)
         with self.trace.phase("collect"):
             for sequence, token in zip(sequences, step.tokens(), strict=True):
                 sequence.token_ids.append(token)
@@ -147,25 +146,13 @@ def main(argv: list[str]) -> int:
         table.add_row(str(num_rows), *(f"{each.value:.4g}" for each in found) if found else ["does not fit"])
     Console().print(table)
     if args.results:
-        append_rows(args.results, [_row(args, rows, each) for rows, found in measured.items() for each in found])
+        append_rows(args.results, [row for rows, found in measured.items() for row in _rows(args, rows, found)])
     return 0
 
 
-def _row(args: argparse.Namespace, num_rows: int, figure: Figure) -> Row:
-    return Row(
-        date=today(),
-        commit=commit(),
-        hardware=args.hardware,
-        system="baton",
-        model=Path(args.model_dir).name,
-        workload=f"decode steps launched ahead, {num_rows} sequences at {args.context} tokens",
-        figure=figure.name,
-        value=f"{figure.value:.4g}",
-        unit=figure.unit,
-        compared_with="",
-        compared_value="",
-        command=command_line(),
-    )
+def _rows(args: argparse.Namespace, num_rows: int, found: list[Figure]) -> list[Row]:
+    workload = f"decode steps launched ahead, {num_rows} sequences at {args.context} tokens"
+    return [row_of(args.hardware, Path(args.model_dir).name, workload, each) for each in found]
 
 
 if __name__ == "__main__":

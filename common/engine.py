@@ -76,14 +76,7 @@ def build_engine(
     model, upload = load_model(
         model_dir, model_config, max_len=max_len, dtype=dtype, device=device, progress=LoadProgress()
     )
-    layout = KVLayout(
-        fingerprint=model_fingerprint(model_dir),
-        num_layers=model_config.num_layers,
-        num_kv_heads=model_config.num_kv_heads,
-        head_dim=model_config.head_dim,
-        block_size=config.kv.block_size,
-        dtype=dtype,
-    )
+    layout = _kv_layout(config, model_config, dtype)
     transport = make_transport(config.kv.transport, device)
     num_blocks = _num_blocks(config, layout, device, _activation_bytes(model_config, layout, step_tokens, logit_rows))
     pool = KVPool(layout, transport.allocate(num_blocks * layout.block_bytes, device, label))
@@ -107,6 +100,17 @@ def _import_ahead(config: Config) -> None:
     """Begin half a second of imports while the GPU makes a context; `_make_ops` waits for them at its own import."""
     if config.worker.device != "cpu" and torch.cuda.is_available():
         Thread(target=importlib.import_module, args=("common.ops.cuda_ops",), daemon=True).start()
+
+
+def _kv_layout(config: Config, model_config: DecoderConfig, dtype: str) -> KVLayout:
+    return KVLayout(
+        fingerprint=model_fingerprint(Path(config.model.path)),
+        num_layers=model_config.num_layers,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        block_size=config.kv.block_size,
+        dtype=dtype,
+    )
 
 
 def _log_pool(config: Config, pool: KVPool, device: torch.device) -> None:

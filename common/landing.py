@@ -11,6 +11,8 @@ from torch import Tensor
 
 NUM_SLOTS = 3
 """One step runs, one is queued, one is being read."""
+LOOK_INTERVAL_S = 50e-6
+"""A loop's sleep between two looks at whether a step is over: short beside a step, long beside a look."""
 
 
 class PendingTokens:

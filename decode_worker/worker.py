@@ -24,7 +24,7 @@ from common.drain import Drain
 from common.engine import Engine
 from common.errors import ErrorCode
 from common.finish import finish_reason
-from common.landing import PendingTokens
+from common.landing import LOOK_INTERVAL_S, PendingTokens
 from common.messages import (
     Abort,
     FinishReason,
@@ -54,8 +54,6 @@ from decode_worker.sequence import Sequence
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 50
-PULL_POLL_MS = 1
-TEND_INTERVAL_S = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ class DecodeWorker:
         while not self.drain.finished(self._owns_something()):
             if self.drain.begins():
                 self.link.leave()
-            self.poller.poll(self._patience_ms())
+            self._await_work()
             with self.trace.turn():
                 with self.trace.phase("receive"):
                     self.receive()
@@ -220,7 +218,7 @@ class DecodeWorker:
         while not step.ready() and wanted():
             self.receive()
             self.admit()
-            time.sleep(TEND_INTERVAL_S)
+            time.sleep(LOOK_INTERVAL_S)
 
     def _collect(self, in_flight: InFlight) -> None:
         tokens = in_flight.step.tokens()
@@ -312,11 +310,14 @@ class DecodeWorker:
         logger.warning("[%s #%d] %s", sequence.request_id, sequence.attempt, message)
         self.link.send(RequestFailed(self.worker_id, self.epoch, sequence.request_id, sequence.attempt, code, message))
 
-    def _patience_ms(self) -> int:
-        """How long to wait for a message: not at all while there are steps to launch or collect."""
+    def _await_work(self) -> None:
+        """Sleep until a message comes, or a pull may have ended; not at all with steps to launch or collect."""
         if self.in_flight is not None or self.scheduler.rows.sequences or len(self.local_prompts):
-            return 0
-        return PULL_POLL_MS if self.intake.pulling else IDLE_POLL_MS
+            return
+        if self.intake.pulling:
+            time.sleep(LOOK_INTERVAL_S)
+        else:
+            self.poller.poll(IDLE_POLL_MS)
 
     def _owns_something(self) -> bool:
         return bool(

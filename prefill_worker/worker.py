@@ -1,8 +1,8 @@
 """The prefill worker's loop: receive, sweep, collect, hand off, launch, beat.
 
 The next step is launched while one runs: the device never waits for what the host does with a step,
-which is to send its tokens and hand its blocks off. While steps are in flight the loop does not
-sleep: it serves sockets and notices the end of a step at once, as the first token depends on it.
+which is to send its tokens and hand its blocks off. While steps are in flight the loop sleeps for
+moments only: it serves sockets and notices the end of a step, as the first token depends on it.
 
 Life of a request here:
     1. `PrefillRequest` arrives and waits.
@@ -25,6 +25,7 @@ from common.drain import Drain
 from common.engine import Engine
 from common.errors import ErrorCode
 from common.finish import finish_reason
+from common.landing import LOOK_INTERVAL_S
 from common.messages import (
     Abort,
     DecodePeer,
@@ -92,8 +93,7 @@ class PrefillWorker:
         while not self.drain.finished(self._owns_something()):
             if self.drain.begins():
                 self.link.leave()
-            # What waits although nothing is in flight waits for blocks: a message or a lease's end brings them.
-            self.poller.poll(0 if self.in_flight else IDLE_POLL_MS)
+            self._await_work()
             with self.trace.turn():
                 with self.trace.phase("receive"):
                     self.receive()
@@ -164,6 +164,13 @@ class PrefillWorker:
         self.peers.close()
         self.link.close()
         self.engine.pool.close()
+
+    def _await_work(self) -> None:
+        """Sleep until a message comes, or until it is time to look whether a step is over."""
+        if not self.in_flight:  # what waits now waits for blocks: a message or a lease's end brings them
+            self.poller.poll(IDLE_POLL_MS)
+        elif not self.in_flight[0].step.ready():
+            time.sleep(LOOK_INTERVAL_S)
 
     def _launch(self) -> None:
         """Start the next step, if there is anything to compute."""

@@ -208,20 +208,26 @@ def decode_attention(
         num_stages=1 if q.dtype == torch.float32 else NUM_STAGES,
     )
     if num_splits > 1:
-        _combine_kernel[(num_seqs, num_q)](
-            partial_ptr=workspace.partial,
-            lse_ptr=workspace.lse,
-            seq_lens_ptr=seq_lens,
-            out_ptr=out,
-            NUM_Q=num_q,
-            HEAD_DIM=head_dim,
-            NUM_SPLITS=num_splits,
-            BLOCK_N=BLOCK_N,
-            PDL=pdl,
-            num_warps=4,
-            launch_pdl=pdl,
-        )
+        _combine(out, seq_lens, workspace, num_splits, pdl=pdl)
     return out
+
+
+def _combine(out: Tensor, seq_lens: Tensor, workspace: DecodeWorkspace, num_splits: int, *, pdl: bool) -> None:
+    """The splits' results into `out [num_seqs, num_q_heads, head_dim]`."""
+    num_seqs, num_q, head_dim = out.shape
+    _combine_kernel[(num_seqs, num_q)](
+        partial_ptr=workspace.partial,
+        lse_ptr=workspace.lse,
+        seq_lens_ptr=seq_lens,
+        out_ptr=out,
+        NUM_Q=num_q,
+        HEAD_DIM=head_dim,
+        NUM_SPLITS=num_splits,
+        BLOCK_N=BLOCK_N,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
 
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:

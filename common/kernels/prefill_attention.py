@@ -1,9 +1,7 @@
 """Causal attention of ragged prompt chunks over their blocks (FlashAttention-2, Dao 2023, on a paged cache).
 
-Query tiles of all sequences lie on one grid axis: sequence i owns the tiles from
-`cu_seqlens[i] // BLOCK_M + i`, so the grid follows from host-known sizes and a batch of one long
-and many short prompts launches few idle programs. Keys that every query of a tile sees are walked
-without masks; only the last tiles, at the diagonal, pay for them.
+Query tiles of all sequences lie on one grid axis (`ragged`). Keys that every query of a tile sees are
+walked without masks; only the last tiles, at the diagonal, pay for them.
 """
 
 from dataclasses import dataclass
@@ -12,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from common.kernels.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
 LOG2_E = 1.4426950408889634
 
@@ -86,15 +86,15 @@ def _prefill_attention_kernel(
     BLOCK_M: tl.constexpr,  # queries of a tile
     BLOCK_N: tl.constexpr,  # keys of a tile
 ):
-    """Grid: (num_tokens // BLOCK_M + num_seqs, NUM_Q). One program a query tile of a head, longest contexts first."""
+    """Grid: (query tiles, NUM_Q). One program a query tile of a head, longest contexts first."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     seqs = tl.arange(0, MAX_SEQS)
-    first_tiles = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0) // BLOCK_M + seqs
-    seq = tl.sum(((first_tiles <= tile) & (seqs < num_seqs)).to(tl.int32), axis=0) - 1
+    begins = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0)
+    seq = sequence_of(tile, begins, seqs, num_seqs, BLOCK_M)
     token = tl.load(cu_seqlens_ptr + seq)
     query_len = tl.load(cu_seqlens_ptr + seq + 1) - token
-    first_query = (tile - token // BLOCK_M - seq) * BLOCK_M
+    first_query = (tile - first_tile(token, seq, BLOCK_M)) * BLOCK_M
     if first_query >= query_len:
         return
 
@@ -160,14 +160,14 @@ def prefill_attention(
 
     Tokens outside `cu_seqlens` are not computed.
     """
-    _check(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
+    check_operands(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
     num_tokens, num_q, head_dim = q.shape
     num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
     out = torch.empty_like(q)
     if num_tokens == 0 or num_seqs == 0:
         return out
     tile = tile_for(q.dtype, head_dim, max_query_len)
-    _prefill_attention_kernel[(num_tokens // tile.block_m + num_seqs, num_q)](
+    _prefill_attention_kernel[(num_tiles(num_tokens, num_seqs, tile.block_m), num_q)](
         q_ptr=q,
         k_cache_ptr=k_cache,
         v_cache_ptr=v_cache,
@@ -185,7 +185,7 @@ def prefill_attention(
         GROUP=num_q // num_kv,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=k_cache.shape[1],
-        MAX_SEQS=max(64, triton.next_power_of_2(num_seqs)),
+        MAX_SEQS=max_seqs_for(num_seqs),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
@@ -194,9 +194,10 @@ def prefill_attention(
     return out
 
 
-def _check(
+def check_operands(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, cu_seqlens: Tensor, seq_lens: Tensor
 ) -> None:
+    """Fail unless the operands are as prompt attention takes them."""
     num_seqs, head_dim = seq_lens.shape[0], q.shape[2]
     assert q.ndim == 3 and q.is_contiguous(), f"q {tuple(q.shape)}: contiguous, 3-D needed"
     assert head_dim in (32, 64, 128, 256), f"head_dim {head_dim}: 32, 64, 128 or 256 needed"

@@ -49,7 +49,7 @@ def _qk_norm_rope_kv_kernel(
     columns = tl.arange(0, HALF)[None, :]
     tile = heads * HEAD_DIM + columns  # [HEADS, HALF]
     source_ptr = qkv_ptr + (token * (NUM_Q + 2 * NUM_KV) + first) * HEAD_DIM + tile
-    slot = tl.load(slot_mapping_ptr + token)  # this and the position no kernel of a step writes
+    slot = tl.load(slot_mapping_ptr + token)  # written by the first kernel of the step, which no layer follows directly
     wait_for_predecessor(PDL)
     low = tl.load(source_ptr)  # first half of every head
     high = tl.load(source_ptr + HALF)

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from common.config import KernelsSection
 from common.kernels.decode_attention import DecodeWorkspace, decode_attention, make_workspace
-from common.kernels.long_attention import fits, long_attention
+from common.kernels.long_attention import is_long, long_attention
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.silu_mul import silu_mul
@@ -33,6 +33,7 @@ class CudaOps:
         self.pdl = pdl
         properties = torch.cuda.get_device_properties(kv_cache.device)
         self._num_sms = properties.multi_processor_count
+        self._is_hopper = properties.major == 9  # what `long_attention` is written for
         # Planned kernels fuse norm and activation, and are made for two bytes an element.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and kv_cache.element_size() == 2
@@ -91,7 +92,7 @@ class CudaOps:
         scale = q.shape[2] ** -0.5
         if self.kernels.prefill_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, batch, scale)
-        if fits(q, batch.num_keys):
+        if self._is_hopper and is_long(q, batch.num_keys):
             return long_attention(
                 q, k_cache, v_cache, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale
             )

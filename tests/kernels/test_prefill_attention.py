@@ -1,4 +1,4 @@
-"""Ragged paged causal attention against the reference, from blocks and gathered."""
+"""Ragged paged causal attention against the reference."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.long_attention import long_attention
 from common.kernels.prefill_attention import prefill_attention
 from common.ops import reference
 from common.ops.base import ForwardBatch
@@ -15,10 +14,7 @@ AssertClose = Callable[[Tensor, Tensor], None]
 MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
 
 
-Run = Callable[[Tensor, Tensor, ForwardBatch, float], Tensor]
-
-
-def from_blocks(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float) -> Tensor:
+def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float) -> Tensor:
     return prefill_attention(
         q=q,
         k_cache=pool[:, 1, 0],
@@ -29,18 +25,6 @@ def from_blocks(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float) -> T
         max_query_len=batch.max_query_len,
         scale=scale,
     )
-
-
-def gathered(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float) -> Tensor:
-    num_keys = int(batch.seq_lens.sum())
-    k, v = pool[:, 1, 0], pool[:, 1, 1]
-    return long_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, num_keys, scale)
-
-
-@pytest.fixture(params=[from_blocks, gathered], ids=["from blocks", "gathered"])
-def run(request: pytest.FixtureRequest) -> Run:
-    chosen: Run = request.param
-    return chosen
 
 
 @pytest.mark.parametrize(
@@ -61,20 +45,19 @@ def test_equals_reference(
     num_q: int,
     num_kv: int,
     head_dim: int,
-    run: Run,
     make_paged: MakePaged,
     assert_close: AssertClose,
 ) -> None:
     pool, batch = make_paged(query_lens, seq_lens, block_size, num_kv, head_dim)
     q = torch.randn(sum(query_lens), num_q, head_dim).to(pool)
-    out = run(q, pool, batch, head_dim**-0.5)
+    out = attend(q, pool, batch, head_dim**-0.5)
     assert_close(out, reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, head_dim**-0.5))
 
 
-def test_large_scores_do_not_overflow(run: Run, make_paged: MakePaged, assert_close: AssertClose) -> None:
+def test_large_scores_do_not_overflow(make_paged: MakePaged, assert_close: AssertClose) -> None:
     pool, batch = make_paged([20], [75], 16, 1, 64)
     q = (torch.randn(20, 2, 64) * 30).to(pool)
-    out = run(q, pool, batch, 1.0)
+    out = attend(q, pool, batch, 1.0)
     assert torch.isfinite(out).all()
     assert_close(out, reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, 1.0))
 
@@ -82,7 +65,7 @@ def test_large_scores_do_not_overflow(run: Run, make_paged: MakePaged, assert_cl
 def test_padding_between_sequences(make_paged: MakePaged, assert_close: AssertClose) -> None:
     pool, batch = make_paged([7, 1, 9], [7, 0, 12], 16, 1, 64)
     q = torch.randn(17, 2, 64).to(pool)
-    out = from_blocks(q, pool, batch, 0.125)
+    out = attend(q, pool, batch, 0.125)
     assert_close(out, reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, 0.125))
 
 
@@ -90,9 +73,9 @@ def test_padding_between_sequences(make_paged: MakePaged, assert_close: AssertCl
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_full_tiles_equal_reference(
-    head_dim: int, block_size: int, run: Run, cuda: torch.device, make_paged: MakePaged, assert_close: AssertClose
+    head_dim: int, block_size: int, cuda: torch.device, make_paged: MakePaged, assert_close: AssertClose
 ) -> None:
     pool, batch = make_paged([700, 129, 1, 300], [700, 1001, 513, 300], block_size, 2, head_dim)
     q = torch.randn(1130, 8, head_dim).to(pool)
-    out = run(q, pool, batch, head_dim**-0.5)
+    out = attend(q, pool, batch, head_dim**-0.5)
     assert_close(out, reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, head_dim**-0.5))

@@ -1,0 +1,132 @@
+"""Attention of long prompt steps against the reference; what it runs on is a Hopper GPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.kernels.long_attention import is_long, long_attention
+from common.ops import reference
+from common.ops.base import ForwardBatch
+
+AssertClose = Callable[[Tensor, Tensor], None]
+MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
+
+QUERY_LENS, SEQ_LENS = [700, 129, 1, 300], [700, 1001, 513, 300]
+
+
+@pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def target(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    return "cuda", request.param
+
+
+def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, num_keys: int | None = None, scale: float = 0.1) -> Tensor:
+    num_keys = int(batch.seq_lens.sum()) if num_keys is None else num_keys
+    k, v = pool[:, 1, 0], pool[:, 1, 1]
+    return long_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, num_keys, scale)
+
+
+def expected(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float = 0.1) -> Tensor:
+    return reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, scale)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("query_lens", "seq_lens", "block_size"),
+    [
+        ([1], [1], 16),
+        ([64], [128], 16),
+        ([65], [129], 16),  # a query and a key past a tile
+        ([128, 128], [128, 256], 32),
+        ([3, 64, 131], [130, 64, 195], 16),
+        ([5, 40, 1, 200], [5, 70, 650, 463], 16),  # whole prompts, chunks with a prior context, one token
+        (QUERY_LENS, SEQ_LENS, 16),
+        (QUERY_LENS, SEQ_LENS, 32),
+        (QUERY_LENS, SEQ_LENS, 64),
+        ([17] * 70, [40] * 70, 16),
+        ([1500], [1937], 16),  # every slot is filled many times
+    ],
+)
+@pytest.mark.parametrize(
+    ("num_q", "num_kv", "head_dim"), [(2, 2, 64), (16, 2, 64), (3, 3, 128), (4, 2, 128), (8, 2, 128)]
+)
+def test_equals_reference(
+    query_lens: list[int],
+    seq_lens: list[int],
+    block_size: int,
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    make_paged: MakePaged,
+    assert_close: AssertClose,
+) -> None:
+    pool, batch = make_paged(query_lens, seq_lens, block_size, num_kv, head_dim)
+    q = torch.randn(sum(query_lens), num_q, head_dim).to(pool)
+    assert_close(attend(q, pool, batch), expected(q, pool, batch))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_large_scores_do_not_overflow(scale: float, make_paged: MakePaged, assert_close: AssertClose) -> None:
+    pool, batch = make_paged([20, 300], [75, 300], 16, 1, 64)
+    q = (torch.randn(320, 2, 64) * 30).to(pool)
+    assert_close(attend(q, pool, batch, scale=scale), expected(q, pool, batch, scale))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad_seq", range(4))
+def test_bad_numbers_stay_in_their_sequence(bad_seq: int, bad: float, make_paged: MakePaged) -> None:
+    pool, batch = make_paged(QUERY_LENS, SEQ_LENS, 16, 2, 128)
+    q = torch.randn(sum(QUERY_LENS), 8, 128).to(pool)
+    before = attend(q, pool, batch)
+    begin, end = batch.cu_seqlens[bad_seq : bad_seq + 2].tolist()
+    blocks = batch.block_tables[bad_seq, : -(-SEQ_LENS[bad_seq] // 16)].long()
+    pool[blocks] = bad
+    q[begin:end] = bad
+    after = attend(q, pool, batch)
+    assert not torch.isfinite(after[begin:end]).any()
+    assert torch.equal(after[:begin], before[:begin]) and torch.equal(after[end:], before[end:])
+
+
+@pytest.mark.gpu
+def test_the_same_bits_every_time(make_paged: MakePaged) -> None:
+    pool, batch = make_paged([1500, 700], [1937, 700], 16, 2, 128)
+    q = torch.randn(2200, 8, 128).to(pool)
+    first = attend(q, pool, batch)
+    for _ in range(50):
+        assert torch.equal(attend(q, pool, batch), first)
+
+
+@pytest.mark.gpu
+def test_in_a_captured_graph(make_paged: MakePaged, assert_close: AssertClose) -> None:
+    """A replay sees the inputs of its time, other lengths included; the host knew only a bound of them."""
+    pool, batch = make_paged(QUERY_LENS, SEQ_LENS, 16, 2, 128)
+    q = torch.randn(sum(QUERY_LENS), 8, 128).to(pool)
+    num_keys = sum(SEQ_LENS)
+    attend(q, pool, batch, num_keys)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(q, pool, batch, num_keys)
+    q.normal_()
+    batch.cu_seqlens.copy_(torch.tensor([0, 300, 429, 430, 700]))
+    batch.seq_lens.copy_(torch.tensor([650, 999, 2, 300]))
+    out.fill_(float("nan"))
+    graph.replay()
+    assert_close(out[:700], expected(q[:700], pool, batch))
+
+
+def test_which_steps_are_long() -> None:
+    def is_it(num_tokens: int, num_keys: int, head_dim: int = 128, dtype: torch.dtype = torch.bfloat16) -> bool:
+        return is_long(torch.empty(num_tokens, 2, head_dim, dtype=dtype), num_keys)
+
+    assert is_it(1025, 1025) and is_it(2000, 65536, 64, torch.float16)
+    assert not is_it(1024, 1024)
+    assert not is_it(2000, 0), "only the device knows how many keys there are"
+    assert not is_it(2000, 65537)
+    assert not is_it(2000, 2000, 96) and not is_it(2000, 2000, 256)
+    assert not is_it(2000, 2000, dtype=torch.float32)
