@@ -5,6 +5,7 @@ there or replayed from a graph that was captured there. Invariant: steps keep th
 are launched, whichever stream each of them is on.
 """
 
+import ctypes
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -38,13 +39,11 @@ class LimitedShare(GpuShare):
     Args:
         whole: where steps run that may use everything.
         limited: where the others run.
-        context: what `limited` belongs to, kept for as long as the stream is needed.
     """
 
-    def __init__(self, whole: torch.cuda.Stream, limited: torch.cuda.Stream, context: object = None) -> None:
+    def __init__(self, whole: torch.cuda.Stream, limited: torch.cuda.Stream) -> None:
         self.whole = whole
         self.limited: torch.cuda.Stream = limited
-        self._context = context
         self._last = whole  # what was launched before the first step is there
 
     @contextmanager
@@ -78,7 +77,10 @@ def make_share(percent: int, device: torch.device) -> GpuShare:
         problem = f"{num_limited} of {num_sms} multiprocessors cannot be set apart ({reason})"
         raise ConfigError(f"prefill.sm_share = {percent}: {problem}; {remedy}") from error
     logger.info("prompts use %d of %d multiprocessors while something else is served", num_limited, num_sms)
-    return LimitedShare(torch.cuda.current_stream(device), limited, context)
+    # PyTorch keeps memory that it once gave to the stream, with events on it, until the process ends. So does the
+    # context have to stay: one that is destroyed before aborts the process, and so would one at the interpreter's end.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
+    return LimitedShare(torch.cuda.current_stream(device), limited)
 
 
 def share_of(num_sms: int, percent: int) -> int:
