@@ -97,10 +97,16 @@ class PrefillSection:
     max_num_seqs: int = option(64, "prompts in one step")
     chunking: bool = option(True, "split prompts longer than a step's budget; false computes every prompt in one piece")
     lease_s: float = option(30.0, "blocks handed off and not claimed for this long are freed")
+    sm_share: int = option(
+        100,
+        "percent of the GPU's multiprocessors that prompts may use while something else is being served; "
+        "100 is no limit",
+    )
 
     def __post_init__(self) -> None:
         _require(self.max_batch_tokens >= 16, f"prefill.max_batch_tokens = {self.max_batch_tokens}: at least 16")
         _require(self.max_num_seqs >= 1, f"prefill.max_num_seqs = {self.max_num_seqs}: at least 1")
+        _require(1 <= self.sm_share <= 100, f"prefill.sm_share = {self.sm_share}: 1 to 100 percent, 100 is no limit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from common.errors import ErrorCode
 from common.kv_layout import KVLayout
 from common.sampling_params import SamplingParams
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 
 class Role(IntEnum):
@@ -189,6 +189,7 @@ class PrefillRequest:
     sampling: SamplingParams
     decode_worker_id: str
     decode_epoch: int
+    is_alone: bool  # nothing else was being served when this was sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Fixed addresses are what a captured graph needs, and one piece of memory is what keeps a short prompt
 from waiting for a dozen little copies. A step is staged while an earlier one is still queued: on the
-device its inputs follow in stream order, on the host they take turns in `NUM_STAGINGS` pinned pieces.
+device its inputs follow in the order of launch, on the host they take turns in `NUM_STAGINGS` pinned pieces.
 """
 
 from collections import deque

@@ -2,7 +2,8 @@
 
 Stands in `common` because a decode worker computes a prompt itself when there is no prefill worker.
 Up to about a thousand tokens, launching the kernels takes longer than running them: such steps
-replay a graph captured for the next larger bucket of tokens and sequences.
+replay a graph captured for the next larger bucket of tokens and sequences. Where steps are confined
+to a share of the GPU, so are the graphs: a step of some length that may use all of it does without.
 """
 
 import logging
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from common.engine import Engine
+from common.gpu_share import GpuShare
 from common.landing import Landing, PendingTokens
 from common.prompt_buffers import PromptBuffers, PromptChunk
 from common.step_trace import WAIT, Trace
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 TOKEN_BUCKETS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 SEQ_BUCKETS = (1, 8)
+MAX_CONFINED_TOKENS = 512
+"""Up to here a step that may use the whole GPU replays a confined graph too: launching kernels would take longer."""
 
 
 class PendingPrompts:
@@ -45,21 +49,26 @@ class PromptRunner:
     Args:
         max_tokens: most tokens of a step.
         max_seqs: most sequences of a step.
+        share: how much of the GPU steps may use; all of it by default.
     """
 
-    def __init__(self, engine: Engine, max_tokens: int, max_seqs: int) -> None:
+    def __init__(self, engine: Engine, max_tokens: int, max_seqs: int, share: GpuShare | None = None) -> None:
         self.engine = engine
         block_size = engine.pool.layout.block_size
         self.buffers = PromptBuffers(max_tokens, max_seqs, engine.max_len, block_size, engine.device)
         self.landing = Landing(max_seqs, engine.device)
         self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.share = share or GpuShare()  # ends after the graphs that were captured in it
         self.trace = Trace()
 
-    def launch(self, chunks: list[PromptChunk]) -> PendingPrompts:
-        """Start a step over the chunks; it runs after every step launched before it."""
+    def launch(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> PendingPrompts:
+        """Start a step over the chunks; it runs after every step launched before it.
+
+        `whole_gpu`: it may use more than the share, as there is nobody to leave the rest to.
+        """
         num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
-        with torch.inference_mode():
-            bucket = self._bucket(num_tokens, num_seqs)
+        bucket = self._bucket(num_tokens, num_seqs, whole_gpu=whole_gpu)
+        with torch.inference_mode(), self.share.stream(whole=whole_gpu and bucket is None):
             self.buffers.fill(chunks, *(bucket or (num_tokens, num_seqs)))
             with self.trace.device(num_tokens, "tokens"):
                 if bucket:
@@ -71,9 +80,9 @@ class PromptRunner:
             pending = self.landing.fetch(sampled[:num_seqs])
         return PendingPrompts(pending, [chunk.is_last for chunk in chunks])
 
-    def run(self, chunks: list[PromptChunk]) -> list[int | None]:
+    def run(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> list[int | None]:
         """Launch a step and wait for its tokens."""
-        pending = self.launch(chunks)
+        pending = self.launch(chunks, whole_gpu=whole_gpu)
         with self.trace.phase(WAIT):
             return pending.tokens()
 
@@ -87,8 +96,10 @@ class PromptRunner:
                     memory = memory or self.graphs[num_tokens, num_seqs][0].pool()
         logger.info("%d prompt graphs ready in %.1f s", len(self.graphs), time.monotonic() - begin_s)
 
-    def _bucket(self, num_tokens: int, num_seqs: int) -> tuple[int, int] | None:
-        """The smallest captured bucket that holds the step, if any."""
+    def _bucket(self, num_tokens: int, num_seqs: int, *, whole_gpu: bool) -> tuple[int, int] | None:
+        """The smallest captured bucket that holds the step, if it is to replay one."""
+        if whole_gpu and self.share.limited is not None and num_tokens > MAX_CONFINED_TOKENS:
+            return None
         fitting = (key for key in self.graphs if key[0] >= num_tokens and key[1] >= num_seqs)
         return min(fitting, default=None)
 
@@ -103,12 +114,12 @@ class PromptRunner:
 
     def _captured(self, num_tokens: int, num_seqs: int, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """A graph over padding; what it computes follows from the buffers at replay."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self.share.stream(whole=False):
             self.buffers.fill([], num_tokens, num_seqs)
             shape = (num_tokens, num_seqs, num_tokens, self.engine.max_len)
             self._step(*shape)
             torch.cuda.synchronize(self.engine.device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory):
+            with torch.cuda.graph(graph, pool=memory, stream=self.share.limited):
                 sampled = self._step(*shape)
         return graph, sampled

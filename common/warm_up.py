@@ -39,12 +39,16 @@ def compile_kernels(engine: Engine, ops: Ops, counts: Sequence[int], *, is_decod
 
 
 def warm_up_prompts(runner: PromptRunner) -> None:
-    """The longest prompt of a step and a batch of two, sampled by every filter: cuBLAS and memory are ready too."""
+    """The longest prompt of a step and a batch of two, sampled by every filter: cuBLAS and memory are ready too.
+
+    Both belong to a stream, so each stream that steps may run on has its turn.
+    """
     engine = runner.engine
     longest = min(runner.buffers.max_tokens, engine.max_len, engine.allocator.capacity * engine.pool.layout.block_size)
-    _run_prompts(runner, [longest])
-    if longest >= 4 and runner.buffers.max_seqs > 1:
-        _run_prompts(runner, [longest // 2, longest // 2 - 1])
+    for whole_gpu in (True,) if runner.share.limited is None else (True, False):
+        _run_prompts(runner, [longest], whole_gpu)
+        if longest >= 4 and runner.buffers.max_seqs > 1:
+            _run_prompts(runner, [longest // 2, longest // 2 - 1], whole_gpu)
 
 
 def _run(device: torch.device, task: Callable[[], object]) -> None:
@@ -113,13 +117,13 @@ def _sampling(rows: int, device: torch.device) -> SamplingTensors:
     )
 
 
-def _run_prompts(runner: PromptRunner, lengths: list[int]) -> None:
+def _run_prompts(runner: PromptRunner, lengths: list[int], whole_gpu: bool) -> None:
     layout, allocator = runner.engine.pool.layout, runner.engine.allocator
     filtered = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01)
     chunks = [
         PromptChunk([0] * length, 0, allocator.allocate(layout.num_blocks_for(length)), filtered, is_last=True)
         for length in lengths
     ]
-    runner.run(chunks)
+    runner.run(chunks, whole_gpu=whole_gpu)
     for chunk in chunks:
         allocator.free(chunk.block_ids)

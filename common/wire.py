@@ -58,7 +58,7 @@ def _decoder_for(annotation: Any) -> Decoder:
         return _enum_decoder(annotation)
     if typing.get_origin(annotation) is tuple:
         return _tuple_decoder(_decoder_for(typing.get_args(annotation)[0]))
-    if annotation in (int, str, bytes, float):
+    if annotation in (bool, int, str, bytes, float):
         return _scalar_decoder(annotation)
     raise TypeError(f"no wire form for {annotation!r}")
 
@@ -105,7 +105,7 @@ def _scalar_decoder(scalar: Any) -> Decoder:
     accepted = int | float if scalar is float else scalar
 
     def decode_scalar(value: Any) -> Any:
-        if not isinstance(value, accepted) or isinstance(value, bool):
+        if not isinstance(value, accepted) or isinstance(value, bool) is not (scalar is bool):
             raise WireError(f"wants {scalar.__name__}, got {type(value).__name__}")
         return scalar(value) if scalar is float else value
 

@@ -105,8 +105,8 @@ def _add_mps(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=DEFAULT_PREFILL_PERCENT,
         metavar="PERCENT",
-        help="most SMs of a shared GPU that a prefill worker may use, so that decode steps stay short; 0 is --mps off "
-        "(default: %(default)s)",
+        help="--prefill-sm-share of prefill workers on a shared GPU, so that decode steps stay short while a prompt "
+        "runs; 0 is --mps off (default: %(default)s)",
     )
 
 

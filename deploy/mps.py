@@ -2,8 +2,9 @@
 
 Without MPS the kernels of two processes never run together and a decode step waits out the time
 slices of prefill. All GPU workers become clients of one daemon, since blocks move between any two
-of them; only prefill workers beside a decode worker get a cap. A daemon that is already there is
-used and left alone; our own lives in a private directory and ends before `open_mps` returns.
+of them; only prefill workers beside a decode worker are told to keep to a share of the GPU. A daemon
+that is already there is used and left alone; our own lives in a private directory and ends before
+`open_mps` returns.
 """
 
 import asyncio
@@ -26,7 +27,6 @@ from deploy.placement import Placement
 CONTROL = "nvidia-cuda-mps-control"
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
-CAP = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 DEFAULT_PIPE_DIRECTORY = Path("/tmp/nvidia-mps")
 GUARD = Path(__file__).with_name("mps_guard.py")
 PROBE = Path(__file__).with_name("mps_probe.py")
@@ -41,7 +41,10 @@ KILL_DEADLINE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class MpsOptions:
-    """What the user wants: one of `MODES`, and the percentage of SMs for prefill; 0 switches MPS off."""
+    """What the user wants: one of `MODES`, and the percentage of SMs for prompts that are not alone.
+
+    0 percent switches MPS off.
+    """
 
     mode: str = "auto"
     prefill_percent: int = DEFAULT_PREFILL_PERCENT
@@ -53,9 +56,10 @@ class MpsOptions:
 
 @dataclass(frozen=True, slots=True)
 class Mps:
-    """How it turned out: `environs` adds to a worker's environment by its name, `text` is for the operator."""
+    """How it turned out: what it adds to workers' environments and flags by their names, `text` for the operator."""
 
     environs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     text: str = ""  # empty where no GPU is shared
 
 
@@ -102,13 +106,13 @@ def shared_gpus(placements: Sequence[Placement]) -> list[int]:
 
 
 def _in_use(options: MpsOptions, placements: Sequence[Placement], directories: Mapping[str, str]) -> Mps:
-    shared, cap = shared_gpus(placements), {CAP: str(options.prefill_percent)}
-    environs = {
-        each.name: {**directories, **(cap if each.role == Role.PREFILL and each.gpu.index in shared else {})}
-        for each in placements
-        if each.gpu
-    }
-    return Mps(environs, f"MPS, prefill capped at {options.prefill_percent} % of the SMs")
+    shared, cap = shared_gpus(placements), ("--prefill-sm-share", str(options.prefill_percent))
+    prefills = [each for each in placements if each.role == Role.PREFILL]
+    return Mps(
+        environs={each.name: directories for each in placements if each.gpu},
+        flags={each.name: cap for each in prefills if each.gpu and each.gpu.index in shared},
+        text=f"MPS, prompts capped at {options.prefill_percent} % of the SMs while others are served",
+    )
 
 
 def _is_provided(environ: Mapping[str, str]) -> bool:

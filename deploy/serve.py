@@ -12,7 +12,7 @@ from pathlib import Path
 from common.config import Config
 from deploy.console import Console
 from deploy.health import Health, local_url
-from deploy.launch_plan import make_runtime_dir, plan_processes
+from deploy.launch_plan import ProcessSpec, make_runtime_dir, plan_processes
 from deploy.machine import detect_gpus, num_cores
 from deploy.model_source import find_model, is_hub_id, weights_bytes
 from deploy.mps import Mps, MpsOptions, open_mps
@@ -63,13 +63,19 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
         specs = plan_processes(config, placements, runtime_dir, num_cores(), model_bytes)
         async with open_mps(fleet.mps, placements, os.environ, runtime_dir, console) as mps:
             supervisor = Supervisor(
-                [replace(spec, env=mps.environs.get(spec.name, {})) for spec in specs],
+                [_with_mps(spec, mps) for spec in specs],
                 local_url(config.router.host, config.router.port),
                 Deadlines(fleet.start_timeout_s, config.router.drain_s, config.worker.drain_s),
                 os.environ,
                 console,
             )
             yield supervisor, mps
+
+
+def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
+    """Flags of `mps` come first: what the user set wins."""
+    flags = (*mps.flags.get(spec.name, ()), *spec.flags)
+    return replace(spec, flags=flags, env=mps.environs.get(spec.name, {}))
 
 
 async def serve(config: Config, fleet: Fleet) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from common.config import PREFILL_SECTIONS, Config
 from common.drain import Drain
 from common.engine import Engine, build_engine, describe_device
+from common.gpu_share import make_share
 from common.kv.blocks import PROOF_BLOCK
 from common.kv.proof import pattern
 from common.messages import KVPoolExport, Role
@@ -34,7 +35,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
     max_seqs = section.max_num_seqs if config.worker.batching else 1
     # Without chunking a step holds at least one whole prompt.
     step_tokens = section.max_batch_tokens if section.chunking else max(section.max_batch_tokens, engine.max_len)
-    runner = PromptRunner(engine, step_tokens, max_seqs)
+    runner = PromptRunner(engine, step_tokens, max_seqs, make_share(section.sm_share, engine.device))
     if engine.device.type == "cuda":
         warm_up_prompts(runner)
         if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":

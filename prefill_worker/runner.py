@@ -22,8 +22,10 @@ class InFlight:
 
 
 def launch_chunks(runner: PromptRunner, chunks: list[Chunk]) -> InFlight:
-    """Start a step over the chunks."""
-    return InFlight(runner.launch([_prompt_chunk(chunk) for chunk in chunks]), [chunk.sequence for chunk in chunks])
+    """Start a step over the chunks; it may use the whole GPU if nothing but them was being served."""
+    sequences = [chunk.sequence for chunk in chunks]
+    whole_gpu = all(sequence.is_alone for sequence in sequences)
+    return InFlight(runner.launch([_prompt_chunk(chunk) for chunk in chunks], whole_gpu=whole_gpu), sequences)
 
 
 def _prompt_chunk(chunk: Chunk) -> PromptChunk:

@@ -7,7 +7,7 @@ step's budget are computed in chunks, and a chunked prompt goes on before anythi
        └───────────────────────┴────────────────────remove────────────┴──▶ free
 
 Steps are launched ahead of the device, so a sequence may be removed while a launched step still
-writes its blocks. They are free at once nevertheless: all steps run on one stream, so whoever gets
+writes its blocks. They are free at once nevertheless: steps run in the order of launch, so whoever gets
 the blocks next writes them later, and nobody else reads a block before a step that wrote it for
 him is over (`take`). Torch-free.
 """

@@ -68,7 +68,7 @@ class Dispatcher:
 
     def queue_sizes(self) -> tuple[int, int, int]:
         """Completions queued, their prompt tokens, completions at workers."""
-        return len(self._queue), self._queue.num_tokens, len(self._active) - len(self._queue)
+        return len(self._queue), self._queue.num_tokens, self._num_served()
 
     # --- from the HTTP side ---------------------------------------------------------------------
 
@@ -182,8 +182,13 @@ class Dispatcher:
             sampling=completion.sampling,
             decode_worker_id=route.decode.id,
             decode_epoch=route.decode.epoch,
+            is_alone=self._num_served() == 1,
         )
         self._send(route.prefill.id, request)
+
+    def _num_served(self) -> int:
+        """Completions at workers."""
+        return len(self._active) - len(self._queue)
 
     def _current(self, request_id: str, attempt: int, worker: Worker) -> Completion | None:
         """The completion that this worker runs under this attempt, if it does."""

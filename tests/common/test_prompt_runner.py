@@ -1,14 +1,16 @@
 """Chunks in, tokens out: batches, chunks and padding to a captured bucket change nothing."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from common.config import Config, KVSection, ModelSection, WorkerSection
 from common.engine import Engine, build_engine
+from common.gpu_share import GpuShare, make_share
 from common.prompt_buffers import PromptChunk
 from common.prompt_runner import PromptRunner
 from common.sampling_params import SamplingParams
@@ -67,6 +69,81 @@ def test_steps_launched_ahead_do_not_disturb_each_other(engine: Engine, checkpoi
     for i, step in enumerate(chunks):
         assert pending[i].tokens() == expected(checkpoint, step)
         pending += [runner.launch(ahead) for ahead in chunks[i + 2 : i + 3]]
+
+
+class FakeShare(GpuShare):
+    """Writes down what steps ask for."""
+
+    def __init__(self) -> None:
+        self.limited = cast(torch.cuda.Stream, object())
+        self.asked: list[bool] = []
+
+    @contextmanager
+    def stream(self, *, whole: bool) -> Iterator[None]:
+        self.asked.append(whole)
+        yield
+
+
+class FakeGraph:
+    """Counts its replays."""
+
+    num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+
+
+@pytest.mark.parametrize(
+    ("length", "whole_gpu", "is_replayed", "gets_all"),
+    [
+        (17, True, True, False),
+        (17, False, True, False),
+        (30, True, False, True),
+        (30, False, True, False),
+        (80, True, False, True),
+        (80, False, False, False),
+    ],
+)
+def test_a_step_is_replayed_in_the_share_unless_it_is_long_and_may_have_all(
+    length: int, whole_gpu: bool, is_replayed: bool, gets_all: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.prompt_runner.MAX_CONFINED_TOKENS", 20)
+    share, graph = FakeShare(), FakeGraph()
+    runner = PromptRunner(engine, 96, 8, share)
+    sampled = torch.zeros(8, dtype=torch.int32, device=engine.device)
+    runner.graphs[64, 8] = (cast(torch.cuda.CUDAGraph, graph), sampled)
+    runner.run([prompt(length, engine)], whole_gpu=whole_gpu)
+    assert (graph.num_replays == 1, share.asked) == (is_replayed, [gets_all])
+
+
+@pytest.mark.parametrize("use_graphs", [True, False])
+def test_a_share_of_the_gpu_changes_no_token(
+    use_graphs: bool, engine: Engine, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.prompt_runner.MAX_CONFINED_TOKENS", 20)
+    runner = PromptRunner(engine, 64, 8, make_share(50, engine.device))
+    if use_graphs and engine.device.type == "cuda":
+        runner.capture()
+    lengths = [[40, 3], [41], [30, 2, 9], [17], [5, 6, 7, 8], [50], [11], [29, 28]]
+    steps = [[prompt(length, engine) for length in step] for step in lengths]
+    for offset in range(2):  # so that every step runs on either stream
+        whole_gpu = [bool((i + offset) % 2) for i in range(len(steps))]
+        pending = [runner.launch(step, whole_gpu=whole_gpu[i]) for i, step in enumerate(steps[:2])]
+        for i, step in enumerate(steps):
+            assert pending[i].tokens() == expected(checkpoint, step)
+            pending += [runner.launch(ahead, whole_gpu=whole_gpu[i + 2]) for ahead in steps[i + 2 : i + 3]]
+
+
+def test_a_prompt_whose_chunks_alternate_between_streams_finds_its_keys(engine: Engine, checkpoint: Checkpoint) -> None:
+    runner, whole = PromptRunner(engine, 64, 8, make_share(50, engine.device)), prompt(120, engine)
+    pieces = [whole.token_ids[begin : begin + 24] for begin in range(0, 120, 24)]
+    chunks = [PromptChunk(ids, 24 * i, whole.block_ids, GREEDY, is_last=i == 4) for i, ids in enumerate(pieces)]
+    pending = []
+    for i, chunk in enumerate(chunks):
+        pending.append(runner.launch([chunk], whole_gpu=bool(i % 2)))
+        if i:
+            assert pending[i - 1].tokens() == [None]
+    assert pending[-1].tokens() == expected(checkpoint, [whole])
 
 
 @pytest.mark.parametrize("bucket", [(40, 2), (64, 2), (64, 8)])

@@ -16,6 +16,8 @@ from common.wire import MAX_FRAME_BYTES, decode, encode
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
+    if annotation is bool:
+        return st.booleans()
     if annotation is int:
         return st.integers(-(2**63), 2**64 - 1)
     if annotation is float:
@@ -73,7 +75,7 @@ def test_the_error_names_the_field() -> None:
 
 
 def test_other_versions_tags_and_sizes_are_refused() -> None:
-    with pytest.raises(WireError, match=r"wire version 9, this program speaks 1"):
+    with pytest.raises(WireError, match=r"wire version 9, this program speaks 2"):
         decode(msgpack.packb([9, 26, "r", 0]))
     with pytest.raises(WireError, match="unknown tag 99"):
         decode(msgpack.packb([WIRE_VERSION, 99]))
@@ -84,7 +86,7 @@ def test_other_versions_tags_and_sizes_are_refused() -> None:
 
 
 def test_tags_are_stable() -> None:
-    assert encode(Abort("r", 1)) == msgpack.packb([1, 26, "r", 1])
+    assert encode(Abort("r", 1)) == msgpack.packb([2, 26, "r", 1])
 
 
 def test_ids_are_four_bytes_each() -> None:
@@ -95,7 +97,7 @@ def test_ids_are_four_bytes_each() -> None:
 
 
 def test_a_prompt_of_a_million_tokens_fits_a_frame() -> None:
-    request = PrefillRequest("r", 0, pack_ids(range(1_000_000)), 0, SamplingParams(), "d", 1)
+    request = PrefillRequest("r", 0, pack_ids(range(1_000_000)), 0, SamplingParams(), "d", 1, is_alone=True)
     assert decode(encode(request)) == request
 
 

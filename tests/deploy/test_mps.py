@@ -10,17 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from common.config import Config, ModelSection
+from common.config import Config, ModelSection, PrefillSection
 from common.errors import ConfigError
+from common.options import parse
 from deploy import mps
+from deploy.cli import ALL_SECTIONS
 from deploy.console import Console
 from deploy.demo import DEMO_MODEL
 from deploy.health import Health
-from deploy.launch_plan import SOURCE_ROOT, make_runtime_dir
+from deploy.launch_plan import SOURCE_ROOT, ProcessSpec, make_runtime_dir
 from deploy.mps import NO_MPS, Mps, MpsOptions, open_mps, shared_gpus
 from deploy.placement import Gpu, Placement, place_workers
 from deploy.serve import Fleet, prepared, ready_text
@@ -129,11 +132,11 @@ def test_a_gpu_is_shared_by_one_of_each_kind() -> None:
 async def test_a_private_daemon_lives_as_long_as_the_context(fake: FakeMps) -> None:
     async with fake.open() as opened:
         prefill, decode = opened.environs["prefill-0"], opened.environs["decode-0"]
-        assert prefill == {**decode, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"}
-        assert set(decode) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
+        assert set(prefill) == set(decode) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
         assert all(Path(directory).stat().st_mode & 0o777 == 0o700 for directory in decode.values())
         assert decode.items() <= fake.daemon_environ().items()
-        assert opened.text == "MPS, prefill capped at 80 % of the SMs"
+        assert opened.flags == {"prefill-0": ("--prefill-sm-share", "80")}
+        assert opened.text == "MPS, prompts capped at 80 % of the SMs while others are served"
         assert fake.daemon_runs()
     assert not fake.daemon_runs()
     assert (fake.directory / "commands").read_text().split() == ["get_default_active_thread_percentage", "quit"]
@@ -141,8 +144,8 @@ async def test_a_private_daemon_lives_as_long_as_the_context(fake: FakeMps) -> N
 
 async def test_one_daemon_serves_all_gpus_and_only_prefill_beside_decode_is_capped(fake: FakeMps) -> None:
     async with fake.open(MpsOptions("on", 40), THREE_ON_TWO) as opened:
-        caps = {name: environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") for name, environ in opened.environs.items()}
-        assert caps == {"prefill-0": "40", "prefill-1": None, "decode-0": None}
+        assert opened.flags == {"prefill-0": ("--prefill-sm-share", "40")}
+        assert set(opened.environs) == {"prefill-0", "prefill-1", "decode-0"}
         assert len({environ["CUDA_MPS_PIPE_DIRECTORY"] for environ in opened.environs.values()}) == 1
 
 
@@ -216,7 +219,8 @@ async def test_a_control_program_that_hangs_holds_nobody_up(fake: FakeMps) -> No
 
 async def test_a_daemon_that_the_user_names_is_used_and_left_alone(fake: FakeMps, tmp_path: Path) -> None:
     async with fake.open(CUDA_MPS_PIPE_DIRECTORY=str(tmp_path)) as opened:
-        assert opened.environs == {"prefill-0": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"}, "decode-0": {}}
+        assert opened.environs == {"prefill-0": {}, "decode-0": {}}
+        assert opened.flags == {"prefill-0": ("--prefill-sm-share", "80")}
         assert opened.text.startswith("MPS")
     assert not fake.was_started
     assert not (fake.directory / "commands").exists()
@@ -235,7 +239,7 @@ async def test_a_daemon_in_the_default_directory_is_used_only_if_it_answers(fake
     async with fake.open() as opened:
         assert fake.was_started is not answers
         assert ("CUDA_MPS_PIPE_DIRECTORY" in opened.environs["decode-0"]) is not answers
-        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in opened.environs["prefill-0"]
+        assert "prefill-0" in opened.flags
     if answers:
         assert "quit" not in (fake.directory / "commands").read_text()
     else:
@@ -252,6 +256,7 @@ OPENER = """
 import asyncio, os, sys
 from pathlib import Path
 from deploy import mps
+from deploy.cli import ALL_SECTIONS
 from deploy.console import Console
 from deploy.placement import Gpu, place_workers
 
@@ -300,6 +305,11 @@ def test_a_daemon_that_does_not_quit_is_killed(fake: FakeMps, tmp_path: Path) ->
     assert not fake.daemon_runs()
 
 
+def sm_share(spec: ProcessSpec) -> int:
+    """What the process reads from its flags."""
+    return parse(Config, ALL_SECTIONS, spec.name, "", spec.flags).prefill.sm_share
+
+
 async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
     fake.monkeypatch.setattr("deploy.serve.detect_gpus", lambda environ: [Gpu(0, 0)])
     for name, value in fake.environ.items():
@@ -309,9 +319,13 @@ async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
     async with prepared(config, Fleet(1, 1, "", 10.0), Console(fake.log, None)) as (supervisor, opened):
         environs = {spec.name: spec.env for spec in supervisor._specs}
         assert environs == {"router": {}, **opened.environs}
-        assert environs["prefill-0"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "80"
+        shares = {spec.name: sm_share(spec) for spec in supervisor._specs}
+        assert shares == {"router": 100, "prefill-0": 80, "decode-0": 100}
+    config = replace(config, prefill=PrefillSection(sm_share=60))
+    async with prepared(config, Fleet(1, 1, "", 10.0), Console(fake.log, None)) as (supervisor, _):
+        assert sm_share(supervisor._specs[1]) == 60, "what the user set wins"
     health = Health("ok", "", (), ())
-    assert ready_text(config, health, opened).splitlines()[0].endswith("MPS, prefill capped at 80 % of the SMs")
+    assert ready_text(config, health, opened).splitlines()[0].endswith(opened.text)
     assert "no MPS (decode steps share the GPU by time slices)" in ready_text(config, health, NO_MPS)
     assert "MPS" not in ready_text(config, health, Mps())
 

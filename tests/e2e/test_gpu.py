@@ -41,6 +41,7 @@ async def test_text_equals_a_single_process(variant: str, checkpoint: Checkpoint
         ("--worker-cuda-graphs", "false"),
         ("--worker-batching", "false"),
         ("--prefill-max-batch-tokens", "48"),
+        ("--prefill-sm-share", "50"),
         ("--kv-transport", "none"),
         ("--kernels-norm", "torch"),
         ("--kernels-rope", "torch"),

@@ -49,8 +49,9 @@ def until(condition: Callable[[], bool]) -> None:
 class Step:
     """A launched step; `over` is set by the test."""
 
-    def __init__(self, chunks: list[PromptChunk]) -> None:
+    def __init__(self, chunks: list[PromptChunk], *, whole_gpu: bool) -> None:
         self.chunks = chunks
+        self.whole_gpu = whole_gpu
         self.over = False
 
     def ready(self) -> bool:
@@ -94,11 +95,11 @@ class Rig:
     def tell(self, message: Message) -> None:
         self.router.send(b"p", message)
 
-    def ask(self, name: str, num_tokens: int, **sampling: Any) -> None:
+    def ask(self, name: str, num_tokens: int, *, is_alone: bool = False, **sampling: Any) -> None:
         """Send a prompt; returns when it has arrived."""
         num_known = len(self.worker.scheduler.sequences())
         ids = pack_ids(range(num_tokens))
-        self.tell(PrefillRequest(name, 0, ids, 0, SamplingParams(**sampling), "d", 1))
+        self.tell(PrefillRequest(name, 0, ids, 0, SamplingParams(**sampling), "d", 1, is_alone))
 
         def arrived() -> bool:
             self.worker.receive()
@@ -139,8 +140,8 @@ class Rig:
         """Requests whose first token the router has."""
         return [name for message in self.said if isinstance(message, TokenBatch) for name in message.request_ids]
 
-    def _launch(self, chunks: list[PromptChunk]) -> Step:
-        self.steps.append(Step(chunks))
+    def _launch(self, chunks: list[PromptChunk], *, whole_gpu: bool) -> Step:
+        self.steps.append(Step(chunks, whole_gpu=whole_gpu))
         return self.steps[-1]
 
 
@@ -178,6 +179,17 @@ def test_chunks_of_one_prompt_follow_each_other_without_waiting(rig: Rig) -> Non
     [handoff] = rig.handed_off
     assert unpack_ids(handoff.token_ids) == [*range(100), TOKEN]
     assert unpack_ids(handoff.block_ids) == rig.steps[1].chunks[0].block_ids
+
+
+def test_a_step_gets_the_whole_gpu_only_if_each_of_its_prompts_was_alone(rig: Rig) -> None:
+    rig.ask("alone", 70, is_alone=True)
+    rig.ask("second", 100)
+    rig.ask("alone again", 30, is_alone=True)
+    for number in range(4):
+        rig.turn()
+        rig.steps[number].over = True
+    assert rig.launched() == [[64], [6, 58], [42, 22], [8]]
+    assert [step.whole_gpu for step in rig.steps] == [True, False, False, True]
 
 
 def test_blocks_are_handed_off_only_when_their_step_is_over(rig: Rig) -> None:

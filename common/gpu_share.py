@@ -1,0 +1,88 @@
+"""How much of the GPU a prompt step may use: all of it, or a share that leaves the rest to others.
+
+A share is a green context: kernels on its stream run on its multiprocessors only, be they launched
+there or replayed from a graph that was captured there. Invariant: steps keep the order in which they
+are launched, whichever stream each of them is on.
+"""
+
+import ctypes
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.cuda import green_contexts
+
+from common.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SM_GROUP = 8
+"""Multiprocessors are given out in groups of this many."""
+
+
+class GpuShare:
+    """The whole device, on the current stream: the only choice there is."""
+
+    limited: torch.cuda.Stream | None = None
+    """Where kernels are confined to the share; None when nothing is."""
+
+    def stream(self, *, whole: bool) -> AbstractContextManager[None]:
+        """Around the launch of a step: what is launched inside runs after all that was launched so before."""
+        return nullcontext()
+
+
+class LimitedShare(GpuShare):
+    """A stream with all multiprocessors, and one with a share of them.
+
+    Args:
+        whole: where steps run that may use everything.
+        limited: where the others run.
+    """
+
+    def __init__(self, whole: torch.cuda.Stream, limited: torch.cuda.Stream) -> None:
+        self.whole = whole
+        self.limited: torch.cuda.Stream = limited
+        self._last = whole  # what was launched before the first step is there
+
+    @contextmanager
+    def stream(self, *, whole: bool) -> Iterator[None]:
+        chosen = self.whole if whole else self.limited
+        if chosen is not self._last:
+            chosen.wait_stream(self._last)
+            self._last = chosen
+        with torch.cuda.stream(chosen):
+            yield
+
+
+def make_share(percent: int, device: torch.device) -> GpuShare:
+    """The share that `prefill.sm_share` asks for; nothing is limited at 100 or on a CPU.
+
+    Raises ConfigError when this GPU cannot be divided.
+    """
+    if percent == 100 or device.type != "cuda":
+        return GpuShare()
+    remedy = "set it to 100, which is no limit (baton serve: --mps-prefill-percent 100)"
+    if not green_contexts.SUPPORTED:
+        problem = f"PyTorch {torch.__version__} has no green contexts"
+        raise ConfigError(f"prefill.sm_share = {percent}: {problem}; install one for CUDA 12.8 or later, or {remedy}")
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    num_limited = share_of(num_sms, percent)
+    try:
+        context: Any = green_contexts.GreenContext.create(num_sms=num_limited, device_id=device.index)
+        limited = context.Stream()
+    except RuntimeError as error:
+        reason, *_ = str(error).split("\n")
+        problem = f"{num_limited} of {num_sms} multiprocessors cannot be set apart ({reason})"
+        raise ConfigError(f"prefill.sm_share = {percent}: {problem}; {remedy}") from error
+    logger.info("prompts use %d of %d multiprocessors while something else is served", num_limited, num_sms)
+    # PyTorch keeps memory that it once gave to the stream, with events on it, until the process ends. So does the
+    # context have to stay: one that is destroyed before aborts the process, and so would one at the interpreter's end.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
+    return LimitedShare(torch.cuda.current_stream(device), limited)
+
+
+def share_of(num_sms: int, percent: int) -> int:
+    """Multiprocessors in `percent` of `num_sms`, rounded down to whole groups, at least one."""
+    return max(SM_GROUP, num_sms * percent // 100 // SM_GROUP * SM_GROUP)

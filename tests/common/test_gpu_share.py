@@ -1,0 +1,143 @@
+"""Which stream a step is on, and that steps keep their order across streams."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from common.config import PrefillSection
+from common.errors import ConfigError
+from common.gpu_share import GpuShare, LimitedShare, make_share, share_of
+
+
+@triton.jit
+def whereabouts(sm_ptr):  # type: ignore[no-untyped-def]
+    """The multiprocessor that each program runs on, `[num_programs]` int32."""
+    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.store(sm_ptr + tl.program_id(0), sm)
+
+
+class Stream:
+    """Writes down what it is told."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done with streams."""
+    log: list[str] = []
+
+    @contextmanager
+    def enter(stream: Stream) -> Iterator[None]:
+        log.append(f"on {stream.name}")
+        yield
+        log.append("off")
+
+    monkeypatch.setattr(torch.cuda, "stream", enter)
+    return log
+
+
+def limited_share(log: list[str]) -> LimitedShare:
+    streams: list[Any] = [Stream(name, log) for name in ("whole", "limited")]
+    return LimitedShare(*streams)
+
+
+def test_a_stream_waits_for_the_other_before_a_step_changes_over(log: list[str]) -> None:
+    share = limited_share(log)
+    for whole in (False, False, True, True, False):
+        with share.stream(whole=whole):
+            log.append("step")
+    on_limited, on_whole = ["on limited", "step", "off"], ["on whole", "step", "off"]
+    assert log == [
+        *("limited waits for whole", *on_limited, *on_limited),
+        *("whole waits for limited", *on_whole, *on_whole),
+        *("limited waits for whole", *on_limited),
+    ]
+
+
+def test_the_order_holds_after_a_step_that_failed(log: list[str]) -> None:
+    share = limited_share(log)
+    with pytest.raises(ValueError, match="in the middle"), share.stream(whole=False):
+        raise ValueError("in the middle")
+    log.clear()
+    with share.stream(whole=True):
+        pass
+    assert log[0] == "whole waits for limited"
+
+
+@pytest.mark.parametrize(("percent", "device"), [(100, "cuda:0"), (50, "cpu")])
+def test_nothing_is_limited_at_100_or_on_a_cpu(percent: int, device: str, log: list[str]) -> None:
+    share = make_share(percent, torch.device(device))
+    assert share.limited is None
+    with share.stream(whole=False), share.stream(whole=True):
+        pass
+    assert type(share) is GpuShare and log == []
+
+
+def test_a_pytorch_that_cannot_divide_a_gpu_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False)
+    with pytest.raises(ConfigError, match=r"prefill\.sm_share = 50: PyTorch .* no green contexts.* set it to 100"):
+        make_share(50, torch.device("cuda:0"))
+
+
+def test_a_gpu_that_cannot_be_divided_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        @staticmethod
+        def create(*, num_sms: int, device_id: int) -> object:
+            raise RuntimeError(f"no {num_sms} SMs on {device_id}\nC++ stack")
+
+    properties = cast(Any, type("Properties", (), {"multi_processor_count": 132}))
+    monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", True)
+    monkeypatch.setattr("torch.cuda.green_contexts.GreenContext", Refusing)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    with pytest.raises(ConfigError, match=r"= 80: 104 of 132 .*\(no 104 SMs on 1\); set it to 100"):
+        make_share(80, torch.device("cuda:1"))
+
+
+def test_shares_are_whole_groups() -> None:
+    assert [share_of(132, percent) for percent in (1, 50, 80, 99)] == [8, 64, 104, 128]
+
+
+@pytest.mark.parametrize("percent", [0, 101])
+def test_the_option_is_checked(percent: int) -> None:
+    with pytest.raises(ConfigError, match=rf"prefill\.sm_share = {percent}: 1 to 100 percent"):
+        PrefillSection(sm_share=percent)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_kernels_keep_to_the_share_launched_or_replayed(is_captured: bool) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    share = make_share(50, device)
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    sms = torch.full((64 * num_sms,), -1, dtype=torch.int32, device=device)
+
+    def run(*, whole: bool) -> int:
+        """How many multiprocessors the kernel is seen on."""
+        with share.stream(whole=whole):
+            sms.fill_(-1)
+            if is_captured and not whole:
+                graph.replay()
+            else:
+                whereabouts[(sms.numel(),)](sms)
+            seen = set(sms.tolist())
+        assert -1 not in seen
+        return len(seen)
+
+    whereabouts[(1,)](sms)
+    graph = torch.cuda.CUDAGraph()
+    if is_captured:
+        with torch.cuda.graph(graph, stream=share.limited):
+            whereabouts[(sms.numel(),)](sms)
+    limit = share_of(num_sms, 50)
+    assert [run(whole=False) <= limit < run(whole=True) for _ in range(3)] == [True] * 3
