@@ -28,7 +28,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.decode_splits import (
     LOG2_E,
-    PROGRAMS_PER_SM,
     TILE,
     DecodeWorkspace,
     check_room,
@@ -274,6 +273,11 @@ def is_supported(num_q_heads: int, kv_cache: Tensor) -> bool:
     return fits and num_q_heads <= MAX_GROUP * num_kv and kv_cache.element_size() == 2
 
 
+def _num_splits_for(num_seqs: int, num_kv: int, num_sms: int) -> int:
+    """No splits, and nothing to combine, as soon as one and a half programs a multiprocessor come of it."""
+    return 1 if 2 * num_seqs * num_kv >= 3 * num_sms else num_splits_for(num_seqs, num_kv, num_sms)
+
+
 def fused_decode_attention(
     qkv: Tensor,  # [num_seqs, (num_q_heads + 2 * num_kv_heads) * head_dim], contiguous
     weights: AttentionWeights,
@@ -284,16 +288,12 @@ def fused_decode_attention(
     workspace: DecodeWorkspace,
     *,
     pdl: bool = False,
-    programs_per_sm: int = PROGRAMS_PER_SM,
-    stages: int | None = None,
 ) -> Tensor:
     """Write K and V of each sequence's last token to its slot, and attend: `[num_seqs, num_q_heads * head_dim]`.
 
     The token's position is `seq_len - 1`, its slot that position's in the block table. Padding gives zeros
     and writes nothing. With `pdl`, block tables, seq_lens and all K and V but the new must be older than the
-    kernel before this one. `programs_per_sm`: what the number of splits aims at, at most the workspace's;
-    `stages`: tiles on the way at once, by default as many as let three programs share a multiprocessor if
-    contexts are split.
+    kernel before this one.
     """
     _check(qkv, weights, kv_cache, block_tables, seq_lens)
     num_seqs, num_q, head_dim = qkv.shape[0], weights.num_q_heads, weights.head_dim
@@ -301,7 +301,7 @@ def fused_decode_attention(
     out = torch.empty((num_seqs, num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_seqs == 0:
         return out.flatten(1)
-    num_splits = num_splits_for(num_seqs, num_kv, workspace.num_sms, programs_per_sm)
+    num_splits = _num_splits_for(num_seqs, num_kv, workspace.num_sms)
     check_room(workspace, num_seqs, num_q, num_splits, head_dim)
     _fused_decode_attention_kernel[(num_seqs, num_kv, num_splits)](
         qkv_ptr=qkv,
@@ -327,7 +327,7 @@ def fused_decode_attention(
         BLOCK_SIZE=block_size,
         NUM_SPLITS=num_splits,
         TILE=TILE,
-        STAGES=stages or (3 if num_splits == 1 else 2),
+        STAGES=3 if num_splits == 1 else 2,  # so that two programs share a multiprocessor, or three
         HAS_NORM=weights.q_norm is not None,
         PDL=pdl,
         num_warps=NUM_WARPS,
