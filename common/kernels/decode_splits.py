@@ -69,9 +69,9 @@ class DecodeWorkspace:
     num_sms: int
 
 
-def num_splits_for(num_seqs: int, num_kv_heads: int, num_sms: int, programs_per_sm: int = PROGRAMS_PER_SM) -> int:
+def num_splits_for(num_seqs: int, num_kv_heads: int, num_sms: int) -> int:
     """Parts that each context is divided into: a power of two up to MAX_SPLITS, the fewer the larger the batch."""
-    wanted = max(programs_per_sm * num_sms // (num_seqs * num_kv_heads), 1)
+    wanted = max(PROGRAMS_PER_SM * num_sms // (num_seqs * num_kv_heads), 1)
     return int(min(1 << (wanted.bit_length() - 1), MAX_SPLITS))
 
 
@@ -82,10 +82,9 @@ def make_workspace(
     head_dim: int,
     num_sms: int,
     device: torch.device,
-    programs_per_sm: int = PROGRAMS_PER_SM,
 ) -> DecodeWorkspace:
     """Room for any batch of up to `max_num_seqs` rows on a GPU of `num_sms` multiprocessors."""
-    splits = (n * num_splits_for(n, num_kv_heads, num_sms, programs_per_sm) for n in range(1, max_num_seqs + 1))
+    splits = (n * num_splits_for(n, num_kv_heads, num_sms) for n in range(1, max_num_seqs + 1))
     parts = max(splits) * num_q_heads
     return DecodeWorkspace(
         partial=torch.empty((parts, head_dim), dtype=torch.float32, device=device),

@@ -11,6 +11,8 @@ Written in Gluon, Triton's lower layer, since there a copy can be begun in one p
 another. Hopper only, two bytes an element; Triton's interpreter does not run it.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -273,9 +275,21 @@ def is_supported(num_q_heads: int, kv_cache: Tensor) -> bool:
     return fits and num_q_heads <= MAX_GROUP * num_kv and kv_cache.element_size() == 2
 
 
-def _num_splits_for(num_seqs: int, num_kv: int, num_sms: int) -> int:
-    """No splits, and nothing to combine, as soon as one and a half programs a multiprocessor come of it."""
-    return 1 if 2 * num_seqs * num_kv >= 3 * num_sms else num_splits_for(num_seqs, num_kv, num_sms)
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How the contexts of a batch are divided over programs."""
+
+    num_splits: int
+    stages: int  # tiles on the way at once: with 2, three programs share a multiprocessor, with 3 two
+
+
+def division_for(num_seqs: int, num_kv_heads: int, num_sms: int) -> Division:
+    """As few splits as keep all multiprocessors busy; without any, nothing is to be combined."""
+    programs = num_seqs * num_kv_heads
+    if 2 * programs < 3 * num_sms:
+        return Division(num_splits_for(num_seqs, num_kv_heads, num_sms), stages=2)
+    only_three_a_sm_run_at_once = 2 * num_sms < programs <= 3 * num_sms
+    return Division(1, stages=2 if only_three_a_sm_run_at_once else 3)
 
 
 def fused_decode_attention(
@@ -288,12 +302,13 @@ def fused_decode_attention(
     workspace: DecodeWorkspace,
     *,
     pdl: bool = False,
+    division: Division | None = None,
 ) -> Tensor:
     """Write K and V of each sequence's last token to its slot, and attend: `[num_seqs, num_q_heads * head_dim]`.
 
     The token's position is `seq_len - 1`, its slot that position's in the block table. Padding gives zeros
     and writes nothing. With `pdl`, block tables, seq_lens and all K and V but the new must be older than the
-    kernel before this one.
+    kernel before this one. `division`: by default what is best for the batch.
     """
     _check(qkv, weights, kv_cache, block_tables, seq_lens)
     num_seqs, num_q, head_dim = qkv.shape[0], weights.num_q_heads, weights.head_dim
@@ -301,7 +316,8 @@ def fused_decode_attention(
     out = torch.empty((num_seqs, num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_seqs == 0:
         return out.flatten(1)
-    num_splits = _num_splits_for(num_seqs, num_kv, workspace.num_sms)
+    division = division or division_for(num_seqs, num_kv, workspace.num_sms)
+    num_splits = division.num_splits
     check_room(workspace, num_seqs, num_q, num_splits, head_dim)
     _fused_decode_attention_kernel[(num_seqs, num_kv, num_splits)](
         qkv_ptr=qkv,
@@ -327,7 +343,7 @@ def fused_decode_attention(
         BLOCK_SIZE=block_size,
         NUM_SPLITS=num_splits,
         TILE=TILE,
-        STAGES=3 if num_splits == 1 else 2,  # so that two programs share a multiprocessor, or three
+        STAGES=division.stages,
         HAS_NORM=weights.q_norm is not None,
         PDL=pdl,
         num_warps=NUM_WARPS,

@@ -16,15 +16,13 @@ def test_splits_fill_the_gpu_and_no_more() -> None:
     assert num_splits_for(8, 8, 132) == 8
     assert num_splits_for(64, 8, 132) == 1
     assert num_splits_for(1024, 8, 1) == 1
-    assert num_splits_for(8, 8, 132, programs_per_sm=8) == 16
 
 
-@pytest.mark.parametrize("programs_per_sm", [4, 8])
-def test_any_batch_fits_the_workspace(programs_per_sm: int) -> None:
-    workspace = make_workspace(256, 32, 8, 128, 132, torch.device("cpu"), programs_per_sm)
+def test_any_batch_fits_the_workspace() -> None:
+    workspace = make_workspace(256, 32, 8, 128, 132, torch.device("cpu"))
     assert workspace.partial.shape == (workspace.lse.shape[0], 128)
     for n in range(1, 257):
-        check_room(workspace, n, 32, num_splits_for(n, 8, 132, programs_per_sm), 128)
+        check_room(workspace, n, 32, num_splits_for(n, 8, 132), 128)
     with pytest.raises(AssertionError, match="parts, the workspace holds"):
         check_room(workspace, 257, 32, 64, 128)
 

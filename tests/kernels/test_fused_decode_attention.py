@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.kernels.decode_splits import PROGRAMS_PER_SM, DecodeWorkspace, make_workspace, num_splits_for
-from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
+from common.kernels.fused_decode_attention import Division, division_for, fused_decode_attention, is_supported
 from common.ops import reference
 from common.ops.base import AttentionWeights, ForwardBatch
 
@@ -31,10 +31,10 @@ class Shape:
     block_size: int
     num_splits: int
     has_norm: bool = True
-    stages: int | None = None
+    stages: int = 2
 
 
-ONE_PART = Shape(8, 2, 128, 16, num_splits=1)
+ONE_PART = Shape(8, 2, 128, 16, num_splits=1, stages=3)
 MANY_PARTS = Shape(8, 2, 128, 16, num_splits=64, has_norm=False)
 ODD_GROUP = Shape(5, 1, 128, 16, num_splits=8)
 SHAPES = [
@@ -70,7 +70,7 @@ class Step:
     weights: AttentionWeights
     pool: Tensor  # [num_blocks, 2, 2, block_size, num_kv, head_dim]
     batch: ForwardBatch
-    stages: int | None = None
+    division: Division
 
     def written(self) -> Tensor:
         """Where in the pool the new keys and values belong: bool, of its shape."""
@@ -91,7 +91,7 @@ class Step:
     def run(self, pool: Tensor, workspace: DecodeWorkspace, layer_id: int = LAYER, *, pdl: bool = False) -> Tensor:
         tables, seq_lens = self.batch.block_tables, self.batch.seq_lens
         return fused_decode_attention(
-            self.qkv, self.weights, pool, layer_id, tables, seq_lens, workspace, pdl=pdl, stages=self.stages
+            self.qkv, self.weights, pool, layer_id, tables, seq_lens, workspace, pdl=pdl, division=self.division
         )
 
     def expected(self, pool: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def make_step(make_paged: MakePaged) -> MakeStep:
         qkv = torch.randn(len(seq_lens), (num_q + 2 * num_kv) * head_dim).to(pool)
         qkv[batch.seq_lens == 0] = float("nan")
         weights = AttentionWeights(norms[0], norms[1], 1e-6, rope, num_q, num_kv, head_dim)
-        step = Step(qkv, weights, pool, batch, shape.stages)
+        step = Step(qkv, weights, pool, batch, Division(shape.num_splits, shape.stages))
         pool[step.written()] = float("nan")
         return step
 
@@ -203,3 +203,11 @@ def test_says_what_it_is_for(
     num_q: int, num_kv: int, head_dim: int, block_size: int, dtype: torch.dtype, supported: bool
 ) -> None:
     assert is_supported(num_q, torch.zeros(1, 1, 2, block_size, num_kv, head_dim, dtype=dtype)) == supported
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "division"),
+    [(1, (64, 2)), (8, (8, 2)), (24, (2, 2)), (25, (1, 3)), (33, (1, 3)), (34, (1, 2)), (49, (1, 2)), (64, (1, 3))],
+)
+def test_divides_no_more_than_it_takes_to_fill_the_gpu(num_seqs: int, division: tuple[int, int]) -> None:
+    assert division_for(num_seqs, 8, 132) == Division(*division)
