@@ -288,8 +288,8 @@ def division_for(num_seqs: int, num_kv_heads: int, num_sms: int) -> Division:
     programs = num_seqs * num_kv_heads
     if 2 * programs < 3 * num_sms:
         return Division(num_splits_for(num_seqs, num_kv_heads, num_sms), stages=2)
-    only_three_a_sm_run_at_once = 2 * num_sms < programs <= 3 * num_sms
-    return Division(1, stages=2 if only_three_a_sm_run_at_once else 3)
+    three_an_sm_are_a_wave = 11 * num_sms <= 4 * programs <= 12 * num_sms
+    return Division(1, stages=2 if three_an_sm_are_a_wave else 3)
 
 
 def fused_decode_attention(

@@ -207,7 +207,7 @@ def test_says_what_it_is_for(
 
 @pytest.mark.parametrize(
     ("num_seqs", "division"),
-    [(1, (64, 2)), (8, (8, 2)), (24, (2, 2)), (25, (1, 3)), (33, (1, 3)), (34, (1, 2)), (49, (1, 2)), (64, (1, 3))],
+    [(1, (64, 2)), (8, (8, 2)), (24, (2, 2)), (25, (1, 3)), (45, (1, 3)), (46, (1, 2)), (49, (1, 2)), (50, (1, 3))],
 )
 def test_divides_no_more_than_it_takes_to_fill_the_gpu(num_seqs: int, division: tuple[int, int]) -> None:
     assert division_for(num_seqs, 8, 132) == Division(*division)
