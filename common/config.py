@@ -62,6 +62,10 @@ class RouterSection:
     port: int = option(8000, "port that HTTP binds to; 0 picks a free one")
     max_requests: int = option(2048, "completions in flight or queued; above it clients get 429 with Retry-After")
     max_queued_tokens: int = option(16_777_216, "prompt tokens queued before 429")
+    backlog_tokens: int = option(
+        32_768,
+        "prompt tokens queued from which prompts take the whole GPU (prefill.sm_share): throughput before latency",
+    )
     request_timeout_s: float = option(600.0, "a completion not finished after this long fails")
     worker_wait_s: float = option(60.0, "how long a request waits while no worker pair is alive, then 503")
     max_attempts: int = option(4, "times one completion is started, replays after a lost worker included")

@@ -189,7 +189,7 @@ class PrefillRequest:
     sampling: SamplingParams
     decode_worker_id: str
     decode_epoch: int
-    is_alone: bool  # nothing else was being served when this was sent
+    whole_gpu: bool  # it may be computed with all of the GPU, whatever decode steps there lose by it
 
 
 @dataclass(frozen=True, slots=True)

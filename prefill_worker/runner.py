@@ -22,9 +22,9 @@ class InFlight:
 
 
 def launch_chunks(runner: PromptRunner, chunks: list[Chunk]) -> InFlight:
-    """Start a step over the chunks; it may use the whole GPU if nothing but them was being served."""
+    """Start a step over the chunks; it may use the whole GPU if each of its prompts may."""
     sequences = [chunk.sequence for chunk in chunks]
-    whole_gpu = all(sequence.is_alone for sequence in sequences)
+    whole_gpu = all(sequence.whole_gpu for sequence in sequences)
     return InFlight(runner.launch([_prompt_chunk(chunk) for chunk in chunks], whole_gpu=whole_gpu), sequences)
 
 

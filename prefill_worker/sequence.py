@@ -20,7 +20,7 @@ class Sequence:
     sampling: SamplingParams
     decode_worker_id: str
     decode_epoch: int
-    is_alone: bool = False  # nothing else was being served when it was sent here
+    whole_gpu: bool = False  # the router lets it take more than the share of prompts
     num_scheduled_tokens: int = 0  # computed by the steps launched so far
     block_ids: list[int] = field(default_factory=list)
     ended: bool = False  # failed or aborted: the token that a step in flight still yields is dropped
@@ -35,7 +35,7 @@ class Sequence:
             sampling=request.sampling,
             decode_worker_id=request.decode_worker_id,
             decode_epoch=request.decode_epoch,
-            is_alone=request.is_alone,
+            whole_gpu=request.whole_gpu,
         )
 
     @property

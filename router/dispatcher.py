@@ -182,7 +182,7 @@ class Dispatcher:
             sampling=completion.sampling,
             decode_worker_id=route.decode.id,
             decode_epoch=route.decode.epoch,
-            is_alone=self._num_served() == 1,
+            whole_gpu=self._num_served() == 1 or self._queue.num_tokens >= self._limits.backlog_tokens,
         )
         self._send(route.prefill.id, request)
 

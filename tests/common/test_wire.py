@@ -97,7 +97,7 @@ def test_ids_are_four_bytes_each() -> None:
 
 
 def test_a_prompt_of_a_million_tokens_fits_a_frame() -> None:
-    request = PrefillRequest("r", 0, pack_ids(range(1_000_000)), 0, SamplingParams(), "d", 1, is_alone=True)
+    request = PrefillRequest("r", 0, pack_ids(range(1_000_000)), 0, SamplingParams(), "d", 1, whole_gpu=True)
     assert decode(encode(request)) == request
 
 

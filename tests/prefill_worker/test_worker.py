@@ -95,11 +95,11 @@ class Rig:
     def tell(self, message: Message) -> None:
         self.router.send(b"p", message)
 
-    def ask(self, name: str, num_tokens: int, *, is_alone: bool = False, **sampling: Any) -> None:
+    def ask(self, name: str, num_tokens: int, *, whole_gpu: bool = False, **sampling: Any) -> None:
         """Send a prompt; returns when it has arrived."""
         num_known = len(self.worker.scheduler.sequences())
         ids = pack_ids(range(num_tokens))
-        self.tell(PrefillRequest(name, 0, ids, 0, SamplingParams(**sampling), "d", 1, is_alone))
+        self.tell(PrefillRequest(name, 0, ids, 0, SamplingParams(**sampling), "d", 1, whole_gpu))
 
         def arrived() -> bool:
             self.worker.receive()
@@ -182,9 +182,9 @@ def test_chunks_of_one_prompt_follow_each_other_without_waiting(rig: Rig) -> Non
 
 
 def test_a_step_gets_the_whole_gpu_only_if_each_of_its_prompts_was_alone(rig: Rig) -> None:
-    rig.ask("alone", 70, is_alone=True)
+    rig.ask("alone", 70, whole_gpu=True)
     rig.ask("second", 100)
-    rig.ask("alone again", 30, is_alone=True)
+    rig.ask("alone again", 30, whole_gpu=True)
     for number in range(4):
         rig.turn()
         rig.steps[number].over = True

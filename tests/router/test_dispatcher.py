@@ -36,18 +36,28 @@ def test_a_request_goes_through_both_workers() -> None:
     bench.assert_idle()
 
 
-def test_a_request_is_alone_while_nothing_else_is_being_served() -> None:
+def test_a_request_whole_gpu_while_nothing_else_is_being_served() -> None:
     bench = Bench(num_prefill=2, num_decode=2)
     first = bench.submit(max_tokens=1)
     bench.submit(max_tokens=1)
-    assert [request.is_alone for _, request in bench.requests()] == [True, False]
+    assert [request.whole_gpu for _, request in bench.requests()] == [True, False]
     bench.dispatcher.abort(first)
     third = bench.submit(max_tokens=1)
     for completion in list(bench.dispatcher._active.values()):
         bench.token(bench.route(completion).prefill, completion, 0, 1, LENGTH)
     assert third.state is State.FINISHED
     bench.submit()
-    assert [request.is_alone for _, request in bench.requests()] == [True, False, False, True]
+    assert [request.whole_gpu for _, request in bench.requests()] == [True, False, False, True]
+
+
+def test_prompts_get_the_whole_gpu_while_many_tokens_are_queued() -> None:
+    bench = Bench(backlog_tokens=400)
+    completions = [bench.submit(num_prompt_tokens=200) for _ in range(5)]  # one fills the window of a prefill worker
+    for completion in completions:
+        bench.token(bench.prefills[0], completion, 0, 1)
+    left_queued = [800, 600, 400, 200, 0]
+    whole = [request.whole_gpu for _, request in bench.requests()]
+    assert whole[1:] == [tokens >= 400 for tokens in left_queued][1:]
 
 
 def test_what_is_queued_or_replayed_counts_only_while_it_is_at_workers() -> None:
@@ -57,9 +67,9 @@ def test_what_is_queued_or_replayed_counts_only_while_it_is_at_workers() -> None
     bench.submit()
     bench.decodes[0].draining = False
     bench.join("p0", Role.PREFILL)  # its window takes the first, the other one waits
-    assert [request.is_alone for _, request in bench.requests()] == [True]
+    assert [request.whole_gpu for _, request in bench.requests()] == [True]
     bench.lose(bench.pool.get("p0", 1) or pytest.fail("gone"))
-    assert [(to, request.is_alone) for to, request in bench.requests()][1:] == [("d0", True), ("d0", False)]
+    assert [(to, request.whole_gpu) for to, request in bench.requests()][1:] == [("d0", True), ("d0", False)]
 
 
 def test_a_stop_token_is_counted_and_not_shown() -> None:
