@@ -56,7 +56,7 @@ async def measure(args: argparse.Namespace, systems: list[System], console: Cons
                 targets.append(target)
                 await _warm_up(args, target)
             for number in range(args.rounds):
-                prompts = _prompts(args, args.num_prompts, args.seed + number)
+                prompts = _prompts(args, args.num_prompts, _seed(args, f"round {number}"))
                 for system, target in zip(systems, targets, strict=True):
                     task = progress.add_task(f"{system.label} {number + 1}/{args.rounds}", total=len(prompts))
                     await _run_round(args, number, system, target, prompts, partial(progress.advance, task))
@@ -64,7 +64,7 @@ async def measure(args: argparse.Namespace, systems: list[System], console: Cons
 
 async def _warm_up(args: argparse.Namespace, target: Target) -> None:
     if args.warmup:
-        prompts = _prompts(args, args.warmup, args.seed - 1)
+        prompts = _prompts(args, args.warmup, _seed(args, "warm-up"))
         await run_concurrent(target, prompts, min(args.warmup, args.concurrency or 8), lambda: None)
 
 
@@ -82,20 +82,26 @@ async def _run_round(
         records = await run_concurrent(target, prompts, args.concurrency, on_end)
     else:
         rate = args.rate
-        arrivals_s = poisson_arrivals(len(prompts), rate, args.seed + number) if rate else [0.0] * len(prompts)
+        seed = _seed(args, f"arrivals of round {number}")
+        arrivals_s = poisson_arrivals(len(prompts), rate, seed) if rate else [0.0] * len(prompts)
         records = await run_at(target, prompts, arrivals_s, on_end)
     system.duration_s += max(record.ended_s for record in records) - started_s
     system.client_cpu_s += time.process_time() - started_cpu_s
     system.records += records
 
 
-def _prompts(args: argparse.Namespace, num_prompts: int, seed: int) -> list[Prompt]:
+def _prompts(args: argparse.Namespace, num_prompts: int, seed: str) -> list[Prompt]:
     lengths = Lengths(
         args.input_range or (args.input_len, args.input_len), args.output_range or (args.output_len, args.output_len)
     )
     if args.prompt_file:
         return file_prompts(args.prompt_file, num_prompts, lengths, seed)
     return random_prompts(num_prompts, lengths, args.vocab_size, seed)
+
+
+def _seed(args: argparse.Namespace, part: str) -> str:
+    """Every workload has prompts of its own, so that no server finds them in its prefix cache after another one."""
+    return f"{args.seed}, {workload_name(args)}, {part}"
 
 
 # --- what is shown and kept ---------------------------------------------------------------------
@@ -213,7 +219,9 @@ def _add_workload_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-range", type=_range, metavar="LOW-HIGH", help="output tokens drawn evenly")
     parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
     parser.add_argument("--prompt-file", type=Path, help="texts instead of random ids: one a line, or JSONL")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="another one draws other prompts, which no prefix cache knows (default: 0)"
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -41,7 +41,7 @@ class Prompt:
         return json.dumps(request, separators=(",", ":")).encode()
 
 
-def random_prompts(num_prompts: int, lengths: Lengths, vocab_size: int, seed: int) -> list[Prompt]:
+def random_prompts(num_prompts: int, lengths: Lengths, vocab_size: int, seed: str) -> list[Prompt]:
     """Random token ids: no two prompts share a prefix that a cache could serve."""
     rng = random.Random(seed)
     return [
@@ -50,7 +50,7 @@ def random_prompts(num_prompts: int, lengths: Lengths, vocab_size: int, seed: in
     ]
 
 
-def file_prompts(path: Path, num_prompts: int, lengths: Lengths, seed: int) -> list[Prompt]:
+def file_prompts(path: Path, num_prompts: int, lengths: Lengths, seed: str) -> list[Prompt]:
     """Texts from a file, one a line, or JSON objects with `prompt` and perhaps `max_tokens`; repeated if too few."""
     rng = random.Random(seed)
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -65,7 +65,7 @@ def file_prompts(path: Path, num_prompts: int, lengths: Lengths, seed: int) -> l
     return prompts
 
 
-def poisson_arrivals(num_prompts: int, rate: float, seed: int) -> list[float]:
+def poisson_arrivals(num_prompts: int, rate: float, seed: str) -> list[float]:
     """Seconds from the start at which each request is sent, `rate` a second on average."""
     rng = random.Random(seed)
     return list(accumulate(rng.expovariate(rate) for _ in range(num_prompts)))

@@ -9,16 +9,16 @@ LENGTHS = Lengths((5, 9), (2, 4))
 
 
 def test_random_prompts_have_the_lengths_asked_for_and_repeat_with_the_seed() -> None:
-    prompts = random_prompts(200, LENGTHS, vocab_size=50, seed=1)
+    prompts = random_prompts(200, LENGTHS, vocab_size=50, seed="1")
     assert {prompt.num_tokens for prompt in prompts} == {5, 6, 7, 8, 9}
     assert {prompt.max_tokens for prompt in prompts} == {2, 3, 4}
     assert all(0 <= token < 50 for prompt in prompts for token in prompt.content if isinstance(token, int))
-    assert prompts == random_prompts(200, LENGTHS, vocab_size=50, seed=1)
-    assert prompts != random_prompts(200, LENGTHS, vocab_size=50, seed=2)
+    assert prompts == random_prompts(200, LENGTHS, vocab_size=50, seed="1")
+    assert prompts != random_prompts(200, LENGTHS, vocab_size=50, seed="2")
 
 
 def test_the_body_asks_for_exactly_that_many_tokens() -> None:
-    prompt = random_prompts(1, LENGTHS, vocab_size=50, seed=1)[0]
+    prompt = random_prompts(1, LENGTHS, vocab_size=50, seed="1")[0]
     body = json.loads(prompt.body("m"))
     assert body["prompt"] == prompt.content
     assert (body["max_tokens"], body["ignore_eos"], body["temperature"]) == (prompt.max_tokens, True, 0)
@@ -28,14 +28,14 @@ def test_the_body_asks_for_exactly_that_many_tokens() -> None:
 def test_file_prompts_are_lines_or_json_and_repeat(tmp_path: Path) -> None:
     path = tmp_path / "prompts"
     path.write_text('a plain text\n\n{"prompt": "another", "max_tokens": 77}\n')
-    prompts = file_prompts(path, 3, LENGTHS, seed=0)
+    prompts = file_prompts(path, 3, LENGTHS, seed="0")
     assert [prompt.content for prompt in prompts] == ["a plain text", "another", "a plain text"]
     assert prompts[1].max_tokens == 77
     assert prompts[0].num_tokens is None
 
 
 def test_poisson_arrivals_ascend_at_the_rate() -> None:
-    arrivals_s = poisson_arrivals(4000, 8.0, seed=3)
+    arrivals_s = poisson_arrivals(4000, 8.0, seed="3")
     assert arrivals_s == sorted(arrivals_s)
     assert arrivals_s[-1] == pytest.approx(500, rel=0.1)
-    assert arrivals_s == poisson_arrivals(4000, 8.0, seed=3)
+    assert arrivals_s == poisson_arrivals(4000, 8.0, seed="3")
