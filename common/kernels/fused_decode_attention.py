@@ -37,20 +37,12 @@ from common.kernels.decode_splits import (
     divide_keys,
     num_splits_for,
 )
+from common.kernels.pdl import wait_for_predecessor
 from common.ops.base import AttentionWeights
 
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head
 NUM_WARPS = 4
-
-
-@gluon.jit
-def _wait_for_predecessor():
-    """As in `pdl`, for Gluon."""
-    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit
@@ -187,8 +179,7 @@ def _fused_decode_attention_kernel(
     k_norm_low = gl.load(k_norm_ptr + columns).to(gl.float32)
     k_norm_high = gl.load(k_norm_ptr + HALF + columns).to(gl.float32)
     new_block = gl.load(table_ptr + past // BLOCK_SIZE)
-    if PDL:
-        _wait_for_predecessor()
+    wait_for_predecessor(PDL)
 
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, halves))[:, None]
     token_ptr = qkv_ptr + seq.to(gl.int64) * (NUM_KV * (GROUP + 2) * HEAD_DIM)

@@ -22,18 +22,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from common.kernels.pdl import wait_for_predecessor
+
 ROWS = 64  # of a tile of weights: what the four warps of a program multiply at once
 WARPS = 4
 MAX_TOKENS = 64
-
-
-@gluon.jit
-def _wait_for_predecessor():
-    """As in `pdl`, for Gluon."""
-    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit
@@ -82,8 +75,7 @@ def _ring_gemm_kernel(
     fence_async_shared()
     for slot in gl.static_range(STAGES):
         _load_weight(weight_desc, ring, arrived, slot, row, n, begin + slot * BLOCK_K, TILE_BYTES, SIDES)
-    if PDL:
-        _wait_for_predecessor()
+    wait_for_predecessor(PDL)
     for slot in gl.static_range(STAGES):
         start = begin + slot * BLOCK_K
         tma.async_copy_global_to_shared(x_desc, [0, start], arrived.index(slot), token_ring.index(slot))
