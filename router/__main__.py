@@ -1,6 +1,7 @@
 """`python -m router`: serve until a signal; the first drains, the second stops at once."""
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -39,6 +40,8 @@ async def serve(config: Config) -> None:
         loop.add_signal_handler(number, signals.put_nowait, number.name)
     runner, _ = await start_server(config)
     service = runner.app[SERVICE]
+    gc.collect()
+    gc.freeze()  # what start-up made stays; a collection that walked it would hold up every stream
     try:
         name = await signals.get()
         logger.info("%s: draining %d completions for up to %g s; again to stop at once",
