@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch.cuda import green_contexts
 
-from common.errors import ConfigError
-
 logger = logging.getLogger(__name__)
 
 SM_GROUP = 8
@@ -59,28 +57,32 @@ class LimitedShare(GpuShare):
 def make_share(percent: int, device: torch.device) -> GpuShare:
     """The share that `prefill.sm_share` asks for; nothing is limited at 100 or on a CPU.
 
-    Raises ConfigError when this GPU cannot be divided.
+    A GPU that cannot be divided is used whole, with a warning: decode steps become longer, nothing fails.
     """
     if percent == 100 or device.type != "cuda":
         return GpuShare()
-    remedy = "set it to 100, which is no limit (baton serve: --mps-prefill-percent 100)"
-    if not green_contexts.SUPPORTED:
-        problem = f"PyTorch {torch.__version__} has no green contexts"
-        raise ConfigError(f"prefill.sm_share = {percent}: {problem}; install one for CUDA 12.8 or later, or {remedy}")
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     num_limited = share_of(num_sms, percent)
     try:
-        context: Any = green_contexts.GreenContext.create(num_sms=num_limited, device_id=device.index)
-        limited = context.Stream()
+        limited = _limited_stream(num_limited, device)
     except RuntimeError as error:
         reason, *_ = str(error).split("\n")
         problem = f"{num_limited} of {num_sms} multiprocessors cannot be set apart ({reason})"
-        raise ConfigError(f"prefill.sm_share = {percent}: {problem}; {remedy}") from error
+        logger.warning("prefill.sm_share = %d: %s; prompts use the whole GPU and slow decode steps", percent, problem)
+        return GpuShare()
     logger.info("prompts use %d of %d multiprocessors while something else is served", num_limited, num_sms)
+    return LimitedShare(torch.cuda.current_stream(device), limited)
+
+
+def _limited_stream(num_sms: int, device: torch.device) -> torch.cuda.Stream:
+    if not green_contexts.SUPPORTED:
+        raise RuntimeError(f"PyTorch {torch.__version__} has no green contexts; one for CUDA 12.8 or later has")
+    context: Any = green_contexts.GreenContext.create(num_sms=num_sms, device_id=device.index)
+    stream: torch.cuda.Stream = context.Stream()
     # PyTorch keeps memory that it once gave to the stream, with events on it, until the process ends. So does the
     # context have to stay: one that is destroyed before aborts the process, and so would one at the interpreter's end.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
-    return LimitedShare(torch.cuda.current_stream(device), limited)
+    return stream
 
 
 def share_of(num_sms: int, percent: int) -> int:

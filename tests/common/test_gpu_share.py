@@ -83,24 +83,35 @@ def test_nothing_is_limited_at_100_or_on_a_cpu(percent: int, device: str, log: l
     assert type(share) is GpuShare and log == []
 
 
-def test_a_pytorch_that_cannot_divide_a_gpu_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """As far as its properties go."""
+    properties = cast(Any, type("Properties", (), {"multi_processor_count": 132}))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return torch.device("cuda:1")
+
+
+def test_without_green_contexts_the_whole_gpu_is_used_and_the_log_says_so(
+    h200: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False)
-    with pytest.raises(ConfigError, match=r"prefill\.sm_share = 50: PyTorch .* no green contexts.* set it to 100"):
-        make_share(50, torch.device("cuda:0"))
+    assert type(make_share(50, h200)) is GpuShare
+    assert "prefill.sm_share = 50: 64 of 132" in caplog.text and "has no green contexts" in caplog.text
 
 
-def test_a_gpu_that_cannot_be_divided_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cannot_be_divided_is_used_whole_and_the_log_says_so(
+    h200: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class Refusing:
         @staticmethod
         def create(*, num_sms: int, device_id: int) -> object:
             raise RuntimeError(f"no {num_sms} SMs on {device_id}\nC++ stack")
 
-    properties = cast(Any, type("Properties", (), {"multi_processor_count": 132}))
     monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", True)
     monkeypatch.setattr("torch.cuda.green_contexts.GreenContext", Refusing)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    with pytest.raises(ConfigError, match=r"= 80: 104 of 132 .*\(no 104 SMs on 1\); set it to 100"):
-        make_share(80, torch.device("cuda:1"))
+    assert type(make_share(80, h200)) is GpuShare
+    assert "104 of 132 multiprocessors cannot be set apart (no 104 SMs on 1)" in caplog.text
+    assert "C++ stack" not in caplog.text
 
 
 def test_shares_are_whole_groups() -> None:
