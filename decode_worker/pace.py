@@ -2,33 +2,49 @@
 
 A step launched as soon as the one before it runs leaves the device no gap, but closes its batch a
 whole step early. A step takes nearly as long as the last ones of its size did, so the launch can wait
-until shortly before the running step ends.
+until shortly before the running step ends: by as much as launches lately took, and a little more.
 """
 
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-MARGIN_S = 0.7e-3
-"""Before the expected end of the running step; launching takes the host 0.1 to 0.5 ms."""
-
 MEMORY = 8
 """Steps of a size that are remembered; the shortest counts, so that a slow one delays nothing."""
 
+LAUNCHES = 32
+"""Launches that are remembered, each with how long it took from when it was due and the host was free for it."""
+
+NUM_LATE = 3
+"""So many of them may have come too late: a device that idles for a moment costs less than waiting for rare delays."""
+
+SLACK_S = 0.15e-3
+"""Between the launch and the expected end of the running step; the end is seen that much late."""
+
+FIRST_MARGIN_S = 0.7e-3
+"""Kept while too few launches are known."""
+
 
 class Pace:
-    """Knows how long steps take; is told when they are launched and seen to have ended."""
+    """Knows how long steps and launches take; is told when steps are launched and seen to have ended."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._durations_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MEMORY))
+        self._delays_s: deque[float] = deque(maxlen=LAUNCHES)
+        self._asked_s: float | None = None  # when `should_wait` was first asked since the last launch
+        self._due_s = 0.0  # when the next launch had better begin
         self._sizes: deque[int] = deque()  # of the steps in flight, oldest first
         self._begin_s = 0.0  # of the oldest step in flight
 
     def launched(self, size: int) -> None:
         """A step of `size` rows was launched behind those in flight."""
+        now_s = self._clock()
+        if self._asked_s is not None and now_s >= self._due_s:
+            self._delays_s.append(now_s - max(self._due_s, self._asked_s))
+        self._asked_s = None
         if not self._sizes:
-            self._begin_s = self._clock()
+            self._begin_s = now_s
         self._sizes.append(size)
 
     def ended(self) -> None:
@@ -42,4 +58,16 @@ class Pace:
         if not self._sizes:
             return False
         known_s = self._durations_s.get(self._sizes[0])
-        return known_s is not None and self._clock() < self._begin_s + min(known_s) - MARGIN_S
+        if known_s is None:
+            return False
+        now_s = self._clock()
+        if self._asked_s is None:
+            self._asked_s = now_s
+        self._due_s = self._begin_s + min(known_s) - self._margin_s()
+        return now_s < self._due_s
+
+    def _margin_s(self) -> float:
+        """Before the expected end of the running step."""
+        if len(self._delays_s) < LAUNCHES:
+            return FIRST_MARGIN_S
+        return sorted(self._delays_s)[-1 - NUM_LATE] + SLACK_S

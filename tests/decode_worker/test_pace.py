@@ -1,6 +1,6 @@
 """The next launch waits as long as the running step surely lasts, and never without knowing."""
 
-from decode_worker.pace import MARGIN_S, MEMORY, Pace
+from decode_worker.pace import FIRST_MARGIN_S, LAUNCHES, MEMORY, NUM_LATE, SLACK_S, Pace
 
 
 class Clock:
@@ -25,7 +25,7 @@ def test_waits_until_shortly_before_the_expected_end() -> None:
     pace = Pace(clock=clock)
     run_steps(pace, clock, 8, [0.004, 0.005])
     assert pace.should_wait()
-    clock.now_s += 0.004 - MARGIN_S - 1e-6  # the shortest counts
+    clock.now_s += 0.004 - FIRST_MARGIN_S - 1e-6  # the shortest counts
     assert pace.should_wait()
     clock.now_s += 2e-6
     assert not pace.should_wait()
@@ -55,7 +55,7 @@ def test_a_step_after_a_pause_begins_when_it_is_launched() -> None:
     clock.now_s += 0.004
     pace.ended()
     pace.launched(1)
-    clock.now_s += 0.004 - MARGIN_S + 1e-6
+    clock.now_s += 0.004 - FIRST_MARGIN_S + 1e-6
     assert not pace.should_wait()  # the pause was not taken for a long step
 
 
@@ -65,3 +65,43 @@ def test_forgets_what_steps_once_took() -> None:
     run_steps(pace, clock, 4, [0.001] + [0.004] * MEMORY)
     clock.now_s += 0.002
     assert pace.should_wait()
+
+
+def launch_when_due(pace: Pace, clock: Clock, size: int, takes_s: float) -> float:
+    """Wait for the next launch, which takes so long, and for the running step's end; returns what was left of it."""
+    end_s = clock.now_s + 0.004
+    while pace.should_wait():
+        clock.now_s += 1e-6
+    clock.now_s += takes_s
+    pace.launched(size)
+    left_s = end_s - clock.now_s
+    clock.now_s = max(clock.now_s, end_s)
+    pace.ended()
+    return left_s
+
+
+def test_launches_as_late_as_most_launches_allow() -> None:
+    clock = Clock()
+    pace = Pace(clock=clock)
+    run_steps(pace, clock, 8, [0.004] * MEMORY)
+    for i in range(LAUNCHES):
+        launch_when_due(pace, clock, 8, 0.0009 if i < NUM_LATE else 0.0002)
+    assert abs(launch_when_due(pace, clock, 8, 0.0002) - SLACK_S) < 1e-5
+    for _ in range(NUM_LATE + 1):
+        launch_when_due(pace, clock, 8, 0.0009)
+    assert abs(launch_when_due(pace, clock, 8, 0.0009) - SLACK_S) < 1e-5
+
+
+def test_a_launch_that_nobody_waited_for_is_no_longer_than_it_took() -> None:
+    clock = Clock()
+    pace = Pace(clock=clock)
+    run_steps(pace, clock, 8, [0.004] * MEMORY)
+    for _ in range(2 * LAUNCHES):  # the loop is busy with something else until shortly before the end of each step
+        end_s = clock.now_s + 0.004
+        clock.now_s += 0.0038
+        assert not pace.should_wait()
+        clock.now_s += 0.0001
+        pace.launched(8)
+        clock.now_s = end_s
+        pace.ended()
+    assert abs(launch_when_due(pace, clock, 8, 0.0001) - SLACK_S) < 1e-5
