@@ -2,8 +2,8 @@
 
 Definitions, all as the client sees them. TTFT: request sent to first chunk. TPOT: (last chunk -
 first chunk) / (output tokens - 1), one value a request. ITL: every gap between two chunks of one
-request. First gap: first chunk to second, which is where a handoff between workers hides. E2E: request
-sent to end of stream. Failed requests enter no latency figure; they are counted.
+request. First gap: first chunk to second, which is where a handoff between workers hides; later gaps: all
+others. E2E: request sent to end of stream. Failed requests enter no latency figure; they are counted.
 """
 
 import math
@@ -93,6 +93,7 @@ def summarize(records: Sequence[RequestRecord], duration_s: float, slo_ms: Mappi
         *_latencies("ttft", (record.ttft_s for record in good)),
         *_latencies("tpot", (tpot for record in good if (tpot := record.tpot_s) is not None)),
         *_latencies("first_gap", (gap for record in good for gap in record.gaps_s[:1])),
+        *_latencies("later_gap", (gap for record in good for gap in record.gaps_s[1:])),
         *_latencies("itl", (gap for record in good for gap in record.gaps_s)),
         *_latencies("e2e", (record.e2e_s for record in good)),
         Figure("output_throughput", num_output_tokens / duration_s, "tokens/s"),

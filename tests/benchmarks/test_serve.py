@@ -113,7 +113,7 @@ def test_every_mode_counts_every_request_and_token(servers: Running, tmp_path: P
     assert float(rows["total_throughput"]["value"]) == pytest.approx(
         12 * float(rows["request_throughput"]["value"]), 1e-4
     )
-    assert {f"first_gap_p{percent}" for percent in (50, 90, 99)} <= set(rows)
+    assert {f"{gap}_p{percent}" for gap in ("first_gap", "later_gap") for percent in (50, 90, 99)} <= set(rows)
     assert (rows["ttft_p50"]["hardware"], rows["ttft_p50"]["model"]) == ("here", "fake-model")
 
 
