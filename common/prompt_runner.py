@@ -3,12 +3,12 @@
 Stands in `common` because a decode worker computes a prompt itself when there is no prefill worker.
 Up to about a thousand tokens, launching the kernels takes longer than running them: such steps
 replay a graph captured for the next larger bucket of tokens and sequences. Where steps are confined
-to a share of the GPU, so are the graphs: a step of some length that may use all of it does without.
+to a share of the GPU, so are the graphs: a lone prompt, which may use all of it, has graphs of its own.
 """
 
 import logging
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,14 @@ logger = logging.getLogger(__name__)
 
 TOKEN_BUCKETS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 SEQ_BUCKETS = (1, 8)
-MAX_CONFINED_TOKENS = 512
-"""Up to here a step that may use the whole GPU replays a confined graph too: launching kernels would take longer."""
+
+
+class Bucket(NamedTuple):
+    """What a graph holds at most, and where it runs."""
+
+    num_tokens: int
+    num_seqs: int
+    whole_gpu: bool  # not confined to the share
 
 
 class PendingPrompts:
@@ -57,7 +63,7 @@ class PromptRunner:
         block_size = engine.pool.layout.block_size
         self.buffers = PromptBuffers(max_tokens, max_seqs, engine.max_len, block_size, engine.device)
         self.landing = Landing(max_seqs, engine.device)
-        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.share = share or GpuShare()  # ends after the graphs that were captured in it
         self.trace = Trace()
 
@@ -67,9 +73,9 @@ class PromptRunner:
         `whole_gpu`: it may use more than the share, as there is nobody to leave the rest to.
         """
         num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
-        bucket = self._bucket(num_tokens, num_seqs, whole_gpu=whole_gpu)
-        with torch.inference_mode(), self.share.stream(whole=whole_gpu and bucket is None):
-            self.buffers.fill(chunks, *(bucket or (num_tokens, num_seqs)))
+        bucket = self._bucket(num_tokens, num_seqs, whole_gpu=whole_gpu or self.share.limited is None)
+        with torch.inference_mode(), self.share.stream(whole=whole_gpu):
+            self.buffers.fill(chunks, *(bucket[:2] if bucket else (num_tokens, num_seqs)))
             with self.trace.device(num_tokens, "tokens"):
                 if bucket:
                     graph, sampled = self.graphs[bucket]
@@ -89,18 +95,27 @@ class PromptRunner:
     def capture(self) -> None:
         """Capture a graph for every bucket within the limits, largest first so that all share its memory."""
         begin_s, memory = time.monotonic(), None
-        for num_tokens in sorted(TOKEN_BUCKETS, reverse=True):
-            for num_seqs in SEQ_BUCKETS:
-                if num_tokens <= self.buffers.max_tokens and num_seqs <= self.buffers.max_seqs:
-                    self.graphs[num_tokens, num_seqs] = self._captured(num_tokens, num_seqs, memory)
-                    memory = memory or self.graphs[num_tokens, num_seqs][0].pool()
+        for bucket in self._wanted_buckets():
+            self.graphs[bucket] = self._captured(bucket, memory)
+            memory = memory or self.graphs[bucket][0].pool()
         logger.info("%d prompt graphs ready in %.1f s", len(self.graphs), time.monotonic() - begin_s)
 
-    def _bucket(self, num_tokens: int, num_seqs: int, *, whole_gpu: bool) -> tuple[int, int] | None:
-        """The smallest captured bucket that holds the step, if it is to replay one."""
-        if whole_gpu and self.share.limited is not None and num_tokens > MAX_CONFINED_TOKENS:
-            return None
-        fitting = (key for key in self.graphs if key[0] >= num_tokens and key[1] >= num_seqs)
+    def _wanted_buckets(self) -> list[Bucket]:
+        """Those within the limits, largest first; beside a share, the whole GPU is for single prompts."""
+        limited, buffers = self.share.limited is not None, self.buffers
+        kinds = [(num_seqs, not limited) for num_seqs in SEQ_BUCKETS if num_seqs <= buffers.max_seqs]
+        if limited:
+            kinds.append((1, True))
+        sizes = [num_tokens for num_tokens in sorted(TOKEN_BUCKETS, reverse=True) if num_tokens <= buffers.max_tokens]
+        return [Bucket(num_tokens, *kind) for num_tokens in sizes for kind in kinds]
+
+    def _bucket(self, num_tokens: int, num_seqs: int, *, whole_gpu: bool) -> Bucket | None:
+        """The smallest captured bucket that holds the step."""
+        fitting = (
+            bucket
+            for bucket in self.graphs
+            if bucket.num_tokens >= num_tokens and bucket.num_seqs >= num_seqs and bucket.whole_gpu == whole_gpu
+        )
         return min(fitting, default=None)
 
     def _step(
@@ -112,14 +127,15 @@ class PromptRunner:
         logits = self.engine.model.forward(batch, self.engine.ops)
         return self.engine.sampler.sample(logits, *self.buffers.sampling(num_seqs))
 
-    def _captured(self, num_tokens: int, num_seqs: int, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _captured(self, bucket: Bucket, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """A graph over padding; what it computes follows from the buffers at replay."""
-        with torch.inference_mode(), self.share.stream(whole=False):
+        num_tokens, num_seqs, whole_gpu = bucket
+        with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill([], num_tokens, num_seqs)
             shape = (num_tokens, num_seqs, num_tokens, self.engine.max_len)
             self._step(*shape)
             torch.cuda.synchronize(self.engine.device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory, stream=self.share.limited):
+            with torch.cuda.graph(graph, pool=memory, stream=None if whole_gpu else self.share.limited):
                 sampled = self._step(*shape)
         return graph, sampled

@@ -12,7 +12,7 @@ from common.config import Config, KVSection, ModelSection, WorkerSection
 from common.engine import Engine, build_engine
 from common.gpu_share import GpuShare, make_share
 from common.prompt_buffers import PromptChunk
-from common.prompt_runner import PromptRunner
+from common.prompt_runner import Bucket, PromptRunner
 from common.sampling_params import SamplingParams
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -93,34 +93,37 @@ class FakeGraph:
         self.num_replays += 1
 
 
+@pytest.mark.parametrize("whole_gpu", [True, False])
 @pytest.mark.parametrize(
-    ("length", "whole_gpu", "is_replayed", "gets_all"),
-    [
-        (17, True, True, False),
-        (17, False, True, False),
-        (30, True, False, True),
-        (30, False, True, False),
-        (80, True, False, True),
-        (80, False, False, False),
-    ],
+    ("lengths", "replayed"), [([17], "small"), ([30], "small"), ([31], "large"), ([80], None), ([9, 8], "batch")]
 )
-def test_a_step_is_replayed_in_the_share_unless_it_is_long_and_may_have_all(
-    length: int, whole_gpu: bool, is_replayed: bool, gets_all: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
+def test_a_step_replays_the_smallest_graph_of_its_stream(
+    lengths: list[int], replayed: str | None, whole_gpu: bool, engine: Engine
 ) -> None:
-    monkeypatch.setattr("common.prompt_runner.MAX_CONFINED_TOKENS", 20)
-    share, graph = FakeShare(), FakeGraph()
+    share = FakeShare()
     runner = PromptRunner(engine, 96, 8, share)
     sampled = torch.zeros(8, dtype=torch.int32, device=engine.device)
-    runner.graphs[64, 8] = (cast(torch.cuda.CUDAGraph, graph), sampled)
-    runner.run([prompt(length, engine)], whole_gpu=whole_gpu)
-    assert (graph.num_replays == 1, share.asked) == (is_replayed, [gets_all])
+    graphs = {(name, whole): FakeGraph() for name in ("small", "large", "batch") for whole in (True, False)}
+    for (name, whole), graph in graphs.items():
+        num_tokens, num_seqs = {"small": (30, 1), "large": (64, 1), "batch": (64, 8)}[name]
+        runner.graphs[Bucket(num_tokens, num_seqs, whole)] = (cast(torch.cuda.CUDAGraph, graph), sampled)
+    runner.run([prompt(length, engine) for length in lengths], whole_gpu=whole_gpu)
+    expected_replays = [(replayed, whole_gpu)] if replayed else []
+    assert [key for key, graph in graphs.items() for _ in range(graph.num_replays)] == expected_replays
+    assert share.asked == [whole_gpu]
+
+
+def test_graphs_of_the_whole_gpu_beside_a_share_are_for_single_prompts(engine: Engine) -> None:
+    for share, kinds in ((FakeShare(), {(1, False), (8, False), (1, True)}), (GpuShare(), {(1, True), (8, True)})):
+        buckets = PromptRunner(engine, 96, 8, share)._wanted_buckets()
+        assert {bucket[1:] for bucket in buckets} == kinds
+        assert [bucket.num_tokens for bucket in buckets] == sorted(
+            (num_tokens for num_tokens in (16, 32, 64, 96) for _ in kinds), reverse=True
+        )
 
 
 @pytest.mark.parametrize("use_graphs", [True, False])
-def test_a_share_of_the_gpu_changes_no_token(
-    use_graphs: bool, engine: Engine, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("common.prompt_runner.MAX_CONFINED_TOKENS", 20)
+def test_a_share_of_the_gpu_changes_no_token(use_graphs: bool, engine: Engine, checkpoint: Checkpoint) -> None:
     runner = PromptRunner(engine, 64, 8, make_share(50, engine.device))
     if use_graphs and engine.device.type == "cuda":
         runner.capture()
