@@ -75,7 +75,6 @@ class Operands:
     norm: Tensor  # [k]
     weights: list[Tensor]  # each [rows, k]
     residual: Tensor  # [num_tokens, n], zero before the first launch
-    batch: ForwardBatch
 
     def apply(self, ops: Ops, fusion: Fusion, weight: Tensor) -> Tensor:
         match fusion:
@@ -86,7 +85,7 @@ class Operands:
             case Fusion.GATE:
                 return ops.norm_gate_up(Residual(self.x), self.norm, EPS, weight)
             case Fusion.LOGITS:
-                return ops.logits(Residual(self.x), self.norm, EPS, weight, self.batch)
+                return ops.logits(Residual(self.x), self.norm, EPS, weight)
 
     def in_fp32(self) -> "Operands":
         """The same at first, for the reference; one matrix."""
@@ -101,13 +100,12 @@ def _whole(x: Residual) -> Tensor:
 
 def product_case(num_tokens: int, which: Product) -> Case:
     num_bytes = which.num_bytes(num_tokens)
-    pool, batch = decode_batch(num_tokens, BLOCK_SIZE, 1)
+    pool, _ = decode_batch(num_tokens, BLOCK_SIZE, 1)
     operands = Operands(
         x=random(num_tokens, which.k),
         norm=random(which.k),
         weights=[random(which.rows, which.k) * 0.02 for _ in range(variants_for(num_bytes))],
         residual=torch.zeros(num_tokens, which.n, dtype=torch.bfloat16, device="cuda"),
-        batch=batch,
     )
     ops = decode_ops(pool, num_tokens)
 
@@ -150,7 +148,7 @@ def decode_batch(num_seqs: int, seq_len: int, num_layers: int) -> tuple[Tensor, 
     pool, batch = paged_batch(1, seq_len, num_seqs, num_layers)
     positions = batch.seq_lens - 1
     slots = batch.block_tables[:, -1].long() * BLOCK_SIZE + positions.long() % BLOCK_SIZE
-    return pool, replace(batch, positions=positions, slot_mapping=slots, logit_rows=None)
+    return pool, replace(batch, positions=positions, slot_mapping=slots, last_tokens=None)
 
 
 def decode_ops(pool: Tensor, num_seqs: int) -> CudaOps:

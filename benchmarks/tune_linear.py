@@ -135,7 +135,7 @@ def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
         block_tables=tables,
         seq_lens=last + 1,
         cu_seqlens=torch.arange(tokens + 1, dtype=torch.int32, device="cuda"),
-        logit_rows=None,
+        last_tokens=None,
         max_query_len=1,
         max_seq_len=CONTEXT,
     )

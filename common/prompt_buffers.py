@@ -85,12 +85,9 @@ class PromptBuffers:
         self._host_of("slot_mapping")[begin:num_tokens] = -1
         for name in ("token_ids", "positions"):
             self._host_of(name)[begin:num_tokens] = 0
-        for name in ("seq_lens", "temperature", "next_positions"):
+        for name in ("seq_lens", "last_tokens", "temperature", "next_positions"):
             self._host_of(name)[len(chunks) : num_seqs] = 0
         self._host_of("cu_seqlens")[len(chunks) + 1 : num_seqs + 1] = begin
-        # Rows that end no prompt get logits of token 0; nobody reads what is sampled from them.
-        rows = [row for row, chunk in enumerate(chunks) if not chunk.is_last]
-        self._host_of("logit_rows")[[*rows, *range(len(chunks), num_seqs)]] = 0
         self._upload(len(chunks))
 
     def forward_batch(
@@ -104,7 +101,7 @@ class PromptBuffers:
             block_tables=self._view("block_tables", num_seqs),
             seq_lens=self._view("seq_lens", num_seqs),
             cu_seqlens=self._view("cu_seqlens", num_seqs + 1),
-            logit_rows=self._view("logit_rows", num_seqs),
+            last_tokens=self._view("last_tokens", num_seqs),
             max_query_len=max_query_len,
             max_seq_len=max_seq_len,
             num_keys=num_keys,
@@ -134,7 +131,7 @@ class PromptBuffers:
         self._host_of("block_tables")[row, : len(chunk.block_ids)] = chunk.block_ids
         values = {
             "seq_lens": chunk.end,
-            "logit_rows": tokens_end - 1,
+            "last_tokens": tokens_end - 1,
             "next_positions": chunk.end,
             "temperature": params.temperature,
             "top_k": params.top_k,
@@ -169,7 +166,7 @@ def _shapes(max_tokens: int, max_seqs: int, max_blocks: int) -> Shapes:
     seqs, tokens = (max_seqs,), (max_tokens,)
     return {
         "slot_mapping": (tokens, np.dtype(np.int64)),
-        "logit_rows": (seqs, np.dtype(np.int64)),
+        "last_tokens": (seqs, np.dtype(np.int64)),
         "seed": (seqs, np.dtype(np.int64)),
         "token_ids": (tokens, np.dtype(np.int32)),
         "positions": (tokens, np.dtype(np.int32)),

@@ -1,7 +1,7 @@
 """Gets kernels ready before a worker registers, so that no request pays for a kernel's first use.
 
 Compiling is what a first start spends its time on, and every kernel can be compiled without the
-others: `compile_kernels` runs each operation of one layer at each size class in a thread of its own.
+others: each operation of one layer runs at each size class in a thread of its own.
 What they compute is thrown away. Later starts find the kernels on disk.
 """
 
@@ -21,21 +21,38 @@ from common.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
+Task = Callable[[], object]
+
 MAX_THREADS = 16
-PROMPT_LENGTHS = (1, 20, 40, 100, 600, 1100)  # tokens; one for each class that kernels and plans tell apart
+# One count for each class that kernels and plans tell apart.
+PROMPT_LENGTHS = (1, 20, 40, 100, 600, 1100)  # tokens
+PROMPT_COUNTS = (1, 2, 8, 16, 32, 64)  # prompts of a step
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def compile_kernels(engine: Engine, ops: Ops, counts: Sequence[int], *, is_decode: bool) -> None:
-    """Compile every operation for each count of tokens: rows of a decode step, or tokens of one prompt."""
+def compile_decode_kernels(engine: Engine, max_rows: int) -> None:
+    """Compile every operation of a decode step of up to `max_rows` rows."""
+    counts = [rows for rows in DECODE_ROWS if rows <= max_rows]
+    _compile("decode", engine, [task for count in counts for task in _decode_operations(engine, count)])
+
+
+def compile_prompt_kernels(engine: Engine, max_seqs: int) -> None:
+    """Compile every operation of a prompt step of up to `max_seqs` prompts."""
+    tasks = [
+        task for length in PROMPT_LENGTHS for task in _token_operations(engine, engine.ops, _padding(engine, length, 1))
+    ]
+    counts = [count for count in PROMPT_COUNTS if count <= max_seqs]
+    _compile("prompt", engine, tasks + [task for count in counts for task in _prompt_end_operations(engine, count)])
+
+
+def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
     begin_s = time.monotonic()
-    tasks = [task for count in counts for task in _operations(engine, ops, count, is_decode)]
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:
         for future in [pool.submit(_run, engine.device, task) for task in tasks]:
             future.result()
     torch.cuda.synchronize(engine.device)
-    logger.info("%s kernels ready in %.1f s", "decode" if is_decode else "prompt", time.monotonic() - begin_s)
+    logger.info("%s kernels ready in %.1f s", what, time.monotonic() - begin_s)
 
 
 def warm_up_prompts(runner: PromptRunner) -> None:
@@ -51,39 +68,69 @@ def warm_up_prompts(runner: PromptRunner) -> None:
             _run_prompts(runner, [longest // 2, longest // 2 - 1], whole_gpu)
 
 
-def _run(device: torch.device, task: Callable[[], object]) -> None:
+def _run(device: torch.device, task: Task) -> None:
     torch.cuda.set_device(device)
     with torch.inference_mode():
         task()
 
 
-def _operations(engine: Engine, ops: Ops, count: int, is_decode: bool) -> list[Callable[[], object]]:
-    """One layer's operations on `count` tokens of padding, each on its own operands."""
-    model, layer, eps = engine.model, engine.model.layers[0], engine.model.config.norm_eps
-    num_logits = count if is_decode else 1
-    batch = _padding(engine, count, num_logits)
-    params = _sampling(num_logits, engine.device)
-
-    def zeros(width: int, rows: int = count) -> torch.Tensor:
-        return torch.zeros((rows, width), dtype=model.embed.dtype, device=engine.device)
-
-    def sample() -> None:
-        logits = torch.zeros((num_logits, model.lm_head.shape[0]), device=engine.device)
-        if is_decode:
-            engine.sampler.sample_and_advance(logits, params, batch)
-        else:
-            engine.sampler.sample(logits, params, batch.seq_lens)
-
-    hidden, inner = model.embed.shape[1], layer.down.shape[1]
+def _decode_operations(engine: Engine, num_rows: int) -> list[Task]:
+    batch, ops = _padding(engine, num_rows, num_rows), engine.step_ops
+    sampling = _sampling(num_rows, engine.device)
     return [
-        lambda: ops.norm_linear(Residual(zeros(hidden)), layer.attention_norm, eps, layer.qkv),
-        lambda: ops.attention(zeros(layer.qkv.shape[0]), layer.attention, 0, batch),
-        lambda: ops.linear_add(zeros(layer.o.shape[1]), layer.o, Residual(zeros(hidden))),
-        lambda: ops.norm_gate_up(Residual(zeros(hidden)), layer.mlp_norm, eps, layer.gate_up),
-        lambda: ops.linear_add(zeros(inner), layer.down, Residual(zeros(hidden))),
-        lambda: ops.logits(Residual(zeros(hidden)), model.norm, eps, model.lm_head, batch),
-        sample,
+        *_token_operations(engine, ops, batch),
+        lambda: ops.logits(_rows(engine, num_rows), engine.model.norm, _eps(engine), engine.model.lm_head),
+        lambda: engine.sampler.sample_and_advance(_logits(engine, num_rows), sampling, batch),
     ]
+
+
+def _prompt_end_operations(engine: Engine, num_seqs: int) -> list[Task]:
+    """What is done with the last tokens of so many prompts."""
+    ops, model, positions = engine.ops, engine.model, torch.zeros(num_seqs, dtype=torch.int32, device=engine.device)
+    sampling = _sampling(num_seqs, engine.device)
+    return [
+        *_mlp_operations(engine, ops, num_seqs),
+        lambda: ops.logits(_rows(engine, num_seqs), model.norm, _eps(engine), model.lm_head),
+        lambda: engine.sampler.sample(_logits(engine, num_seqs), sampling, positions),
+    ]
+
+
+def _token_operations(engine: Engine, ops: Ops, batch: ForwardBatch) -> list[Task]:
+    """One layer's operations on padding, each on its own operands."""
+    layer, num_tokens = engine.model.layers[0], batch.token_ids.shape[0]
+    qkv_rows = layer.qkv.shape[0]
+    return [
+        lambda: ops.norm_linear(_rows(engine, num_tokens), layer.attention_norm, _eps(engine), layer.qkv),
+        lambda: ops.attention(_zeros(engine, num_tokens, qkv_rows), layer.attention, 0, batch),
+        *_mlp_operations(engine, ops, num_tokens),
+    ]
+
+
+def _mlp_operations(engine: Engine, ops: Ops, num_tokens: int) -> list[Task]:
+    """A layer's operations after attention."""
+    layer = engine.model.layers[0]
+    q_rows, inner = layer.o.shape[1], layer.down.shape[1]
+    return [
+        lambda: ops.linear_add(_zeros(engine, num_tokens, q_rows), layer.o, _rows(engine, num_tokens)),
+        lambda: ops.norm_gate_up(_rows(engine, num_tokens), layer.mlp_norm, _eps(engine), layer.gate_up),
+        lambda: ops.linear_add(_zeros(engine, num_tokens, inner), layer.down, _rows(engine, num_tokens)),
+    ]
+
+
+def _eps(engine: Engine) -> float:
+    return engine.model.config.norm_eps
+
+
+def _zeros(engine: Engine, num_tokens: int, width: int) -> torch.Tensor:
+    return torch.zeros((num_tokens, width), dtype=engine.model.embed.dtype, device=engine.device)
+
+
+def _rows(engine: Engine, num_tokens: int) -> Residual:
+    return Residual(_zeros(engine, num_tokens, engine.model.embed.shape[1]))
+
+
+def _logits(engine: Engine, num_rows: int) -> torch.Tensor:
+    return torch.zeros((num_rows, engine.model.lm_head.shape[0]), device=engine.device)
 
 
 def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
@@ -100,7 +147,7 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
         block_tables=zeros(num_seqs, max_blocks),
         seq_lens=zeros(num_seqs),
         cu_seqlens=zeros(num_seqs + 1),
-        logit_rows=None if num_tokens == num_seqs else zeros(num_seqs, dtype=torch.int64),
+        last_tokens=None,
         max_query_len=num_tokens // num_seqs,
         max_seq_len=engine.max_len,
         num_keys=num_tokens if num_tokens > num_seqs else 0,

@@ -12,7 +12,7 @@ from common.messages import Role
 from common.prompt_runner import PromptRunner
 from common.sockets import Hub
 from common.step_trace import make_trace
-from common.warm_up import DECODE_ROWS, PROMPT_LENGTHS, compile_kernels, warm_up_prompts
+from common.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
 from common.worker_main import make_ready, worker_main
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import DecodeRunner
@@ -34,9 +34,9 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
 
     def compile_meanwhile(engine: Engine) -> None:
         if engine.device.type == "cuda":
-            compile_kernels(engine, engine.step_ops, [n for n in DECODE_ROWS if n <= max_rows], is_decode=True)
+            compile_decode_kernels(engine, max_rows)
             if has_prompts:
-                compile_kernels(engine, engine.ops, PROMPT_LENGTHS, is_decode=False)
+                compile_prompt_kernels(engine, max_seqs=1)
 
     engine = build_engine(
         config,

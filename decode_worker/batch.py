@@ -60,7 +60,7 @@ class DecodeBatch:
             block_tables=tables,
             seq_lens=seq_lens,
             cu_seqlens=self.cu_seqlens[: num_rows + 1],
-            logit_rows=None,
+            last_tokens=None,
             max_query_len=1,
             max_seq_len=self.max_len,
         )

@@ -12,7 +12,7 @@ from common.kv.proof import pattern
 from common.messages import KVPoolExport, Role
 from common.prompt_runner import PromptRunner
 from common.step_trace import make_trace
-from common.warm_up import PROMPT_LENGTHS, compile_kernels, warm_up_prompts
+from common.warm_up import compile_prompt_kernels, warm_up_prompts
 from common.worker_main import make_ready, worker_main
 from prefill_worker.worker import PrefillWorker
 
@@ -25,14 +25,19 @@ many as the load asks for, on any GPU. SIGTERM finishes what it owns, a second o
 def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWorker:
     """Load, warm up and export the pool."""
     section = config.prefill
+    max_seqs = section.max_num_seqs if config.worker.batching else 1
+
+    def compile_meanwhile(engine: Engine) -> None:
+        if engine.device.type == "cuda":
+            compile_prompt_kernels(engine, max_seqs)
+
     engine = build_engine(
         config,
         f"{worker_id}-{epoch:x}",
         step_tokens=section.max_batch_tokens,
         logit_rows=section.max_num_seqs,
-        meanwhile=_compile,
+        meanwhile=compile_meanwhile,
     )
-    max_seqs = section.max_num_seqs if config.worker.batching else 1
     # Without chunking a step holds at least one whole prompt.
     step_tokens = section.max_batch_tokens if section.chunking else max(section.max_batch_tokens, engine.max_len)
     runner = PromptRunner(engine, step_tokens, max_seqs, make_share(section.sm_share, engine.device))
@@ -59,11 +64,6 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
         proof_block=PROOF_BLOCK,
     )
     return PrefillWorker(config, engine, runner, ready, export, drain)
-
-
-def _compile(engine: Engine) -> None:
-    if engine.device.type == "cuda":
-        compile_kernels(engine, engine.ops, PROMPT_LENGTHS, is_decode=False)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.ops.base import AttentionWeights, ForwardBatch, Ops
+from common.ops.base import AttentionWeights, ForwardBatch, Ops, Residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,17 @@ class Decoder:
         )
 
     def forward(self, batch: ForwardBatch, ops: Ops) -> Tensor:
-        """Logits of `batch.logit_rows`, fp32 `[num_logits, vocab]`; K and V of all tokens are written."""
-        eps = self.config.norm_eps
+        """Logits of the tokens that `batch` wants, fp32 `[num_wanted, vocab]`; K and V of all tokens are written."""
+        eps, last_layer = self.config.norm_eps, len(self.layers) - 1
         x = ops.embed(batch.token_ids, self.embed)
         for layer_id, layer in enumerate(self.layers):
             qkv = ops.norm_linear(x, layer.attention_norm, eps, layer.qkv)
-            attended = ops.attention(qkv, layer.attention, layer_id, batch)
+            if layer_id == last_layer and batch.last_tokens is not None:
+                attended = ops.attention_of_last(qkv, layer.attention, layer_id, batch)
+                x = Residual(x.rows[batch.last_tokens])  # of the others nobody reads more than K and V
+            else:
+                attended = ops.attention(qkv, layer.attention, layer_id, batch)
             x = ops.linear_add(attended, layer.o, x)
             inner = ops.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up)
             x = ops.linear_add(inner, layer.down, x)
-        return ops.logits(x, self.norm, eps, self.lm_head, batch)
+        return ops.logits(x, self.norm, eps, self.lm_head)

@@ -4,9 +4,10 @@ The cut is at the granularity of fused kernels, so that one `forward` is fast bo
 (GEMM) and for decode (GEMV) without knowing which of the two it runs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -25,10 +26,15 @@ class ForwardBatch:
     block_tables: Tensor  # [num_seqs, max_blocks] int32
     seq_lens: Tensor  # [num_seqs] int32: KV length, this step's tokens included
     cu_seqlens: Tensor  # [num_seqs + 1] int32: where each sequence's tokens begin
-    logit_rows: Tensor | None  # [num_logits] int64: tokens whose logits are wanted; None for all
+    last_tokens: Tensor | None  # [num_seqs] int64: each sequence's last token, if only their logits are wanted
     max_query_len: int
     max_seq_len: int
     num_keys: int = 0  # the sum of seq_lens, 0 where only the device knows it (captured steps)
+
+    def one_query_each(self) -> "ForwardBatch":
+        """What attention of each sequence's last token alone reads: the same keys; token by token nothing changes."""
+        bounds = torch.arange(self.seq_lens.shape[0] + 1, dtype=torch.int32, device=self.cu_seqlens.device)
+        return replace(self, cu_seqlens=bounds, max_query_len=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,10 @@ class Ops(Protocol):
         """
         ...
 
+    def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        """`attention`, of which only `batch.last_tokens` are wanted: `[num_seqs, q_heads * head_dim]`."""
+        ...
+
     def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
         """`residual + x @ weight.T`; may reuse the memory of `residual`, to which a norm has added its parts."""
         ...
@@ -78,8 +88,8 @@ class Ops(Protocol):
         """`silu(g) * u` with `g, u = rms_norm(x) @ gate_up.T`, halves of `gate_up [2 * inner, hidden]`."""
         ...
 
-    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
-        """`rms_norm(x[logit_rows]) @ weight.T` as fp32: `[num_logits, vocab]`."""
+    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+        """`rms_norm(x) @ weight.T` as fp32: `[num_tokens, vocab]`."""
         ...
 
 

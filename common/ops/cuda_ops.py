@@ -78,6 +78,11 @@ class CudaOps:
         attend = self._decode_attention if one_token_each else self._prefill_attention
         return attend(q, k_cache, v_cache, batch).flatten(1)
 
+    def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
+        q = self._rotate_and_write(qkv, weights, batch, k_cache, v_cache)[batch.last_tokens]
+        return self._prefill_attention(q, k_cache, v_cache, batch.one_query_each()).flatten(1)
+
     def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
         plan = self._plan(Fusion.ADD, x, weight.shape[0])
         return self._linear.linear_add(plan, x, weight, residual, self.pdl)
@@ -86,9 +91,7 @@ class CudaOps:
         plan = self._plan(Fusion.GATE, x.rows, gate_up.shape[0] // 2)
         return self._linear.norm_gate_up(plan, x, norm, eps, gate_up, self.pdl)
 
-    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
-        if batch.logit_rows is not None:
-            x = Residual(self._linear.whole(x, self.pdl)[batch.logit_rows])
+    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         plan = self._plan(Fusion.LOGITS, x.rows, weight.shape[0])
         return self._linear.norm_linear(plan, x, norm, eps, weight, torch.float32, self.pdl)
 

@@ -28,12 +28,14 @@ class TorchOps:
         q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache)
         return reference.paged_attention(q, k_cache, v_cache, batch, weights.head_dim**-0.5).flatten(1)
 
+    def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]
+
     def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
         return Residual(residual.rows + functional.linear(x, weight))
 
     def norm_gate_up(self, x: Residual, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         return reference.silu_mul(self.norm_linear(x, norm, eps, gate_up))
 
-    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor, batch: ForwardBatch) -> Tensor:
-        rows = x.rows if batch.logit_rows is None else x.rows[batch.logit_rows]
-        return self.norm_linear(Residual(rows), norm, eps, weight).float()
+    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+        return self.norm_linear(x, norm, eps, weight).float()

@@ -132,7 +132,7 @@ def _make_paged(
         block_tables=tables.to(device),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         cu_seqlens=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
-        logit_rows=torch.zeros(0, dtype=torch.int64, device=device),
+        last_tokens=None,
         max_query_len=max(query_lens),
         max_seq_len=max(seq_lens),
     )

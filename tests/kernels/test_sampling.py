@@ -231,7 +231,7 @@ def test_the_last_program_of_a_row_advances_it(vocab: int, device: torch.device)
         block_tables=torch.empty((5, 1), dtype=torch.int32, device=device),
         seq_lens=lens[:5],
         cu_seqlens=torch.arange(6, dtype=torch.int32, device=device),
-        logit_rows=None,
+        last_tokens=None,
         max_query_len=1,
         max_seq_len=1 << 21,
     )

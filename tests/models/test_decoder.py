@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def batch_of(chunks: list[tuple[list[int], int, list[int]]], device: str = "cpu"
         block_tables=tables.to(device),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         cu_seqlens=torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device),
-        logit_rows=torch.arange(sum(lengths), device=device),
+        last_tokens=None,
         max_query_len=max(lengths),
         max_seq_len=max(seq_lens),
     )
@@ -150,15 +150,20 @@ def test_chunks_of_any_size_give_the_same_logits(variant: str, backend: Backend,
     assert_close(torch.cat(logits), theirs(torch.tensor([ids])).logits[0], backend)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @torch.inference_mode()
-def test_only_the_wanted_rows_get_logits(checkpoint: Checkpoint) -> None:
-    model = load(checkpoint("qwen3-tied")[0])
-    cache = Cache(model)
-    [ids] = prompts(20)
-    batch = batch_of([(ids, 0, cache.blocks(20))])
-    every = model.forward(batch, cache.ops)
-    rows = {name: getattr(batch, name) for name in batch.__dataclass_fields__} | {"logit_rows": torch.tensor([19, 3])}
-    assert torch.allclose(model.forward(ForwardBatch(**rows), cache.ops), every[[19, 3]], atol=1e-5)
+def test_logits_of_last_tokens_alone_are_theirs_among_all(backend: Backend, checkpoint: Checkpoint) -> None:
+    model = load(checkpoint("qwen3-tied")[0], backend)
+    some, other = Cache(model, backend), Cache(model, backend)
+    ids = prompts(20, 1, 90)
+    batch = batch_of([(each, 0, some.blocks(len(each))) for each in ids], backend.device)
+    every = model.forward(batch, some.ops)
+    last_tokens = batch.cu_seqlens[1:].long() - 1
+    last = model.forward(replace(batch, last_tokens=last_tokens), other.ops)
+    assert_close(last, every[last_tokens].cpu(), backend)
+    written = ~some.cache.isnan()
+    assert torch.equal(written, ~other.cache.isnan()), "K and V of every token are written all the same"
+    assert torch.allclose(some.cache[written], other.cache[written], atol=backend.p99_error)
 
 
 @torch.inference_mode()

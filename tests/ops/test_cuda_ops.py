@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.config import KernelsSection
-from common.ops.base import AttentionWeights, ForwardBatch
+from common.ops.base import AttentionWeights, ForwardBatch, Residual
 from common.ops.torch_ops import TorchOps
 
 pytestmark = pytest.mark.gpu
@@ -69,7 +69,7 @@ def make_batch(chunks: list[tuple[int, int]], tables: Tensor) -> ForwardBatch:
         block_tables=tables,
         seq_lens=torch.tensor([end for _, end in chunks], dtype=torch.int32, device=device),
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
-        logit_rows=torch.arange(len(positions), device=device),
+        last_tokens=torch.tensor(lengths, device=device).cumsum(0) - 1,
         max_query_len=max(lengths),
         max_seq_len=max(end for _, end in chunks),
     )
@@ -83,11 +83,12 @@ STEPS = [
 ]
 
 
+@pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("choice", ["triton", "torch"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
 def test_a_layer_equals_the_reference(
-    dtype: torch.dtype, tolerance: float, choice: str, has_norm: bool, cuda: torch.device
+    dtype: torch.dtype, tolerance: float, choice: str, has_norm: bool, is_last: bool, cuda: torch.device
 ) -> None:
     from common.ops.cuda_ops import CudaOps
 
@@ -104,12 +105,14 @@ def test_a_layer_equals_the_reference(
         for ops in both:
             x = ops.embed(batch.token_ids, weights.table)
             qkv = ops.norm_linear(x, weights.norm, EPS, weights.qkv)
-            x = ops.linear_add(ops.attention(qkv, weights.attention, 1, batch), weights.o, x)
+            attend = ops.attention_of_last if is_last else ops.attention
+            attended = attend(qkv, weights.attention, 1, batch)
+            x = ops.linear_add(attended, weights.o, Residual(x.rows[batch.last_tokens]) if is_last else x)
             x = ops.linear_add(ops.norm_gate_up(x, weights.norm, EPS, weights.gate_up), weights.down, x)
-            logits.append(ops.logits(x, weights.norm, EPS, weights.table, batch))
+            logits.append(ops.logits(x, weights.norm, EPS, weights.table))
         ours, theirs = logits
         assert ours.dtype == torch.float32 and ours.isfinite().all()
-        kept = batch.slot_mapping >= 0
+        kept = (batch.slot_mapping[batch.last_tokens] if is_last else batch.slot_mapping) >= 0
         assert (ours - theirs)[kept].norm() <= tolerance * theirs[kept].norm()
     assert torch.equal(pools[0].isnan(), pools[1].isnan())
 

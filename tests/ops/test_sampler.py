@@ -41,7 +41,7 @@ def make_step(num_rows: int, num_blocks: int, row_ops: RowOps, device: torch.dev
         block_tables=tables,
         seq_lens=seq_lens,
         cu_seqlens=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
-        logit_rows=None,
+        last_tokens=None,
         max_query_len=1,
         max_seq_len=num_blocks * 4,
     )

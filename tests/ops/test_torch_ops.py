@@ -32,7 +32,7 @@ def make_batch(chunks: Chunks, tables: Tensor) -> ForwardBatch:
         block_tables=tables,
         seq_lens=torch.tensor([end for _, end in chunks], dtype=torch.int32),
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
-        logit_rows=torch.zeros(0, dtype=torch.int64),
+        last_tokens=torch.tensor(lengths).cumsum(0) - 1,
         max_query_len=max(lengths),
         max_seq_len=max(end for _, end in chunks),
     )
@@ -88,7 +88,7 @@ def test_padding_rows_give_zeros_and_write_nothing() -> None:
         block_tables=torch.tensor([[0], [1]], dtype=torch.int32),
         seq_lens=torch.tensor([0, 1], dtype=torch.int32),
         cu_seqlens=torch.tensor([0, 1, 2], dtype=torch.int32),
-        logit_rows=torch.tensor([0, 1]),
+        last_tokens=None,
         max_query_len=1,
         max_seq_len=1,
     )
@@ -109,17 +109,14 @@ def test_linears_and_gate() -> None:
     torch.testing.assert_close(ops.norm_gate_up(Residual(x), norm, 1e-6, weight), functional.silu(gate) * up)
 
 
-def test_logits_are_fp32_of_the_wanted_rows() -> None:
+def test_logits_are_fp32() -> None:
     torch.manual_seed(10)
     ops = TorchOps(torch.zeros(1, 1, 2, 16, 1, 32))
     x, norm = torch.randn(9, 8).bfloat16(), torch.rand(8).bfloat16()
     weight = torch.randn(30, 8).bfloat16()
-    batch = make_batch([(0, 9)], torch.zeros(1, 1, dtype=torch.int32))
-    rows = torch.tensor([8, 2])
-    batch = ForwardBatch(**{name: getattr(batch, name) for name in ForwardBatch.__slots__} | {"logit_rows": rows})
-    logits = ops.logits(Residual(x), norm, 1e-6, weight, batch)
+    logits = ops.logits(Residual(x), norm, 1e-6, weight)
     assert logits.dtype == torch.float32
-    expected = functional.rms_norm(x[rows].float(), (8,), norm.float(), 1e-6) @ weight.float().T
+    expected = functional.rms_norm(x.float(), (8,), norm.float(), 1e-6) @ weight.float().T
     torch.testing.assert_close(logits, expected, rtol=2e-2, atol=5e-2)
 
 
