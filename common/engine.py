@@ -180,10 +180,13 @@ def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int,
         ops = TorchOps(pool.cache)
         return ops, ops, False
     from common.ops.cuda_ops import CudaOps
+    from common.ops.linear_plan import OneTokenPlans
 
     step_ops = CudaOps(pool.cache, config.kernels, max_rows, pdl=pdl)
     graph_safe = step_ops.graph_safe and config.kernels.sampling == "triton"
-    return CudaOps(pool.cache, config.kernels, max_rows), step_ops, graph_safe
+    prompt_ops = CudaOps(pool.cache, config.kernels, max_rows)
+    prompt_ops.plans = OneTokenPlans(prompt_ops.plans)  # prompts are seldom short enough for kernels of our own
+    return prompt_ops, step_ops, graph_safe
 
 
 def _activation_bytes(config: DecoderConfig, layout: KVLayout, step_tokens: int, logit_rows: int) -> int:

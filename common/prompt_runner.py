@@ -22,7 +22,7 @@ from common.step_trace import WAIT, Trace
 logger = logging.getLogger(__name__)
 
 TOKEN_BUCKETS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
-SEQ_BUCKETS = (1, 8)
+MAX_GRAPH_SEQS = 8
 
 
 class Bucket(NamedTuple):
@@ -101,13 +101,11 @@ class PromptRunner:
         logger.info("%d prompt graphs ready in %.1f s", len(self.graphs), time.monotonic() - begin_s)
 
     def _wanted_buckets(self) -> list[Bucket]:
-        """Those within the limits, largest first; beside a share, the whole GPU is for single prompts."""
-        limited, buffers = self.share.limited is not None, self.buffers
-        kinds = [(num_seqs, not limited) for num_seqs in SEQ_BUCKETS if num_seqs <= buffers.max_seqs]
-        if limited:
-            kinds.append((1, True))
+        """Those within the limits, largest first: a lone prompt may use the whole GPU, several keep to the share."""
+        buffers, unlimited = self.buffers, self.share.limited is None
+        kinds = {(1, True), (min(MAX_GRAPH_SEQS, buffers.max_seqs), unlimited)}
         sizes = [num_tokens for num_tokens in sorted(TOKEN_BUCKETS, reverse=True) if num_tokens <= buffers.max_tokens]
-        return [Bucket(num_tokens, *kind) for num_tokens in sizes for kind in kinds]
+        return [Bucket(num_tokens, *kind) for num_tokens in sizes for kind in sorted(kinds)]
 
     def _bucket(self, num_tokens: int, num_seqs: int, *, whole_gpu: bool) -> Bucket | None:
         """The smallest captured bucket that holds the step."""

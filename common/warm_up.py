@@ -25,8 +25,7 @@ Task = Callable[[], object]
 
 MAX_THREADS = 16
 # One count for each class that kernels and plans tell apart.
-PROMPT_LENGTHS = (1, 20, 40, 100, 600, 1100)  # tokens
-PROMPT_COUNTS = (1, 2, 8, 16, 32, 64)  # prompts of a step
+PROMPT_LENGTHS = (1, 40, 100, 1100)  # tokens
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -36,13 +35,11 @@ def compile_decode_kernels(engine: Engine, max_rows: int) -> None:
     _compile("decode", engine, [task for count in counts for task in _decode_operations(engine, count)])
 
 
-def compile_prompt_kernels(engine: Engine, max_seqs: int) -> None:
-    """Compile every operation of a prompt step of up to `max_seqs` prompts."""
-    tasks = [
-        task for length in PROMPT_LENGTHS for task in _token_operations(engine, engine.ops, _padding(engine, length, 1))
-    ]
-    counts = [count for count in PROMPT_COUNTS if count <= max_seqs]
-    _compile("prompt", engine, tasks + [task for count in counts for task in _prompt_end_operations(engine, count)])
+def compile_prompt_kernels(engine: Engine) -> None:
+    """Compile every operation of a prompt step."""
+    batches = [_padding(engine, length, 1) for length in PROMPT_LENGTHS]
+    tasks = [task for batch in batches for task in _token_operations(engine, engine.ops, batch)]
+    _compile("prompt", engine, tasks + _last_operations(engine))
 
 
 def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
@@ -84,33 +81,22 @@ def _decode_operations(engine: Engine, num_rows: int) -> list[Task]:
     ]
 
 
-def _prompt_end_operations(engine: Engine, num_seqs: int) -> list[Task]:
-    """What is done with the last tokens of so many prompts."""
-    ops, model, positions = engine.ops, engine.model, torch.zeros(num_seqs, dtype=torch.int32, device=engine.device)
-    sampling = _sampling(num_seqs, engine.device)
+def _last_operations(engine: Engine) -> list[Task]:
+    """What is done with the last token of a prompt."""
+    model, position = engine.model, torch.zeros(1, dtype=torch.int32, device=engine.device)
     return [
-        *_mlp_operations(engine, ops, num_seqs),
-        lambda: ops.logits(_rows(engine, num_seqs), model.norm, _eps(engine), model.lm_head),
-        lambda: engine.sampler.sample(_logits(engine, num_seqs), sampling, positions),
+        lambda: engine.ops.logits(_rows(engine, 1), model.norm, _eps(engine), model.lm_head),
+        lambda: engine.sampler.sample(_logits(engine, 1), _sampling(1, engine.device), position),
     ]
 
 
 def _token_operations(engine: Engine, ops: Ops, batch: ForwardBatch) -> list[Task]:
     """One layer's operations on padding, each on its own operands."""
     layer, num_tokens = engine.model.layers[0], batch.token_ids.shape[0]
-    qkv_rows = layer.qkv.shape[0]
+    q_rows, qkv_rows, inner = layer.o.shape[1], layer.qkv.shape[0], layer.down.shape[1]
     return [
         lambda: ops.norm_linear(_rows(engine, num_tokens), layer.attention_norm, _eps(engine), layer.qkv),
         lambda: ops.attention(_zeros(engine, num_tokens, qkv_rows), layer.attention, 0, batch),
-        *_mlp_operations(engine, ops, num_tokens),
-    ]
-
-
-def _mlp_operations(engine: Engine, ops: Ops, num_tokens: int) -> list[Task]:
-    """A layer's operations after attention."""
-    layer = engine.model.layers[0]
-    q_rows, inner = layer.o.shape[1], layer.down.shape[1]
-    return [
         lambda: ops.linear_add(_zeros(engine, num_tokens, q_rows), layer.o, _rows(engine, num_tokens)),
         lambda: ops.norm_gate_up(_rows(engine, num_tokens), layer.mlp_norm, _eps(engine), layer.gate_up),
         lambda: ops.linear_add(_zeros(engine, num_tokens, inner), layer.down, _rows(engine, num_tokens)),

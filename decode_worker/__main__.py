@@ -36,7 +36,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
         if engine.device.type == "cuda":
             compile_decode_kernels(engine, max_rows)
             if has_prompts:
-                compile_prompt_kernels(engine, max_seqs=1)
+                compile_prompt_kernels(engine)
 
     engine = build_engine(
         config,

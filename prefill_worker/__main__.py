@@ -25,19 +25,14 @@ many as the load asks for, on any GPU. SIGTERM finishes what it owns, a second o
 def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWorker:
     """Load, warm up and export the pool."""
     section = config.prefill
-    max_seqs = section.max_num_seqs if config.worker.batching else 1
-
-    def compile_meanwhile(engine: Engine) -> None:
-        if engine.device.type == "cuda":
-            compile_prompt_kernels(engine, max_seqs)
-
     engine = build_engine(
         config,
         f"{worker_id}-{epoch:x}",
         step_tokens=section.max_batch_tokens,
         logit_rows=section.max_num_seqs,
-        meanwhile=compile_meanwhile,
+        meanwhile=_compile,
     )
+    max_seqs = section.max_num_seqs if config.worker.batching else 1
     # Without chunking a step holds at least one whole prompt.
     step_tokens = section.max_batch_tokens if section.chunking else max(section.max_batch_tokens, engine.max_len)
     runner = PromptRunner(engine, step_tokens, max_seqs, make_share(section.sm_share, engine.device))
@@ -64,6 +59,11 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
         proof_block=PROOF_BLOCK,
     )
     return PrefillWorker(config, engine, runner, ready, export, drain)
+
+
+def _compile(engine: Engine) -> None:
+    if engine.device.type == "cuda":
+        compile_prompt_kernels(engine)
 
 
 if __name__ == "__main__":

@@ -115,6 +115,16 @@ class LinearPlans:
         return rule_of_thumb(fusion, num_tokens, n, k, self._num_sms, has_ring=self._has_ring)
 
 
+@dataclass(frozen=True, slots=True)
+class OneTokenPlans:
+    """Another's plans for one token, cuBLAS for more: next to nothing to compile."""
+
+    plans: Plans
+
+    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
+        return self.plans.plan(fusion, num_tokens, n, k) if num_tokens == 1 else Plan(Kind.CUBLAS)
+
+
 def plan_file(gpu_name: str) -> Path:
     """Where the plans of a GPU type are kept: `NVIDIA H200` -> `plans/nvidia_h200.json`."""
     return PLANS / f"{re.sub(r'[^a-z0-9]+', '_', gpu_name.lower())}.json"

@@ -113,13 +113,21 @@ def test_a_step_replays_the_smallest_graph_of_its_stream(
     assert share.asked == [whole_gpu]
 
 
-def test_graphs_of_the_whole_gpu_beside_a_share_are_for_single_prompts(engine: Engine) -> None:
-    for share, kinds in ((FakeShare(), {(1, False), (8, False), (1, True)}), (GpuShare(), {(1, True), (8, True)})):
-        buckets = PromptRunner(engine, 96, 8, share)._wanted_buckets()
-        assert {bucket[1:] for bucket in buckets} == kinds
-        assert [bucket.num_tokens for bucket in buckets] == sorted(
-            (num_tokens for num_tokens in (16, 32, 64, 96) for _ in kinds), reverse=True
-        )
+@pytest.mark.parametrize(
+    ("has_share", "max_seqs", "kinds"),
+    [
+        (False, 8, {(1, True), (8, True)}),
+        (True, 8, {(1, True), (8, False)}),
+        (False, 1, {(1, True)}),
+        (True, 1, {(1, True), (1, False)}),
+    ],
+)
+def test_lone_prompts_have_graphs_of_the_whole_gpu(
+    has_share: bool, max_seqs: int, kinds: set[tuple[int, bool]], engine: Engine
+) -> None:
+    buckets = PromptRunner(engine, 96, max_seqs, FakeShare() if has_share else GpuShare())._wanted_buckets()
+    assert set(buckets) == {Bucket(num_tokens, *kind) for num_tokens in (16, 32, 64, 96) for kind in kinds}
+    assert [bucket.num_tokens for bucket in buckets] == sorted((bucket.num_tokens for bucket in buckets), reverse=True)
 
 
 @pytest.mark.parametrize("use_graphs", [True, False])

@@ -43,9 +43,9 @@ class Backend:
 CPU = Backend("cpu", "float32", 1e-5, 1e-4)
 BACKENDS = [
     pytest.param(CPU, id="cpu"),
-    pytest.param(Backend("cuda", "float32", 1e-4, 1e-3), id="cuda-float32", marks=pytest.mark.gpu),
-    pytest.param(Backend("cuda", "bfloat16", 3e-2, 1.5e-1), id="cuda-bfloat16", marks=pytest.mark.gpu),
-    pytest.param(Backend("cuda", "float16", 5e-3, 3e-2), id="cuda-float16", marks=pytest.mark.gpu),
+    pytest.param(Backend("cuda:0", "float32", 1e-4, 1e-3), id="cuda-float32", marks=pytest.mark.gpu),
+    pytest.param(Backend("cuda:0", "bfloat16", 3e-2, 1.5e-1), id="cuda-bfloat16", marks=pytest.mark.gpu),
+    pytest.param(Backend("cuda:0", "float16", 5e-3, 3e-2), id="cuda-float16", marks=pytest.mark.gpu),
 ]
 
 
