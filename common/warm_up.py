@@ -31,8 +31,11 @@ DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 def compile_decode_kernels(engine: Engine, max_rows: int) -> None:
     """Compile every operation of a decode step of up to `max_rows` rows."""
-    counts = [rows for rows in DECODE_ROWS if rows <= max_rows]
-    _compile("decode", engine, [task for count in counts for task in _decode_operations(engine, count)])
+    batches = [_padding(engine, rows, rows) for rows in DECODE_ROWS if rows <= max_rows]
+    tasks = [task for batch in batches for task in _decode_operations(engine, batch)]
+    logits, sampling = _logits(engine, 1), _sampling(1, engine.device)
+    tasks.append(lambda: engine.sampler.sample_and_advance(logits, sampling, batches[0]))  # the same for any count
+    _compile("decode", engine, tasks)
 
 
 def compile_prompt_kernels(engine: Engine) -> None:
@@ -71,13 +74,11 @@ def _run(device: torch.device, task: Task) -> None:
         task()
 
 
-def _decode_operations(engine: Engine, num_rows: int) -> list[Task]:
-    batch, ops = _padding(engine, num_rows, num_rows), engine.step_ops
-    sampling = _sampling(num_rows, engine.device)
+def _decode_operations(engine: Engine, batch: ForwardBatch) -> list[Task]:
+    ops, model, num_rows = engine.step_ops, engine.model, batch.token_ids.shape[0]
     return [
         *_token_operations(engine, ops, batch),
-        lambda: ops.logits(_rows(engine, num_rows), engine.model.norm, _eps(engine), engine.model.lm_head),
-        lambda: engine.sampler.sample_and_advance(_logits(engine, num_rows), sampling, batch),
+        lambda: ops.logits(_rows(engine, num_rows), model.norm, _eps(engine), model.lm_head),
     ]
 
 
