@@ -34,7 +34,10 @@ def compile_decode_kernels(engine: Engine, max_rows: int) -> None:
     batches = [_padding(engine, rows, rows) for rows in DECODE_ROWS if rows <= max_rows]
     tasks = [task for batch in batches for task in _decode_operations(engine, batch)]
     logits, sampling = _logits(engine, 1), _sampling(1, engine.device)
-    tasks.append(lambda: engine.sampler.sample_and_advance(logits, sampling, batches[0]))  # the same for any count
+    tasks += [  # the same for any count
+        lambda: engine.step_ops.embed(batches[0].token_ids, engine.model.embed),
+        lambda: engine.sampler.sample_and_advance(logits, sampling, batches[0]),
+    ]
     _compile("decode", engine, tasks)
 
 

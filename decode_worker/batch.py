@@ -48,15 +48,15 @@ class DecodeBatch:
         self._ops = RowOps(device, pdl=pdl)
         self._uploader = RowUploader(max_blocks, device)
 
-    def forward_batch(self, num_rows: int) -> ForwardBatch:
-        """The first rows, as the model wants them; slots are computed from the block tables."""
+    def forward_batch(self, num_rows: int, *, with_slots: bool = True) -> ForwardBatch:
+        """The first rows, as the model wants them; slots, if wanted, are computed from the block tables."""
         state = self.state
         positions, seq_lens = state.positions[:num_rows], state.seq_lens[:num_rows]
         tables = state.block_tables[:num_rows]
         return ForwardBatch(
             token_ids=state.token_ids[:num_rows],
             positions=positions,
-            slot_mapping=self._ops.slots(positions, seq_lens, tables, self.block_size),
+            slot_mapping=self._ops.slots(positions, seq_lens, tables, self.block_size) if with_slots else None,
             block_tables=tables,
             seq_lens=seq_lens,
             cu_seqlens=self.cu_seqlens[: num_rows + 1],

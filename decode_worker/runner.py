@@ -1,4 +1,4 @@
-"""One decode step over the first rows of the batch: slots, forward, sample, advance.
+"""One decode step over the first rows of the batch: forward, sample, advance.
 
 On a GPU a step is one captured graph per batch bucket, sampler included; everywhere else, and with
 graphs switched off, the same function runs eagerly. A step is launched without waiting, and
@@ -36,6 +36,7 @@ class DecodeRunner:
         self.buckets = batch_buckets(max_rows)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.landing = Landing(max_rows, engine.device)
+        self.with_slots = engine.step_ops.needs_slots(engine.model.config.num_q_heads)
         self.trace = Trace()
 
     def prepare(self) -> None:
@@ -71,7 +72,7 @@ class DecodeRunner:
             return self.landing.fetch(self.batch.state.token_ids[:num_rows])  # the step left them there
 
     def _step(self, num_rows: int) -> None:
-        forward_batch = self.batch.forward_batch(num_rows)
+        forward_batch = self.batch.forward_batch(num_rows, with_slots=self.with_slots)
         logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
         self.engine.sampler.sample_and_advance(logits, self.batch.sampling_rows(num_rows), forward_batch)
 

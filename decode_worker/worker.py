@@ -1,9 +1,9 @@
 """The decode worker's loop: receive, admit, launch the next step, collect the last, emit, beat.
 
-The next step is launched before the last one's tokens are read: tokens, positions and slots advance
-on the device, and what the host does with a step happens in the shadow of the following one. The
-price is that a sequence ended by a stop token runs one step too many, whose token is dropped. The
-launch waits until shortly before the running step ends (see `pace`), so that what arrives joins early.
+The next step is launched before the last one's tokens are read: tokens and positions advance on the
+device, and what the host does with a step happens in the shadow of the following one. The price is
+that a sequence ended by a stop token runs one step too many, whose token is dropped. The launch waits
+until shortly before the running step ends (see `pace`), so that what arrives joins early.
 
 Life of a request here:
     1. `KVHandoff` waits until there is a row and blocks, then its blocks are pulled (see `intake`);

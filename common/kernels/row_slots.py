@@ -1,4 +1,4 @@
-"""Where a decode step writes K and V of each row: the first kernel of a step."""
+"""Where a decode step writes K and V of each row: the first kernel of a step whose attention asks for it."""
 
 import torch
 import triton

@@ -16,13 +16,14 @@ class ForwardBatch:
     """Which tokens of which sequences one step computes; ragged, without padding between sequences.
 
     A decode batch has one token a sequence (`max_query_len` 1), the last: its position is seq_len - 1, its
-    slot that position's in the block table. A row may be padding: its slot is -1 and its seq_len 0;
-    nothing is written for it and its output is unspecified but finite.
+    slot that position's in the block table, which some operations find there themselves (`Ops.needs_slots`).
+    A row may be padding: its slot is -1 and its seq_len 0; nothing is written for it and its output is
+    unspecified but finite.
     """
 
     token_ids: Tensor  # [num_tokens] int32
     positions: Tensor  # [num_tokens] int32, from 0 in each sequence
-    slot_mapping: Tensor  # [num_tokens] int64: where K and V of the token go; -1 for padding
+    slot_mapping: Tensor | None  # [num_tokens] int64: where K and V of the token go, -1 for padding; None: not needed
     block_tables: Tensor  # [num_seqs, max_blocks] int32
     seq_lens: Tensor  # [num_seqs] int32: KV length, this step's tokens included
     cu_seqlens: Tensor  # [num_seqs + 1] int32: where each sequence's tokens begin
@@ -67,6 +68,10 @@ class Ops(Protocol):
 
     def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         """`rms_norm(x) @ weight.T`: `[num_tokens, out]`."""
+        ...
+
+    def needs_slots(self, num_q_heads: int) -> bool:
+        """Whether `attention` of a decode batch asks for its `slot_mapping`."""
         ...
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:

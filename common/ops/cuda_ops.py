@@ -7,6 +7,7 @@ from torch.nn import functional
 from common.config import KernelsSection
 from common.kernels.decode_attention import decode_attention
 from common.kernels.decode_splits import DecodeWorkspace, make_workspace
+from common.kernels.embedding import embedding
 from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
 from common.kernels.long_attention import is_long, long_attention
 from common.kernels.prefill_attention import prefill_attention
@@ -59,11 +60,16 @@ class CudaOps:
         return chosen and self._is_hopper and is_supported(num_q_heads, self.kv_cache)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
+        if self.pdl:
+            return Residual(embedding(token_ids, table, pdl=True))
         return Residual(functional.embedding(token_ids, table))
 
     def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         plan = self._plan(Fusion.NORM, x.rows, weight.shape[0])
         return self._linear.norm_linear(plan, x, norm, eps, weight, x.rows.dtype, self.pdl)
+
+    def needs_slots(self, num_q_heads: int) -> bool:
+        return not self.fuses_attention(num_q_heads)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         one_token_each = batch.max_query_len == 1 and qkv.shape[0] == batch.seq_lens.shape[0]
@@ -101,6 +107,7 @@ class CudaOps:
     def _rotate_and_write(
         self, qkv: Tensor, weights: AttentionWeights, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor
     ) -> Tensor:
+        assert batch.slot_mapping is not None, "attention that is not one kernel needs slots"
         if self.kernels.rope == "torch":
             return reference.qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache)
         return qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache, pdl=self.pdl)

@@ -8,7 +8,7 @@ from common.ops.base import RowState, RowUpdates
 
 
 class RowOps:
-    """Slots of a step, and the host's changes between two.
+    """Slots of a step, if its attention asks for them, and the host's changes between two.
 
     Args:
         pdl: launch the kernels of a step before their predecessors have finished.

@@ -23,7 +23,11 @@ class TorchOps:
     def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         return functional.linear(reference.rms_norm(x.rows, norm, eps), weight)
 
+    def needs_slots(self, num_q_heads: int) -> bool:
+        return True
+
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        assert batch.slot_mapping is not None, "the reference does not find slots in block tables"
         k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
         q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache)
         return reference.paged_attention(q, k_cache, v_cache, batch, weights.head_dim**-0.5).flatten(1)

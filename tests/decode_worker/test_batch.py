@@ -99,6 +99,7 @@ class Pair:
         for column in (state.positions, state.seq_lens, sampling.temperature):
             assert not column[padding].any()
         slots = self.batch.forward_batch(MAX_ROWS).slot_mapping
+        assert slots is not None
         assert (slots[padding] == -1).all()
 
 

@@ -72,9 +72,15 @@ class Step:
     batch: ForwardBatch
     division: Division
 
+    @property
+    def slots(self) -> Tensor:
+        """Of the new tokens: `[num_seqs]` int64, -1 for padding."""
+        assert self.batch.slot_mapping is not None
+        return self.batch.slot_mapping
+
     def written(self) -> Tensor:
         """Where in the pool the new keys and values belong: bool, of its shape."""
-        slots = self.batch.slot_mapping[self.batch.slot_mapping >= 0]
+        slots = self.slots[self.slots >= 0]
         written = torch.zeros_like(self.pool, dtype=torch.bool)
         block_size = self.pool.shape[3]
         written[slots // block_size, LAYER, :, slots % block_size] = True
@@ -98,7 +104,7 @@ class Step:
         """The output by the reference, which writes to `pool`."""
         batch, weights = self.batch, self.weights
         k, v = pool[:, LAYER].unbind(1)
-        q = reference.qk_norm_rope_kv(self.qkv, weights, batch.positions, batch.slot_mapping, k, v)
+        q = reference.qk_norm_rope_kv(self.qkv, weights, batch.positions, self.slots, k, v)
         return reference.paged_attention(q, k, v, batch, weights.head_dim**-0.5).flatten(1)
 
 

@@ -100,9 +100,12 @@ def test_a_layer_equals_the_reference(
     kernels = dataclasses.replace(KernelsSection(), **families)
     both = (CudaOps(pools[0], kernels, 3), TorchOps(pools[1]))
     for step in STEPS:
-        batch = make_batch(step, tables)
+        whole = make_batch(step, tables)
+        without_slots = dataclasses.replace(whole, slot_mapping=None)
         logits = []
         for ops in both:
+            slots = is_last or whole.max_query_len > 1 or ops.needs_slots(NUM_Q)
+            batch = whole if slots else without_slots
             x = ops.embed(batch.token_ids, weights.table)
             qkv = ops.norm_linear(x, weights.norm, EPS, weights.qkv)
             attend = ops.attention_of_last if is_last else ops.attention
@@ -112,7 +115,8 @@ def test_a_layer_equals_the_reference(
             logits.append(ops.logits(x, weights.norm, EPS, weights.table))
         ours, theirs = logits
         assert ours.dtype == torch.float32 and ours.isfinite().all()
-        kept = (batch.slot_mapping[batch.last_tokens] if is_last else batch.slot_mapping) >= 0
+        assert whole.slot_mapping is not None
+        kept = (whole.slot_mapping[whole.last_tokens] if is_last else whole.slot_mapping) >= 0
         assert (ours - theirs)[kept].norm() <= tolerance * theirs[kept].norm()
     assert torch.equal(pools[0].isnan(), pools[1].isnan())
 
@@ -132,7 +136,8 @@ def test_attention_is_fused_on_hopper(cuda: torch.device) -> None:
 
     pool = torch.zeros((1, 1, 2, 16, 2, 64), device=cuda, dtype=torch.bfloat16)
     hopper = torch.cuda.get_device_capability()[0] == 9
-    assert CudaOps(pool, KernelsSection(), 1).fuses_attention(8) == hopper
+    ops = CudaOps(pool, KernelsSection(), 1)
+    assert (ops.fuses_attention(8), ops.needs_slots(8)) == (hopper, not hopper)
     assert not CudaOps(pool.float(), KernelsSection(), 1).fuses_attention(8)
     assert not CudaOps(pool, KernelsSection(decode_attention="torch"), 1).fuses_attention(8)
     assert not CudaOps(pool, KernelsSection(rope="torch"), 1).fuses_attention(8)
