@@ -1,25 +1,37 @@
 """Sampled tokens on their way to the host, so that a step can be launched without waiting for the one before it.
 
-Tokens come back through pinned memory by a copy in stream order: what a step sampled is on its way
-before the next step, or the next replay of the same graph, may overwrite it.
+They come through pinned memory in either of two ways. `Landing` copies them in stream order: what a step
+sampled is on its way before the next step, or the next replay of the same graph, may overwrite it. Into
+the ring of a `RingLanding` the step stores them itself, so that the next one waits for no copy.
 """
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from common.ops.base import TokenRing
 
 NUM_SLOTS = 3
 """One step runs, one is queued, one is being read."""
 LOOK_INTERVAL_S = 50e-6
 """A loop's sleep between two looks at whether a step is over: short beside a step, long beside a look."""
+NO_TOKEN = -1
 
 
 class PendingTokens:
-    """The tokens of one launched step."""
+    """The tokens of one launched step, to be read once.
 
-    def __init__(self, tokens_cpu: Tensor, event: "torch.cuda.Event | None") -> None:
-        self.tokens_cpu = tokens_cpu  # [num_rows] int32
+    Args:
+        read: the token of each row, when the step is over.
+        event: recorded after the step; None if it is over.
+    """
+
+    def __init__(self, read: Callable[[], list[int]], event: "torch.cuda.Event | None") -> None:
+        self.read = read
         self.event = event
 
     def ready(self) -> bool:
@@ -30,8 +42,7 @@ class PendingTokens:
         """The sampled token of each row; waits for the step."""
         if self.event is not None:
             self.event.synchronize()
-        tokens: list[int] = self.tokens_cpu.tolist()
-        return tokens
+        return self.read()
 
 
 class Landing:
@@ -45,10 +56,54 @@ class Landing:
     def fetch(self, sampled: Tensor) -> PendingTokens:
         """Start copying `sampled [num_rows]` int32; at most `NUM_SLOTS` may be unread at once."""
         if not self.is_cuda:
-            return PendingTokens(sampled.clone(), None)
+            return PendingTokens(sampled.clone().tolist, None)
         slot = self.slots[0][: sampled.shape[0]]
         self.slots.rotate(-1)
         slot.copy_(sampled, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return PendingTokens(slot, event)
+        return PendingTokens(slot.tolist, _recorded_event())
+
+
+class RingLanding:
+    """The host's side of a ring for decode steps of up to `max_rows` rows.
+
+    A captured step has the same arguments at each replay, so the device itself keeps which slot of a row comes
+    next. A step moves the turns of its own rows on, and as the host knows which those are, it does the same.
+    """
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self.is_cuda = device.type == "cuda"
+        self.ring = make_ring(max_rows, device)
+        self._tokens = self.ring.tokens_cpu.numpy()
+        self._rows = np.arange(max_rows)
+        self._turns = np.zeros(max_rows, np.int64)
+
+    def launched(self, num_rows: int, num_run: int) -> PendingTokens:
+        """Tokens of the first `num_rows` rows of the step just launched, which runs over `num_run`.
+
+        To be called after every step that runs; at most `NUM_SLOTS` may be unread at once.
+        """
+        turns = self._turns[:num_rows].copy()
+        self._turns[:num_run] = (self._turns[:num_run] + 1) % NUM_SLOTS
+        return PendingTokens(partial(self._take, turns), _recorded_event() if self.is_cuda else None)
+
+    def _take(self, turns: np.ndarray) -> list[int]:
+        places = self._rows[: len(turns)], turns
+        tokens: list[int] = self._tokens[places].tolist()
+        assert NO_TOKEN not in tokens, "host and device disagree about whose turn it is"
+        self._tokens[places] = NO_TOKEN
+        return tokens
+
+
+def make_ring(max_rows: int, device: torch.device) -> TokenRing:
+    """A ring without tokens."""
+    shape, is_cuda = (max_rows, NUM_SLOTS), device.type == "cuda"
+    return TokenRing(
+        tokens_cpu=torch.full(shape, NO_TOKEN, dtype=torch.int32, pin_memory=is_cuda),
+        turns=torch.zeros(max_rows, dtype=torch.int32, device=device),
+    )
+
+
+def _recorded_event() -> "torch.cuda.Event":
+    event = torch.cuda.Event()
+    event.record()
+    return event

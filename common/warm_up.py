@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from common.engine import Engine
+from common.landing import make_ring
 from common.ops.base import ForwardBatch, Ops, Residual, SamplingTensors
 from common.prompt_buffers import PromptChunk
 from common.prompt_runner import PromptRunner
@@ -34,9 +35,10 @@ def compile_decode_kernels(engine: Engine, max_rows: int) -> None:
     batches = [_padding(engine, rows, rows) for rows in DECODE_ROWS if rows <= max_rows]
     tasks = [task for batch in batches for task in _decode_operations(engine, batch)]
     logits, sampling = _logits(engine, 1), _sampling(1, engine.device)
+    ring = make_ring(1, engine.device)  # kept until the device is done with it
     tasks += [  # the same for any count
         lambda: engine.step_ops.embed(batches[0].token_ids, engine.model.embed),
-        lambda: engine.sampler.sample_and_advance(logits, sampling, batches[0]),
+        lambda: engine.sampler.sample_and_advance(logits, sampling, batches[0], ring),
     ]
     _compile("decode", engine, tasks)
 

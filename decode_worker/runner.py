@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from common.engine import Engine
-from common.landing import Landing, PendingTokens
+from common.landing import PendingTokens, RingLanding
 from common.step_trace import Trace
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear
@@ -35,7 +35,7 @@ class DecodeRunner:
         self.use_graphs = use_graphs and engine.graph_safe
         self.buckets = batch_buckets(max_rows)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.landing = Landing(max_rows, engine.device)
+        self.landing = RingLanding(max_rows, engine.device)
         self.with_slots = engine.step_ops.needs_slots(engine.model.config.num_q_heads)
         self.trace = Trace()
 
@@ -48,7 +48,7 @@ class DecodeRunner:
         self.batch.apply([Clear(0)])  # for its kernel
         with torch.inference_mode():
             for bucket in sorted(self.buckets, reverse=True):
-                self._step(bucket)
+                self.launch(bucket)  # kernel by kernel
                 if self.use_graphs:
                     self.graphs[bucket] = self._captured(bucket, memory)
                     memory = memory or self.graphs[bucket].pool()
@@ -69,12 +69,13 @@ class DecodeRunner:
                     self.graphs[bucket].replay()
                 else:
                     self._step(bucket)
-            return self.landing.fetch(self.batch.state.token_ids[:num_rows])  # the step left them there
+            return self.landing.launched(num_rows, bucket)
 
     def _step(self, num_rows: int) -> None:
         forward_batch = self.batch.forward_batch(num_rows, with_slots=self.with_slots)
         logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
-        self.engine.sampler.sample_and_advance(logits, self.batch.sampling_rows(num_rows), forward_batch)
+        sampling = self.batch.sampling_rows(num_rows)
+        self.engine.sampler.sample_and_advance(logits, sampling, forward_batch, self.landing.ring)
 
     def _captured(self, num_rows: int, memory: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

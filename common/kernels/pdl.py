@@ -4,9 +4,9 @@ A kernel launched with `launch_pdl` may run before its predecessor has finished,
 one's predecessor has: every kernel of a chain waits before it lets the next one start. So what a
 kernel does before `wait_for_predecessor` may touch anything that its direct predecessor neither
 writes nor, if it is to be overwritten, reads. Weights always qualify; so does what the first kernel of
-a step (slots), its last one (tokens, positions, seq_lens) and the host's changes between two steps
-write, for every kernel that does not follow them directly. After the wait everything earlier is
-visible. Without `launch_pdl` both calls do nothing.
+a step (slots, if they are needed), its last one (tokens, positions, seq_lens, turns) and the host's
+changes between two steps write, for every kernel that does not follow them directly. After the wait
+everything earlier is visible. Without `launch_pdl` both calls do nothing.
 """
 
 import triton

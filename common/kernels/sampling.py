@@ -2,7 +2,8 @@
 
 Four kernels: three find the smallest logit that passes the filters (`filter_threshold`); the fourth
 the best token of each chunk of the vocabulary and, in the last program of a row, the best of the chunks.
-In a decode step that program also makes the row ready for the next step.
+In a decode step that program also makes the row ready for the next step, and stores the token where the
+host finds it: a copy between two steps would keep the device waiting.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from common.kernels.filter_histogram import load_logits
 from common.kernels.filter_threshold import FilterWorkspace
 from common.kernels.last_program import is_last
 from common.kernels.pdl import wait_for_predecessor
-from common.ops.base import ForwardBatch, SamplingTensors
+from common.ops.base import ForwardBatch, SamplingTensors, TokenRing
 
 CHUNK = 1024  # logits of one program
 
@@ -39,6 +40,8 @@ def _choose_kernel(
     seed_ptr,  # [num_rows] int64
     next_positions_ptr,  # [num_rows] int32: of the token to be chosen; if ADVANCE the seq_lens, which it grows
     positions_ptr,  # [num_rows] int32, if ADVANCE: of the last token
+    ring_ptr,  # [num_rows, RING_SLOTS] int32, if ADVANCE: memory of the host
+    turns_ptr,  # [num_rows] int32, if ADVANCE: slot of the row's next token, below RING_SLOTS
     threshold_ptr,  # [num_rows] fp32
     best_ptr,  # [num_rows, NUM_CHUNKS] fp32
     best_ids_ptr,  # [num_rows, NUM_CHUNKS] int32
@@ -50,6 +53,7 @@ def _choose_kernel(
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,  # power of two, at least NUM_CHUNKS
     ADVANCE: tl.constexpr,
+    RING_SLOTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (num_rows, NUM_CHUNKS). One program the best token of a chunk, the last of a row the best of those.
@@ -61,6 +65,8 @@ def _choose_kernel(
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
     temperature = tl.load(temperature_ptr + row)
     next_position = tl.load(next_positions_ptr + row)
+    if ADVANCE:
+        turn = tl.load(turns_ptr + row)
     noise = tl.zeros((CHUNK,), tl.float32)
     if temperature > 0.0:
         noise = _gumbel(tl.load(seed_ptr + row), next_position, tokens)
@@ -78,8 +84,11 @@ def _choose_kernel(
         chunks = tl.arange(0, CHUNKS)
         bests = tl.load(best_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
         _, winner = tl.max(bests, axis=0, return_indices=True, return_indices_tie_break_left=True)
-        tl.store(tokens_ptr + row, tl.load(best_ids_ptr + winner))
-        if ADVANCE:  # every program of the row has read its position
+        token = tl.load(best_ids_ptr + winner)
+        tl.store(tokens_ptr + row, token)
+        if ADVANCE:  # every program of the row has read its position and turn
+            tl.store(ring_ptr + row * RING_SLOTS + turn, token)
+            tl.store(turns_ptr + row, (turn + 1) % RING_SLOTS)
             present = next_position > 0  # padding stays padding
             tl.store(positions_ptr + row, next_position, mask=present)
             tl.store(next_positions_ptr + row, next_position + 1, mask=present)
@@ -116,7 +125,7 @@ def sample(
 ) -> Tensor:
     """The token of each row, by the rules of `reference.sample`: `[num_rows]` int32, always within the vocabulary."""
     tokens = torch.empty((logits.shape[0],), dtype=torch.int32, device=logits.device)
-    _choose(logits, params, positions, None, tokens, workspace, pdl)
+    _choose(logits, params, positions, None, None, tokens, workspace, pdl)
     return tokens
 
 
@@ -124,12 +133,16 @@ def sample_and_advance(
     logits: Tensor,  # [num_rows, vocab] fp32, rows may be strided
     params: SamplingTensors,
     batch: ForwardBatch,  # of a decode step
+    ring: TokenRing,
     workspace: SamplingWorkspace,
     *,
     pdl: bool = False,
 ) -> None:
-    """`sample` at `batch.seq_lens`, then `reference.advance`: each row is left ready for the next step."""
-    _choose(logits, params, batch.seq_lens, batch.positions, batch.token_ids, workspace, pdl)
+    """`sample` at `batch.seq_lens`, then `reference.advance` and `reference.land`.
+
+    Each row is left ready for the next step; an event recorded then tells when its token is in `ring`.
+    """
+    _choose(logits, params, batch.seq_lens, batch.positions, ring, batch.token_ids, workspace, pdl)
 
 
 def _choose(
@@ -137,23 +150,29 @@ def _choose(
     params: SamplingTensors,
     next_positions: Tensor,
     positions: Tensor | None,  # given, it and `next_positions` are advanced
+    ring: TokenRing | None,  # given with `positions`
     tokens: Tensor,
     workspace: SamplingWorkspace,
     pdl: bool,
 ) -> None:
     columns = (next_positions, tokens) if positions is None else (next_positions, positions, tokens)
     _check(logits, params, columns, workspace)
+    if ring is not None:
+        _check_ring(ring, logits.shape[0])
     num_rows, vocab = logits.shape
     if num_rows == 0:
         return
     filters.filter_threshold(logits, params, workspace.filters, pdl=pdl)
     num_chunks = triton.cdiv(vocab, CHUNK)
+    unused = next_positions
     _choose_kernel[(num_rows, num_chunks)](
         logits_ptr=logits,
         temperature_ptr=params.temperature,
         seed_ptr=params.seed,
         next_positions_ptr=next_positions,
-        positions_ptr=next_positions if positions is None else positions,
+        positions_ptr=unused if positions is None else positions,
+        ring_ptr=unused if ring is None else ring.tokens_cpu,
+        turns_ptr=unused if ring is None else ring.turns,
         threshold_ptr=workspace.filters.threshold,
         best_ptr=workspace.best,
         best_ids_ptr=workspace.best_ids,
@@ -165,6 +184,7 @@ def _choose(
         NUM_CHUNKS=num_chunks,
         CHUNKS=triton.next_power_of_2(num_chunks),
         ADVANCE=positions is not None,
+        RING_SLOTS=1 if ring is None else ring.tokens_cpu.shape[1],
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,
@@ -189,3 +209,11 @@ def _check(
         assert column.dtype == dtype, f"a column of the rows is {column.dtype}: {dtype} needed"
     assert num_rows <= workspace.best.shape[0], f"{num_rows} rows: the workspace holds fewer"
     assert workspace.best.shape[1] == triton.cdiv(vocab, CHUNK), f"vocabulary of {vocab}: made for another"
+
+
+def _check_ring(ring: TokenRing, num_rows: int) -> None:
+    tokens_cpu, turns = ring.tokens_cpu, ring.turns
+    assert num_rows <= tokens_cpu.shape[0] == turns.shape[0], f"{num_rows} rows: the ring has {tokens_cpu.shape[0]}"
+    assert tokens_cpu.is_contiguous() and turns.is_contiguous(), "a ring is contiguous"
+    assert tokens_cpu.dtype == turns.dtype == torch.int32, f"a ring of {tokens_cpu.dtype} and {turns.dtype}: int32"
+    assert turns.is_cpu or tokens_cpu.is_pinned(), "a GPU reaches pinned memory of the host only"

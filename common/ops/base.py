@@ -121,6 +121,17 @@ class RowState:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRing:
+    """Memory of the host in which decode steps leave their tokens, a row a sequence.
+
+    The last kernel of a step stores each row's token into the slot whose turn it is, and moves the row's turn on.
+    """
+
+    tokens_cpu: Tensor  # [max_rows, num_slots] int32, pinned where there is a GPU
+    turns: Tensor  # [max_rows] int32, on the device: the slot of the row's next token
+
+
+@dataclass(frozen=True, slots=True)
 class RowUpdates:
     """Rows and block table entries to be written, in one tensor, so that they travel to the device at once.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.ops.base import AttentionWeights, ForwardBatch, RowState, RowUpdates, SamplingTensors
+from common.ops.base import AttentionWeights, ForwardBatch, RowState, RowUpdates, SamplingTensors, TokenRing
 
 PHILOX_ROUNDS = 10
 _U32 = 0xFFFFFFFF
@@ -108,6 +108,13 @@ def advance(batch: ForwardBatch, tokens: Tensor) -> None:
     batch.token_ids.copy_(tokens)
     batch.positions.add_(alive)
     batch.seq_lens.add_(alive)
+
+
+def land(tokens: Tensor, ring: TokenRing) -> None:
+    """Leave `tokens [num_rows]` int32 where the host finds them; waits for the device."""
+    turns = ring.turns[: tokens.shape[0]]
+    ring.tokens_cpu[torch.arange(tokens.shape[0]), turns.cpu().long()] = tokens.cpu()
+    turns.copy_((turns + 1) % ring.tokens_cpu.shape[1])
 
 
 def update_rows(state: RowState, updates: RowUpdates) -> None:

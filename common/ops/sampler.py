@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from common.ops import reference
-from common.ops.base import ForwardBatch, SamplingTensors
+from common.ops.base import ForwardBatch, SamplingTensors, TokenRing
 
 
 class Sampler:
@@ -33,9 +33,14 @@ class Sampler:
             return self._kernels.sample(logits, params, positions, self._workspace, pdl=self._pdl)
         return reference.sample(logits, params, positions)
 
-    def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch) -> None:
-        """End a decode step: the token chosen for each row becomes its last one, and positions and seq_lens grow."""
+    def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch, ring: TokenRing) -> None:
+        """End a decode step: the token chosen for each row becomes its last one, and positions and seq_lens grow.
+
+        The host finds the tokens in `ring`.
+        """
         if self._has_kernels:
-            self._kernels.sample_and_advance(logits, params, batch, self._workspace, pdl=self._pdl)
+            self._kernels.sample_and_advance(logits, params, batch, ring, self._workspace, pdl=self._pdl)
         else:
-            reference.advance(batch, reference.sample(logits, params, batch.seq_lens))
+            tokens = reference.sample(logits, params, batch.seq_lens)
+            reference.advance(batch, tokens)
+            reference.land(tokens, ring)

@@ -19,7 +19,7 @@ from common.kv.transport import make_transport
 from common.kv_layout import KVLayout
 from common.landing import PendingTokens
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
-from common.ops.base import ForwardBatch, SamplingTensors
+from common.ops.base import ForwardBatch, SamplingTensors, TokenRing
 from common.ops.cuda_ops import CudaOps
 from common.ops.sampler import Sampler
 from common.sampling_params import SamplingParams
@@ -56,9 +56,9 @@ class WatchedSampler(Sampler):
         super().__init__("triton", max_rows, CONFIG.vocab_size, DEVICE, pdl=pdl)
         self.logits = torch.zeros(max_rows, CONFIG.vocab_size, device=DEVICE)  # [max_rows, vocab] fp32
 
-    def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch) -> None:
+    def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch, ring: TokenRing) -> None:
         self.logits[: logits.shape[0]].copy_(logits)
-        super().sample_and_advance(logits, params, batch)
+        super().sample_and_advance(logits, params, batch, ring)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels import filter_threshold, sampling
+from common.landing import NO_TOKEN, make_ring
 from common.ops import reference
 from common.ops.base import ForwardBatch, SamplingTensors
 
@@ -28,7 +29,7 @@ def draw(device: torch.device) -> Draw:
 
     def run(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:
         workspace = sampling.make_workspace(logits.shape[0] + 1, logits.shape[1], device)
-        on_device = SamplingTensors(*(getattr(params, name).to(device) for name in SamplingTensors.__slots__))
+        on_device = on(device, params)
         return sampling.sample(logits.to(device), on_device, positions.to(device), workspace).cpu()
 
     return run
@@ -43,6 +44,26 @@ def make_params(rows: list[tuple[float, int, float, float, int]]) -> SamplingTen
         top_p=torch.tensor(top_p, dtype=torch.float32),
         min_p=torch.tensor(min_p, dtype=torch.float32),
         seed=torch.tensor(seed, dtype=torch.int64),
+    )
+
+
+def on(device: torch.device, params: SamplingTensors) -> SamplingTensors:
+    return SamplingTensors(*(getattr(params, name).to(device) for name in SamplingTensors.__slots__))
+
+
+def make_step(token_ids: Tensor, positions: Tensor, seq_lens: Tensor) -> ForwardBatch:
+    """A decode batch, as far as sampling knows it; each `[num_rows]` int32."""
+    num_rows, device = token_ids.shape[0], token_ids.device
+    return ForwardBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=None,
+        block_tables=torch.empty((num_rows, 1), dtype=torch.int32, device=device),
+        seq_lens=seq_lens,
+        cu_seqlens=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
+        last_tokens=None,
+        max_query_len=1,
+        max_seq_len=1 << 21,
     )
 
 
@@ -134,7 +155,7 @@ SHAPES += ["bucket edges"]
 def threshold_of(logits: Tensor, params: SamplingTensors, device: torch.device) -> Tensor:
     num_rows, vocab = logits.shape
     workspace = filter_threshold.make_workspace(num_rows, vocab, device)
-    on_device = SamplingTensors(*(getattr(params, name).to(device) for name in SamplingTensors.__slots__))
+    on_device = on(device, params)
     for _ in range(2):  # the second launch finds the workspace as the first one left it
         workspace.threshold.fill_(float("nan"))
         filter_threshold.filter_threshold(logits.to(device), on_device, workspace)
@@ -224,24 +245,29 @@ def test_the_last_program_of_a_row_advances_it(vocab: int, device: torch.device)
     columns = [torch.full((6,), -7, dtype=torch.int32) for _ in range(3)]
     columns[1][:5], columns[2][:5] = (seq_lens - 1).clamp(min=0), seq_lens
     token_ids, positions, lens = columns = [column.to(device) for column in columns]
-    batch = ForwardBatch(
-        token_ids=token_ids[:5],
-        positions=positions[:5],
-        slot_mapping=torch.empty(5, dtype=torch.int64, device=device),
-        block_tables=torch.empty((5, 1), dtype=torch.int32, device=device),
-        seq_lens=lens[:5],
-        cu_seqlens=torch.arange(6, dtype=torch.int32, device=device),
-        last_tokens=None,
-        max_query_len=1,
-        max_seq_len=1 << 21,
-    )
-    on_device = SamplingTensors(*(getattr(params, name).to(device) for name in SamplingTensors.__slots__))
-    workspace = sampling.make_workspace(5, vocab, device)
-    sampling.sample_and_advance(logits.to(device), on_device, batch, workspace)
+    batch = make_step(token_ids[:5], positions[:5], lens[:5])
+    on_device = on(device, params)
+    workspace, ring = sampling.make_workspace(5, vocab, device), make_ring(6, device)
+    sampling.sample_and_advance(logits.to(device), on_device, batch, ring, workspace)
     assert torch.equal(token_ids[:5].cpu(), reference.sample(logits, params, seq_lens))
     assert positions.tolist() == [1, 977, 0, 2**20, 16, -7]
     assert lens.tolist() == [2, 978, 0, 2**20 + 1, 17, -7]
     assert token_ids[5] == -7
+    assert ring.turns.tolist() == [1] * 5 + [0]  # waits for the device
+    assert ring.tokens_cpu.tolist() == [[token, NO_TOKEN, NO_TOKEN] for token in [*token_ids[:5].tolist(), NO_TOKEN]]
+
+
+def test_each_row_leaves_its_tokens_in_the_slots_in_turn(device: torch.device) -> None:
+    ring, expected = make_ring(5, device), make_ring(5, torch.device("cpu"))
+    workspace = sampling.make_workspace(5, 40, device)
+    for num_rows in (5, 2, 1, 3, 2, 5, 4, 5):
+        logits = torch.randn(num_rows, 40)
+        batch = make_step(*(torch.arange(num_rows, dtype=torch.int32, device=device) for _ in range(3)))
+        params = on(device, make_params([(0.0, 0, 1.0, 0.0, 0)] * num_rows))
+        sampling.sample_and_advance(logits.to(device), params, batch, ring, workspace)
+        reference.land(logits.argmax(dim=-1).int(), expected)
+        assert torch.equal(ring.turns.cpu(), expected.turns)
+        assert torch.equal(ring.tokens_cpu, expected.tokens_cpu)
 
 
 def test_the_same_row_in_another_batch_draws_the_same(draw: Draw) -> None:

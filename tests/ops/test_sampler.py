@@ -1,8 +1,12 @@
 """The sampler by reference and by kernel."""
 
+from collections import deque
+from dataclasses import replace
+
 import pytest
 import torch
 
+from common.landing import NUM_SLOTS, PendingTokens, RingLanding, make_ring
 from common.ops import reference
 from common.ops.base import ForwardBatch, SamplingTensors
 from common.ops.row_ops import RowOps
@@ -56,10 +60,12 @@ def test_a_step_ends_with_the_sampled_tokens_in_place_and_rows_advanced() -> Non
         torch.randn(4, 9),
     )
     tokens = reference.sample(logits, params, batch.seq_lens)
-    Sampler("torch", 4, 9, device).sample_and_advance(logits, params, batch)
+    ring = make_ring(4, device)
+    Sampler("torch", 4, 9, device).sample_and_advance(logits, params, batch, ring)
     assert torch.equal(batch.token_ids, tokens)
     assert batch.positions.tolist() == [1, 2, 3, 0]
     assert batch.seq_lens.tolist() == [2, 3, 4, 0]
+    assert torch.equal(ring.tokens_cpu[:, 0], tokens)
 
 
 @pytest.mark.gpu
@@ -73,10 +79,11 @@ def test_a_captured_chain_of_dependent_launches_decodes_what_the_references_deco
     row_ops, sampler = RowOps(device, pdl=True), Sampler("triton", num_rows, vocab, device, pdl=True)
     params = make_params(num_rows, device)
     batch, expected = (make_step(num_rows, 16, row_ops, device) for _ in range(2))
+    ring = make_ring(num_rows, device)
 
     def step() -> torch.Tensor:
         slots = row_ops.slots(batch.positions, batch.seq_lens, batch.block_tables, 4)
-        sampler.sample_and_advance(torch.nn.functional.embedding(batch.token_ids, table), params, batch)
+        sampler.sample_and_advance(torch.nn.functional.embedding(batch.token_ids, table), params, batch, ring)
         return slots
 
     step()
@@ -97,6 +104,48 @@ def test_a_captured_chain_of_dependent_launches_decodes_what_the_references_deco
             (batch.seq_lens, expected.seq_lens),
         ):
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.gpu
+def test_tokens_of_steps_in_flight_do_not_overwrite_one_another() -> None:
+    """Graphs of two sizes, launched as far ahead as may be, and beside them a copy in stream order of every step."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch.manual_seed(16)
+    device, max_rows, vocab = torch.device("cuda"), 6, 3000
+    table = torch.randn(vocab, vocab, device=device) * 2
+    landing, sampler = RingLanding(max_rows, device), Sampler("triton", max_rows, vocab, device, pdl=True)
+    batch, params = make_step(max_rows, 64, RowOps(device, pdl=True), device), make_params(max_rows, device)
+
+    def step(num_rows: int) -> None:
+        names = ("token_ids", "positions", "seq_lens")
+        rows = replace(batch, **{name: getattr(batch, name)[:num_rows] for name in names})
+        columns = SamplingTensors(*(getattr(params, name)[:num_rows] for name in SamplingTensors.__slots__))
+        logits = torch.nn.functional.embedding(rows.token_ids, table)
+        sampler.sample_and_advance(logits, columns, rows, landing.ring)
+
+    graphs = {num_rows: torch.cuda.CUDAGraph() for num_rows in (max_rows, 2)}
+    for num_rows, graph in graphs.items():
+        step(num_rows)
+        landing.launched(num_rows, num_rows)  # and never read
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            step(num_rows)
+    in_flight: deque[PendingTokens] = deque()
+    landed, copied, num_ahead = [], [], 0
+    for i in range(60):
+        num_rows = (6, 2, 2, 6, 6, 2, 6)[i % 7]
+        torch.cuda._sleep(2_000_000)  # clock cycles: about a millisecond, so that the host is ahead
+        graphs[num_rows].replay()
+        in_flight.append(landing.launched(num_rows - i % 2, num_rows))
+        copied.append(batch.token_ids[: num_rows - i % 2].clone())
+        if len(in_flight) == NUM_SLOTS:
+            landed.append(in_flight.popleft().tokens())
+            num_ahead += not in_flight[0].ready()
+    landed += [pending.tokens() for pending in in_flight]
+    assert num_ahead > 0, "the host was never ahead: nothing was in flight"
+    assert landed == [tokens.tolist() for tokens in copied]
+    assert len({tuple(tokens) for tokens in landed}) > 20, "nearly the same tokens every step prove little"
 
 
 @pytest.mark.gpu
