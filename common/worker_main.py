@@ -4,7 +4,6 @@ Exit status: 0 drained, 2 a wrong setting or model, 1 anything unexpected (its r
 back to the router first; after a CUDA error the process is of no more use, so it is restarted).
 """
 
-import gc
 import logging
 import os
 import sys
@@ -21,6 +20,7 @@ from common.fingerprint import tokenizer_fingerprint
 from common.log import setup_logging
 from common.messages import Role, WorkerReady
 from common.options import parse
+from common.settle import settle_memory
 from common.worker_id import make_epoch, make_worker_id
 
 logger = logging.getLogger(__name__)
@@ -65,8 +65,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
         logger.error("%s", error)
         return 2
     logger.info("ready to serve %.1f s after the imports", time.monotonic() - begin_s)
-    gc.collect()
-    gc.freeze()  # what start-up made stays; collections in the loop need not walk it
+    settle_memory()
     return _run(worker)
 
 

@@ -1,7 +1,6 @@
 """`python -m router`: serve until a signal; the first drains, the second stops at once."""
 
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -13,6 +12,7 @@ from common import options
 from common.config import ROUTER_SECTIONS, Config
 from common.errors import ConfigError, RequestError
 from common.log import setup_logging
+from common.settle import settle_memory
 from router.app import start_server
 from router.handlers import SERVICE
 
@@ -40,8 +40,7 @@ async def serve(config: Config) -> None:
         loop.add_signal_handler(number, signals.put_nowait, number.name)
     runner, _ = await start_server(config)
     service = runner.app[SERVICE]
-    gc.collect()
-    gc.freeze()  # what start-up made stays; a collection that walked it would hold up every stream
+    settle_memory()
     try:
         name = await signals.get()
         logger.info("%s: draining %d completions for up to %g s; again to stop at once",

@@ -1,0 +1,36 @@
+"""After start-up: nothing made so far is walked by collections, and freed memory is the system's again."""
+
+import ctypes
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import gc
+from pathlib import Path
+from common.settle import settle_memory
+
+def resident_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+kept = bytearray(1000)
+freed = [bytes(2000) for _ in range(100_000)]  # small pieces, which the allocator keeps when they are freed
+last = bytes(2000)  # lies behind them, so that the heap cannot simply shrink
+del freed
+before = resident_mb()
+settle_memory()
+print(before - resident_mb(), gc.get_freeze_count())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
+def test_freed_memory_goes_back_to_the_system_and_what_is_left_is_frozen() -> None:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True)
+    returned_mb, num_frozen = ran.stdout.split()
+    assert float(returned_mb) > 100
+    assert int(num_frozen) > 1000
+    assert gc.get_freeze_count() == 0, "the test's own process stays as it is"
