@@ -23,6 +23,7 @@ def _gather_kv_kernel(
     seq_lens_ptr,  # [num_seqs] int32
     k_ptr,  # [num_rows, num_kv, head_dim], contiguous
     v_ptr,  # the same
+    zeroed_ptr,  # [1] int32, set to 0 for the kernel that follows
     num_seqs,
     table_stride,
     stride_block,  # of both caches, in elements, as the next one
@@ -36,6 +37,8 @@ def _gather_kv_kernel(
 ):
     """Grid: (num_rows // TOKENS,). One program TOKENS rows of a tile, K and V."""
     row = tl.program_id(0) * TOKENS
+    if row == 0:
+        tl.store(zeroed_ptr, 0)
     seqs = tl.arange(0, MAX_SEQS)
     lens = tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
     begins = tl.cumsum(lens, axis=0) - lens
@@ -66,8 +69,10 @@ def gather_kv(
     block_tables: Tensor,  # [num_seqs, max_blocks] int32
     seq_lens: Tensor,  # [num_seqs] int32
     num_keys: int,  # at least the sum of seq_lens
+    *,
+    zeroed: Tensor,  # [1] int32: a count of the kernel that reads the piece, which so needs no launch of its own
 ) -> Tensor:
-    """`[2, num_rows, num_kv_heads * head_dim]`: K, then V.
+    """`[2, num_rows, num_kv_heads * head_dim]`: K, then V. Sets `zeroed` to 0 on the way.
 
     Sequence i has its keys from row `TILE * first_tile(keys of the sequences before it, i, TILE)`, zeros up to
     the end of its last tile; rows of tiles that no sequence needs stay unwritten.
@@ -75,6 +80,9 @@ def gather_kv(
     num_seqs, width = seq_lens.shape[0], k_cache.shape[2] * k_cache.shape[3]
     assert k_cache.stride() == v_cache.stride(), "k and v caches are laid out alike"
     assert k_cache.stride()[2:] == (k_cache.shape[3], 1), f"cache strides {k_cache.stride()}: contiguous heads needed"
+    assert zeroed.shape == (1,) and zeroed.dtype == torch.int32, (
+        f"zeroed {tuple(zeroed.shape)} {zeroed.dtype}: one int32"
+    )
     num_rows = num_tiles(num_keys, num_seqs, TILE) * TILE
     out = torch.empty((2, num_rows, width), dtype=k_cache.dtype, device=k_cache.device)
     _gather_kv_kernel[(num_rows // TOKENS_PER_PROGRAM,)](
@@ -84,6 +92,7 @@ def gather_kv(
         seq_lens_ptr=seq_lens,
         k_ptr=out[0],
         v_ptr=out[1],
+        zeroed_ptr=zeroed,
         num_seqs=num_seqs,
         table_stride=block_tables.stride(0),
         stride_block=k_cache.stride(0),

@@ -29,7 +29,10 @@ def test_every_key_has_its_row(
 ) -> None:
     pool, batch = make_paged([1] * len(seq_lens), seq_lens, block_size, num_kv, head_dim)
     k_cache, v_cache = pool[:, 1, 0], pool[:, 1, 1]
-    kv = gather_kv(k_cache, v_cache, batch.block_tables, batch.seq_lens, sum(seq_lens) + unused_keys)
+    count = torch.tensor([7], dtype=torch.int32, device=pool.device)
+    num_keys = sum(seq_lens) + unused_keys
+    kv = gather_kv(k_cache, v_cache, batch.block_tables, batch.seq_lens, num_keys, zeroed=count)
+    assert count.item() == 0
     assert kv.shape[2] == num_kv * head_dim
     keys_before = 0
     for seq, seq_len in enumerate(seq_lens):

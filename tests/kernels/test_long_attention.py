@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.gpu_share import make_share
 from common.kernels.long_attention import is_long, long_attention
 from common.ops import reference
 from common.ops.base import ForwardBatch
@@ -46,8 +47,8 @@ def expected(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float = 0.1) -
         (QUERY_LENS, SEQ_LENS, 16),
         (QUERY_LENS, SEQ_LENS, 32),
         (QUERY_LENS, SEQ_LENS, 64),
-        ([17] * 70, [40] * 70, 16),
-        ([1500], [1937], 16),  # every slot is filled many times
+        ([17] * 70, [40] * 70, 16),  # query tiles that no sequence needs
+        ([1500], [1937], 16),  # every slot is filled many times; of 16 heads, more items than programs
     ],
 )
 @pytest.mark.parametrize(
@@ -99,6 +100,21 @@ def test_the_same_bits_every_time(make_paged: MakePaged) -> None:
     first = attend(q, pool, batch)
     for _ in range(50):
         assert torch.equal(attend(q, pool, batch), first)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_on_a_share_of_the_gpu(make_paged: MakePaged) -> None:
+    """Few programs run at once there: they take all items, and the others start when none is left."""
+    share = make_share(1, torch.device("cuda", torch.cuda.current_device()))
+    if share.limited is None:
+        pytest.skip("this GPU cannot be divided")
+    pool, batch = make_paged([1500, 700], [1937, 700], 16, 2, 128)
+    q = torch.randn(2200, 16, 128).to(pool)
+    on_all = attend(q, pool, batch)
+    with share.stream(whole=False):
+        on_few = attend(q, pool, batch)
+    torch.cuda.synchronize()
+    assert torch.equal(on_few, on_all)
 
 
 @pytest.mark.gpu
