@@ -2,6 +2,10 @@
 
 import ctypes
 import gc
+import sys
+
+PR_SET_TIMERSLACK = 29  # of prctl(2)
+TIMER_SLACK_NS = 1000
 
 
 def settle_memory() -> None:
@@ -15,3 +19,9 @@ def settle_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def sharpen_sleeps() -> None:
+    """Have sleeps of the calling thread end in time: Linux may end them 50 µs late, so as to wake up less often."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(TIMER_SLACK_NS), 0, 0, 0)

@@ -20,7 +20,7 @@ from common.fingerprint import tokenizer_fingerprint
 from common.log import setup_logging
 from common.messages import Role, WorkerReady
 from common.options import parse
-from common.settle import settle_memory
+from common.settle import settle_memory, sharpen_sleeps
 from common.worker_id import make_epoch, make_worker_id
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
         return 2
     logger.info("ready to serve %.1f s after the imports", time.monotonic() - begin_s)
     settle_memory()
+    sharpen_sleeps()
     return _run(worker)
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 MEMORY = 8
 """Steps of a size that are remembered; the shortest counts, so that a slow one delays nothing."""
 
-LAUNCHES = 32
+LAUNCHES = 64
 """Launches that are remembered, each with how long it took from when it was due and the host was free for it."""
 
-NUM_LATE = 3
-"""So many of them may have come too late: a device that idles for a moment costs less than waiting for rare delays."""
+NUM_LATE = 1
+"""So many of them may have come too late: a rare delay, which idles the device once, is not waited for always."""
 
 SLACK_S = 0.15e-3
 """Between the launch and the expected end of the running step; the end is seen that much late."""

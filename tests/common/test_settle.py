@@ -1,4 +1,4 @@
-"""After start-up: nothing made so far is walked by collections, and freed memory is the system's again."""
+"""After start-up: collections walk nothing made so far, freed memory is the system's again, sleeps are exact."""
 
 import ctypes
 import gc
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from common.settle import TIMER_SLACK_NS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -34,3 +36,12 @@ def test_freed_memory_goes_back_to_the_system_and_what_is_left_is_frozen() -> No
     assert float(returned_mb) > 100
     assert int(num_frozen) > 1000
     assert gc.get_freeze_count() == 0, "the test's own process stays as it is"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no timer slack")
+def test_sleeps_of_the_thread_end_in_time() -> None:
+    script = (
+        "from common.settle import sharpen_sleeps; sharpen_sleeps(); print(open('/proc/self/timerslack_ns').read())"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) == TIMER_SLACK_NS
