@@ -208,7 +208,7 @@ class Dispatcher:
                 self._deliver(completion, *held, now_s)
 
     def _deliver(self, completion: Completion, token_id: int, finish: int, now_s: float) -> None:
-        """Log the next token, and put the text it completes into the mailbox."""
+        """Log the next token, and put the text it completes, if any, into the mailbox."""
         if not 0 <= token_id < self._vocab_size or finish > FinishReason.LENGTH:
             self._replay(completion, "internal", f"invalid token {token_id} or finish reason {finish}")
             return
@@ -227,7 +227,7 @@ class Dispatcher:
             self._finish(completion, "stop", text)
         elif finish:
             self._finish_with_rest(completion, FINISH_REASONS[FinishReason(finish)], text)
-        elif text:
+        else:  # also without text, inside a character: every token has its chunk
             completion.mailbox.put(Delivery(completion.index, text))
 
     def _replay(self, completion: Completion, kind: str, reason: str, *, counted: bool = True) -> None:
