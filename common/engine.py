@@ -76,6 +76,28 @@ def build_engine(
     model, upload = load_model(
         model_dir, model_config, max_len=max_len, dtype=dtype, device=device, progress=LoadProgress()
     )
+    with upload:
+        engine = _assemble(config, label, device, model, dtype, max_len, step_tokens, logit_rows)
+        logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
+        meanwhile(engine)
+        waiting_s = time.monotonic()
+        upload.wait()
+    logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
+    return engine
+
+
+def _assemble(
+    config: Config,
+    label: str,
+    device: torch.device,
+    model: Decoder,
+    dtype: str,
+    max_len: int,
+    step_tokens: int,
+    logit_rows: int,
+) -> Engine:
+    """All around the model: the pool that its memory leaves room for, and operations over that."""
+    model_config = model.config
     layout = _kv_layout(config, model_config, dtype)
     transport = make_transport(config.kv.transport, device)
     num_blocks = _num_blocks(config, layout, device, _activation_bytes(model_config, layout, step_tokens, logit_rows))
@@ -87,13 +109,7 @@ def build_engine(
     ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
     sampling = config.kernels.sampling if device.type == "cuda" else "torch"
     sampler = Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl)
-    engine = Engine(device, model, ops, step_ops, pdl, sampler, pool, allocator, transport, max_len, graph_safe)
-    logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
-    meanwhile(engine)
-    waiting_s = time.monotonic()
-    upload.wait()
-    logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
-    return engine
+    return Engine(device, model, ops, step_ops, pdl, sampler, pool, allocator, transport, max_len, graph_safe)
 
 
 def _import_ahead(config: Config) -> None:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -53,6 +54,8 @@ class Part:
 class Upload:
     """Fills targets from construction on; they are complete when `wait` returns.
 
+    As a context, it is given up when something fails inside.
+
     Args:
         parts: with contiguous targets on `device`, whose memory nobody else uses meanwhile.
     """
@@ -76,6 +79,20 @@ class Upload:
         with self.opened, self.pool:
             for future in self.futures:
                 future.result()
+
+    def cancel(self) -> None:
+        """Read nothing more; targets hold whatever they hold."""
+        with self.lock:
+            self.parts = iter(())
+        with self.opened:
+            self.pool.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.cancel()
 
     def _work(self) -> None:
         with ExitStack() as context:

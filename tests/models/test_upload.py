@@ -1,5 +1,7 @@
 """Bytes of files arrive in their tensors whatever the sizes, and a file that cannot be read is named."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,25 @@ def test_a_file_that_ends_early_is_named(device: str, tmp_path: Path) -> None:
     target = torch.zeros(1000, device=device)
     with pytest.raises(ModelError, match=r"short\.safetensors: ends after 100 bytes; fetch the model again"):
         Upload([Part(path, 0, torch.float32, target)], torch.device(device), lambda done, total: None).wait()
+
+
+class WrongSetting(Exception):
+    """What a start fails with."""
+
+
+def test_what_fails_meanwhile_ends_the_reading(tmp_path: Path) -> None:
+    sources = [torch.randn(16) for _ in range(4000)]
+    path, begun = tmp_path / "a", threading.Event()
+    parts = [Part(path, offset, torch.float32, torch.zeros(16)) for offset in write(path, *sources)]
+
+    def first_is_slow(done: int, total: int) -> None:
+        if not begun.is_set():
+            begun.set()
+            time.sleep(0.2)
+
+    reading = Upload(parts, torch.device("cpu"), first_is_slow)
+    with pytest.raises(WrongSetting), reading:
+        assert begun.wait(10)
+        raise WrongSetting
+    assert 0 < reading.loaded_bytes < reading.total_bytes
+    assert not any(thread.name.startswith("upload") for thread in threading.enumerate())
