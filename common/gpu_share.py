@@ -1,8 +1,8 @@
 """How much of the GPU a prompt step may use: all of it, or a share that leaves the rest to others.
 
 A share is a green context: kernels on its stream run on its multiprocessors only, be they launched
-there or replayed from a graph that was captured there. Invariant: steps keep the order in which they
-are launched, whichever stream each of them is on.
+there or replayed from a graph that was captured there; cuBLAS is told how many those are. Invariant: steps
+keep the order in which they are launched, whichever stream each of them is on.
 """
 
 import ctypes
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch.cuda import green_contexts
+
+from common import cublas
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +39,13 @@ class LimitedShare(GpuShare):
     Args:
         whole: where steps run that may use everything.
         limited: where the others run.
+        num_limited: multiprocessors of the share.
     """
 
-    def __init__(self, whole: torch.cuda.Stream, limited: torch.cuda.Stream) -> None:
+    def __init__(self, whole: torch.cuda.Stream, limited: torch.cuda.Stream, num_limited: int) -> None:
         self.whole = whole
         self.limited: torch.cuda.Stream = limited
+        self.num_limited = num_limited
         self._last = whole  # what was launched before the first step is there
 
     @contextmanager
@@ -50,8 +54,17 @@ class LimitedShare(GpuShare):
         if chosen is not self._last:
             chosen.wait_stream(self._last)
             self._last = chosen
-        with torch.cuda.stream(chosen):
+        with torch.cuda.stream(chosen), nullcontext() if whole else _products_planned_for(self.num_limited):
             yield
+
+
+@contextmanager
+def _products_planned_for(num_sms: int) -> Iterator[None]:
+    cublas.set_sm_count(num_sms)
+    try:
+        yield
+    finally:
+        cublas.set_sm_count(0)
 
 
 def make_share(percent: int, device: torch.device) -> GpuShare:
@@ -65,13 +78,14 @@ def make_share(percent: int, device: torch.device) -> GpuShare:
     num_limited = share_of(num_sms, percent)
     try:
         limited = _limited_stream(num_limited, device)
-    except RuntimeError as error:
+        cublas.set_sm_count(0)  # whether it can be told
+    except (RuntimeError, OSError) as error:
         reason, *_ = str(error).split("\n")
         problem = f"{num_limited} of {num_sms} multiprocessors cannot be set apart ({reason})"
         logger.warning("prefill.sm_share = %d: %s; prompts use the whole GPU and slow decode steps", percent, problem)
         return GpuShare()
     logger.info("prompts use %d of %d multiprocessors while something else is served", num_limited, num_sms)
-    return LimitedShare(torch.cuda.current_stream(device), limited)
+    return LimitedShare(torch.cuda.current_stream(device), limited, num_limited)
 
 
 def _limited_stream(num_sms: int, device: torch.device) -> torch.cuda.Stream:

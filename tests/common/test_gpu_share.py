@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from common import cublas
 from common.config import PrefillSection
 from common.errors import ConfigError
 from common.gpu_share import GpuShare, LimitedShare, make_share, share_of
@@ -43,12 +44,13 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         log.append("off")
 
     monkeypatch.setattr(torch.cuda, "stream", enter)
+    monkeypatch.setattr(cublas, "set_sm_count", lambda num_sms: log.append(f"products for {num_sms or 'all'}"))
     return log
 
 
 def limited_share(log: list[str]) -> LimitedShare:
-    streams: list[Any] = [Stream(name, log) for name in ("whole", "limited")]
-    return LimitedShare(*streams)
+    whole, limited = (cast(Any, Stream(name, log)) for name in ("whole", "limited"))
+    return LimitedShare(whole, limited, 104)
 
 
 def test_a_stream_waits_for_the_other_before_a_step_changes_over(log: list[str]) -> None:
@@ -56,7 +58,8 @@ def test_a_stream_waits_for_the_other_before_a_step_changes_over(log: list[str])
     for whole in (False, False, True, True, False):
         with share.stream(whole=whole):
             log.append("step")
-    on_limited, on_whole = ["on limited", "step", "off"], ["on whole", "step", "off"]
+    on_limited = ["on limited", "products for 104", "step", "products for all", "off"]
+    on_whole = ["on whole", "step", "off"]
     assert log == [
         *("limited waits for whole", *on_limited, *on_limited),
         *("whole waits for limited", *on_whole, *on_whole),
@@ -64,10 +67,11 @@ def test_a_stream_waits_for_the_other_before_a_step_changes_over(log: list[str])
     ]
 
 
-def test_the_order_holds_after_a_step_that_failed(log: list[str]) -> None:
+def test_order_and_products_are_as_ever_after_a_step_that_failed(log: list[str]) -> None:
     share = limited_share(log)
     with pytest.raises(ValueError, match="in the middle"), share.stream(whole=False):
         raise ValueError("in the middle")
+    assert log[-1] == "products for all"
     log.clear()
     with share.stream(whole=True):
         pass
@@ -152,3 +156,18 @@ def test_kernels_keep_to_the_share_launched_or_replayed(is_captured: bool) -> No
             whereabouts[(sms.numel(),)](sms)
     limit = share_of(num_sms, 50)
     assert [run(whole=False) <= limit < run(whole=True) for _ in range(3)] == [True] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cublas_knows_the_share_and_computes_the_same() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    share, limit = make_share(50, device), share_of(torch.cuda.get_device_properties(device).multi_processor_count, 50)
+    x, weight = torch.randn(2, 700, 700, device=device, dtype=torch.bfloat16).unbind()
+    expected = x.float() @ weight.float()
+    for whole, known in ((False, limit), (True, 0), (False, limit)):
+        with share.stream(whole=whole):
+            assert cublas.sm_count() == known
+            product = x @ weight
+        torch.testing.assert_close(product.float(), expected, rtol=2e-2, atol=0.3)
+    assert cublas.sm_count() == 0
