@@ -1,0 +1,141 @@
+"""How long a prompt takes in its worker, by length and share of the GPU, without a server around it.
+
+    python -m benchmarks.prompt_step MODEL_DIR [--lengths 1024,8192] [--shares 100,80] [--profile]
+
+Uses the prefill worker's own engine, chunks, graphs and share (`prefill.sm_share`). A time is from the launch
+of the first chunk to the first token on the host. `--profile` lists the kernels of a prompt by time.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.decode_step import numbers
+from benchmarks.results import Row, append_rows, hardware, row_of
+from benchmarks.stats import Figure
+from common.config import Config, ModelSection, PrefillSection, WorkerSection
+from common.engine import Engine, build_engine
+from common.gpu_share import make_share
+from common.prompt_buffers import PromptChunk
+from common.prompt_runner import PromptRunner
+from common.sampling_params import SamplingParams
+from common.warm_up import warm_up_prompts
+
+LENGTHS = [128, 512, 1024, 2048, 8192, 16_000]
+SHARES = [100]
+REPEATS = 7
+WARM_UPS = 2
+NUM_SEQS = 8
+
+
+class PromptBench:
+    """A prefill worker's engine, and a runner for each share of the GPU."""
+
+    def __init__(self, model_dir: str, chunk_tokens: int, device: str = "cuda") -> None:
+        config = Config(
+            model=ModelSection(path=model_dir),
+            worker=WorkerSection(device=device),
+            prefill=PrefillSection(max_batch_tokens=chunk_tokens),
+        )
+        self.chunk_tokens = chunk_tokens
+        self.engine: Engine = build_engine(config, "bench", step_tokens=chunk_tokens, logit_rows=NUM_SEQS)
+
+    def runner(self, percent: int) -> PromptRunner:
+        """Ready as a worker with `prefill.sm_share` = percent."""
+        share = make_share(percent, self.engine.device)
+        runner = PromptRunner(self.engine, self.chunk_tokens, NUM_SEQS, share)
+        if self.engine.device.type == "cuda":
+            warm_up_prompts(runner)
+            runner.capture()
+        return runner
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether the pool and the model take a prompt of that length."""
+        return num_tokens <= self.engine.max_len
+
+    def chunks(self, num_tokens: int) -> list[PromptChunk]:
+        """One prompt, in the pieces that a worker computes; its blocks are nobody else's."""
+        block_size, budget = self.engine.pool.layout.block_size, self.chunk_tokens
+        generator = torch.Generator().manual_seed(num_tokens)
+        ids = torch.randint(self.engine.model.config.vocab_size, (num_tokens,), generator=generator).tolist()
+        blocks = list(range(1, 1 + -(-num_tokens // block_size)))
+        greedy = SamplingParams(temperature=0.0)
+        return [
+            PromptChunk(ids[begin : begin + budget], begin, blocks, greedy, is_last=begin + budget >= num_tokens)
+            for begin in range(0, num_tokens, budget)
+        ]
+
+    def median_ms(self, runner: PromptRunner, num_tokens: int, *, whole_gpu: bool) -> float:
+        chunks, times_s = self.chunks(num_tokens), []
+        for _ in range(WARM_UPS + REPEATS):
+            begin_s = time.perf_counter()
+            run(runner, chunks, whole_gpu=whole_gpu)
+            times_s.append(time.perf_counter() - begin_s)
+        return statistics.median(times_s[WARM_UPS:]) * 1e3
+
+    def profile(self, runner: PromptRunner, num_tokens: int, *, whole_gpu: bool) -> str:
+        """Kernels of one prompt by time."""
+        chunks = self.chunks(num_tokens)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            run(runner, chunks, whole_gpu=whole_gpu)
+        return str(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
+
+
+def run(runner: PromptRunner, chunks: list[PromptChunk], *, whole_gpu: bool) -> None:
+    """Launch ahead as a worker does, two steps at most, and wait for the last."""
+    pending = [runner.launch([chunk], whole_gpu=whole_gpu) for chunk in chunks[:2]]
+    for i in range(len(chunks)):
+        pending[i].tokens()
+        pending += [runner.launch([chunk], whole_gpu=whole_gpu) for chunk in chunks[i + 2 : i + 3]]
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_dir")
+    for flag, default, what in (("--lengths", LENGTHS, "tokens"), ("--shares", SHARES, "percent of the GPU")):
+        shown = ",".join(map(str, default))
+        parser.add_argument(flag, type=numbers, default=default, help=f"{what}, separated by commas (default: {shown})")
+    parser.add_argument("--chunk", type=int, default=8192, help="most tokens of a step (default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of a prompt")
+    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    args = parse_args(argv)
+    bench = PromptBench(args.model_dir, args.chunk, args.device)
+    table, rows = Table("share, %", "tokens", "ms", "tokens/s", title="one prompt in its worker"), []
+    for percent in args.shares:
+        runner = bench.runner(percent)
+        for num_tokens in args.lengths:
+            if not bench.fits(num_tokens):
+                print(f"{num_tokens} tokens do not fit, skipped")
+                continue
+            whole_gpu = percent == 100
+            prompt_ms = bench.median_ms(runner, num_tokens, whole_gpu=whole_gpu)
+            table.add_row(str(percent), str(num_tokens), f"{prompt_ms:.2f}", f"{num_tokens / prompt_ms * 1e3:,.0f}")
+            rows.append(_row(args, percent, num_tokens, prompt_ms))
+            if args.profile:
+                print(bench.profile(runner, num_tokens, whole_gpu=whole_gpu))
+    bench.engine.pool.close()
+    Console().print(table)
+    if args.results:
+        append_rows(args.results, rows)
+    return 0
+
+
+def _row(args: argparse.Namespace, percent: int, num_tokens: int, prompt_ms: float) -> Row:
+    workload = f"prompt alone, {num_tokens} tokens, {percent} % of the GPU"
+    return row_of(args.hardware, Path(args.model_dir).name, workload, Figure("prompt", prompt_ms, "ms"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""Prompts of one chunk and of several are timed on a CPU too, and become rows."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from benchmarks.prompt_step import PromptBench, main
+
+DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
+
+
+def test_rows_of_every_length_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results.csv"
+    flags = ["--device", "cpu", "--lengths", "20,150,1000000", "--chunk", "64", "--results", str(results)]
+    assert main([str(DEMO_MODEL), *flags, "--hardware", "a CPU"]) == 0
+    assert "1000000 tokens do not fit, skipped" in capsys.readouterr().out
+    with results.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["workload"] for row in rows] == [
+        "prompt alone, 20 tokens, 100 % of the GPU",
+        "prompt alone, 150 tokens, 100 % of the GPU",
+    ]
+    assert all((row["figure"], row["unit"], row["model"]) == ("prompt", "ms", "demo_model") for row in rows)
+    assert all(float(row["value"]) > 0 for row in rows)
+
+
+def test_chunks_are_those_of_a_worker() -> None:
+    bench = PromptBench(str(DEMO_MODEL), 64, "cpu")
+    chunks = bench.chunks(150)
+    assert [(chunk.start, chunk.end, chunk.is_last) for chunk in chunks] == [
+        (0, 64, False),
+        (64, 128, False),
+        (128, 150, True),
+    ]
+    assert all(chunk.block_ids == list(range(1, 11)) for chunk in chunks)
+    bench.engine.pool.close()
