@@ -1,0 +1,187 @@
+"""Which rows of results.csv each table shows. Pure: rows in, cells out; `tables` lays them out."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.results import Row
+
+ONE_GPU, TWO_GPUS, FOUR_GPUS = "NVIDIA H200", "2 x NVIDIA H200", "4 x NVIDIA H200"
+MODEL = "qwen3-4b"
+VLLM = "vllm"
+STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
+PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
+PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
+
+LOADS = {
+    "one stream, 128/256": "concurrency 1, 128/256,",
+    "one stream, 1024/128": "concurrency 1, 1024/128,",
+    "one stream, 8192/32": "concurrency 1, 8192/32,",
+    "one stream, 16000/32": "concurrency 1, 16000/32,",
+    "8 streams, 1024/128": "concurrency 8, 1024/128,",
+    "16 requests/s, 1024/128": "16 req/s, 1024/128,",
+    "32 requests/s, 1024/128": "32 req/s, 1024/128,",
+    "512 at once, 1024/128": "at once, 1024/128,",
+}
+"""Label of a load (input/output tokens) and how its workloads begin."""
+
+SERVING = {
+    "TTFT p50, ms": "ttft_p50",
+    "TPOT p50, ms": "tpot_p50",
+    "first gap p50, ms": "first_gap_p50",
+    "ITL p99, ms": "itl_p99",
+    "output tokens/s": "output_throughput",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A row's figure, and the one that it was compared with, if that is to be shown."""
+
+    row: Row
+    value: float
+    other: float | None = None
+
+
+Line = tuple[str, list[Cell | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class TableData:
+    """What a table says; `subject` is what all of it was measured on."""
+
+    subject: str
+    corner: str
+    columns: list[str]
+    lines: list[Line]
+
+
+def newest(
+    rows: Sequence[Row], hardware: str, system: str, load: str, figure: str, *, model: str = MODEL, beside: str = ""
+) -> Cell | None:
+    """The last row of a load; with `beside`, the last whose run had a system of that name as well."""
+    for row in reversed(rows):
+        same = (row.hardware, row.system, row.model, row.figure) == (hardware, system, model, figure)
+        in_company = row.compared_with.startswith(beside) if beside else not row.compared_with
+        if same and in_company and row.workload.startswith(load):
+            return Cell(row, float(row.value), float(row.compared_value) if beside else None)
+    return None
+
+
+def serving(hardware: str, system: str, subject: str, rows: Sequence[Row]) -> TableData:
+    """Every load that was measured, by what a client sees."""
+    lines = _present(
+        (label, [newest(rows, hardware, system, load, figure) for figure in SERVING.values()])
+        for label, load in LOADS.items()
+    )
+    return TableData(subject, "load (input/output tokens)", list(SERVING), lines)
+
+
+def beside_vllm(rows: Sequence[Row]) -> TableData:
+    """Loads of runs that had both systems, and their starts."""
+    columns = {title: figure for title, figure in SERVING.items() if figure != "first_gap_p50"}
+    lines = _present(
+        (label, [newest(rows, ONE_GPU, "baton", load, figure, beside=VLLM) for figure in columns.values()])
+        for label, load in LOADS.items()
+    )
+    start = newest(rows, ONE_GPU, "baton", "start,", "ready", beside=VLLM)
+    lines += _present([("ready from a cold start", [start, None, None, None])])
+    return TableData("one H200, Baton · vLLM 0.26.0", "load (input/output tokens)", list(columns), lines)
+
+
+def other_models(rows: Sequence[Row]) -> TableData:
+    """One H200 with models of 8 billion parameters."""
+    loads = {label: load for label, load in LOADS.items() if label in ("one stream, 1024/128", "8 streams, 1024/128")}
+    lines = _present(
+        (f"{name}, {label}", [newest(rows, ONE_GPU, "baton", load, figure, model=model) for figure in SERVING.values()])
+        for name, model in (("Qwen3-8B", "qwen3-8b"), ("Llama-3.1-8B", "llama-3.1-8b"))
+        for label, load in loads.items()
+    )
+    return TableData("one H200", "model and load", list(SERVING), lines)
+
+
+def workers(rows: Sequence[Row]) -> TableData:
+    """Numbers of workers on four GPUs, everything sent at once."""
+    columns = {
+        "output tokens/s": "output_throughput",
+        "last first token (TTFT p99), ms": "ttft_p99",
+        "TPOT p50, ms": "tpot_p50",
+        "ITL p99, ms": "itl_p99",
+    }
+    load = LOADS["512 at once, 1024/128"]
+    lines = _present(
+        (name, [newest(rows, FOUR_GPUS, f"baton {name}", load, figure) for figure in columns.values()])
+        for name in ("1P1D", "1P2D", "2P2D", "3P1D")
+    )
+    return TableData("four H200s, 512 requests of 1024/128 tokens at once", "workers", list(columns), lines)
+
+
+def sharing(rows: Sequence[Row]) -> TableData:
+    """Loads by the share of the GPU that prompts may use."""
+    columns = {
+        "16 req/s: TTFT p50, ms": ("16 requests/s, 1024/128", "ttft_p50"),
+        "16 req/s: ITL p99, ms": ("16 requests/s, 1024/128", "itl_p99"),
+        "32 req/s: TTFT p50, ms": ("32 requests/s, 1024/128", "ttft_p50"),
+        "32 req/s: ITL p99, ms": ("32 requests/s, 1024/128", "itl_p99"),
+        "512 at once, tokens/s": ("512 at once, 1024/128", "output_throughput"),
+    }
+    systems = {"no MPS": "baton, no MPS"} | {f"{share} %": f"baton, MPS {share} %" for share in (60, 80, 90, 95, 100)}
+    lines = _present(
+        (name, [newest(rows, ONE_GPU, system, LOADS[load], figure) for load, figure in columns.values()])
+        for name, system in systems.items()
+    )
+    return TableData("one H200, a worker of each kind, 1024/128 tokens", "share of prompts", list(columns), lines)
+
+
+def grid(
+    pattern: re.Pattern[str], figure: str, subject: str, corner: str, column: str, line: str, rows: Sequence[Row]
+) -> TableData:
+    """Figures by the two numbers in their workloads: the first goes down the page, the second across."""
+    found = {
+        (int(match[1]), int(match[2])): Cell(row, float(row.value))
+        for row in rows
+        if (match := pattern.fullmatch(row.workload))
+        and (row.hardware, row.model, row.figure) == (ONE_GPU, MODEL, figure)
+    }
+    down, across = ([*sorted({key[i] for key in found})] for i in (0, 1))
+    lines: list[Line] = [(line.format(first), [found.get((first, second)) for second in across]) for first in down]
+    return TableData(subject, corner, [column.format(second) for second in across], lines)
+
+
+def pulls(rows: Sequence[Row]) -> TableData:
+    """Pulls of KV blocks within a GPU and between two, by length."""
+    places = {"within one": "cuda:0 to cuda:0", "between two": "cuda:0 to cuda:1"}
+    figures = {"pull p50, ms": "pull_p50", "GB/s": "rate"}
+    columns = [(place, figure) for place in places.values() for figure in figures.values()]
+    found: dict[tuple[int, str], dict[tuple[str, str], Cell]] = {}
+    for row in rows:
+        if match := PULL.fullmatch(row.workload):
+            found.setdefault((int(match[1]), match[2]), {})[match[3], row.figure] = Cell(row, float(row.value))
+    lines: list[Line] = [
+        (f"{num_tokens:,} tokens, {megabytes} MB", [cells.get(column) for column in columns])
+        for (num_tokens, megabytes), cells in sorted(found.items())
+    ]
+    titles = [f"{place}: {figure}" for place in places for figure in figures]
+    return TableData("H200s, KV of Qwen3-4B's shapes", "prompt", titles, lines)
+
+
+def _present(lines: Iterable[Line]) -> list[Line]:
+    """Those that have been measured at all."""
+    return [(label, cells) for label, cells in lines if any(cells)]
+
+
+TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
+    "beside-vllm": beside_vllm,
+    "one-gpu": partial(serving, ONE_GPU, "baton", "one H200, a worker of each kind on it"),
+    "two-gpus": partial(serving, TWO_GPUS, "baton 1P1D", "two H200s, a worker on each"),
+    "two-gpus-shared": partial(serving, TWO_GPUS, "baton 2P2D", "two H200s, a worker of each kind on both"),
+    "other-models": other_models,
+    "workers": workers,
+    "sharing": sharing,
+    "decode-step": partial(grid, STEP, "step", "ms a step; one H200, no server", "sequences", "{:,} tokens", "{}"),
+    "prompt-step": partial(
+        grid, PROMPT, "prompt", "ms a prompt; one H200, no server", "prompt", "{} % of the GPU", "{:,} tokens"
+    ),
+    "pulls": pulls,
+}

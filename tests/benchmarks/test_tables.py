@@ -1,0 +1,82 @@
+"""The pages' tables say what results.csv says, and which figures a table takes."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.results import Row
+from benchmarks.table_data import ONE_GPU, Cell, TableData, beside_vllm, newest, serving, sharing
+from benchmarks.tables import main, render, written
+
+ROW = Row(
+    date="2026-01-02", commit="abc", hardware=ONE_GPU, system="baton", model="qwen3-4b",
+    workload="concurrency 1, 1024/128, 16 requests", figure="ttft_p50", value="16.62", unit="ms",
+    compared_with="", compared_value="", command="",
+)  # fmt: skip
+
+
+def beside(value: str, other: str, **changes: str) -> Row:
+    return replace(ROW, value=value, compared_with="vllm 0.26.0", compared_value=other, **changes)
+
+
+def test_every_table_in_the_pages_is_what_the_results_say() -> None:
+    assert main(["--check"]) == 0, "run `python -m benchmarks.tables`"
+
+
+def test_the_newest_row_of_a_load_counts_alone_or_in_company() -> None:
+    rows = [ROW, replace(ROW, value="15.1"), beside("18", "30"), replace(ROW, hardware="another", value="1")]
+    load = "concurrency 1, 1024/128,"
+    assert newest(rows, ONE_GPU, "baton", load, "ttft_p50") == Cell(rows[1], 15.1)
+    assert newest(rows, ONE_GPU, "baton", load, "ttft_p50", beside="vllm") == Cell(rows[2], 18.0, 30.0)
+    assert newest(rows, ONE_GPU, "baton", "concurrency 1, 128/", "ttft_p50") is None
+    assert newest(rows, ONE_GPU, "baton 1P1D", load, "ttft_p50") is None
+
+
+def test_the_better_of_two_is_bold_whichever_way_is_better() -> None:
+    rows = [
+        beside("18.04", "30.27"),
+        beside("9.5", "4.25", figure="itl_p99"),
+        beside("1000", "2000.4", figure="output_throughput", unit="tokens/s"),
+        beside("5", "5", figure="tpot_p50"),
+        beside("22.784", "134.6", workload="start, nothing compiled", figure="ready", unit="s"),
+    ]
+    stream, start = render(beside_vllm(rows)).splitlines()[2:4]
+    assert stream == "| one stream, 1024/128 | **18.0** · 30.3 | 5.00 · 5.00 | 9.50 · **4.25** | 1,000 · **2,000** |"
+    assert start == "| ready from a cold start | **22.8 s** · 135 s |  |  |  |"
+
+
+def test_a_table_says_where_its_rows_are_from() -> None:
+    later = replace(ROW, date="2026-01-03", commit="def", workload="at once, 1024/128, 512 requests", value="3379.2")
+    text = render(serving(ONE_GPU, "baton", "one GPU", [ROW, later]))
+    assert text.splitlines()[2:] == [
+        "| one stream, 1024/128 | 16.6 |  |  |  |  |",
+        "| 512 at once, 1024/128 | 3,379 |  |  |  |  |",
+        "",
+        "(one GPU; 2026-01-02, commit abc; 2026-01-03, commit def)",
+    ]
+
+
+def test_shares_are_told_apart() -> None:
+    rows = [
+        replace(ROW, system=f"baton, MPS {share} %", workload="16 req/s, 1024/128, 256 requests", value=value)
+        for share, value in ((80, "32.1"), (100, "21.4"))
+    ]
+    assert [(label, cells[0].value if cells[0] else None) for label, cells in sharing(rows).lines] == [
+        ("80 %", 32.1),
+        ("100 %", 21.4),
+    ]
+
+
+def test_nothing_measured_is_said() -> None:
+    assert render(TableData("one GPU", "load", ["ms"], [])) == "Not measured yet (one GPU).\n"
+
+
+def test_only_what_is_between_markers_is_written_and_unknown_names_are_refused() -> None:
+    page = "before\n<!-- table one-gpu -->\nold\n<!-- end of table -->\nafter\n"
+    text = written(page, [ROW])
+    assert text.startswith("before\n<!-- table one-gpu -->\n\n| load") and text.endswith(
+        "<!-- end of table -->\nafter\n"
+    )
+    assert "old" not in text and written(text, [ROW]) == text
+    with pytest.raises(ValueError, match="table 'one-cpu': one of beside-vllm, one-gpu"):
+        written(page.replace("one-gpu", "one-cpu"), [ROW])
