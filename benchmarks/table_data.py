@@ -95,7 +95,7 @@ def other_models(rows: Sequence[Row]) -> TableData:
     loads = {label: load for label, load in LOADS.items() if label in ("one stream, 1024/128", "8 streams, 1024/128")}
     lines = _present(
         (f"{name}, {label}", [newest(rows, ONE_GPU, "baton", load, figure, model=model) for figure in SERVING.values()])
-        for name, model in (("Qwen3-8B", "qwen3-8b"), ("Llama-3.1-8B", "llama-3.1-8b"))
+        for name, model in (("Qwen3-8B", "qwen3-8b"), ("Llama-3.1-8B", "llama3.1-8b"))
         for label, load in loads.items()
     )
     return TableData("one H200", "model and load", list(SERVING), lines)

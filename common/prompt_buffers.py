@@ -17,6 +17,8 @@ from common.ops.base import ForwardBatch, SamplingTensors
 from common.sampling_params import SamplingParams
 
 NUM_STAGINGS = 2
+ALIGNMENT = 16
+"""Of every input, in bytes, as memory of its own would have: kernels are compiled anew for addresses that have less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class PromptBuffers:
         self.block_size = block_size
         self.max_tokens, self.max_seqs, self.max_len = max_tokens, max_seqs, max_len
         shapes = _shapes(max_tokens, max_seqs, -(-max_len // block_size))
-        num_bytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in shapes.values())
+        *_, (_, _, num_bytes, _, _) = _places(shapes)
         self._stagings = deque(_Staging(shapes, num_bytes, device) for _ in range(NUM_STAGINGS))
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._views: dict[str, Tensor] = {}
@@ -162,7 +164,6 @@ class PromptBuffers:
 
 
 def _shapes(max_tokens: int, max_seqs: int, max_blocks: int) -> Shapes:
-    """Wide types first, so that every input is aligned."""
     seqs, tokens = (max_seqs,), (max_tokens,)
     return {
         "slot_mapping": (tokens, np.dtype(np.int64)),
@@ -187,4 +188,4 @@ def _places(shapes: Shapes) -> Iterator[tuple[str, int, int, tuple[int, ...], np
     for name, (shape, dtype) in shapes.items():
         end = begin + int(np.prod(shape)) * dtype.itemsize
         yield name, begin, end, shape, dtype
-        begin = end
+        begin = -(-end // ALIGNMENT) * ALIGNMENT

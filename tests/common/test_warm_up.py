@@ -1,0 +1,106 @@
+"""What a worker runs after its start is compiled before: a step that compiled would hold up every stream."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.make_checkpoint import PRESETS, weight_shapes, write_weights
+from common.config import Config, KVSection, ModelSection, WorkerSection
+from common.engine import Engine, build_engine
+from common.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
+from common.prompt_runner import PromptRunner
+from common.sampling_params import SamplingParams
+from common.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from decode_worker.batch import DecodeBatch
+from decode_worker.rows import Fill
+from decode_worker.runner import DecodeRunner
+from decode_worker.sequence import Sequence
+
+SAMPLINGS = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, seed=3)]
+MAX_ROWS = 64
+
+Compiled = list[str]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of a real model's shapes, for which kernels and plans are those of a worker."""
+    config, path = PRESETS["qwen3-0.6b"] | {"num_hidden_layers": 2}, tmp_path_factory.mktemp("model")
+    (path / "config.json").write_text(json.dumps(config))
+    write_weights(weight_shapes(config), path, seed=0)
+    return path
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """Names of kernels that were compiled, or found on disk, since."""
+    import triton
+
+    names: Compiled = []
+
+    def note(*, fn: Any, **_: Any) -> None:
+        names.append(fn.name)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+    return names
+
+
+def engine_of(model_dir: Path, compile_kernels: Callable[[Engine], None]) -> Engine:
+    config = Config(
+        model=ModelSection(path=str(model_dir)),
+        worker=WorkerSection(device="cuda:0"),
+        kv=KVSection(pool_bytes=256 << 20),
+    )
+    return build_engine(config, "test-warm-up", step_tokens=2048, logit_rows=MAX_ROWS, meanwhile=compile_kernels)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_prompts_compile_nothing(model_dir: Path, compiled: Compiled) -> None:
+    engine = engine_of(model_dir, compile_prompt_kernels)
+    assert compiled, "the hook sees nothing"
+    compiled.clear()
+    runner = PromptRunner(engine, 2048, 8)
+    warm_up_prompts(runner)
+    runner.capture()
+    for lengths in ([1], [2], [17], [63, 64, 65], [700], [1030], [400] * 4, [2048], [3] * 8):
+        blocks = [engine.allocator.allocate(-(-length // 16)) for length in lengths]
+        chunks = [
+            PromptChunk([7] * length, 0, ids, SAMPLINGS[i % 2], is_last=True)
+            for i, (length, ids) in enumerate(zip(lengths, blocks, strict=True))
+        ]
+        runner.run(chunks)
+        for ids in blocks:
+            engine.allocator.free(ids)
+    assert compiled == []
+    engine.pool.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_decode_steps_compile_nothing(model_dir: Path, compiled: Compiled) -> None:
+    engine = engine_of(model_dir, lambda engine: compile_decode_kernels(engine, MAX_ROWS))
+    batch = DecodeBatch(MAX_ROWS, engine.max_len, 16, engine.device, pdl=engine.pdl)
+    runner = DecodeRunner(engine, batch, MAX_ROWS, use_graphs=True)
+    compiled.clear()
+    runner.prepare()
+    for num_rows in (1, 3, 9, MAX_ROWS):
+        changes = [
+            Fill(row, Sequence("x", 0, [5] * 20, 1, SAMPLINGS[row % 2], engine.allocator.allocate(2)))
+            for row in range(num_rows)
+        ]
+        batch.apply(list(changes))
+        runner.launch(num_rows).tokens()
+    assert set(compiled) <= {"_update_rows_kernel"}, "what is left is not worth a thread"
+    engine.pool.close()
+
+
+def test_inputs_of_prompts_lie_as_memory_of_their_own_would() -> None:
+    buffers = PromptBuffers(100, 7, 300, 16, torch.device("cpu"))
+    assert {view.data_ptr() % ALIGNMENT for view in buffers._views.values()} == {0}
+    for staging in buffers._stagings:
+        assert {array.ctypes.data % ALIGNMENT for array in staging.arrays.values()} == {0}
