@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from common.kernels import sampling
+from common.kernels.embedding import embedding
 from common.kernels.gather_blocks import gather_blocks
+from common.kernels.long_attention import long_attention
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.rms_norm import rms_norm
@@ -112,14 +114,36 @@ def paged_batch(query_len: int, seq_len: int, num_seqs: int, num_layers: int) ->
     return pool, batch
 
 
-def prefill_case(seq_len: int) -> Case:
+def embedding_case(num_tokens: int) -> Case:
+    num_bytes = num_tokens * HIDDEN * 4
+    table = random(VOCAB, HIDDEN)
+    ids = torch.randint(VOCAB, (variants_for(num_bytes), num_tokens), dtype=torch.int32, device="cuda")
+
+    def expected() -> Tensor:
+        return table[ids[0].long()]
+
+    return Case(f"embedding {num_tokens}", lambda i: embedding(ids[i], table, pdl=True), expected, len(ids), num_bytes)
+
+
+PromptAttention = Callable[[Tensor, Tensor, Tensor, ForwardBatch], Tensor]
+
+
+def paged_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
+    return prefill_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.max_query_len, SCALE)
+
+
+def gathered_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
+    return long_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.max_seq_len, SCALE)
+
+
+def prompt_attention_case(name: str, attend: PromptAttention, seq_len: int) -> Case:
     """One prompt; the reference is asked for the last queries only, which see everything."""
     pool, batch = paged_batch(seq_len, seq_len, 1, variants_for(seq_len * TOKEN_BYTES))
     q = random(seq_len, NUM_Q, HEAD_DIM)
 
     def run(i: int) -> Tensor:
         k, v = pool[:, i].unbind(1)
-        return prefill_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, seq_len, SCALE)
+        return attend(q, k, v, batch)
 
     def expected() -> Tensor:
         tail = reference.paged_attention(q[-256:], pool[:, 0, 0], pool[:, 0, 1], tail_of(batch), SCALE)
@@ -127,7 +151,7 @@ def prefill_case(seq_len: int) -> Case:
 
     flops = 4 * NUM_Q * HEAD_DIM * seq_len * (seq_len + 1) / 2
     num_bytes = seq_len * (TOKEN_BYTES + NUM_Q * HEAD_DIM * 4)
-    return Case(f"prefill_attention {seq_len}", run, expected, pool.shape[1], num_bytes, flops)
+    return Case(f"{name} {seq_len}", run, expected, pool.shape[1], num_bytes, flops)
 
 
 def tail_of(batch: ForwardBatch) -> ForwardBatch:
@@ -189,9 +213,13 @@ def sampling_case(num_rows: int, how: str) -> Case:
 
 def kernel_cases() -> Iterator[Case]:
     """Made one after another, so that their buffers are not held at once."""
+    yield from map(embedding_case, (1, 64))
     yield from map(norm_case, (1, 4, 16, 64, 8192))
     yield from map(gate_case, (64, 8192))
     yield from map(rope_case, (1, 64, 8192))
-    yield from map(prefill_case, (1024, 4096, 16_384))
+    yield from (prompt_attention_case("prefill_attention", paged_attention, seq_len) for seq_len in (512, 1024))
+    if torch.cuda.get_device_capability()[0] == 9:
+        lengths = (512, 1024, 2048, 8192, 16_000)
+        yield from (prompt_attention_case("long_attention", gathered_attention, seq_len) for seq_len in lengths)
     yield from map(gather_case, (64, 512))
     yield from starmap(sampling_case, product((1, 64), FILTERS))
