@@ -32,6 +32,7 @@ class Pace:
         self._clock = clock
         self._durations_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MEMORY))
         self._delays_s: deque[float] = deque(maxlen=LAUNCHES)
+        self._margin_s = FIRST_MARGIN_S  # before the expected end of the running step
         self._asked_s: float | None = None  # when `should_wait` was first asked since the last launch
         self._due_s = 0.0  # when the next launch had better begin
         self._sizes: deque[int] = deque()  # of the steps in flight, oldest first
@@ -41,7 +42,7 @@ class Pace:
         """A step of `size` rows was launched behind those in flight."""
         now_s = self._clock()
         if self._asked_s is not None and now_s >= self._due_s:
-            self._delays_s.append(now_s - max(self._due_s, self._asked_s))
+            self._learn(now_s - max(self._due_s, self._asked_s))
         self._asked_s = None
         if not self._sizes:
             self._begin_s = now_s
@@ -63,11 +64,11 @@ class Pace:
         now_s = self._clock()
         if self._asked_s is None:
             self._asked_s = now_s
-        self._due_s = self._begin_s + min(known_s) - self._margin_s()
+        self._due_s = self._begin_s + min(known_s) - self._margin_s
         return now_s < self._due_s
 
-    def _margin_s(self) -> float:
-        """Before the expected end of the running step."""
-        if len(self._delays_s) < LAUNCHES:
-            return FIRST_MARGIN_S
-        return sorted(self._delays_s)[-1 - NUM_LATE] + SLACK_S
+    def _learn(self, delay_s: float) -> None:
+        """A launch took that long."""
+        self._delays_s.append(delay_s)
+        if len(self._delays_s) == LAUNCHES:
+            self._margin_s = sorted(self._delays_s)[-1 - NUM_LATE] + SLACK_S
