@@ -2,7 +2,7 @@
 
 Many of its kernels are programs that stay, one for each multiprocessor, and divide the tiles of a product among
 themselves beforehand. Where fewer are free, those that find no place begin when the others are done, and the
-product takes up to twice as long: whoever runs on a share of the GPU has to say so.
+product may take twice as long: whoever runs on a share of the GPU has to say so.
 """
 
 import ctypes

@@ -39,13 +39,13 @@ class LimitedShare(GpuShare):
     Args:
         whole: where steps run that may use everything.
         limited: where the others run.
-        num_limited: multiprocessors of the share.
+        num_planned: multiprocessors that cuBLAS plans for on the share; 0 where it cannot be told.
     """
 
-    def __init__(self, whole: torch.cuda.Stream, limited: torch.cuda.Stream, num_limited: int) -> None:
+    def __init__(self, whole: torch.cuda.Stream, limited: torch.cuda.Stream, num_planned: int) -> None:
         self.whole = whole
         self.limited: torch.cuda.Stream = limited
-        self.num_limited = num_limited
+        self.num_planned = num_planned
         self._last = whole  # what was launched before the first step is there
 
     @contextmanager
@@ -54,7 +54,8 @@ class LimitedShare(GpuShare):
         if chosen is not self._last:
             chosen.wait_stream(self._last)
             self._last = chosen
-        with torch.cuda.stream(chosen), nullcontext() if whole else _products_planned_for(self.num_limited):
+        is_planned = not whole and self.num_planned > 0
+        with torch.cuda.stream(chosen), _products_planned_for(self.num_planned) if is_planned else nullcontext():
             yield
 
 
@@ -78,14 +79,23 @@ def make_share(percent: int, device: torch.device) -> GpuShare:
     num_limited = share_of(num_sms, percent)
     try:
         limited = _limited_stream(num_limited, device)
-        cublas.set_sm_count(0)  # whether it can be told
-    except (RuntimeError, OSError) as error:
+    except RuntimeError as error:
         reason, *_ = str(error).split("\n")
         problem = f"{num_limited} of {num_sms} multiprocessors cannot be set apart ({reason})"
         logger.warning("prefill.sm_share = %d: %s; prompts use the whole GPU and slow decode steps", percent, problem)
         return GpuShare()
     logger.info("prompts use %d of %d multiprocessors while something else is served", num_limited, num_sms)
-    return LimitedShare(torch.cuda.current_stream(device), limited, num_limited)
+    return LimitedShare(torch.cuda.current_stream(device), limited, num_limited if _cublas_listens() else 0)
+
+
+def _cublas_listens() -> bool:
+    """Whether cuBLAS can be told for how many multiprocessors to plan; the log says if not."""
+    try:
+        cublas.set_sm_count(0)
+    except (RuntimeError, OSError) as error:
+        logger.warning("products on the share may take up to twice as long: cuBLAS cannot be told its size (%s)", error)
+        return False
+    return True
 
 
 def _limited_stream(num_sms: int, device: torch.device) -> torch.cuda.Stream:

@@ -118,6 +118,21 @@ def test_a_gpu_that_cannot_be_divided_is_used_whole_and_the_log_says_so(
     assert "C++ stack" not in caplog.text
 
 
+def test_a_share_is_kept_where_cublas_cannot_be_told_and_the_log_says_so(
+    h200: torch.device, log: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(num_sms: int) -> None:
+        raise OSError("libcublas.so.13: not found")
+
+    monkeypatch.setattr(cublas, "set_sm_count", refuse)
+    monkeypatch.setattr("common.gpu_share._limited_stream", lambda num_sms, device: Stream(f"{num_sms} SMs", log))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("whole", log))
+    with make_share(80, h200).stream(whole=False):
+        log.append("step")
+    assert log == ["104 SMs waits for whole", "on 104 SMs", "step", "off"]
+    assert "cuBLAS cannot be told its size (libcublas.so.13: not found)" in caplog.text
+
+
 def test_shares_are_whole_groups() -> None:
     assert [share_of(132, percent) for percent in (1, 50, 80, 99)] == [8, 64, 104, 128]
 
