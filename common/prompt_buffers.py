@@ -75,7 +75,8 @@ class PromptBuffers:
     def fill(self, chunks: Sequence[PromptChunk], num_tokens: int, num_seqs: int) -> None:
         """Stage and upload the chunks, padded to `num_tokens` tokens and `num_seqs` sequences.
 
-        Padding tokens have slot -1 and belong to no sequence; padding sequences are empty.
+        Padding tokens have slot -1 and belong to no sequence; padding sequences are empty. A token is sampled for
+        padding and for chunks that end no prompt, too; nobody reads it.
         """
         self._stagings.rotate(-1)
         self._stagings[0].claim()

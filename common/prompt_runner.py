@@ -101,7 +101,10 @@ class PromptRunner:
         logger.info("%d prompt graphs ready in %.1f s", len(self.graphs), time.monotonic() - begin_s)
 
     def _wanted_buckets(self) -> list[Bucket]:
-        """Those within the limits, largest first: a lone prompt may use the whole GPU, several keep to the share."""
+        """Those within the limits, largest first: a lone prompt may use the whole GPU, several keep to the share.
+
+        Several have the whole GPU beside a share only in a backlog, when their steps are too long for a graph.
+        """
         buffers, unlimited = self.buffers, self.share.limited is None
         kinds = {(1, True), (min(MAX_GRAPH_SEQS, buffers.max_seqs), unlimited)}
         sizes = [num_tokens for num_tokens in sorted(TOKEN_BUCKETS, reverse=True) if num_tokens <= buffers.max_tokens]
