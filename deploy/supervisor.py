@@ -177,4 +177,5 @@ class Supervisor:
         if not all_ended.done():
             all_ended.cancel()
             late = [child.spec.name for child in children if child.spec.name in self._children]
-            self._console.say(f"killing {', '.join(late)}: not drained in {deadline_s:g} s", "W")
+            why = "asked to stop at once" if self._killing.is_set() else f"not drained in {deadline_s:g} s"
+            self._console.say(f"killing {', '.join(late)}: {why}", "W")
