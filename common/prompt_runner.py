@@ -8,6 +8,7 @@ to a share of the GPU, so are the graphs: a lone prompt, which may use all of it
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 TOKEN_BUCKETS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MAX_GRAPH_SEQS = 8
+MAX_SCATTERED_TOKENS = 512
+"""Graphs of more tokens have attention gather K and V first, which pays there, and so room for so many keys only."""
 
 
 class Bucket(NamedTuple):
@@ -31,6 +34,16 @@ class Bucket(NamedTuple):
     num_tokens: int
     num_seqs: int
     whole_gpu: bool  # not confined to the share
+
+    @property
+    def num_keys(self) -> int:
+        """Most keys of all sequences together: enough for beginnings of prompts. 0: any number."""
+        return self.num_tokens if self.num_tokens > MAX_SCATTERED_TOKENS else 0
+
+    def holds(self, chunks: Sequence[PromptChunk]) -> bool:
+        num_tokens, num_keys = sum(len(chunk.token_ids) for chunk in chunks), sum(chunk.end for chunk in chunks)
+        has_keys = not self.num_keys or num_keys <= self.num_keys
+        return num_tokens <= self.num_tokens and len(chunks) <= self.num_seqs and has_keys
 
 
 class PendingPrompts:
@@ -73,7 +86,7 @@ class PromptRunner:
         `whole_gpu`: it may use more than the share, as there is nobody to leave the rest to.
         """
         num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
-        bucket = self._bucket(num_tokens, num_seqs, whole_gpu=whole_gpu or self.share.limited is None)
+        bucket = self._bucket(chunks, whole_gpu=whole_gpu or self.share.limited is None)
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill(chunks, *(bucket[:2] if bucket else (num_tokens, num_seqs)))
             with self.trace.device(num_tokens, "tokens"):
@@ -110,13 +123,9 @@ class PromptRunner:
         sizes = [num_tokens for num_tokens in sorted(TOKEN_BUCKETS, reverse=True) if num_tokens <= buffers.max_tokens]
         return [Bucket(num_tokens, *kind) for num_tokens in sizes for kind in sorted(kinds)]
 
-    def _bucket(self, num_tokens: int, num_seqs: int, *, whole_gpu: bool) -> Bucket | None:
+    def _bucket(self, chunks: Sequence[PromptChunk], *, whole_gpu: bool) -> Bucket | None:
         """The smallest captured bucket that holds the step."""
-        fitting = (
-            bucket
-            for bucket in self.graphs
-            if bucket.num_tokens >= num_tokens and bucket.num_seqs >= num_seqs and bucket.whole_gpu == whole_gpu
-        )
+        fitting = (bucket for bucket in self.graphs if bucket.whole_gpu == whole_gpu and bucket.holds(chunks))
         return min(fitting, default=None)
 
     def _step(
@@ -134,9 +143,9 @@ class PromptRunner:
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill([], num_tokens, num_seqs)
             shape = (num_tokens, num_seqs, num_tokens, self.engine.max_len)
-            self._step(*shape)
+            self._step(*shape, num_keys=bucket.num_keys)
             torch.cuda.synchronize(self.engine.device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=None if whole_gpu else self.share.limited):
-                sampled = self._step(*shape)
+                sampled = self._step(*shape, num_keys=bucket.num_keys)
         return graph, sampled

@@ -1,8 +1,9 @@
 """Gets kernels ready before a worker registers, so that no request pays for a kernel's first use.
 
 Compiling is what a first start spends its time on, and every kernel can be compiled without the
-others: each operation of one layer runs at each size class in a thread of its own.
-What they compute is thrown away. Later starts find the kernels on disk.
+others: each operation of one layer runs at each size class in a thread of its own, and no kernel is
+compiled twice, however many of them ask for it. What they compute is thrown away. Later starts find
+the kernels on disk.
 """
 
 import logging
@@ -10,12 +11,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 
 import torch
 
 from common.engine import Engine
 from common.landing import make_ring
-from common.ops.base import ForwardBatch, Ops, Residual, SamplingTensors
+from common.ops.base import AttentionWeights, ForwardBatch, Ops, Residual, SamplingTensors
 from common.prompt_buffers import PromptChunk
 from common.prompt_runner import PromptRunner
 from common.sampling_params import SamplingParams
@@ -23,38 +26,54 @@ from common.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 Task = Callable[[], object]
+Attention = Callable[[torch.Tensor, AttentionWeights, int, ForwardBatch], torch.Tensor]
 
 MAX_THREADS = 16
 # One count for each class that kernels and plans tell apart.
 PROMPT_LENGTHS = (1, 40, 100, 1100)  # tokens
-DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # of products; attention divides contexts otherwise for every count
 
 
-def compile_decode_kernels(engine: Engine, max_rows: int) -> None:
-    """Compile every operation of a decode step of up to `max_rows` rows."""
-    batches = [_padding(engine, rows, rows) for rows in DECODE_ROWS if rows <= max_rows]
-    tasks = [task for batch in batches for task in _decode_operations(engine, batch)]
+def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
+    """Compile every operation of decode steps of so many rows."""
+    ops, model, most_rows = engine.step_ops, engine.model, max(row_counts)
+    tasks: list[Task] = []
+    for rows in (rows for rows in DECODE_ROWS if rows < 2 * most_rows):
+        tasks += [*_products(engine, ops, rows), partial(_logits_of, engine, ops, rows)]
+    batches = [_padding(engine, rows, rows) for rows in row_counts]
+    tasks += [partial(_attend, engine, ops.attention, batch) for batch in batches]
     logits, sampling = _logits(engine, 1), _sampling(1, engine.device)
     ring = make_ring(1, engine.device)  # kept until the device is done with it
     tasks += [  # the same for any count
-        lambda: engine.step_ops.embed(batches[0].token_ids, engine.model.embed),
-        lambda: engine.sampler.sample_and_advance(logits, sampling, batches[0], ring),
+        lambda: ops.embed(batches[0].token_ids, model.embed),
+        lambda: engine.sampler.sample_and_advance(logits, sampling, _padding(engine, 1, 1), ring),
     ]
     _compile("decode", engine, tasks)
 
 
 def compile_prompt_kernels(engine: Engine) -> None:
     """Compile every operation of a prompt step."""
-    batches = [_padding(engine, length, 1) for length in PROMPT_LENGTHS]
-    tasks = [task for batch in batches for task in _token_operations(engine, engine.ops, batch)]
-    _compile("prompt", engine, tasks + _last_operations(engine))
+    ops, position = engine.ops, torch.zeros(1, dtype=torch.int32, device=engine.device)
+    tasks: list[Task] = []
+    for num_tokens in PROMPT_LENGTHS:
+        batch = _padding(engine, num_tokens, 1)
+        tasks += _products(engine, ops, num_tokens)
+        tasks += [partial(_attend, engine, attention, batch) for attention in (ops.attention, ops.attention_of_last)]
+    tasks += [
+        partial(_logits_of, engine, ops, 1),
+        lambda: engine.sampler.sample(_logits(engine, 1), _sampling(1, engine.device), position),
+    ]
+    _compile("prompt", engine, tasks)
 
 
 def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
+    """Run the tasks side by side; a kernel that several of them need is compiled for the first, the others wait."""
+    from triton import AsyncCompileMode  # here, so that a process on a CPU loads no triton
+
     begin_s = time.monotonic()
     threads = min(MAX_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(threads) as pool:
-        for future in [pool.submit(_run, engine.device, task) for task in tasks]:
+    with ThreadPoolExecutor(threads) as compilers, AsyncCompileMode(compilers), ThreadPoolExecutor(threads) as runners:
+        for future in [runners.submit(copy_context().run, _run, engine.device, task) for task in tasks]:
             future.result()
     torch.cuda.synchronize(engine.device)
     logger.info("%s kernels ready in %.1f s", what, time.monotonic() - begin_s)
@@ -79,38 +98,32 @@ def _run(device: torch.device, task: Task) -> None:
         task()
 
 
-def _decode_operations(engine: Engine, batch: ForwardBatch) -> list[Task]:
-    ops, model, num_rows = engine.step_ops, engine.model, batch.token_ids.shape[0]
+def _products(engine: Engine, ops: Ops, num_tokens: int) -> list[Task]:
+    """One layer's products with what surrounds them, on zeros; norms of rows with and without parts to be added."""
+    layer, eps = engine.model.layers[0], engine.model.config.norm_eps
+
+    def rows() -> Residual:
+        return _rows(engine, num_tokens)
+
+    def added(weight: torch.Tensor) -> Residual:
+        return ops.linear_add(_zeros(engine, num_tokens, weight.shape[1]), weight, rows())
+
     return [
-        *_token_operations(engine, ops, batch),
-        lambda: ops.logits(_rows(engine, num_rows), model.norm, _eps(engine), model.lm_head),
+        lambda: ops.norm_linear(rows(), layer.attention_norm, eps, layer.qkv),
+        lambda: ops.norm_gate_up(rows(), layer.mlp_norm, eps, layer.gate_up),
+        lambda: ops.norm_linear(added(layer.down), layer.attention_norm, eps, layer.qkv),
+        lambda: ops.norm_gate_up(added(layer.o), layer.mlp_norm, eps, layer.gate_up),
     ]
 
 
-def _last_operations(engine: Engine) -> list[Task]:
-    """What is done with the last token of a prompt."""
-    model, position = engine.model, torch.zeros(1, dtype=torch.int32, device=engine.device)
-    return [
-        lambda: engine.ops.logits(_rows(engine, 1), model.norm, _eps(engine), model.lm_head),
-        lambda: engine.sampler.sample(_logits(engine, 1), _sampling(1, engine.device), position),
-    ]
+def _attend(engine: Engine, attention: Attention, batch: ForwardBatch) -> None:
+    layer = engine.model.layers[0]
+    attention(_zeros(engine, batch.token_ids.shape[0], layer.qkv.shape[0]), layer.attention, 0, batch)
 
 
-def _token_operations(engine: Engine, ops: Ops, batch: ForwardBatch) -> list[Task]:
-    """One layer's operations on padding, each on its own operands."""
-    layer, num_tokens = engine.model.layers[0], batch.token_ids.shape[0]
-    q_rows, qkv_rows, inner = layer.o.shape[1], layer.qkv.shape[0], layer.down.shape[1]
-    return [
-        lambda: ops.norm_linear(_rows(engine, num_tokens), layer.attention_norm, _eps(engine), layer.qkv),
-        lambda: ops.attention(_zeros(engine, num_tokens, qkv_rows), layer.attention, 0, batch),
-        lambda: ops.linear_add(_zeros(engine, num_tokens, q_rows), layer.o, _rows(engine, num_tokens)),
-        lambda: ops.norm_gate_up(_rows(engine, num_tokens), layer.mlp_norm, _eps(engine), layer.gate_up),
-        lambda: ops.linear_add(_zeros(engine, num_tokens, inner), layer.down, _rows(engine, num_tokens)),
-    ]
-
-
-def _eps(engine: Engine) -> float:
-    return engine.model.config.norm_eps
+def _logits_of(engine: Engine, ops: Ops, num_rows: int) -> None:
+    model = engine.model
+    ops.logits(_rows(engine, num_rows), model.norm, model.config.norm_eps, model.lm_head)
 
 
 def _zeros(engine: Engine, num_tokens: int, width: int) -> torch.Tensor:
@@ -139,7 +152,7 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
         block_tables=zeros(num_seqs, max_blocks),
         seq_lens=zeros(num_seqs),
         cu_seqlens=zeros(num_seqs + 1),
-        last_tokens=None,
+        last_tokens=zeros(num_seqs, dtype=torch.int64),
         max_query_len=num_tokens // num_seqs,
         max_seq_len=engine.max_len,
         num_keys=num_tokens if num_tokens > num_seqs else 0,

@@ -15,7 +15,7 @@ from common.step_trace import make_trace
 from common.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
 from common.worker_main import make_ready, worker_main
 from decode_worker.batch import DecodeBatch
-from decode_worker.runner import DecodeRunner
+from decode_worker.runner import DecodeRunner, batch_buckets
 from decode_worker.worker import DecodeWorker
 
 DESCRIPTION = """Pulls KV blocks from prefill workers and decodes all its sequences together.
@@ -34,7 +34,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
 
     def compile_meanwhile(engine: Engine) -> None:
         if engine.device.type == "cuda":
-            compile_decode_kernels(engine, max_rows)
+            compile_decode_kernels(engine, batch_buckets(max_rows))
             if has_prompts:
                 compile_prompt_kernels(engine)
 

@@ -39,7 +39,7 @@ ROWS = 64  # queries of a group of four warps, what they multiply at once
 BLOCK_M = 2 * ROWS  # of a program
 STAGES = 2  # tiles of keys in shared memory, and as many of values
 MAX_KEYS = 65536  # of one step: what gathering may take of memory
-MIN_TOKENS = 1024  # of a step; below, gathering does not pay
+MIN_TOKENS = 512  # of a step; below, gathering does not pay
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)  # of every tile
 
 

@@ -152,7 +152,7 @@ def _ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int
     while fusion is Fusion.ADD and 2 * programs * splits <= num_sms and tiles % (2 * splits) == 0:
         splits *= 2
     ring_bytes = 160_000 if programs * splits <= num_sms else 70_000
-    rows = RING_ROWS * (2 if fusion is Fusion.GATE else 1) + max(8, num_tokens)
+    rows = RING_ROWS * (2 if fusion is Fusion.GATE else 1) + max(8, 1 << (num_tokens - 1).bit_length())
     stages = min(ring_bytes // (rows * RING_BLOCK_K * 2), tiles // splits)
     return Plan(Kind.RING, block_k=RING_BLOCK_K, splits=splits, stages=max(stages, min(2, tiles // splits)))
 

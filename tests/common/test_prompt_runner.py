@@ -130,6 +130,21 @@ def test_lone_prompts_have_graphs_of_the_whole_gpu(
     assert [bucket.num_tokens for bucket in buckets] == sorted((bucket.num_tokens for bucket in buckets), reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "starts", "fits"),
+    [(600, [0], True), (200, [0, 0, 0], True), (600, [41], False), (200, [0, 0, 41], False), (500, [41], True)],
+)
+def test_a_graph_that_gathers_keys_replays_no_more_than_it_has_room_for(
+    num_tokens: int, starts: list[int], fits: bool, engine: Engine
+) -> None:
+    runner = PromptRunner(engine, 64, 8)
+    graph = (cast(torch.cuda.CUDAGraph, FakeGraph()), torch.zeros(8, dtype=torch.int32))
+    buckets = [Bucket(512, 8, True), Bucket(640, 8, True)]
+    runner.graphs = dict.fromkeys(buckets, graph)
+    chunks = [PromptChunk([3] * num_tokens, start, [], GREEDY, is_last=True) for start in starts]
+    assert (runner._bucket(chunks, whole_gpu=True) is not None) == fits
+
+
 @pytest.mark.parametrize("use_graphs", [True, False])
 def test_a_share_of_the_gpu_changes_no_token(use_graphs: bool, engine: Engine, checkpoint: Checkpoint) -> None:
     runner = PromptRunner(engine, 64, 8, make_share(50, engine.device))

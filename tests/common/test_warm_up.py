@@ -1,6 +1,5 @@
 """What a worker runs after its start is compiled before: a step that compiled would hold up every stream."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.make_checkpoint import PRESETS, weight_shapes, write_weights
 from common.config import Config, KVSection, ModelSection, WorkerSection
 from common.engine import Engine, build_engine
 from common.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
@@ -17,22 +15,13 @@ from common.sampling_params import SamplingParams
 from common.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
-from decode_worker.runner import DecodeRunner
+from decode_worker.runner import DecodeRunner, batch_buckets
 from decode_worker.sequence import Sequence
 
 SAMPLINGS = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, seed=3)]
 MAX_ROWS = 64
 
 Compiled = list[str]
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers of a real model's shapes, for which kernels and plans are those of a worker."""
-    config, path = PRESETS["qwen3-0.6b"] | {"num_hidden_layers": 2}, tmp_path_factory.mktemp("model")
-    (path / "config.json").write_text(json.dumps(config))
-    write_weights(weight_shapes(config), path, seed=0)
-    return path
 
 
 @pytest.fixture
@@ -49,9 +38,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
     return names
 
 
-def engine_of(model_dir: Path, compile_kernels: Callable[[Engine], None]) -> Engine:
+def engine_of(real_shapes: Path, compile_kernels: Callable[[Engine], None]) -> Engine:
     config = Config(
-        model=ModelSection(path=str(model_dir)),
+        model=ModelSection(path=str(real_shapes)),
         worker=WorkerSection(device="cuda:0"),
         kv=KVSection(pool_bytes=256 << 20),
     )
@@ -60,8 +49,8 @@ def engine_of(model_dir: Path, compile_kernels: Callable[[Engine], None]) -> Eng
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_prompts_compile_nothing(model_dir: Path, compiled: Compiled) -> None:
-    engine = engine_of(model_dir, compile_prompt_kernels)
+def test_prompts_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
+    engine = engine_of(real_shapes, compile_prompt_kernels)
     assert compiled, "the hook sees nothing"
     compiled.clear()
     runner = PromptRunner(engine, 2048, 8)
@@ -82,8 +71,8 @@ def test_prompts_compile_nothing(model_dir: Path, compiled: Compiled) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_decode_steps_compile_nothing(model_dir: Path, compiled: Compiled) -> None:
-    engine = engine_of(model_dir, lambda engine: compile_decode_kernels(engine, MAX_ROWS))
+def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
+    engine = engine_of(real_shapes, lambda engine: compile_decode_kernels(engine, batch_buckets(MAX_ROWS)))
     batch = DecodeBatch(MAX_ROWS, engine.max_len, 16, engine.device, pdl=engine.pdl)
     runner = DecodeRunner(engine, batch, MAX_ROWS, use_graphs=True)
     compiled.clear()

@@ -140,8 +140,8 @@ def test_which_steps_are_long() -> None:
     def is_it(num_tokens: int, num_keys: int, head_dim: int = 128, dtype: torch.dtype = torch.bfloat16) -> bool:
         return is_long(torch.empty(num_tokens, 2, head_dim, dtype=dtype), num_keys)
 
-    assert is_it(1025, 1025) and is_it(2000, 65536, 64, torch.float16)
-    assert not is_it(1024, 1024)
+    assert is_it(513, 513) and is_it(2000, 65536, 64, torch.float16)
+    assert not is_it(512, 512)
     assert not is_it(2000, 0), "only the device knows how many keys there are"
     assert not is_it(2000, 65537)
     assert not is_it(2000, 2000, 96) and not is_it(2000, 2000, 256)
