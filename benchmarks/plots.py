@@ -57,7 +57,7 @@ def draw_steps(rows: Sequence[Row]) -> Figure:
         batches = [batch for batch, _, _ in points]
         axes.plot(batches, [step for _, step, _ in points], marker="o", color=colour)
         axes.plot(batches, [floor for _, _, floor in points], linestyle=(0, (4, 3)), linewidth=1.2, color=colour)
-        _label(figure, axes, f"{context:,} tokens", (batches[-1], points[-1][1]), colour)
+        _label(figure, axes, f"{context:,}", (batches[-1], points[-1][1]), colour)
     axes.plot([], [], marker="o", color=GREY, label="measured")
     axes.plot([], [], linestyle=(0, (4, 3)), linewidth=1.2, color=GREY, label="read floor: weights and KV once")
     figure.legend(loc="outside lower center", ncols=2)
@@ -67,7 +67,7 @@ def draw_steps(rows: Sequence[Row]) -> Figure:
     _plain_ticks(axes, "y", [1, 2, 3, 5, 10, 20, 30, 50, 100, 200])
     axes.margins(x=0.04)
     axes.set(xlabel="sequences in the batch", ylabel="ms")
-    _title(figure, "Decode step by batch and context", data.subject)
+    _title(figure, "Decode step by batch, a line for each number of tokens of context", data.subject)
     return figure
 
 
@@ -83,7 +83,7 @@ def draw_mps(rows: Sequence[Row]) -> Figure:
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(FixedLocator(data.caps))
         axes.set_xlim(min(data.caps) - 4, max(data.caps) + 4)
-    panels[0].legend(loc="lower left")
+    panels[0].legend(loc="upper right")
     _title(figure, "Prefill and decode on one GPU", data.subject)
     return figure
 
