@@ -126,7 +126,8 @@ def sharing(rows: Sequence[Row]) -> TableData:
         "32 req/s: ITL p99, ms": ("32 requests/s, 1024/128", "itl_p99"),
         "512 at once, tokens/s": ("512 at once, 1024/128", "output_throughput"),
     }
-    systems = {"no MPS": "baton, no MPS"} | {f"{share} %": f"baton, MPS {share} %" for share in (60, 70, 80, 90, 95, 100)}
+    shares = (60, 70, 80, 90, 95, 100)
+    systems = {"no MPS": "baton, no MPS"} | {f"{share} %": f"baton, MPS {share} %" for share in shares}
     lines = _present(
         (name, [newest(rows, ONE_GPU, system, LOADS[load], figure) for load, figure in columns.values()])
         for name, system in systems.items()
