@@ -240,6 +240,22 @@ class KVHandoff:
     lease_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class KVProgress:
+    """prefill worker -> decode worker: blocks of a prompt that is still being computed, complete so far.
+
+    A hint, to be ignored at will: nobody keeps the blocks for the receiver. What it copies of them counts only
+    if `KVHandoff` of the same attempt follows, as then they have been this prompt's all the time.
+    """
+
+    worker_id: str
+    epoch: int
+    request_id: str
+    attempt: int
+    num_tokens: int  # of the whole prompt, outputs before a replay included
+    block_ids: bytes  # int32, from the first block on; none when there will be no handoff after all
+
+
 # --- both ways between prefill and decode workers -----------------------------------------------
 
 
@@ -297,6 +313,7 @@ Message = (
     | KVLease
     | KVRelease
     | KVPathResult
+    | KVProgress
 )
 
 # Tags are the wire's names: never renumbered, never reused.
@@ -319,4 +336,5 @@ TAGS: dict[int, type[Message]] = {
     42: KVLease,
     43: KVRelease,
     44: KVPathResult,
+    45: KVProgress,
 }

@@ -3,14 +3,15 @@
     KVHandoff ──▶ waiting ──room──▶ pulling ──done──▶ scheduler, KVRelease
                      └──abort, lost──▶ KVRelease     (an abort of a pull waits for the copy to end)
 
-The running batch never waits for any of it: pulls run on a stream of their own and are polled. No
-pull starts on a lease that its prefill worker has not confirmed recently enough.
+Of long prompts a part may have been pulled before (see `ahead`). The running batch never waits for any
+of it: pulls run on a stream of their own and are polled. No pull starts on a lease that its prefill
+worker has not confirmed recently enough.
 """
 
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.config import DecodeSection
 from common.engine import Engine
@@ -23,11 +24,13 @@ from common.messages import (
     KVPathReport,
     KVPathResult,
     KVPoolExport,
+    KVProgress,
     KVRelease,
     pack_ids,
     unpack_ids,
 )
 from common.sockets import Hub
+from decode_worker.ahead import Ahead
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Key, Sequence
 
@@ -59,7 +62,7 @@ class Handoff:
     lease_s: float
     lease_end_s: float  # by our clock, and not later than by the peer's
     renewed_s: float
-    pull: Pull | None = None
+    pulls: list[Pull] = field(default_factory=list)
     aborted: bool = False
 
 
@@ -75,6 +78,7 @@ class Intake:
         self.hub = hub
         self.worker_id, self.epoch = worker_id, epoch
         self.peers: dict[str, Peer] = {}
+        self.ahead = Ahead(scheduler, engine.pool)
         self.waiting: deque[Handoff] = deque()
         self.pulling: list[Handoff] = []
         self.aborted: dict[str, tuple[int, float]] = {}  # request id -> (attempt, when)
@@ -104,9 +108,10 @@ class Intake:
         lost = [h for h in [*self.waiting, *self.pulling] if h.peer is peer]
         self.waiting = deque(h for h in self.waiting if h.peer is not peer)
         self.pulling = [h for h in self.pulling if h.peer is not peer]
+        self.ahead.drop_peer(peer.pool)
         peer.pool.close()  # waits for copies under way
         for handoff in lost:
-            if handoff.pull is not None:
+            if handoff.pulls:
                 self.scheduler.unreserve(handoff.sequence)
         return [handoff.sequence for handoff in lost if not handoff.aborted]
 
@@ -127,9 +132,20 @@ class Intake:
             self.waiting.append(handoff)
         return ""
 
+    def progress(self, message: KVProgress) -> None:
+        """Pull what is complete of a prompt that goes on; prompts that are complete and wait for room come first."""
+        request_id, attempt = key = (message.request_id, message.attempt)
+        source_ids, peer = unpack_ids(message.block_ids), self.peers.get(message.worker_id)
+        self.ahead.drop(request_id, attempt - 1 if source_ids else attempt)
+        if source_ids and peer is not None and peer.epoch == message.epoch and not self._was_aborted(key):
+            if not self.waiting:
+                self.ahead.begin(key, peer.pool, message.num_tokens)
+            self.ahead.pull(key, source_ids)
+
     def abort(self, request_id: str, attempt: int) -> None:
         """Let go of every attempt up to `attempt`, now or when it arrives."""
         self.aborted[request_id] = (attempt, time.monotonic())
+        self.ahead.drop(request_id, attempt)
         for handoff in [h for h in self.waiting if _is_attempt(h.sequence, request_id, attempt)]:
             self.waiting.remove(handoff)
             self._release(handoff)
@@ -140,17 +156,16 @@ class Intake:
         """Begin pulling the oldest handoffs that there is room for."""
         while self.waiting and len(self.pulling) < self.max_pulls:
             handoff = self.waiting[0]
-            if not self.scheduler.has_room(len(handoff.sequence.token_ids)) or time.monotonic() > handoff.lease_end_s:
+            if not self._has_room(handoff) or time.monotonic() > handoff.lease_end_s:
                 return
             self.waiting.popleft()
-            self.scheduler.reserve(handoff.sequence)
-            targets = handoff.sequence.block_ids[: len(handoff.source_ids)]
-            handoff.pull = handoff.peer.pool.pull(handoff.source_ids, self.engine.pool, targets)
+            self._start_pull(handoff)
             self.pulling.append(handoff)
 
     def finish_pulls(self) -> list[Sequence]:
         """Sequences whose blocks have arrived; their peers are told to let go."""
-        finished = [h for h in self.pulling if h.pull is not None and h.pull.done()]
+        self.ahead.tend()
+        finished = [h for h in self.pulling if all(pull.done() for pull in h.pulls)]
         for handoff in finished:
             self.pulling.remove(handoff)
             self._release(handoff)
@@ -188,6 +203,7 @@ class Intake:
         expired = [h for h in self.waiting if now_s > h.lease_end_s + h.lease_s / 2]
         for handoff in expired:
             self.waiting.remove(handoff)
+            self.ahead.drop(*handoff.sequence.key)
             self._release(handoff)
         return [handoff.sequence for handoff in expired]
 
@@ -204,6 +220,29 @@ class Intake:
     def close(self) -> None:
         for peer in self.peers.values():
             peer.pool.close()
+
+    def _has_room(self, handoff: Handoff) -> bool:
+        """Whether a complete prompt may be admitted; if not, what others have begun makes room."""
+        sequence = handoff.sequence
+        begun = self.ahead.find(sequence.key, handoff.peer.pool, handoff.source_ids)
+        num_tokens, num_held = len(sequence.token_ids), len(begun.block_ids) if begun else 0
+        if not self.scheduler.has_row():
+            return False
+        if not self.scheduler.has_blocks(num_tokens, num_held):
+            self.ahead.drop_all(but=sequence.key if begun else None)
+            self.ahead.tend()
+        return self.scheduler.has_blocks(num_tokens, num_held)
+
+    def _start_pull(self, handoff: Handoff) -> None:
+        """Reserve blocks, and pull what was not pulled ahead."""
+        sequence, pool, source_ids = handoff.sequence, handoff.peer.pool, handoff.source_ids
+        begun, num_pulled = self.ahead.find(sequence.key, pool, source_ids), 0
+        if begun is not None:
+            self.ahead.take(sequence.key)
+            num_pulled, handoff.pulls = len(begun.source_ids), begun.pulls
+        self.scheduler.reserve(sequence, begun.block_ids if begun else ())
+        rest = slice(num_pulled, len(source_ids))
+        handoff.pulls.append(pool.pull(source_ids[rest], self.engine.pool, sequence.block_ids[rest]))
 
     def _known_rate(self, export: KVPoolExport) -> float:
         """GB/s measured when this incarnation was met, or 0."""

@@ -8,6 +8,8 @@ youngest sequence is preempted: the router replays it later, which costs work bu
 Blocks of an ended sequence return to the pool when no launched step touches them.
 """
 
+from collections.abc import Iterable
+
 from common.kv.blocks import BlockAllocator
 from decode_worker.rows import Rows
 from decode_worker.sequence import Key, Sequence
@@ -27,17 +29,24 @@ class Scheduler:
 
     def ever_fits(self, num_tokens: int) -> bool:
         """Whether an empty pool could hold a sequence of that length."""
-        return self._num_blocks(num_tokens) <= self.allocator.capacity
+        return self.num_blocks(num_tokens) <= self.allocator.capacity
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether a sequence may be admitted: a row, blocks for its tokens, and one for each other to grow."""
-        num_taken = len(self.active) + len(self.reserved)
-        fits = self._num_blocks(num_tokens) + num_taken <= self.allocator.num_free
-        return num_taken < self.max_num_seqs and fits
+        return self.has_row() and self.has_blocks(num_tokens)
 
-    def reserve(self, sequence: Sequence) -> None:
-        """Admit: the sequence has a row to come and blocks for the tokens it has."""
-        sequence.block_ids = self.allocator.allocate(self._num_blocks(len(sequence.token_ids)))
+    def has_row(self) -> bool:
+        return self._num_taken < self.max_num_seqs
+
+    def has_blocks(self, num_tokens: int, num_held: int = 0) -> bool:
+        """Whether there are blocks for a sequence that brings `num_held`, and one for each other to grow."""
+        return self.num_blocks(num_tokens) - num_held + self._num_taken <= self.allocator.num_free
+
+    def reserve(self, sequence: Sequence, held: Iterable[int] = ()) -> None:
+        """Admit: the sequence has a row to come and blocks for the tokens it has, first of all those it brings."""
+        sequence.block_ids = list(held)
+        num_lacking = self.num_blocks(len(sequence.token_ids)) - len(sequence.block_ids)
+        sequence.block_ids += self.allocator.allocate(num_lacking)
         self.reserved[sequence.key] = sequence
 
     def unreserve(self, sequence: Sequence) -> None:
@@ -65,7 +74,7 @@ class Scheduler:
     def make_slots(self) -> Sequence | None:
         """See that every row has a slot for its next token; returns a sequence without one, if any."""
         for sequence in self.rows.sequences:
-            while len(sequence.block_ids) < self._num_blocks(sequence.num_scheduled):
+            while len(sequence.block_ids) < self.num_blocks(sequence.num_scheduled):
                 if not self.allocator.num_free:
                     return sequence
                 self.rows.grow(sequence, self.allocator.allocate(1)[0])
@@ -107,8 +116,13 @@ class Scheduler:
         """Block ids of every owner."""
         return [s.block_ids for s in [*self.reserved.values(), *self.active.values(), *self.lingering]]
 
-    def _num_blocks(self, num_tokens: int) -> int:
+    def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    @property
+    def _num_taken(self) -> int:
+        """Rows that are taken, or will be."""
+        return len(self.active) + len(self.reserved)
 
     def _free(self, sequence: Sequence) -> None:
         block_ids, sequence.block_ids = sequence.block_ids, []

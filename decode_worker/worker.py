@@ -31,6 +31,7 @@ from common.messages import (
     KVHandoff,
     KVLease,
     KVPoolExport,
+    KVProgress,
     Message,
     PeerGone,
     PrefillRequest,
@@ -172,6 +173,7 @@ class DecodeWorker:
         for handoff in self.intake.pulling:
             handoff.aborted = True
         self.intake.release_all()
+        self.intake.ahead.drop_all()
         self.local_prompts.release_all()
 
     def close(self) -> None:
@@ -197,10 +199,11 @@ class DecodeWorker:
     def _make_slots(self) -> bool:
         """Blocks for every row's next token, by preemption if need be.
 
-        False when blocks may come free with the step in flight: then that one is collected first.
+        False when blocks may come free without: then the step in flight is collected first, or copies end.
         """
         while self.scheduler.make_slots() is not None:
-            if self.in_flight is not None:
+            self.intake.ahead.drop_all()
+            if self.in_flight is not None or self.intake.ahead:
                 return False
             victim = self.scheduler.youngest()
             self.scheduler.end(victim)
@@ -259,6 +262,8 @@ class DecodeWorker:
                 self._meet(identity, message)
             case KVHandoff():
                 self._accept_handoff(message)
+            case KVProgress():
+                self.intake.progress(message)
             case KVLease():
                 self.intake.renewed(message)
             case _:

@@ -14,18 +14,25 @@ class InFlight:
 
     step: PendingPrompts
     sequences: list[Sequence]
+    ends: list[int]  # tokens of each that are computed when the step is over
 
     def ended(self) -> list[tuple[Sequence, int]]:
         """Each sequence whose prompt is complete with its first token, unless it was given up meanwhile."""
         pairs = zip(self.sequences, self.step.tokens(), strict=True)
         return [(sequence, token) for sequence, token in pairs if token is not None and not sequence.ended]
 
+    def unfinished(self) -> list[tuple[Sequence, int]]:
+        """Each sequence whose prompt goes on, unless it was given up meanwhile, and how many tokens are computed."""
+        pairs = zip(self.sequences, self.ends, strict=True)
+        return [(sequence, end) for sequence, end in pairs if end < len(sequence.token_ids) and not sequence.ended]
+
 
 def launch_chunks(runner: PromptRunner, chunks: list[Chunk]) -> InFlight:
     """Start a step over the chunks; it may use the whole GPU if each of its prompts may."""
     sequences = [chunk.sequence for chunk in chunks]
-    whole_gpu = all(sequence.whole_gpu for sequence in sequences)
-    return InFlight(runner.launch([_prompt_chunk(chunk) for chunk in chunks], whole_gpu=whole_gpu), sequences)
+    prompt_chunks = [_prompt_chunk(chunk) for chunk in chunks]
+    step = runner.launch(prompt_chunks, whole_gpu=all(sequence.whole_gpu for sequence in sequences))
+    return InFlight(step, sequences, [chunk.end for chunk in prompt_chunks])
 
 
 def _prompt_chunk(chunk: Chunk) -> PromptChunk:

@@ -23,6 +23,7 @@ class Sequence:
     whole_gpu: bool = False  # the router lets it take more than the share of prompts
     num_scheduled_tokens: int = 0  # computed by the steps launched so far
     block_ids: list[int] = field(default_factory=list)
+    was_announced: bool = False  # the decode worker may be pulling its blocks already
     ended: bool = False  # failed or aborted: the token that a step in flight still yields is dropped
 
     @staticmethod
@@ -41,6 +42,11 @@ class Sequence:
     @property
     def key(self) -> Key:
         return (self.request_id, self.attempt)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether outputs may follow the one that ends the prompt."""
+        return self.num_outputs + 1 < self.sampling.max_tokens
 
     @property
     def num_left(self) -> int:

@@ -7,11 +7,13 @@ moments only: it serves sockets and notices the end of a step, as the first toke
 Life of a request here:
     1. `PrefillRequest` arrives and waits.
     2. The scheduler admits it when the pool has blocks for its whole prompt, and launches it in steps.
-    3. When the step of its last chunk is over, its first token is sent to the router at once.
-    4. If it is not finished by that token, its blocks go to the handoff table and the decode worker
+    3. When a step is over that leaves some of it to compute, the decode worker is told which blocks are
+       complete, and may pull them meanwhile.
+    4. When the step of its last chunk is over, its first token is sent to the router at once.
+    5. If it is not finished by that token, its blocks go to the handoff table and the decode worker
        is told which they are.
-    5. `KVRelease`, a lease that runs out, or the decode worker's death frees them.
-`Abort` ends it in 1 to 3; in 4 the decode worker is told as well and releases.
+    6. `KVRelease`, a lease that runs out, or the decode worker's death frees them.
+`Abort` ends it in 1 to 4; in 5 the decode worker is told as well and releases.
 """
 
 import logging
@@ -34,6 +36,7 @@ from common.messages import (
     KVLease,
     KVPathResult,
     KVPoolExport,
+    KVProgress,
     KVRelease,
     Message,
     PeerGone,
@@ -129,6 +132,8 @@ class PrefillWorker:
                 handed_off.append((sequence, token, block_ids))
             else:
                 self.engine.allocator.free(block_ids)
+                if sequence.was_announced:
+                    self._announce(sequence, [])
         if columns:
             self.link.send(columns.batch(self.worker_id, self.epoch))
         for sequence, token, block_ids in handed_off:
@@ -189,6 +194,9 @@ class PrefillWorker:
         self.link.load.last_step_s = time.monotonic()
         with self.trace.phase("emit"):
             self.emit(ended)
+            for sequence, num_tokens in in_flight.unfinished():
+                if sequence.may_go_on:
+                    self._announce(sequence, sequence.block_ids[: num_tokens // self.scheduler.block_size])
 
     def _from_router(self, message: Message) -> None:
         match message:
@@ -254,6 +262,16 @@ class PrefillWorker:
                 lease_s=self.handoffs.lease_s,
             )
         )
+
+    def _announce(self, sequence: Sequence, block_ids: list[int]) -> None:
+        """Let the decode worker pull these blocks while the prompt goes on; none: there will be no handoff."""
+        peer = self.peers.proven(sequence.decode_worker_id, sequence.decode_epoch)
+        if peer is None:
+            return
+        sequence.was_announced = True
+        request_id, attempt = sequence.key
+        ids, num_tokens = pack_ids(block_ids), len(sequence.token_ids)
+        peer.spoke.send(KVProgress(self.worker_id, self.epoch, request_id, attempt, num_tokens, ids))
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> None:
         logger.warning("[%s #%d] %s", sequence.request_id, sequence.attempt, message)

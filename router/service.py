@@ -16,6 +16,7 @@ from common.messages import (
     KVPathReport,
     KVPathResult,
     KVPoolExport,
+    KVProgress,
     KVRelease,
     Message,
     PeerGone,
@@ -120,7 +121,7 @@ class Service:
                 self._membership.on_path(message)
             case Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort():
                 logger.warning("dropped a %s of %r: only the router sends it", type(message).__name__, identity[:60])
-            case KVPoolExport() | KVHandoff() | KVLease() | KVRelease() | KVPathResult():
+            case KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult():
                 logger.warning("dropped a %s of %r: only workers receive it", type(message).__name__, identity[:60])
             case _:
                 assert_never(message)

@@ -34,7 +34,7 @@ async def killed_while_streaming(system: System, victim: str, asked: list[list[i
 async def test_a_decode_worker_dies_mid_stream(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(6, 10, 60, seed=5)
-    with System(directory).start(decode=2) as system:
+    with System(directory, "--prefill-max-batch-tokens", "32").start(decode=2) as system:
         texts = await killed_while_streaming(system, "decode-0", asked)
         assert texts == [Reference(directory, model).text(p, MAX_TOKENS, ignore_eos=True) for p in asked]
         system.until(system.all_blocks_free)

@@ -63,7 +63,8 @@ async def test_a_pool_too_small_for_all_makes_them_wait_or_start_over_not_fail(c
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(8, 60, 100, seed=3)
     block_bytes = 3 * 2 * 16 * 2 * 32 * 4
-    with System(directory, "--kv-pool-bytes", str(24 * block_bytes)).start() as system:
+    flags = ("--kv-pool-bytes", str(24 * block_bytes), "--prefill-max-batch-tokens", "32")
+    with System(directory, *flags).start() as system:
         completions = await complete_all(system.url, asked, max_tokens=60, ignore_eos=True)
         expected = [Reference(directory, model).text(prompt, 60, ignore_eos=True) for prompt in asked]
         assert [c.text for c in completions] == expected

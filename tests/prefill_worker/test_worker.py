@@ -19,6 +19,7 @@ from common.messages import (
     KVHandoff,
     KVPathResult,
     KVPoolExport,
+    KVProgress,
     Message,
     PrefillRequest,
     RequestFailed,
@@ -71,6 +72,7 @@ class Rig:
         self.decode = Hub(self.context, NetSection(), "tcp://127.0.0.1:*")
         self.steps: list[Step] = []
         self.said: list[Message] = []
+        self.announced: list[tuple[str, list[int]]] = []  # request, complete blocks
         self.handed_off: list[KVHandoff] = []
         self.allocator = BlockAllocator(num_blocks + 1)
         pool = SimpleNamespace(close=lambda: None)
@@ -117,6 +119,8 @@ class Rig:
         for identity, message in self.decode.receive():
             if isinstance(message, KVPoolExport):
                 self.decode.send(identity, KVPathResult("d", 1, ""))
+            elif isinstance(message, KVProgress):
+                self.announced.append((message.request_id, unpack_ids(message.block_ids)))
             elif isinstance(message, KVHandoff):
                 self.handed_off.append(message)
 
@@ -179,6 +183,44 @@ def test_chunks_of_one_prompt_follow_each_other_without_waiting(rig: Rig) -> Non
     [handoff] = rig.handed_off
     assert unpack_ids(handoff.token_ids) == [*range(100), TOKEN]
     assert unpack_ids(handoff.block_ids) == rig.steps[1].chunks[0].block_ids
+
+
+def test_complete_blocks_of_a_prompt_that_goes_on_are_announced(rig: Rig) -> None:
+    rig.ask("short", 30)
+    rig.ask("long", 120)
+    for number in range(3):
+        rig.turn()
+        rig.steps[number].over = True
+    rig.turn_until(lambda: len(rig.handed_off) == 2)
+    assert rig.launched() == [[30, 34], [64], [22]]
+    block_ids = unpack_ids(rig.handed_off[1].block_ids)
+    assert rig.announced == [("long", block_ids[:2]), ("long", block_ids[:6])], "16 tokens a block"
+
+
+def test_a_prompt_aborted_in_flight_or_ended_by_its_first_token_is_not_announced(rig: Rig) -> None:
+    rig.ask("one token", 70, max_tokens=1)
+    rig.turn()
+    rig.turn()
+    rig.ask("aborted", 70)
+    rig.steps[0].over = rig.steps[1].over = True
+    rig.turn()
+    rig.turn()
+    rig.abort("aborted")
+    for step in rig.steps:
+        step.over = True
+    rig.turn_until(lambda: rig.with_tokens() == ["one token"])
+    rig.turn_until(lambda: not rig.worker.in_flight)
+    assert not rig.announced and not rig.handed_off
+
+
+def test_an_announced_prompt_that_its_first_token_ends_is_called_off(rig: Rig) -> None:
+    rig.ask("a", 70, stop_token_ids=(TOKEN,))
+    rig.turn()
+    rig.turn()
+    rig.steps[0].over = rig.steps[1].over = True
+    rig.turn_until(lambda: len(rig.announced) == 2)
+    assert [(name, len(ids)) for name, ids in rig.announced] == [("a", 4), ("a", 0)]
+    assert not rig.handed_off
 
 
 def test_a_step_gets_the_whole_gpu_only_if_each_of_its_prompts_was_alone(rig: Rig) -> None:

@@ -1,0 +1,102 @@
+"""Blocks of prompts that are still being computed, pulled while the prefill worker goes on.
+
+    KVProgress ──▶ begun ──KVHandoff, take──▶ the handoff's, which pulls the rest
+                     └──abort, silence, peer lost, blocks wanted──▶ leaving ──copies over──▶ free
+
+Nobody keeps the source blocks for us: they may be another prompt's before a copy ends. What was copied
+counts only if the handoff of the same attempt follows, as then they have been this prompt's all the time.
+So nothing here is owed to anyone, and it is the first to go when a sequence wants blocks.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from common.kv.pool import KVPool
+from common.kv.transport import PeerPool, Pull
+from decode_worker.scheduler import Scheduler
+from decode_worker.sequence import Key
+
+SILENCE_S = 30.0
+"""After so long without progress or handoff, a prompt is not expected any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Begun:
+    """Blocks of ours for a whole prompt and its first token, filled from the first on."""
+
+    peer: PeerPool
+    block_ids: list[int]
+    heard_s: float
+    source_ids: list[int] = field(default_factory=list)  # that pulls were started for
+    pulls: list[Pull] = field(default_factory=list)
+
+
+class Ahead:
+    """Owner of blocks until they are taken or free."""
+
+    def __init__(self, scheduler: Scheduler, pool: KVPool) -> None:
+        self.scheduler = scheduler
+        self.pool = pool
+        self.begun: dict[Key, Begun] = {}
+        self.leaving: list[Begun] = []  # given up; copies into the blocks may be under way
+
+    def __len__(self) -> int:
+        return len(self.begun) + len(self.leaving)
+
+    def begin(self, key: Key, peer: PeerPool, num_tokens: int) -> None:
+        """Make ready for a prompt of `num_tokens`, if there is room for a sequence of its length."""
+        if key not in self.begun and self.scheduler.has_room(num_tokens + 1):
+            block_ids = self.scheduler.allocator.allocate(self.scheduler.num_blocks(num_tokens + 1))
+            self.begun[key] = Begun(peer, block_ids, time.monotonic())
+
+    def pull(self, key: Key, source_ids: list[int]) -> None:
+        """The first blocks of a prompt are complete: start pulling those that are new, if it was begun."""
+        begun = self.begun.get(key)
+        if begun is None:
+            return
+        new = slice(len(begun.source_ids), len(source_ids))
+        begun.heard_s = time.monotonic()
+        if source_ids[new]:
+            begun.pulls.append(begun.peer.pull(source_ids[new], self.pool, begun.block_ids[new]))
+            begun.source_ids = source_ids
+
+    def find(self, key: Key, peer: PeerPool, source_ids: list[int]) -> Begun | None:
+        """What was begun of a handoff of `source_ids`."""
+        begun = self.begun.get(key)
+        if begun is None or begun.peer is not peer or begun.source_ids != source_ids[: len(begun.source_ids)]:
+            return None
+        return begun
+
+    def take(self, key: Key) -> None:
+        """The handoff owns it from now on; every pull may still be under way."""
+        del self.begun[key]
+
+    def drop(self, request_id: str, attempt: int) -> None:
+        """Give up every attempt of a request up to `attempt`."""
+        self._give_up([key for key in self.begun if key[0] == request_id and key[1] <= attempt])
+
+    def drop_peer(self, peer: PeerPool) -> None:
+        """Give up what comes from a peer."""
+        self._give_up([key for key, begun in self.begun.items() if begun.peer is peer])
+
+    def drop_all(self, but: Key | None = None) -> None:
+        """Give up everything, perhaps but one."""
+        self._give_up([key for key in self.begun if key != but])
+
+    def tend(self) -> None:
+        """Give up what nothing was heard of, and free what is no longer copied into."""
+        if not self:
+            return
+        now_s = time.monotonic()
+        self._give_up([key for key, begun in self.begun.items() if now_s - begun.heard_s > SILENCE_S])
+        over = [begun for begun in self.leaving if all(pull.done() for pull in begun.pulls)]
+        self.leaving = [begun for begun in self.leaving if begun not in over]
+        for begun in over:
+            self.scheduler.allocator.free(begun.block_ids)
+
+    def blocks(self) -> list[list[int]]:
+        """Block ids of every entry."""
+        return [begun.block_ids for begun in [*self.begun.values(), *self.leaving]]
+
+    def _give_up(self, keys: list[Key]) -> None:
+        self.leaving += [self.begun.pop(key) for key in keys]

@@ -1,0 +1,272 @@
+"""Blocks pulled while their prompt is still being computed: what is activated is right, and no block is lost."""
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from common.config import DecodeSection
+from common.engine import Engine
+from common.kv.blocks import BlockAllocator
+from common.messages import KVHandoff, KVProgress, KVRelease, Message, pack_ids
+from common.sampling_params import SamplingParams
+from common.sockets import Hub
+from decode_worker import ahead
+from decode_worker.intake import Intake, Peer
+from decode_worker.scheduler import Scheduler
+from decode_worker.sequence import Sequence
+
+BLOCK_SIZE = 4
+Memory = dict[int, Any]
+
+
+class Copy:
+    """Reads its source when it ends: what a peer did to the blocks meanwhile shows."""
+
+    def __init__(self, source: Memory, target: Memory, pairs: list[tuple[int, int]]) -> None:
+        self.source, self.target, self.pairs = source, target, pairs
+        self.over = False
+
+    def end(self) -> None:
+        if not self.over:
+            self.over = True
+            for source_id, target_id in self.pairs:
+                self.target[target_id] = self.source.get(source_id)
+
+    def done(self) -> bool:
+        return self.over
+
+
+class FakePool:
+    """A peer's pool; copies end when the test says so, or when it is closed."""
+
+    def __init__(self) -> None:
+        self.memory: Memory = {}
+        self.copies: list[Copy] = []
+
+    def pull(self, source_ids: list[int], target: Any, target_ids: list[int]) -> Copy:
+        assert source_ids, "a copy of nothing"
+        self.copies.append(Copy(self.memory, target, list(zip(source_ids, target_ids, strict=True))))
+        return self.copies[-1]
+
+    def close(self) -> None:
+        for copy in self.copies:
+            copy.end()
+
+
+class Rig:
+    """An intake with one peer, `p`."""
+
+    def __init__(self, num_blocks: int = 40, max_num_seqs: int = 8) -> None:
+        self.allocator, self.memory, self.said = BlockAllocator(num_blocks + 1), Memory(), list[Message]()
+        self.scheduler = Scheduler(self.allocator, BLOCK_SIZE, max_num_seqs)
+        engine = cast(Engine, SimpleNamespace(pool=self.memory, allocator=self.allocator))
+        hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
+        self.intake = Intake(engine, self.scheduler, DecodeSection(), hub, "d", 1)
+        self.pool = FakePool()
+        self.intake.peers["p"] = Peer("p", 1, b"p", self.pool, 1.0)
+
+    def progress(self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0) -> None:
+        self.intake.progress(KVProgress("p", 1, name, attempt, num_tokens, pack_ids(source_ids)))
+
+    def hand_off(self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0) -> None:
+        ids, sampling = pack_ids(range(num_tokens + 1)), SamplingParams()
+        handoff = KVHandoff("p", 1, name, attempt, ids, 1, sampling, pack_ids(source_ids), 30.0)
+        assert self.intake.accept(handoff) == ""
+
+    def turn(self) -> list[Sequence]:
+        """What a turn of the loop does with handoffs; returns what was activated."""
+        arrived = self.intake.finish_pulls()
+        for sequence in arrived:
+            self.scheduler.activate(sequence)
+        self.intake.start_pulls()
+        self.allocator.check([*self.scheduler.blocks(), *self.intake.ahead.blocks()])
+        return arrived
+
+    def copied(self) -> list[list[int]]:
+        """Source blocks of each copy."""
+        return [[source for source, _ in copy.pairs] for copy in self.pool.copies]
+
+    def end_copies(self) -> None:
+        for copy in self.pool.copies:
+            copy.end()
+
+    def all_free(self) -> bool:
+        return self.allocator.num_free == self.allocator.capacity
+
+    def released(self) -> list[str]:
+        return [message.request_id for message in self.said if isinstance(message, KVRelease)]
+
+
+def test_each_block_is_pulled_once_as_soon_as_it_is_complete() -> None:
+    rig = Rig()
+    rig.progress("a", 30, [11, 12, 13])
+    rig.progress("a", 30, [11, 12, 13])
+    rig.progress("a", 30, [11, 12, 13, 14, 15])
+    rig.hand_off("a", 30, [11, 12, 13, 14, 15, 16, 17, 18])
+    assert rig.turn() == []
+    assert rig.copied() == [[11, 12, 13], [14, 15], [16, 17, 18]]
+    rig.pool.copies[2].end()
+    assert rig.turn() == [], "the first part is still under way"
+    assert not rig.released()
+    rig.end_copies()
+    [sequence] = rig.turn()
+    assert rig.released() == ["a"]
+    targets = [target for copy in rig.pool.copies for _, target in copy.pairs]
+    assert targets == sequence.block_ids[:8]
+    assert len(sequence.token_ids) == sequence.num_scheduled == 31
+
+
+def test_a_first_token_that_needs_a_block_of_its_own_has_one() -> None:
+    rig = Rig()
+    rig.progress("a", 8, [5])
+    rig.hand_off("a", 8, [5, 6])
+    rig.turn()
+    rig.end_copies()
+    [sequence] = rig.turn()
+    assert rig.copied() == [[5], [6]]
+    assert len(sequence.block_ids) == 3
+
+
+def test_progress_that_found_no_room_costs_nothing() -> None:
+    rig = Rig(num_blocks=10)
+    rig.progress("long", 100, [1, 2, 3])
+    assert rig.all_free() and not rig.copied()
+    rig.hand_off("short", 8, [5, 6])
+    rig.turn()
+    rig.end_copies()
+    assert [sequence.request_id for sequence in rig.turn()] == ["short"]
+
+
+@pytest.mark.parametrize("how", ["abort", "newer attempt", "over", "peer", "silence"])
+def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    rig.progress("a", 30, [11, 12, 13], attempt=1)
+    rig.turn()
+    match how:
+        case "abort":
+            rig.intake.abort("a", 1)
+            rig.progress("a", 30, [11, 12, 13, 14], attempt=1)  # was on its way
+        case "newer attempt":
+            rig.progress("a", 30, [], attempt=2)
+        case "over":
+            rig.progress("a", 30, [], attempt=1)
+        case "peer":
+            assert rig.intake.forget("p", 1) == []
+        case "silence":
+            monkeypatch.setattr(ahead, "SILENCE_S", -1.0)
+    rig.turn()
+    assert rig.all_free() == (how == "peer"), "closing the peer's pool ends its copies"
+    rig.end_copies()
+    rig.turn()
+    assert rig.all_free() and len(rig.pool.copies) == 1
+
+
+def test_an_older_attempt_says_nothing_about_a_newer_one() -> None:
+    rig = Rig()
+    rig.progress("a", 30, [11, 12], attempt=2)
+    rig.progress("a", 30, [], attempt=1)
+    rig.hand_off("a", 30, [11, 12, 13, 14, 15, 16, 17, 18], attempt=2)
+    rig.turn()
+    assert rig.copied() == [[11, 12], [13, 14, 15, 16, 17, 18]]
+
+
+def test_blocks_that_are_not_the_handoffs_do_not_count() -> None:
+    rig = Rig()
+    rig.progress("a", 16, [11, 12])
+    rig.hand_off("a", 16, [21, 22, 23, 24])
+    rig.turn()
+    assert rig.copied() == [[11, 12], [21, 22, 23, 24]]
+
+
+def test_complete_prompts_come_before_those_that_go_on() -> None:
+    rig = Rig(num_blocks=12)
+    rig.progress("long", 24, [1, 2])  # takes 7 blocks
+    rig.end_copies()
+    rig.hand_off("complete", 30, list(range(11, 19)))  # takes 8
+    rig.turn()
+    rig.progress("long", 24, [1, 2, 3])
+    assert rig.copied() == [[1, 2], list(range(11, 19))]
+    rig.hand_off("waits", 30, list(range(21, 29)))
+    rig.turn()
+    rig.progress("other", 4, [9])
+    assert len(rig.pool.copies) == 2, "nothing is begun while somebody waits"
+
+
+class FakePrefill:
+    """Computes prompts into a pool of its own, a piece at a time."""
+
+    def __init__(self, rig: Rig, rng: random.Random) -> None:
+        self.rig, self.rng = rig, rng
+        self.allocator = BlockAllocator(61)
+        self.lengths: dict[str, int] = {}
+        self.computed: dict[str, int] = {}  # of prompts that go on
+        self.blocks: dict[str, list[int]] = {}  # until they are aborted or released
+
+    def begin(self, name: str) -> None:
+        num_tokens = self.rng.randint(1, 44)
+        num_blocks = -(-num_tokens // BLOCK_SIZE)
+        if num_blocks <= self.allocator.num_free:
+            self.lengths[name], self.computed[name] = num_tokens, 0
+            self.blocks[name] = self.allocator.allocate(num_blocks)
+
+    def go_on(self, name: str) -> None:
+        num_tokens, ids = self.lengths[name], self.blocks[name]
+        self.computed[name] = min(num_tokens, self.computed[name] + self.rng.randint(1, 16))
+        for index in range(-(-self.computed[name] // BLOCK_SIZE)):
+            self.rig.pool.memory[ids[index]] = (name, index)
+        if self.computed[name] < num_tokens:
+            self.rig.progress(name, num_tokens, ids[: self.computed[name] // BLOCK_SIZE])
+        else:
+            del self.computed[name]
+            self.rig.hand_off(name, num_tokens, ids)
+
+    def abort(self, name: str) -> None:
+        """Its blocks are free at once, whatever is being copied."""
+        del self.computed[name]
+        self.allocator.free(self.blocks.pop(name))
+        self.rig.intake.abort(name, 0)
+
+    def take_releases(self) -> None:
+        for name in self.rig.released():
+            self.allocator.free(self.blocks.pop(name))
+        self.rig.said.clear()
+
+
+def happens(rng: random.Random, rig: Rig, prefill: FakePrefill, name: str) -> None:
+    """Something, to somebody."""
+    match rng.choices(["begin", "go on", "abort", "end", "copy"], [4, 8, 1, 2, 5])[0]:
+        case "begin":
+            prefill.begin(name)
+        case "go on" if prefill.computed:
+            prefill.go_on(rng.choice(list(prefill.computed)))
+        case "abort" if prefill.computed:
+            prefill.abort(rng.choice(list(prefill.computed)))
+        case "end" if rig.scheduler.active:
+            rig.scheduler.end(rng.choice(list(rig.scheduler.active.values())))
+        case "copy" if under_way := [copy for copy in rig.pool.copies if not copy.over]:
+            rng.choice(under_way).end()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_sequences_get_their_own_blocks_and_all_come_back(seed: int) -> None:
+    rng, rig, num_activated = random.Random(seed), Rig(num_blocks=30, max_num_seqs=4), 0
+    prefill = FakePrefill(rig, rng)
+    for number in range(400):
+        happens(rng, rig, prefill, f"r{number}")
+        for sequence in rig.turn():
+            num_activated += 1
+            num_full = -(-(len(sequence.token_ids) - 1) // BLOCK_SIZE)
+            held = [rig.memory.get(block_id) for block_id in sequence.block_ids[:num_full]]
+            assert held == [(sequence.request_id, index) for index in range(num_full)]
+        prefill.take_releases()
+    assert num_activated > 10
+    for name in list(prefill.computed):
+        prefill.abort(name)
+    while rig.intake.num_handoffs() or rig.scheduler.active or rig.intake.ahead:
+        rig.end_copies()
+        rig.turn()
+        for sequence in list(rig.scheduler.active.values()):
+            rig.scheduler.end(sequence)
+    assert rig.all_free()
