@@ -46,7 +46,8 @@ def exporter(device: str, num_blocks: int, layout: KVLayout) -> Iterator[KVPoolE
             is_there, _, _ = select.select([process.stdout], [], [], EXPORT_DEADLINE_S)
             line = process.stdout.readline() if is_there else ""
             if not line:
-                raise TransferFailed(f"no pool was exported on {device} within {EXPORT_DEADLINE_S:g} s")
+                how = f"within {EXPORT_DEADLINE_S:g} s" if not is_there else "by the process that should, which ended"
+                raise TransferFailed(f"no pool was exported on {device} {how}")
             export = decode(bytes.fromhex(line))
             assert isinstance(export, KVPoolExport)
             yield export
