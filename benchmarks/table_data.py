@@ -12,6 +12,7 @@ MODEL = "qwen3-4b"
 VLLM = "vllm"
 STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
 PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
+KERNEL = re.compile(r"kernel decode (.+), ([\d.]+) MB")
 PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
 
 LOADS = {
@@ -150,6 +151,18 @@ def grid(
     return TableData(subject, corner, [column.format(second) for second in across], lines)
 
 
+def decode_kernels(rows: Sequence[Row]) -> TableData:
+    """Operations of a decode step beside the read ceiling, all of the newest run."""
+    found = [(match, row) for row in rows if (match := KERNEL.fullmatch(row.workload)) and row.hardware == ONE_GPU]
+    lines: list[Line] = [
+        (match[1], [Cell(row, float(row.value)), Cell(row, 100 * float(row.compared_value) / float(row.value))])
+        for match, row in found
+        if (row.date, row.commit) == (found[-1][1].date, found[-1][1].commit)
+    ]
+    subject = "one H200, Qwen3-4B's shapes, inside a captured graph"
+    return TableData(subject, "operation and sequences", ["µs", "% of the read ceiling"], lines)
+
+
 def pulls(rows: Sequence[Row]) -> TableData:
     """Pulls of KV blocks within a GPU and between two, by length."""
     places = {"within one": "cuda:0 to cuda:0", "between two": "cuda:0 to cuda:1"}
@@ -181,6 +194,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "workers": workers,
     "sharing": sharing,
     "decode-step": partial(grid, STEP, "step", "ms a step; one H200, no server", "sequences", "{:,} tokens", "{}"),
+    "decode-kernels": decode_kernels,
     "prompt-step": partial(
         grid, PROMPT, "prompt", "ms a prompt; one H200, no server", "prompt", "{} % of the GPU", "{:,} tokens"
     ),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.results import Row
-from benchmarks.table_data import ONE_GPU, Cell, TableData, beside_vllm, newest, serving, sharing
+from benchmarks.table_data import ONE_GPU, TABLES, Cell, TableData, beside_vllm, newest, serving, sharing
 from benchmarks.tables import main, render, written
 
 ROW = Row(
@@ -80,3 +80,16 @@ def test_only_what_is_between_markers_is_written_and_unknown_names_are_refused()
     assert "old" not in text and written(text, [ROW]) == text
     with pytest.raises(ValueError, match="table 'one-cpu': one of beside-vllm, one-gpu"):
         written(page.replace("one-gpu", "one-cpu"), [ROW])
+
+
+def test_kernels_are_those_of_the_newest_run_beside_the_read_ceiling() -> None:
+    kernel = replace(ROW, figure="time", value="10", unit="us", compared_with="read floor", compared_value="8")
+    rows = [
+        replace(kernel, workload="kernel decode qkv 4 (skinny), 31.5 MB", commit="old"),
+        replace(kernel, workload="kernel rms_norm 4, 0.1 MB"),
+        replace(kernel, workload="kernel decode attention 8 x 1024 (fused), 31.5 MB", compared_value="4.5"),
+    ]
+    assert render(TABLES["decode-kernels"](rows)).splitlines()[2:4] == [
+        "| attention 8 x 1024 (fused) | 10.0 | 45.0 |",
+        "",
+    ]
