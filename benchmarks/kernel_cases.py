@@ -24,6 +24,7 @@ EPS = 1e-6
 SCALE = HEAD_DIM**-0.5
 TOKEN_BYTES = 2 * NUM_KV * HEAD_DIM * 2  # K and V of one layer, bf16
 ROTATED_BYTES = 256 << 20  # several times the L2 cache
+EITHER = ((1, 512), (1, 1024), (8, 128), (16, 64), (64, 16))  # prompts, tokens of each: for both ways of attention
 MAX_STEP_TOKENS = 256  # above, a case stands for a prompt step, which is not launched with PDL
 
 
@@ -133,25 +134,30 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Ten
 
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-    return long_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.max_seq_len, SCALE)
+    return long_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, len(q), SCALE)
 
 
-def prompt_attention_case(name: str, attend: PromptAttention, seq_len: int) -> Case:
-    """One prompt; the reference is asked for the last queries only, which see everything."""
-    pool, batch = paged_batch(seq_len, seq_len, 1, variants_for(seq_len * TOKEN_BYTES))
-    q = random(seq_len, NUM_Q, HEAD_DIM)
+def prompt_attention_case(name: str, attend: PromptAttention, num_seqs: int, seq_len: int) -> Case:
+    """Whole prompts; of a single one the reference is asked for the last queries only, which see everything."""
+    num_tokens = num_seqs * seq_len
+    pool, batch = paged_batch(seq_len, seq_len, num_seqs, variants_for(num_tokens * TOKEN_BYTES))
+    q = random(num_tokens, NUM_Q, HEAD_DIM)
 
     def run(i: int) -> Tensor:
         k, v = pool[:, i].unbind(1)
         return attend(q, k, v, batch)
 
     def expected() -> Tensor:
-        tail = reference.paged_attention(q[-256:], pool[:, 0, 0], pool[:, 0, 1], tail_of(batch), SCALE)
+        k, v = pool[:, 0].unbind(1)
+        if num_seqs > 1:
+            return reference.paged_attention(q, k, v, batch, SCALE)
+        tail = reference.paged_attention(q[-256:], k, v, tail_of(batch), SCALE)
         return torch.cat((run(0)[:-256], tail))
 
-    flops = 4 * NUM_Q * HEAD_DIM * seq_len * (seq_len + 1) / 2
-    num_bytes = seq_len * (TOKEN_BYTES + NUM_Q * HEAD_DIM * 4)
-    return Case(f"{name} {seq_len}", run, expected, pool.shape[1], num_bytes, flops)
+    flops = num_seqs * 4 * NUM_Q * HEAD_DIM * seq_len * (seq_len + 1) / 2
+    num_bytes = num_tokens * (TOKEN_BYTES + NUM_Q * HEAD_DIM * 4)
+    shape = f"{seq_len}" if num_seqs == 1 else f"{num_seqs} x {seq_len}"
+    return Case(f"{name} {shape}", run, expected, pool.shape[1], num_bytes, flops)
 
 
 def tail_of(batch: ForwardBatch) -> ForwardBatch:
@@ -217,9 +223,9 @@ def kernel_cases() -> Iterator[Case]:
     yield from map(norm_case, (1, 4, 16, 64, 8192))
     yield from map(gate_case, (64, 8192))
     yield from map(rope_case, (1, 64, 8192))
-    yield from (prompt_attention_case("prefill_attention", paged_attention, seq_len) for seq_len in (512, 1024))
+    yield from (prompt_attention_case("prefill_attention", paged_attention, *prompts) for prompts in EITHER)
     if torch.cuda.get_device_capability()[0] == 9:
-        lengths = (512, 1024, 2048, 8192, 16_000)
-        yield from (prompt_attention_case("long_attention", gathered_attention, seq_len) for seq_len in lengths)
+        steps = (*EITHER, (1, 2048), (1, 8192), (1, 16_000))
+        yield from (prompt_attention_case("long_attention", gathered_attention, *prompts) for prompts in steps)
     yield from map(gather_case, (64, 512))
     yield from starmap(sampling_case, product((1, 64), FILTERS))
