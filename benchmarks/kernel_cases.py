@@ -24,7 +24,7 @@ EPS = 1e-6
 SCALE = HEAD_DIM**-0.5
 TOKEN_BYTES = 2 * NUM_KV * HEAD_DIM * 2  # K and V of one layer, bf16
 ROTATED_BYTES = 256 << 20  # several times the L2 cache
-EITHER = ((1, 512), (1, 1024), (8, 128), (16, 64), (64, 16))  # prompts, tokens of each: for both ways of attention
+PROMPT_BATCHES = ((1, 512), (1, 1024), (8, 128), (16, 64), (64, 16))  # prompts, tokens of each
 MAX_STEP_TOKENS = 256  # above, a case stands for a prompt step, which is not launched with PDL
 
 
@@ -223,9 +223,9 @@ def kernel_cases() -> Iterator[Case]:
     yield from map(norm_case, (1, 4, 16, 64, 8192))
     yield from map(gate_case, (64, 8192))
     yield from map(rope_case, (1, 64, 8192))
-    yield from (prompt_attention_case("prefill_attention", paged_attention, *prompts) for prompts in EITHER)
+    yield from (prompt_attention_case("prefill_attention", paged_attention, *batch) for batch in PROMPT_BATCHES)
     if torch.cuda.get_device_capability()[0] == 9:
-        steps = (*EITHER, (1, 2048), (1, 8192), (1, 16_000))
-        yield from (prompt_attention_case("long_attention", gathered_attention, *prompts) for prompts in steps)
+        batches = (*PROMPT_BATCHES, (1, 2048), (1, 8192), (1, 16_000))
+        yield from (prompt_attention_case("long_attention", gathered_attention, *batch) for batch in batches)
     yield from map(gather_case, (64, 512))
     yield from starmap(sampling_case, product((1, 64), FILTERS))

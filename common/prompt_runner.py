@@ -8,7 +8,6 @@ to a share of the GPU, so are the graphs: a lone prompt, which may use all of it
 
 import logging
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from common.engine import Engine
 from common.gpu_share import GpuShare
 from common.landing import Landing, PendingTokens
+from common.ops.base import GATHERED_ABOVE
 from common.prompt_buffers import PromptBuffers, PromptChunk
 from common.step_trace import WAIT, Trace
 
@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 TOKEN_BUCKETS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MAX_GRAPH_SEQS = 8
-MAX_SCATTERED_TOKENS = 512
-"""Graphs of more tokens have attention gather K and V first, which pays there, and so room for so many keys only."""
 
 
 class Bucket(NamedTuple):
@@ -37,13 +35,13 @@ class Bucket(NamedTuple):
 
     @property
     def num_keys(self) -> int:
-        """Most keys of all sequences together: enough for beginnings of prompts. 0: any number."""
-        return self.num_tokens if self.num_tokens > MAX_SCATTERED_TOKENS else 0
+        """Most keys of all sequences together, 0 for any: where they are gathered, enough for beginnings of prompts."""
+        return self.num_tokens if self.num_tokens > GATHERED_ABOVE else 0
 
-    def holds(self, chunks: Sequence[PromptChunk]) -> bool:
-        num_tokens, num_keys = sum(len(chunk.token_ids) for chunk in chunks), sum(chunk.end for chunk in chunks)
+    def holds(self, num_tokens: int, num_seqs: int, num_keys: int) -> bool:
+        """Whether a step of that size may replay the graph."""
         has_keys = not self.num_keys or num_keys <= self.num_keys
-        return num_tokens <= self.num_tokens and len(chunks) <= self.num_seqs and has_keys
+        return num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and has_keys
 
 
 class PendingPrompts:
@@ -86,7 +84,8 @@ class PromptRunner:
         `whole_gpu`: it may use more than the share, as there is nobody to leave the rest to.
         """
         num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
-        bucket = self._bucket(chunks, whole_gpu=whole_gpu or self.share.limited is None)
+        num_keys = sum(chunk.end for chunk in chunks)
+        bucket = self._bucket(num_tokens, num_seqs, num_keys, whole_gpu=whole_gpu or self.share.limited is None)
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill(chunks, *(bucket[:2] if bucket else (num_tokens, num_seqs)))
             with self.trace.device(num_tokens, "tokens"):
@@ -94,8 +93,9 @@ class PromptRunner:
                     graph, sampled = self.graphs[bucket]
                     graph.replay()
                 else:
-                    max_query_len, ends = max(len(chunk.token_ids) for chunk in chunks), [chunk.end for chunk in chunks]
-                    sampled = self._step(num_tokens, num_seqs, max_query_len, max(ends), num_keys=sum(ends))
+                    max_query_len = max(len(chunk.token_ids) for chunk in chunks)
+                    max_seq_len = max(chunk.end for chunk in chunks)
+                    sampled = self._step(num_tokens, num_seqs, max_query_len, max_seq_len, num_keys=num_keys)
             pending = self.landing.fetch(sampled[:num_seqs])
         return PendingPrompts(pending, [chunk.is_last for chunk in chunks])
 
@@ -123,9 +123,13 @@ class PromptRunner:
         sizes = [num_tokens for num_tokens in sorted(TOKEN_BUCKETS, reverse=True) if num_tokens <= buffers.max_tokens]
         return [Bucket(num_tokens, *kind) for num_tokens in sizes for kind in sorted(kinds)]
 
-    def _bucket(self, chunks: Sequence[PromptChunk], *, whole_gpu: bool) -> Bucket | None:
+    def _bucket(self, num_tokens: int, num_seqs: int, num_keys: int, *, whole_gpu: bool) -> Bucket | None:
         """The smallest captured bucket that holds the step."""
-        fitting = (bucket for bucket in self.graphs if bucket.whole_gpu == whole_gpu and bucket.holds(chunks))
+        fitting = (
+            bucket
+            for bucket in self.graphs
+            if bucket.whole_gpu == whole_gpu and bucket.holds(num_tokens, num_seqs, num_keys)
+        )
         return min(fitting, default=None)
 
     def _step(

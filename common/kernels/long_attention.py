@@ -34,12 +34,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from common.kernels.gather_kv import TILE, gather_kv
 from common.kernels.prefill_attention import LOG2_E, check_operands
 from common.kernels.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
+from common.ops.base import GATHERED_ABOVE
 
 ROWS = 64  # queries of a group of four warps, what they multiply at once
 BLOCK_M = 2 * ROWS  # of a program
 STAGES = 2  # tiles of keys in shared memory, and as many of values
 MAX_KEYS = 65536  # of one step: what gathering may take of memory
-MIN_TOKENS = 512  # of a step; below, gathering does not pay
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)  # of every tile
 
 
@@ -352,7 +352,7 @@ def _long_attention_kernel(
 def is_long(q: Tensor, num_keys: int) -> bool:
     """Whether a step on Hopper is of the kind that this is for; `num_keys` as in `ForwardBatch`."""
     num_tokens, _, head_dim = q.shape
-    return num_tokens > MIN_TOKENS and 0 < num_keys <= MAX_KEYS and head_dim in (64, 128) and q.element_size() == 2
+    return num_tokens > GATHERED_ABOVE and 0 < num_keys <= MAX_KEYS and head_dim in (64, 128) and q.element_size() == 2
 
 
 def long_attention(

@@ -10,6 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+GATHERED_ABOVE = 512
+"""Tokens of a step. Attention of more may gather K and V first, if it is told how many there are at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
@@ -30,7 +33,7 @@ class ForwardBatch:
     last_tokens: Tensor | None  # [num_seqs] int64: each sequence's last token, if only their logits are wanted
     max_query_len: int
     max_seq_len: int
-    num_keys: int = 0  # the sum of seq_lens, 0 where only the device knows it (captured steps)
+    num_keys: int = 0  # at least the sum of seq_lens; 0 where the host knows no bound (captured steps)
 
     def one_query_each(self) -> "ForwardBatch":
         """What attention of each sequence's last token alone reads: the same keys; token by token nothing changes."""

@@ -141,8 +141,8 @@ def test_a_graph_that_gathers_keys_replays_no_more_than_it_has_room_for(
     graph = (cast(torch.cuda.CUDAGraph, FakeGraph()), torch.zeros(8, dtype=torch.int32))
     buckets = [Bucket(512, 8, True), Bucket(640, 8, True)]
     runner.graphs = dict.fromkeys(buckets, graph)
-    chunks = [PromptChunk([3] * num_tokens, start, [], GREEDY, is_last=True) for start in starts]
-    assert (runner._bucket(chunks, whole_gpu=True) is not None) == fits
+    num_seqs, num_keys = len(starts), sum(start + num_tokens for start in starts)
+    assert (runner._bucket(num_seqs * num_tokens, num_seqs, num_keys, whole_gpu=True) is not None) == fits
 
 
 @pytest.mark.parametrize("use_graphs", [True, False])
