@@ -77,7 +77,7 @@ class Heartbeat:
     num_waiting: int
     num_running: int
     num_free_blocks: int
-    num_handoffs: int  # prefill: blocks kept for a peer; decode: handoffs waiting or being pulled
+    num_handoffs: int  # prefill: blocks kept for a peer; decode: handoffs waiting, being pulled, or begun ahead
     last_step_age_s: float  # 0 while idle
     num_dropped_frames: int
 

@@ -156,7 +156,7 @@ class Intake:
         """Begin pulling the oldest handoffs that there is room for."""
         while self.waiting and len(self.pulling) < self.max_pulls:
             handoff = self.waiting[0]
-            if not self._has_room(handoff) or time.monotonic() > handoff.lease_end_s:
+            if time.monotonic() > handoff.lease_end_s or not self._make_room(handoff):
                 return
             self.waiting.popleft()
             self._start_pull(handoff)
@@ -164,7 +164,6 @@ class Intake:
 
     def finish_pulls(self) -> list[Sequence]:
         """Sequences whose blocks have arrived; their peers are told to let go."""
-        self.ahead.tend()
         finished = [h for h in self.pulling if all(pull.done() for pull in h.pulls)]
         for handoff in finished:
             self.pulling.remove(handoff)
@@ -173,8 +172,16 @@ class Intake:
                 self.scheduler.unreserve(handoff.sequence)
         return [handoff.sequence for handoff in finished if not handoff.aborted]
 
+    def make_way(self, but: Key | None = None) -> bool:
+        """Give up what was pulled ahead, perhaps but one; whether there was any: blocks come free as copies end."""
+        had_any = bool(self.ahead)
+        self.ahead.drop_all(but)
+        self.ahead.tend()
+        return had_any
+
     def renew(self) -> None:
-        """Ask peers to keep what waits, and drop old aborts; cheap enough for every turn of the loop."""
+        """Ask peers to keep what waits, and let go of what is over or old; cheap enough for every turn of the loop."""
+        self.ahead.tend()
         now_s = time.monotonic()
         for peer in self.peers.values():
             due = [
@@ -209,28 +216,29 @@ class Intake:
 
     def release_all(self) -> list[Sequence]:
         """Give every handoff that is not being pulled back; returns their sequences."""
+        self.ahead.drop_all()
         waiting, self.waiting = self.waiting, deque()
         for handoff in waiting:
             self._release(handoff)
         return [handoff.sequence for handoff in waiting]
 
     def num_handoffs(self) -> int:
-        return len(self.waiting) + len(self.pulling)
+        """Those that wait or are being pulled, and those to come that are pulled ahead."""
+        return len(self.waiting) + len(self.pulling) + len(self.ahead)
 
     def close(self) -> None:
         for peer in self.peers.values():
             peer.pool.close()
 
-    def _has_room(self, handoff: Handoff) -> bool:
-        """Whether a complete prompt may be admitted; if not, what others have begun makes room."""
+    def _make_room(self, handoff: Handoff) -> bool:
+        """Whether a complete prompt may be admitted, if need be for what others have begun."""
+        if not self.scheduler.has_row():
+            return False
         sequence = handoff.sequence
         begun = self.ahead.find(sequence.key, handoff.peer.pool, handoff.source_ids)
         num_tokens, num_held = len(sequence.token_ids), len(begun.block_ids) if begun else 0
-        if not self.scheduler.has_row():
-            return False
         if not self.scheduler.has_blocks(num_tokens, num_held):
-            self.ahead.drop_all(but=sequence.key if begun else None)
-            self.ahead.tend()
+            self.make_way(but=sequence.key if begun else None)
         return self.scheduler.has_blocks(num_tokens, num_held)
 
     def _start_pull(self, handoff: Handoff) -> None:

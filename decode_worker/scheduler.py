@@ -36,6 +36,7 @@ class Scheduler:
         return self.has_row() and self.has_blocks(num_tokens)
 
     def has_row(self) -> bool:
+        """Whether a row is free, those counted that reserved sequences will take."""
         return self._num_taken < self.max_num_seqs
 
     def has_blocks(self, num_tokens: int, num_held: int = 0) -> bool:
@@ -117,6 +118,7 @@ class Scheduler:
         return [s.block_ids for s in [*self.reserved.values(), *self.active.values(), *self.lingering]]
 
     def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
     @property

@@ -173,7 +173,6 @@ class DecodeWorker:
         for handoff in self.intake.pulling:
             handoff.aborted = True
         self.intake.release_all()
-        self.intake.ahead.drop_all()
         self.local_prompts.release_all()
 
     def close(self) -> None:
@@ -202,8 +201,7 @@ class DecodeWorker:
         False when blocks may come free without: then the step in flight is collected first, or copies end.
         """
         while self.scheduler.make_slots() is not None:
-            self.intake.ahead.drop_all()
-            if self.in_flight is not None or self.intake.ahead:
+            if self.in_flight is not None or self.intake.make_way():
                 return False
             victim = self.scheduler.youngest()
             self.scheduler.end(victim)

@@ -81,6 +81,7 @@ class Rig:
         for sequence in arrived:
             self.scheduler.activate(sequence)
         self.intake.start_pulls()
+        self.intake.renew()
         self.allocator.check([*self.scheduler.blocks(), *self.intake.ahead.blocks()])
         return arrived
 
@@ -139,11 +140,12 @@ def test_progress_that_found_no_room_costs_nothing() -> None:
     assert [sequence.request_id for sequence in rig.turn()] == ["short"]
 
 
-@pytest.mark.parametrize("how", ["abort", "newer attempt", "over", "peer", "silence"])
+@pytest.mark.parametrize("how", ["abort", "newer attempt", "over", "peer", "silence", "wanted", "shutdown"])
 def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     rig.progress("a", 30, [11, 12, 13], attempt=1)
     rig.turn()
+    assert rig.intake.num_handoffs() == 1, "who drains waits for it"
     match how:
         case "abort":
             rig.intake.abort("a", 1)
@@ -156,11 +158,16 @@ def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatc
             assert rig.intake.forget("p", 1) == []
         case "silence":
             monkeypatch.setattr(ahead, "SILENCE_S", -1.0)
+        case "wanted":
+            assert rig.intake.make_way()
+        case "shutdown":
+            assert rig.intake.release_all() == []
     rig.turn()
     assert rig.all_free() == (how == "peer"), "closing the peer's pool ends its copies"
     rig.end_copies()
     rig.turn()
     assert rig.all_free() and len(rig.pool.copies) == 1
+    assert rig.intake.num_handoffs() == 0 and not rig.intake.make_way()
 
 
 def test_an_older_attempt_says_nothing_about_a_newer_one() -> None:
@@ -264,7 +271,7 @@ def test_whatever_happens_sequences_get_their_own_blocks_and_all_come_back(seed:
     assert num_activated > 10
     for name in list(prefill.computed):
         prefill.abort(name)
-    while rig.intake.num_handoffs() or rig.scheduler.active or rig.intake.ahead:
+    while rig.intake.num_handoffs() or rig.scheduler.active:
         rig.end_copies()
         rig.turn()
         for sequence in list(rig.scheduler.active.values()):
