@@ -31,10 +31,11 @@ async def killed_while_streaming(system: System, victim: str, asked: list[list[i
     return [c.text for c in completions]
 
 
-async def test_a_decode_worker_dies_mid_stream(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("flags", [(), ("--prefill-max-batch-tokens", "32")], ids=["whole", "chunks"])
+async def test_a_decode_worker_dies_mid_stream(flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(6, 10, 60, seed=5)
-    with System(directory, "--prefill-max-batch-tokens", "32").start(decode=2) as system:
+    with System(directory, *flags).start(decode=2) as system:
         texts = await killed_while_streaming(system, "decode-0", asked)
         assert texts == [Reference(directory, model).text(p, MAX_TOKENS, ignore_eos=True) for p in asked]
         system.until(system.all_blocks_free)

@@ -59,12 +59,14 @@ async def test_two_of_each_share_the_load(checkpoint: Checkpoint) -> None:
             assert any(name in line for line in system.log("router").splitlines() if "finished" in line)
 
 
-async def test_a_pool_too_small_for_all_makes_them_wait_or_start_over_not_fail(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("flags", [(), ("--prefill-max-batch-tokens", "32")], ids=["whole", "chunks"])
+async def test_a_pool_too_small_for_all_makes_them_wait_or_start_over_not_fail(
+    flags: tuple[str, ...], checkpoint: Checkpoint
+) -> None:
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(8, 60, 100, seed=3)
     block_bytes = 3 * 2 * 16 * 2 * 32 * 4
-    flags = ("--kv-pool-bytes", str(24 * block_bytes), "--prefill-max-batch-tokens", "32")
-    with System(directory, *flags).start() as system:
+    with System(directory, "--kv-pool-bytes", str(24 * block_bytes), *flags).start() as system:
         completions = await complete_all(system.url, asked, max_tokens=60, ignore_eos=True)
         expected = [Reference(directory, model).text(prompt, 60, ignore_eos=True) for prompt in asked]
         assert [c.text for c in completions] == expected
