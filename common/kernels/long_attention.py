@@ -40,6 +40,7 @@ ROWS = 64  # queries of a group of four warps, what they multiply at once
 BLOCK_M = 2 * ROWS  # of a program
 STAGES = 2  # tiles of keys in shared memory, and as many of values
 MAX_KEYS = 65536  # of one step: what gathering may take of memory
+SHORT_PROMPT = 64  # keys
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)  # of every tile
 
 
@@ -349,10 +350,14 @@ def _long_attention_kernel(
     )
 
 
-def is_long(q: Tensor, num_keys: int) -> bool:
-    """Whether a step on Hopper is of the kind that this is for; `num_keys` as in `ForwardBatch`."""
+def is_long(q: Tensor, num_seqs: int, num_keys: int) -> bool:
+    """Whether a step on Hopper is of the kind that this is for; `num_keys` as in `ForwardBatch`.
+
+    Not for many short prompts: they leave most of a tile of queries empty, and are read faster where they lie.
+    """
     num_tokens, _, head_dim = q.shape
-    return num_tokens > GATHERED_ABOVE and 0 < num_keys <= MAX_KEYS and head_dim in (64, 128) and q.element_size() == 2
+    has_work = num_tokens > GATHERED_ABOVE and num_seqs * SHORT_PROMPT < num_keys <= MAX_KEYS
+    return has_work and head_dim in (64, 128) and q.element_size() == 2
 
 
 def long_attention(

@@ -116,7 +116,7 @@ class CudaOps:
         scale = q.shape[2] ** -0.5
         if self.kernels.prefill_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, batch, scale)
-        if self._is_hopper and is_long(q, batch.num_keys):
+        if self._is_hopper and is_long(q, batch.seq_lens.shape[0], batch.num_keys):
             return long_attention(
                 q, k_cache, v_cache, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale
             )
