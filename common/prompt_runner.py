@@ -16,7 +16,7 @@ from torch import Tensor
 from common.engine import Engine
 from common.gpu_share import GpuShare
 from common.landing import Landing, PendingTokens
-from common.ops.base import GATHERED_ABOVE
+from common.ops.gathering import GATHERED_ABOVE
 from common.prompt_buffers import PromptBuffers, PromptChunk
 from common.step_trace import WAIT, Trace
 

@@ -34,13 +34,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from common.kernels.gather_kv import TILE, gather_kv
 from common.kernels.prefill_attention import LOG2_E, check_operands
 from common.kernels.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
-from common.ops.base import GATHERED_ABOVE
 
 ROWS = 64  # queries of a group of four warps, what they multiply at once
 BLOCK_M = 2 * ROWS  # of a program
 STAGES = 2  # tiles of keys in shared memory, and as many of values
-MAX_KEYS = 65536  # of one step: what gathering may take of memory
-SHORT_PROMPT = 64  # keys
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)  # of every tile
 
 
@@ -348,16 +345,6 @@ def _long_attention_kernel(
         worker_num_warps=[4, 1],
         worker_num_regs=[240, 24],
     )
-
-
-def is_long(q: Tensor, num_seqs: int, num_keys: int) -> bool:
-    """Whether a step on Hopper is of the kind that this is for; `num_keys` as in `ForwardBatch`.
-
-    Not for many short prompts: they leave most of a tile of queries empty, and are read faster where they lie.
-    """
-    num_tokens, _, head_dim = q.shape
-    has_work = num_tokens > GATHERED_ABOVE and num_seqs * SHORT_PROMPT < num_keys <= MAX_KEYS
-    return has_work and head_dim in (64, 128) and q.element_size() == 2
 
 
 def long_attention(

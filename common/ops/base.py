@@ -10,9 +10,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-GATHERED_ABOVE = 512
-"""Tokens of a step. Attention of more may gather K and V first, if it is told how many there are at most."""
-
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:

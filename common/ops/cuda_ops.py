@@ -9,12 +9,13 @@ from common.kernels.decode_attention import decode_attention
 from common.kernels.decode_splits import DecodeWorkspace, make_workspace
 from common.kernels.embedding import embedding
 from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
-from common.kernels.long_attention import is_long, long_attention
+from common.kernels.long_attention import long_attention
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import AttentionWeights, ForwardBatch, Residual
+from common.ops.gathering import is_gathered
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
 
@@ -116,7 +117,7 @@ class CudaOps:
         scale = q.shape[2] ** -0.5
         if self.kernels.prefill_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, batch, scale)
-        if self._is_hopper and is_long(q, batch.seq_lens.shape[0], batch.num_keys):
+        if self._is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys):
             return long_attention(
                 q, k_cache, v_cache, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale
             )

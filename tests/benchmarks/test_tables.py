@@ -82,14 +82,16 @@ def test_only_what_is_between_markers_is_written_and_unknown_names_are_refused()
         written(page.replace("one-gpu", "one-cpu"), [ROW])
 
 
-def test_kernels_are_those_of_the_newest_run_beside_the_read_ceiling() -> None:
+def test_kernels_are_those_last_planned_beside_the_read_ceiling() -> None:
     kernel = replace(ROW, figure="time", value="10", unit="us", compared_with="read floor", compared_value="8")
     rows = [
-        replace(kernel, workload="kernel decode qkv 4 (skinny), 31.5 MB", commit="old"),
+        replace(kernel, workload="kernel decode qkv 4 (skinny), 31.5 MB"),
+        replace(kernel, workload="kernel decode qkv 4 (ring), 31.6 MB", compared_value="5"),
         replace(kernel, workload="kernel rms_norm 4, 0.1 MB"),
         replace(kernel, workload="kernel decode attention 8 x 1024 (fused), 31.5 MB", compared_value="4.5"),
     ]
-    assert render(TABLES["decode-kernels"](rows)).splitlines()[2:4] == [
+    assert render(TABLES["decode-kernels"](rows)).splitlines()[2:5] == [
+        "| qkv 4 (ring) | 10.0 | 50.0 |",
         "| attention 8 x 1024 (fused) | 10.0 | 45.0 |",
         "",
     ]

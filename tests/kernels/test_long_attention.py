@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from common.gpu_share import make_share
-from common.kernels.long_attention import is_long, long_attention
+from common.kernels.long_attention import long_attention
 from common.ops import reference
 from common.ops.base import ForwardBatch
 
@@ -134,19 +134,3 @@ def test_in_a_captured_graph(make_paged: MakePaged, assert_close: AssertClose) -
     out.fill_(float("nan"))
     graph.replay()
     assert_close(out[:700], expected(q[:700], pool, batch))
-
-
-def test_which_steps_are_long() -> None:
-    def is_it(
-        num_tokens: int, num_keys: int, head_dim: int = 128, dtype: torch.dtype = torch.bfloat16, num_seqs: int = 1
-    ) -> bool:
-        return is_long(torch.empty(num_tokens, 2, head_dim, dtype=dtype), num_seqs, num_keys)
-
-    assert is_it(513, 513) and is_it(2000, 65536, 64, torch.float16)
-    assert not is_it(512, 512)
-    assert not is_it(2000, 0), "only the device knows how many keys there are"
-    assert not is_it(2000, 65537)
-    assert not is_it(1024, 1024, num_seqs=16), "64 keys of each sequence are too few to gather"
-    assert is_it(1024, 1040, num_seqs=16)
-    assert not is_it(2000, 2000, 96) and not is_it(2000, 2000, 256)
-    assert not is_it(2000, 2000, dtype=torch.float32)
