@@ -117,7 +117,7 @@ def product_case(num_tokens: int, which: Product) -> Case:
         return exact.apply(TorchOps(pool), which.fusion, exact.weights[0])
 
     properties = torch.cuda.get_device_properties(0)
-    plans = LinearPlans(properties.name, properties.multi_processor_count, has_ring=properties.major == 9)
+    plans = LinearPlans(properties.name, properties.multi_processor_count, is_hopper=properties.major == 9)
     kind = plans.plan(which.fusion, num_tokens, which.n, which.k).kind
     return Case(f"decode {which.name} {num_tokens} ({kind})", run, expected, len(operands.weights), num_bytes)
 

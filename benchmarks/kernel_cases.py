@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product, starmap
+from itertools import chain, product, starmap
 
 import torch
 from torch import Tensor
 
 from common.kernels import sampling
 from common.kernels.embedding import embedding
+from common.kernels.gated_gemm import gated_gemm
 from common.kernels.gather_blocks import gather_blocks
 from common.kernels.long_attention import long_attention
 from common.kernels.prefill_attention import prefill_attention
@@ -76,6 +77,22 @@ def attention_weights(max_positions: int) -> AttentionWeights:
     angles = torch.rand(max_positions, HEAD_DIM // 2, device="cuda")
     rope = torch.cat((angles.cos(), angles.sin()), dim=1)
     return AttentionWeights(random(HEAD_DIM), random(HEAD_DIM), EPS, rope, NUM_Q, NUM_KV, HEAD_DIM)
+
+
+def gated_gemm_cases(num_tokens: int) -> Iterator[Case]:
+    """The product that gate and up are halves of, with the gate applied by itself and by a kernel of its own."""
+    x, weights = random(num_tokens, HIDDEN), random(4, 2 * INNER, HIDDEN) * HIDDEN**-0.5
+    num_bytes = 2 * (num_tokens * (HIDDEN + INNER) + 2 * INNER * HIDDEN)
+    flops = 4 * num_tokens * INNER * HIDDEN
+
+    def separate(i: int) -> Tensor:
+        return silu_mul(x @ weights[i].t())
+
+    def expected() -> Tensor:
+        return reference.silu_mul(x.float() @ weights[0].float().t()).to(x.dtype)
+
+    yield Case(f"gated_gemm {num_tokens}", lambda i: gated_gemm(x, weights[i]), expected, 4, num_bytes, flops)
+    yield Case(f"cuBLAS and silu_mul {num_tokens}", separate, expected, 4, num_bytes, flops)
 
 
 def rope_case(num_tokens: int) -> Case:
@@ -225,6 +242,7 @@ def kernel_cases() -> Iterator[Case]:
     yield from map(rope_case, (1, 64, 8192))
     yield from (prompt_attention_case("prefill_attention", paged_attention, *batch) for batch in PROMPT_BATCHES)
     if torch.cuda.get_device_capability()[0] == 9:
+        yield from chain.from_iterable(map(gated_gemm_cases, (1024, 2048, 8192)))
         batches = (*PROMPT_BATCHES, (1, 2048), (1, 8192), (1, 16_000))
         yield from (prompt_attention_case("long_attention", gathered_attention, *batch) for batch in batches)
     yield from map(gather_case, (64, 512))

@@ -42,9 +42,10 @@ class ChosenPlans:
 
     def __init__(self, shapes: list[Shape], tokens: int) -> None:
         gpu = torch.cuda.get_device_properties(0)
-        num_sms, has_ring = gpu.multi_processor_count, gpu.major == 9
+        num_sms, is_hopper = gpu.multi_processor_count, gpu.major == 9
         self.plans = {
-            shape: rule_of_thumb(shape.fusion, tokens, shape.n, shape.k, num_sms, has_ring=has_ring) for shape in shapes
+            shape: rule_of_thumb(shape.fusion, tokens, shape.n, shape.k, num_sms, is_hopper=is_hopper)
+            for shape in shapes
         }
 
     def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:

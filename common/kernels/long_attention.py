@@ -7,18 +7,15 @@ is nearly always running (FlashAttention-3, Shah et al. 2024): one warp fetches 
 accelerator; two groups of four attend, 64 queries each. A group starts the scores of a tile and the product
 of the weights of the tile before with V together, and takes the softmax of the scores while that goes on.
 
-There is a program a multiprocessor. It takes items, a query tile of a head each, by drawing numbers from
-a ticket, a count in global memory: longest contexts first, so that all programs end at about the same time.
-What the next item needs arrives while the last is attended to. The first item is drawn too: on a share of
-the GPU or beside other kernels not all programs may run at once, and one that starts late must not own
-work that all others have long passed.
+There is a program a multiprocessor. It draws items (`items`), a query tile of a head each: longest contexts
+first, so that all programs end at about the same time. What the next item needs arrives while the last is
+attended to.
 
 Written in Gluon, Triton's lower layer, since there warps can be told apart. Hopper only; Triton's
 interpreter does not run it. Query tiles of all sequences lie on one axis (`ragged`).
 """
 
 import torch
-import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -32,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.gather_kv import TILE, gather_kv
+from common.kernels.items import advance, announce, announced, draw
 from common.kernels.prefill_attention import LOG2_E, check_operands
 from common.kernels.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
@@ -39,16 +37,6 @@ ROWS = 64  # queries of a group of four warps, what they multiply at once
 BLOCK_M = 2 * ROWS  # of a program
 STAGES = 2  # tiles of keys in shared memory, and as many of values
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)  # of every tile
-
-
-@gluon.jit
-def _advance(slot, phase, STAGES: gl.constexpr):
-    """The next slot of a ring, and the phase that its barriers are awaited in: another one every time around."""
-    slot += 1
-    if slot == STAGES:
-        slot = 0
-        phase ^= 1
-    return slot, phase
 
 
 @gluon.jit
@@ -76,14 +64,6 @@ def _place(item, work, NUM_Q: gl.constexpr, MAX_SEQS: gl.constexpr, BLOCK_M: gl.
 
 
 @gluon.jit
-def _announce(item, item_smem, q_empty, q_phase):
-    """Write down an item for both groups, once they are done with the queries of the last, and so with its number."""
-    mbarrier.wait(q_empty, q_phase)
-    item_smem.store(gl.full([1], item, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
-    tl.debug_barrier()  # all lanes store; the one that then arrives at q_full does so after all of them
-
-
-@gluon.jit
 def _fetch(
     shared,  # as in the kernel
     work,  # as in the kernel
@@ -105,14 +85,14 @@ def _fetch(
     slot = 0
     phase = 1  # the first wait for something empty returns at once
     q_phase = 1
-    item = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
+    item = draw(ticket_ptr)
     while item < num_items:
         token, _, _, first_query, head, first_row, num_key_tiles = _place(
             item, work, NUM_Q, MAX_SEQS, 2 * ROWS, BLOCK_N
         )
         column = head // GROUP * HEAD_DIM
         if num_key_tiles > 0:
-            _announce(item, item_smem, q_empty, q_phase)
+            announce(item, item_smem, q_empty, q_phase)
             q_phase ^= 1
             mbarrier.expect(q_full, 2 * ROWS * HEAD_DIM * 2)
             for group in gl.static_range(2):
@@ -126,17 +106,10 @@ def _fetch(
             mbarrier.wait(v_empty.index(slot), phase)
             mbarrier.expect(v_full.index(slot), BLOCK_N * HEAD_DIM * 2)
             tma.async_copy_global_to_shared(kv_desc, [num_rows + row, column], v_full.index(slot), v_ring.index(slot))
-            slot, phase = _advance(slot, phase, STAGES)
-        item = gl.atomic_add(ticket_ptr, 1, sem="relaxed")  # meanwhile STAGES tiles are left to attend to
-    _announce(num_items, item_smem, q_empty, q_phase)  # no item: the groups end
+            slot, phase = advance(slot, phase, STAGES)
+        item = draw(ticket_ptr)  # meanwhile STAGES tiles are left to attend to
+    announce(num_items, item_smem, q_empty, q_phase)  # no item: the groups end
     mbarrier.arrive(q_full, count=1)
-
-
-@gluon.jit
-def _announced(item_smem, q_full, q_phase):
-    """The item that the fetching warp wrote down; its queries have arrived."""
-    mbarrier.wait(q_full, q_phase)
-    return gl.sum(item_smem.load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), axis=0)
 
 
 @gluon.jit
@@ -191,7 +164,7 @@ def _begin(shared, slot, phase, num_key_tiles, positions, scale_log2, GROUP_ID: 
     lowest = gl.full([ROWS], -1e38, gl.float32, gl.SliceLayout(1, scores_layout))  # finite: differences are numbers
     weights, row_max = _weigh(_masked(scores, 0, positions), lowest, scale_log2)
     acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, out_layout)
-    next_slot, next_phase = _advance(slot, phase, STAGES)
+    next_slot, next_phase = advance(slot, phase, STAGES)
     mbarrier.wait(k_full.index(next_slot), next_phase, pred=num_key_tiles > 1)
     return weights, acc, row_max, _lane_sums(weights), slot, phase
 
@@ -214,7 +187,7 @@ def _step(
     scores_layout: gl.constexpr = weights.type.layout
     zero = gl.zeros([weights.shape[0], weights.shape[1]], gl.float32, scores_layout)
     weights = _as_operand(weights, acc, queries.dtype)
-    slot, phase = _advance(v_slot, v_phase, STAGES)
+    slot, phase = advance(v_slot, v_phase, STAGES)
     k = k_ring.index(slot).permute((1, 0))
     scores = warpgroup_mma(queries.index(GROUP_ID), k, zero, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(v_slot), v_phase)
@@ -229,7 +202,7 @@ def _step(
     row_sums += _lane_sums(new_weights)
     # Awaiting the next keys here parts the softmax from the wait for the product: with nothing between them the
     # assembler puts the wait first, and the softmax no longer runs beside the product.
-    next_slot, next_phase = _advance(slot, phase, STAGES)
+    next_slot, next_phase = advance(slot, phase, STAGES)
     mbarrier.wait(k_full.index(next_slot), next_phase, pred=tile + 1 < num_key_tiles)
     acc, weights, new_weights = warpgroup_mma_wait(0, deps=[acc, weights, new_weights])
     mbarrier.arrive(v_empty.index(v_slot), count=1)
@@ -246,7 +219,7 @@ def _finish(shared, state):
     acc = warpgroup_mma(_as_operand(weights, acc, queries.dtype), v_ring.index(slot), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_empty.index(slot), count=1)
-    slot, phase = _advance(slot, phase, k_ring.shape[0])
+    slot, phase = advance(slot, phase, k_ring.shape[0])
     row_sum = gl.convert_layout(gl.sum(row_sums, axis=1), gl.SliceLayout(1, acc.type.layout))
     return acc * (1.0 / row_sum)[:, None], slot, phase
 
@@ -271,7 +244,7 @@ def _attend(
     slot = 0
     phase = 0
     q_phase = 0
-    item = _announced(item_smem, q_full, q_phase)
+    item = announced(item_smem, q_full, q_phase)
     while item < num_items:
         token, query_len, prior, first_query, head, _first_row, num_key_tiles = _place(
             item, work, NUM_Q, MAX_SEQS, 2 * ROWS, BLOCK_N
@@ -291,7 +264,7 @@ def _attend(
         elements = (token + rows).to(gl.int64)[:, None] * (NUM_Q * HEAD_DIM) + columns[None, :]
         gl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=(rows < query_len)[:, None])
         q_phase ^= 1
-        item = _announced(item_smem, q_full, q_phase)
+        item = announced(item_smem, q_full, q_phase)
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_query_tiles"])  # they differ from batch to batch

@@ -41,7 +41,7 @@ class CudaOps:
         # Planned kernels fuse norm and activation, and are made for two bytes an element.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and kv_cache.element_size() == 2
-        self.plans: Plans = LinearPlans(properties.name, self._num_sms, has_ring=self._is_hopper)
+        self.plans: Plans = LinearPlans(properties.name, self._num_sms, is_hopper=self._is_hopper)
         self._linear = FusedLinear(
             norm=None if kernels.norm == "triton" else reference.rms_norm,
             activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from common.kernels.gated_gemm import gated_gemm
 from common.kernels.gemv import gemv
 from common.kernels.join_parts import join_parts
 from common.kernels.ring_gemm import ring_gemm
@@ -62,6 +63,8 @@ class FusedLinear:
         """`silu(g) * u` of `rms_norm(x) @ gate_up.T`: `[num_tokens, inner]`."""
         if plan.kind is Kind.CUBLAS:
             return self.activation(functional.linear(self._normed(x, norm, eps, pdl), gate_up))
+        if plan.kind is Kind.GATED:
+            return gated_gemm(self._normed(x, norm, eps, pdl), gate_up)
         out = torch.empty((x.rows.shape[0], gate_up.shape[0] // 2), dtype=gate_up.dtype, device=gate_up.device)
         if plan.kind is Kind.GEMV:
             rows = self.whole(x, pdl)

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypedDict
 
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
+MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
 
 
@@ -30,6 +31,7 @@ class Kind(StrEnum):
     GEMV = "gemv"
     SKINNY = "skinny"
     RING = "ring"
+    GATED = "gated"  # for GATE alone
     CUBLAS = "cublas"
 
 
@@ -102,9 +104,9 @@ class Plans(Protocol):
 class LinearPlans:
     """Plans for one GPU type, as measured."""
 
-    def __init__(self, gpu_name: str, num_sms: int, *, has_ring: bool) -> None:
+    def __init__(self, gpu_name: str, num_sms: int, *, is_hopper: bool) -> None:
         self._num_sms = num_sms
-        self._has_ring = has_ring  # whether the GPU runs `ring_gemm`
+        self._is_hopper = is_hopper  # whether the GPU runs kernels in Gluon
         self._measured = _read_plans(plan_file(gpu_name))
 
     def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
@@ -112,7 +114,7 @@ class LinearPlans:
         for entry in self._measured.get((fusion, n, k), ()):
             if num_tokens <= entry.max_tokens:
                 return entry.plan
-        return rule_of_thumb(fusion, num_tokens, n, k, self._num_sms, has_ring=self._has_ring)
+        return rule_of_thumb(fusion, num_tokens, n, k, self._num_sms, is_hopper=self._is_hopper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +132,17 @@ def plan_file(gpu_name: str) -> Path:
     return PLANS / f"{re.sub(r'[^a-z0-9]+', '_', gpu_name.lower())}.json"
 
 
-def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, *, has_ring: bool) -> Plan:
-    """A plan that is never bad: GEMV by single warps for one token, programs for every SM for a few, cuBLAS above."""
+def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, *, is_hopper: bool) -> Plan:
+    """A plan that is never bad: GEMV by single warps for one token, programs for every SM for a few, cuBLAS above.
+
+    On Hopper, the gate of many tokens is applied by the product itself.
+    """
     if num_tokens == 1:
         return Plan(Kind.GEMV, rows=2, warps=1, unroll=2, preload=3)
     if num_tokens > MAX_SKINNY_TOKENS:
-        return Plan(Kind.CUBLAS)
-    if has_ring and k % RING_BLOCK_K == 0:
+        is_gated = fusion is Fusion.GATE and is_hopper and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
+        return Plan(Kind.GATED if is_gated else Kind.CUBLAS)
+    if is_hopper and k % RING_BLOCK_K == 0:
         return _ring_of_thumb(fusion, num_tokens, n, k, num_sms)
     block_n, block_k = 32, 128
     programs = -(-n // block_n)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from common.config import KernelsSection
 from common.ops.base import AttentionWeights, ForwardBatch, Residual
+from common.ops.linear_plan import MIN_GATED_TOKENS
 from common.ops.torch_ops import TorchOps
 
 pytestmark = pytest.mark.gpu
@@ -119,6 +120,20 @@ def test_a_layer_equals_the_reference(
         kept = (whole.slot_mapping[whole.last_tokens] if is_last else whole.slot_mapping) >= 0
         assert (ours - theirs)[kept].norm() <= tolerance * theirs[kept].norm()
     assert torch.equal(pools[0].isnan(), pools[1].isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gate_of_many_tokens_equals_the_reference(dtype: torch.dtype, cuda: torch.device) -> None:
+    """On Hopper, another kernel's work than that of few."""
+    from common.ops.cuda_ops import CudaOps
+
+    torch.manual_seed(12)
+    weights = make_weights(cuda, dtype, has_norm=True)
+    pool = torch.zeros((1, 1, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM), dtype=dtype, device=cuda)
+    x = torch.randn(MIN_GATED_TOKENS + 7, HIDDEN).to(cuda, dtype)
+    ops, reference = CudaOps(pool, KernelsSection(), 1), TorchOps(pool)
+    ours, theirs = (each.norm_gate_up(Residual(x), weights.norm, EPS, weights.gate_up) for each in (ops, reference))
+    assert (ours.float() - theirs.float()).norm() <= 1e-2 * theirs.float().norm()
 
 
 def test_graphs_need_every_decode_kernel(cuda: torch.device) -> None:

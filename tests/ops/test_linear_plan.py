@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from common.ops.linear_plan import MAX_SKINNY_TOKENS, PLANS, Fusion, Kind, LinearPlans, Plan, plan_file, rule_of_thumb
+from common.ops.linear_plan import (
+    MAX_SKINNY_TOKENS,
+    MIN_GATED_TOKENS,
+    PLANS,
+    Fusion,
+    Kind,
+    LinearPlans,
+    Plan,
+    plan_file,
+    rule_of_thumb,
+)
 
 FILES = sorted(PLANS.glob("*.json"))
 
@@ -13,7 +23,7 @@ FILES = sorted(PLANS.glob("*.json"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_measured_plans_are_complete(path: Path) -> None:
     table = json.loads(path.read_text())
-    plans = LinearPlans(table["gpu"], 132, has_ring=True)
+    plans = LinearPlans(table["gpu"], 132, is_hopper=True)
     assert plan_file(table["gpu"]) == path
     for row in table["plans"]:
         plan = plans.plan(Fusion(row["fusion"]), row["max_tokens"], row["n"], row["k"])
@@ -32,12 +42,14 @@ def check(plan: Plan, num_tokens: int) -> None:
         case Kind.RING:
             assert num_tokens <= MAX_SKINNY_TOKENS
             assert min(plan.block_k, plan.splits, plan.stages) > 0
+        case Kind.GATED:
+            assert num_tokens >= MIN_GATED_TOKENS and plan == Plan(Kind.GATED)
         case Kind.CUBLAS:
             assert plan == Plan(Kind.CUBLAS)
 
 
 def test_a_count_between_two_measured_ones_takes_the_larger() -> None:
-    plans = LinearPlans("NVIDIA H200", 132, has_ring=True)
+    plans = LinearPlans("NVIDIA H200", 132, is_hopper=True)
     assert plans.plan(Fusion.ADD, 2, 2560, 4096) == plans.plan(Fusion.ADD, 4, 2560, 4096)
     assert plans.plan(Fusion.ADD, 100, 2560, 4096) == plans.plan(Fusion.ADD, 128, 2560, 4096)
     assert plans.plan(Fusion.ADD, 8192, 2560, 4096) == Plan(Kind.CUBLAS)
@@ -45,12 +57,13 @@ def test_a_count_between_two_measured_ones_takes_the_larger() -> None:
 
 @pytest.mark.parametrize("fusion", Fusion)
 @pytest.mark.parametrize("num_tokens", [1, 2, 16, 64, 65, 10_000])
-@pytest.mark.parametrize("has_ring", [False, True])
-def test_unknown_shapes_and_gpus_have_a_plan(fusion: Fusion, num_tokens: int, has_ring: bool) -> None:
+@pytest.mark.parametrize("is_hopper", [False, True])
+def test_unknown_shapes_and_gpus_have_a_plan(fusion: Fusion, num_tokens: int, is_hopper: bool) -> None:
     for n, k in ((1, 1), (300, 64), (6144, 2560), (2560, 9728), (8192, 28_672), (151_936, 8192)):
-        plan = LinearPlans("Some GPU", 100, has_ring=has_ring).plan(fusion, num_tokens, n, k)
-        assert plan == rule_of_thumb(fusion, num_tokens, n, k, 100, has_ring=has_ring)
-        assert has_ring or plan.kind is not Kind.RING
+        plan = LinearPlans("Some GPU", 100, is_hopper=is_hopper).plan(fusion, num_tokens, n, k)
+        assert plan == rule_of_thumb(fusion, num_tokens, n, k, 100, is_hopper=is_hopper)
+        assert is_hopper or plan.kind not in (Kind.RING, Kind.GATED)
+        assert (plan.kind is Kind.GATED) == (is_hopper and fusion is Fusion.GATE and num_tokens > 1024 and n > 300)
         check(plan, num_tokens)
         if plan.kind is Kind.RING:
             check_ring(plan, fusion, num_tokens, k)

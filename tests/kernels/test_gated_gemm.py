@@ -1,0 +1,79 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.kernels.gated_gemm import gated_gemm
+from common.ops import reference
+
+AssertClose = Callable[[Tensor, Tensor], None]
+SHAPES = [(8, 8), (136, 64), (1000, 200), (128, 640), (2048, 2560)]
+
+
+def operands(m: int, n: int, k: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Tokens and weights; what lies behind both in memory is NaN, and so would be every output that it touched."""
+    x, weight = torch.randn(m, k) * 3, torch.randn(2 * n, k) * k**-0.5
+    nan = float("nan")
+    padded = [torch.cat((rows, torch.full((256, k), nan))).to(device, dtype)[: len(rows)] for rows in (x, weight)]
+    return padded[0], padded[1]
+
+
+def expected(x: Tensor, weight: Tensor) -> Tensor:
+    return reference.silu_mul(x.double() @ weight.double().t()).to(x.dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("m", [1, 64, 65, 127, 128, 129, 1000, 5000])
+def test_gated_gemm(
+    m: int, n: int, k: int, dtype: torch.dtype, hopper: torch.device, assert_close: AssertClose
+) -> None:
+    x, weight = operands(m, n, k, hopper, dtype)
+    assert_close(gated_gemm(x, weight), expected(x, weight))
+
+
+@pytest.mark.gpu
+def test_again_in_a_captured_graph(hopper: torch.device, assert_close: AssertClose) -> None:
+    """Every replay begins to draw at the first tile, and sees the tokens of its time."""
+    x, weight = operands(700, 1000, 200, hopper, torch.bfloat16)
+    gated_gemm(x, weight)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = gated_gemm(x, weight)
+    for _ in range(3):
+        x.normal_()
+        out.fill_(float("nan"))
+        graph.replay()
+        assert_close(out, expected(x, weight))
+
+
+@pytest.mark.gpu
+def test_beside_a_kernel_that_holds_processors(hopper: torch.device, assert_close: AssertClose) -> None:
+    """Programs that start late find nothing left to do."""
+    x, weight = operands(3000, 2048, 640, hopper, torch.bfloat16)
+    other = torch.randn(4096, 4096, device=hopper)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            other = other @ other
+    assert_close(gated_gemm(x, weight), expected(x, weight))
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "what"),
+    [
+        (torch.zeros(4, 64), torch.zeros(16, 64), "16 bits"),
+        (torch.zeros(4, 64).half(), torch.zeros(16, 64).bfloat16(), "alike"),
+        (torch.zeros(4, 64).half(), torch.zeros(16, 32).half(), "contiguous"),
+        (torch.zeros(64, 4).half().t(), torch.zeros(16, 64).half(), "contiguous"),
+        (torch.zeros(0, 64).half(), torch.zeros(16, 64).half(), "at least one"),
+        (torch.zeros(4, 60).half(), torch.zeros(16, 60).half(), "multiples of 8"),
+    ],
+)
+def test_what_it_does_not_take_is_refused(x: Tensor, weight: Tensor, what: str) -> None:
+    with pytest.raises(AssertionError, match=what):
+        gated_gemm(x, weight)
