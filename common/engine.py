@@ -196,12 +196,12 @@ def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int,
         ops = TorchOps(pool.cache)
         return ops, ops, False
     from common.ops.cuda_ops import CudaOps
-    from common.ops.linear_plan import OneTokenPlans
+    from common.ops.linear_plan import PromptPlans
 
     step_ops = CudaOps(pool.cache, config.kernels, max_rows, pdl=pdl)
     graph_safe = step_ops.graph_safe and config.kernels.sampling == "triton"
     prompt_ops = CudaOps(pool.cache, config.kernels, max_rows)
-    prompt_ops.plans = OneTokenPlans(prompt_ops.plans)  # prompts are seldom short enough for kernels of our own
+    prompt_ops.plans = PromptPlans(prompt_ops.plans)
     return prompt_ops, step_ops, graph_safe
 
 

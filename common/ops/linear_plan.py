@@ -118,13 +118,14 @@ class LinearPlans:
 
 
 @dataclass(frozen=True, slots=True)
-class OneTokenPlans:
-    """Another's plans for one token, cuBLAS for more: next to nothing to compile."""
+class PromptPlans:
+    """Another's plans for one token and for many; cuBLAS for a few, as prompts are seldom worth compiling for those."""
 
     plans: Plans
 
     def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
-        return self.plans.plan(fusion, num_tokens, n, k) if num_tokens == 1 else Plan(Kind.CUBLAS)
+        is_few = 1 < num_tokens <= MAX_SKINNY_TOKENS
+        return Plan(Kind.CUBLAS) if is_few else self.plans.plan(fusion, num_tokens, n, k)
 
 
 def plan_file(gpu_name: str) -> Path:

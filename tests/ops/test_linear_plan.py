@@ -13,6 +13,7 @@ from common.ops.linear_plan import (
     Kind,
     LinearPlans,
     Plan,
+    PromptPlans,
     plan_file,
     rule_of_thumb,
 )
@@ -75,3 +76,9 @@ def check_ring(plan: Plan, fusion: Fusion, num_tokens: int, k: int) -> None:
     assert k % (plan.splits * plan.block_k) == 0 and (plan.splits == 1 or fusion is Fusion.ADD)
     assert 1 <= plan.stages <= k // (plan.splits * plan.block_k)
     assert plan.stages * rows * plan.block_k * 2 <= 220_000
+
+
+def test_prompts_have_kernels_of_ours_for_one_token_and_for_many() -> None:
+    plans = PromptPlans(LinearPlans("NVIDIA H200", 132, is_hopper=True))
+    kinds = [plans.plan(Fusion.GATE, num_tokens, 9728, 2560).kind for num_tokens in (1, 2, 64, 65, 1023, 1024)]
+    assert kinds == [Kind.GEMV, *[Kind.CUBLAS] * 4, Kind.GATED]
