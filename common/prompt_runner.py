@@ -1,8 +1,8 @@
 """Computes chunks of prompts and samples the token after each finished one.
 
 Stands in `common` because a decode worker computes a prompt itself when there is no prefill worker.
-Up to about a thousand tokens, launching the kernels takes longer than running them: such steps
-replay a graph captured for the next larger bucket of tokens and sequences. Where steps are confined
+Up to one or two thousand tokens, as hosts differ, launching the kernels takes longer than running them: such
+steps replay a graph captured for the next larger bucket of tokens and sequences. Where steps are confined
 to a share of the GPU, so are the graphs: a lone prompt, which may use all of it, has graphs of its own.
 """
 
@@ -22,7 +22,8 @@ from common.step_trace import WAIT, Trace
 
 logger = logging.getLogger(__name__)
 
-TOKEN_BUCKETS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+TOKEN_BUCKETS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024,
+                 1152, 1280, 1408, 1536, 1792, 2048)  # fmt: skip
 MAX_GRAPH_SEQS = 8
 
 

@@ -23,16 +23,16 @@ def engine(real_shapes: Path) -> Iterator[Engine]:
     config = Config(
         model=ModelSection(path=str(real_shapes)),
         worker=WorkerSection(device="cuda:0"),
-        kv=KVSection(pool_bytes=256 << 20),
+        kv=KVSection(pool_bytes=512 << 20),
     )
-    engine = build_engine(config, "test-prompt-graphs", step_tokens=1024, logit_rows=8)
+    engine = build_engine(config, "test-prompt-graphs", step_tokens=2048, logit_rows=8)
     yield engine
     engine.pool.close()
 
 
 @pytest.fixture(scope="module")
 def with_graphs(engine: Engine) -> PromptRunner:
-    runner = PromptRunner(engine, 1024, 8)
+    runner = PromptRunner(engine, 2048, 8)
     runner.capture()
     return runner
 
@@ -63,6 +63,9 @@ def written(engine: Engine, runner: PromptRunner, steps: list[Spans]) -> list[to
         [[(0, 500)]],
         [[(0, 513)]],
         [[(0, 1024)]],
+        [[(0, 1100)]],
+        [[(0, 2000)]],
+        [[(0, 1000), (0, 30), (0, 900)]],
         [[(0, 300), (0, 1), (0, 400)]],
         [[(0, 128)] * 8],
         [[(0, 900)], [(900, 1000)]],
@@ -70,7 +73,7 @@ def written(engine: Engine, runner: PromptRunner, steps: list[Spans]) -> list[to
     ],
 )
 def test_graphs_write_what_steps_without_do(steps: list[Spans], engine: Engine, with_graphs: PromptRunner) -> None:
-    without = written(engine, PromptRunner(engine, 1024, 8), steps)
+    without = written(engine, PromptRunner(engine, 2048, 8), steps)
     for expected, got in zip(without, written(engine, with_graphs, steps), strict=True):
         assert not expected.isnan().any()
         torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
