@@ -76,4 +76,4 @@ def test_graphs_write_what_steps_without_do(steps: list[Spans], engine: Engine, 
     without = written(engine, PromptRunner(engine, 2048, 8), steps)
     for expected, got in zip(without, written(engine, with_graphs, steps), strict=True):
         assert not expected.isnan().any()
-        torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
+        torch.testing.assert_close(got, expected, rtol=0.02, atol=0.03)  # other kernels round otherwise
