@@ -64,7 +64,8 @@ def test_unknown_shapes_and_gpus_have_a_plan(fusion: Fusion, num_tokens: int, is
         plan = LinearPlans("Some GPU", 100, is_hopper=is_hopper).plan(fusion, num_tokens, n, k)
         assert plan == rule_of_thumb(fusion, num_tokens, n, k, 100, is_hopper=is_hopper)
         assert is_hopper or plan.kind not in (Kind.RING, Kind.GATED)
-        assert (plan.kind is Kind.GATED) == (is_hopper and fusion is Fusion.GATE and num_tokens > 1024 and n > 300)
+        is_gated = is_hopper and fusion is Fusion.GATE and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
+        assert (plan.kind is Kind.GATED) == is_gated
         check(plan, num_tokens)
         if plan.kind is Kind.RING:
             check_ring(plan, fusion, num_tokens, k)
