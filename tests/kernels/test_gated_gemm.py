@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.gpu_share import make_share
 from common.kernels.gated_gemm import gated_gemm
 from common.ops import reference
 
@@ -51,16 +52,25 @@ def test_again_in_a_captured_graph(hopper: torch.device, assert_close: AssertClo
 
 
 @pytest.mark.gpu
-def test_beside_a_kernel_that_holds_processors(hopper: torch.device, assert_close: AssertClose) -> None:
-    """Programs that start late find nothing left to do."""
+def test_the_same_bits_every_time(hopper: torch.device) -> None:
     x, weight = operands(3000, 2048, 640, hopper, torch.bfloat16)
-    other = torch.randn(4096, 4096, device=hopper)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(4):
-            other = other @ other
-    assert_close(gated_gemm(x, weight), expected(x, weight))
+    first = gated_gemm(x, weight)
+    for _ in range(50):
+        assert torch.equal(gated_gemm(x, weight), first)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_on_a_share_of_the_gpu(hopper: torch.device) -> None:
+    """Few programs run at once there: they take all items, and the others start when none is left."""
+    share = make_share(1, torch.device("cuda", torch.cuda.current_device()))
+    if share.limited is None:
+        pytest.skip("this GPU cannot be divided")
+    x, weight = operands(3000, 2048, 640, hopper, torch.bfloat16)
+    on_all = gated_gemm(x, weight)
+    with share.stream(whole=False):
+        on_few = gated_gemm(x, weight)
+    torch.cuda.synchronize()
+    assert torch.equal(on_few, on_all)
 
 
 @pytest.mark.parametrize(
