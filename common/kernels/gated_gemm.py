@@ -69,11 +69,11 @@ def _fetch(shared, work, x_desc, weight_desc, ticket_ptr, n, BAND: gl.constexpr)
             weights = weight_ring.index(slot)
             mbarrier.wait(empty.index(slot), phase)
             mbarrier.expect(barrier, (2 * ROWS + 2 * BLOCK_N) * BLOCK_K * 2)
-            for group in gl.static_range(2):
-                row = (2 * tile_m + group) * ROWS
-                tma.async_copy_global_to_shared(x_desc, [row, start], barrier, x_ring.index(2 * slot + group))
-                side = weights.slice(group * BLOCK_N, BLOCK_N)
-                tma.async_copy_global_to_shared(weight_desc, [group * n + tile_n * BLOCK_N, start], barrier, side)
+            for half in gl.static_range(2):  # of the tokens, a group's each; of the weights, gate and up
+                row = (2 * tile_m + half) * ROWS
+                tma.async_copy_global_to_shared(x_desc, [row, start], barrier, x_ring.index(2 * slot + half))
+                rows = weights.slice(half * BLOCK_N, BLOCK_N)
+                tma.async_copy_global_to_shared(weight_desc, [half * n + tile_n * BLOCK_N, start], barrier, rows)
             slot, phase = advance(slot, phase, STAGES)
         item = draw(ticket_ptr)
     announce(item, item_smem, item_empty, item_phase)  # no item: the groups end
