@@ -80,7 +80,7 @@ def attention_weights(max_positions: int) -> AttentionWeights:
 
 
 def gated_gemm_cases(num_tokens: int) -> Iterator[Case]:
-    """The product that gate and up are halves of, with the gate applied by itself and by a kernel of its own."""
+    """Gate and up of an MLP: as one kernel, and as a product of cuBLAS and a kernel that applies the gate."""
     x, weights = random(num_tokens, HIDDEN), random(4, 2 * INNER, HIDDEN) * HIDDEN**-0.5
     num_bytes = 2 * (num_tokens * (HIDDEN + INNER) + 2 * INNER * HIDDEN)
     flops = 4 * num_tokens * INNER * HIDDEN
