@@ -21,8 +21,8 @@ from benchmarks.kernels import read_ceiling
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from common.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
-from common.engine import Engine, build_engine
-from common.sampling_params import SamplingParams
+from common.device.engine import Engine, build_engine
+from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Change, Fill
 from decode_worker.runner import DecodeRunner

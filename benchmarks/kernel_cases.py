@@ -12,12 +12,13 @@ from common.kernels.embedding import embedding
 from common.kernels.gated_gemm import gated_gemm
 from common.kernels.gather_blocks import gather_blocks
 from common.kernels.long_attention import long_attention
+from common.kernels.operands import AttentionWeights, SamplingTensors
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.rms_norm import rms_norm
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
-from common.ops.base import AttentionWeights, ForwardBatch, SamplingTensors
+from common.ops.base import ForwardBatch
 
 HIDDEN, INNER, VOCAB, NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 2560, 9728, 151_936, 32, 8, 128, 16
 QKV = (NUM_Q + 2 * NUM_KV) * HEAD_DIM

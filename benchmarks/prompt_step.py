@@ -20,12 +20,12 @@ from benchmarks.decode_step import numbers
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from common.config import Config, ModelSection, PrefillSection, WorkerSection
-from common.engine import Engine, build_engine
-from common.gpu_share import make_share
-from common.prompt_buffers import PromptChunk
-from common.prompt_runner import PromptRunner
-from common.sampling_params import SamplingParams
-from common.warm_up import warm_up_prompts
+from common.device.engine import Engine, build_engine
+from common.device.gpu_share import make_share
+from common.device.prompt_buffers import PromptChunk
+from common.device.prompt_runner import PromptRunner
+from common.device.warm_up import warm_up_prompts
+from common.wire.sampling_params import SamplingParams
 
 LENGTHS = [128, 512, 1024, 2048, 8192, 16_000]
 SHARES = [100]

@@ -21,9 +21,9 @@ from rich.table import Table
 from benchmarks.decode_step import StepBench, add_engine_flags
 from benchmarks.results import Row, append_rows, row_of
 from benchmarks.stats import Figure, percentile
-from common.landing import LOOK_INTERVAL_S, PendingTokens
-from common.sampling_params import SamplingParams
-from common.step_trace import WAIT, StepTrace, Trace, timing_events
+from common.device.landing import LOOK_INTERVAL_S, PendingTokens
+from common.device.step_trace import WAIT, StepTrace, Trace, timing_events
+from common.wire.sampling_params import SamplingParams
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Sequence
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 import zmq
 
 from common.config import DECODE_SECTIONS, Config
-from common.drain import Drain
-from common.engine import Engine, build_engine
-from common.messages import Role
-from common.prompt_runner import PromptRunner
-from common.sockets import Hub
-from common.step_trace import make_trace
-from common.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
-from common.worker_main import make_ready, worker_main
+from common.device.engine import Engine, build_engine
+from common.device.prompt_runner import PromptRunner
+from common.device.step_trace import make_trace
+from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from common.serving.drain import Drain
+from common.serving.worker_main import make_ready, worker_main
+from common.wire.messages import Role
+from common.wire.sockets import Hub
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import DecodeRunner, batch_buckets
 from decode_worker.worker import DecodeWorker

@@ -8,7 +8,8 @@ next can be launched before the host has seen this one's tokens. The host only w
 import torch
 from torch import Tensor
 
-from common.ops.base import ForwardBatch, RowState, SamplingTensors
+from common.kernels.operands import RowState, SamplingTensors
+from common.ops.base import ForwardBatch
 from common.ops.row_ops import RowOps
 from decode_worker.row_updates import RowUploader
 from decode_worker.rows import Change

@@ -14,11 +14,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from common.config import DecodeSection
-from common.engine import Engine
+from common.device.engine import Engine
 from common.errors import KVError, TransferFailed
 from common.kv.proof import prove_path
 from common.kv.transport import PeerPool, Pull, check_compatible
-from common.messages import (
+from common.wire.messages import (
     KVHandoff,
     KVLease,
     KVPathReport,
@@ -29,7 +29,7 @@ from common.messages import (
     pack_ids,
     unpack_ids,
 )
-from common.sockets import Hub
+from common.wire.sockets import Hub
 from decode_worker.ahead import Ahead
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Key, Sequence

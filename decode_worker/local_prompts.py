@@ -5,8 +5,8 @@ One at a time and in small chunks between decode steps: the streams that run her
 
 from collections import deque
 
-from common.prompt_buffers import PromptChunk
-from common.prompt_runner import PromptRunner
+from common.device.prompt_buffers import PromptChunk
+from common.device.prompt_runner import PromptRunner
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Sequence
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.ops.base import RowUpdates
-from common.sampling_params import SamplingParams
+from common.kernels.operands import RowUpdates
+from common.wire.sampling_params import SamplingParams
 from decode_worker.rows import Change, Clear, Fill, Grow
 
 _CLEARED = SamplingParams(temperature=0.0)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from common.engine import Engine
-from common.landing import PendingTokens, RingLanding
-from common.step_trace import Trace
+from common.device.engine import Engine
+from common.device.landing import PendingTokens, RingLanding
+from common.device.step_trace import Trace
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from common.sampling_params import SamplingParams
+from common.wire.sampling_params import SamplingParams
 
 Key = tuple[str, int]
 """(request_id, attempt)."""

@@ -20,12 +20,14 @@ from dataclasses import dataclass
 import zmq
 
 from common.config import Config
-from common.drain import Drain
-from common.engine import Engine
+from common.device.engine import Engine
+from common.device.landing import LOOK_INTERVAL_S, PendingTokens
+from common.device.prompt_runner import PromptRunner
+from common.device.step_trace import WAIT
 from common.errors import ErrorCode
-from common.finish import finish_reason
-from common.landing import LOOK_INTERVAL_S, PendingTokens
-from common.messages import (
+from common.serving.drain import Drain
+from common.serving.finish import finish_reason
+from common.wire.messages import (
     Abort,
     FinishReason,
     KVHandoff,
@@ -39,11 +41,9 @@ from common.messages import (
     WorkerReady,
     unpack_ids,
 )
-from common.prompt_runner import PromptRunner
-from common.router_link import RouterLink
-from common.sockets import Hub
-from common.step_trace import WAIT
-from common.token_columns import TokenColumns
+from common.wire.router_link import RouterLink
+from common.wire.sockets import Hub
+from common.wire.token_columns import TokenColumns
 from decode_worker.batch import DecodeBatch
 from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from common.config import DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config, NetSection
 from common.errors import ConfigError
-from common.messages import Role
 from common.options import to_flags
+from common.wire.messages import Role
 from deploy.placement import Placement, memory_fraction, threads_per_worker
 
 MAX_SOCKET_PATH_BYTES = 100  # a unix socket's path ends at 107 bytes

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.messages import Role
+from common.wire.messages import Role
 from deploy.child import child_environment
 from deploy.console import Console
 from deploy.placement import Placement

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import ConfigError
-from common.messages import Role
+from common.wire.messages import Role
 
 POOL_WEIGHTS = {Role.PREFILL: 1, Role.DECODE: 2}
 """How workers on one GPU divide what is left for KV: a prompt's blocks soon move on, a reply's stay."""

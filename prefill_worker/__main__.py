@@ -4,16 +4,16 @@ import sys
 from dataclasses import replace
 
 from common.config import PREFILL_SECTIONS, Config
-from common.drain import Drain
-from common.engine import Engine, build_engine, describe_device
-from common.gpu_share import make_share
+from common.device.engine import Engine, build_engine, describe_device
+from common.device.gpu_share import make_share
+from common.device.prompt_runner import PromptRunner
+from common.device.step_trace import make_trace
+from common.device.warm_up import compile_prompt_kernels, warm_up_prompts
 from common.kv.blocks import PROOF_BLOCK
 from common.kv.proof import pattern
-from common.messages import KVPoolExport, Role
-from common.prompt_runner import PromptRunner
-from common.step_trace import make_trace
-from common.warm_up import compile_prompt_kernels, warm_up_prompts
-from common.worker_main import make_ready, worker_main
+from common.serving.drain import Drain
+from common.serving.worker_main import make_ready, worker_main
+from common.wire.messages import KVPoolExport, Role
 from prefill_worker.worker import PrefillWorker
 
 DESCRIPTION = """Computes prompts and hands their KV blocks to decode workers.

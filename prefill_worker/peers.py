@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import zmq
 
 from common.config import NetSection
-from common.messages import DecodePeer, KVPathResult, KVPoolExport, Message
-from common.sockets import Spoke
+from common.wire.messages import DecodePeer, KVPathResult, KVPoolExport, Message
+from common.wire.sockets import Spoke
 
 logger = logging.getLogger(__name__)
 

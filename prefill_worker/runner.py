@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from common.prompt_buffers import PromptChunk
-from common.prompt_runner import PendingPrompts, PromptRunner
+from common.device.prompt_buffers import PromptChunk
+from common.device.prompt_runner import PendingPrompts, PromptRunner
 from prefill_worker.scheduler import Chunk
 from prefill_worker.sequence import Sequence
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from common.messages import PrefillRequest, unpack_ids
-from common.sampling_params import SamplingParams
+from common.wire.messages import PrefillRequest, unpack_ids
+from common.wire.sampling_params import SamplingParams
 
 Key = tuple[str, int]
 """(request_id, attempt)."""

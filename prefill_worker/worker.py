@@ -23,12 +23,14 @@ from collections import deque
 import zmq
 
 from common.config import Config
-from common.drain import Drain
-from common.engine import Engine
+from common.device.engine import Engine
+from common.device.landing import LOOK_INTERVAL_S
+from common.device.prompt_runner import PromptRunner
+from common.device.step_trace import WAIT
 from common.errors import ErrorCode
-from common.finish import finish_reason
-from common.landing import LOOK_INTERVAL_S
-from common.messages import (
+from common.serving.drain import Drain
+from common.serving.finish import finish_reason
+from common.wire.messages import (
     Abort,
     DecodePeer,
     FinishReason,
@@ -46,10 +48,8 @@ from common.messages import (
     pack_ids,
     unpack_ids,
 )
-from common.prompt_runner import PromptRunner
-from common.router_link import RouterLink
-from common.step_trace import WAIT
-from common.token_columns import TokenColumns
+from common.wire.router_link import RouterLink
+from common.wire.token_columns import TokenColumns
 from prefill_worker.handoff import HandoffTable
 from prefill_worker.peers import Peer, Peers
 from prefill_worker.runner import InFlight, launch_chunks

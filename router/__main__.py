@@ -12,7 +12,7 @@ from common import options
 from common.config import ROUTER_SECTIONS, Config
 from common.errors import ConfigError, RequestError
 from common.log import setup_logging
-from common.settle import settle_memory
+from common.serving.settle import settle_memory
 from router.app import start_server
 from router.handlers import SERVICE
 

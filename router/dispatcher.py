@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from common.config import NetSection, RouterSection
 from common.errors import ErrorCode, RequestError
-from common.messages import (
+from common.wire.messages import (
     Abort,
     FinishReason,
     Message,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from common.messages import KVPathReport, Role
+from common.wire.messages import KVPathReport, Role
 from router.worker_pool import NO_TRANSPORT, Worker, WorkerPool
 
 

@@ -1,4 +1,4 @@
-"""The asyncio face of `common.sockets.Hub`.
+"""The asyncio face of `common.wire.sockets.Hub`.
 
 ZeroMQ's descriptor is edge-triggered: it turns readable once for any number of messages, and a send
 may swallow the edge. Invariant: after every receive that left something, and after every
@@ -12,8 +12,8 @@ from collections.abc import Callable
 import zmq
 
 from common.config import NetSection
-from common.messages import Message
-from common.sockets import Hub
+from common.wire.messages import Message
+from common.wire.sockets import Hub
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from common.config import NetSection
-from common.messages import (
+from common.wire.messages import (
     DecodePeer,
     Heartbeat,
     KVPathReport,

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.messages import Role
+from common.wire.messages import Role
 from router.request_state import Completion, State
 from router.worker_pool import Worker, WorkerPool
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.errors import RequestError
-from common.sampling_params import SamplingParams
+from common.wire.sampling_params import SamplingParams
 from router.json_fields import Fields, is_text, shown, wrong
 
 Prompt = str | list[int]

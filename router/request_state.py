@@ -11,8 +11,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from common.errors import RequestError
-from common.messages import FinishReason
-from common.sampling_params import SamplingParams
+from common.wire.messages import FinishReason
+from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.worker_pool import Route
 

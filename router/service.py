@@ -7,7 +7,7 @@ import time
 from typing import assert_never
 
 from common.config import Config
-from common.messages import (
+from common.wire.messages import (
     Abort,
     DecodePeer,
     Heartbeat,

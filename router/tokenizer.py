@@ -16,7 +16,7 @@ import tokenizers
 
 from common.config import ModelSection
 from common.errors import ConfigError
-from common.fingerprint import model_fingerprint, tokenizer_fingerprint
+from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
 
 MAX_INLINE_CHARS = 2048
 """Prompts this short together encode in less than a millisecond."""

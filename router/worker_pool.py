@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.config import NetSection
-from common.messages import Heartbeat, KVPathReport, Role, WorkerReady
+from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
 
 NO_TRANSPORT = "none"
 

@@ -15,8 +15,8 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ErrorCode
-from common.kv_layout import KVLayout
-from common.messages import (
+from common.wire.kv_layout import KVLayout
+from common.wire.messages import (
     Abort,
     DecodePeer,
     FinishReason,
@@ -40,8 +40,8 @@ from common.messages import (
     pack_ids,
     unpack_ids,
 )
-from common.sampling_params import SamplingParams
-from common.sockets import Hub, Spoke
+from common.wire.sampling_params import SamplingParams
+from common.wire.sockets import Hub, Spoke
 
 POLL_MS = 2
 LAYOUT = KVLayout("fake", 1, 1, 8, 16, "float32")

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("router", "prefill_worker", "decode_worker", "common", "deploy", "benchmarks")
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-TORCH_ROOMS = ("models", "ops", "kernels", "kv")
+
+# What each room of `common` may import of `common`, beside itself. Loose files (errors, log, config, options, dtypes)
+# are the ground that all rooms stand on.
+ROOMS_BELOW = {
+    "wire": set[str](),
+    "kernels": set[str](),
+    "ops": {"kernels"},
+    "models": {"ops"},
+    "kv": {"wire", "kernels"},
+    "device": {"wire", "kernels", "ops", "models", "kv"},
+    "serving": {"wire", "device"},
+}
 
 FORBIDDEN = {
     "router.__main__": {"torch", "triton", "safetensors", "transformers", "prefill_worker", "decode_worker", "deploy"},
@@ -21,8 +33,8 @@ FORBIDDEN = {
     "prefill_worker.scheduler": {"torch", "triton"},
     "prefill_worker.handoff": {"torch", "triton"},
     "decode_worker.scheduler": {"torch", "triton"},
-    "common.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
-    "common.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
+    "common.wire.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
+    "common.wire.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
 }
 
 
@@ -34,6 +46,30 @@ def test_a_room_loads_only_what_it_may(module: str) -> None:
     )
     roots = {name.split(".")[0] for name in loaded.stdout.split()}
     assert not roots & FORBIDDEN[module]
+
+
+@pytest.mark.parametrize("room", ROOMS_BELOW)
+def test_a_room_of_common_imports_only_rooms_below_it(room: str) -> None:
+    below = ROOMS_BELOW[room] | {room}
+    for path in sorted((ROOT / "common" / room).glob("*.py")):
+        for name in _common_imports(path):
+            child = name.split(".")[1]
+            is_room = (ROOT / "common" / child).is_dir()
+            assert not is_room or child in below, f"{path.name} of {room} imports {name}"
+            assert is_room or room != "kernels", f"{path.name}: kernels import torch, triton and each other only"
+
+
+def test_every_room_of_common_is_named() -> None:
+    rooms = {path.parent.name for path in (ROOT / "common").glob("*/*.py")}
+    assert rooms == set(ROOMS_BELOW)
+
+
+def _common_imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("common."):
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("common."))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

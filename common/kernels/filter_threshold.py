@@ -35,8 +35,8 @@ from common.kernels.filter_histogram import (
     part_max_kernel,
 )
 from common.kernels.last_program import is_last
+from common.kernels.operands import SamplingTensors
 from common.kernels.pdl import wait_for_predecessor
-from common.ops.base import SamplingTensors
 
 CHUNK = 2048  # logits a program takes at once
 PART = 512  # logits of which kernel 1 keeps the largest

@@ -37,8 +37,8 @@ from common.kernels.decode_splits import (
     divide_keys,
     num_splits_for,
 )
+from common.kernels.operands import AttentionWeights
 from common.kernels.pdl import wait_for_predecessor
-from common.ops.base import AttentionWeights
 
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head

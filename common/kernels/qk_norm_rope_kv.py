@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.operands import AttentionWeights
 from common.kernels.pdl import wait_for_predecessor
-from common.ops.base import AttentionWeights
 
 MAX_HEADS = 8  # of a tile; more spills, less leaves too little work to a program
 LOW_LATENCY_TOKENS = 32  # up to here one head a program, to spread a decode step over the whole GPU

@@ -17,8 +17,8 @@ from common.kernels import filter_threshold as filters
 from common.kernels.filter_histogram import load_logits
 from common.kernels.filter_threshold import FilterWorkspace
 from common.kernels.last_program import is_last
+from common.kernels.operands import SamplingTensors, TokenRing
 from common.kernels.pdl import wait_for_predecessor
-from common.ops.base import ForwardBatch, SamplingTensors, TokenRing
 
 CHUNK = 1024  # logits of one program
 
@@ -132,17 +132,19 @@ def sample(
 def sample_and_advance(
     logits: Tensor,  # [num_rows, vocab] fp32, rows may be strided
     params: SamplingTensors,
-    batch: ForwardBatch,  # of a decode step
+    token_ids: Tensor,  # [num_rows] int32, as the next two
+    positions: Tensor,
+    seq_lens: Tensor,
     ring: TokenRing,
     workspace: SamplingWorkspace,
     *,
     pdl: bool = False,
 ) -> None:
-    """`sample` at `batch.seq_lens`, then `reference.advance` and `reference.land`.
+    """`sample` at `seq_lens`, then `reference.advance` and `reference.land`.
 
     Each row is left ready for the next step; an event recorded then tells when its token is in `ring`.
     """
-    _choose(logits, params, batch.seq_lens, batch.positions, ring, batch.token_ids, workspace, pdl)
+    _choose(logits, params, seq_lens, positions, ring, token_ids, workspace, pdl)
 
 
 def _choose(

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from common.ops.base import RowState, RowUpdates
+from common.kernels.operands import RowState, RowUpdates
 
 BLOCK = 1024  # block table entries of a program
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from common.errors import ConfigError, TransferFailed
 from common.kernels.gather_blocks import gather_blocks
 from common.kv.pool import KVPool
-from common.messages import KVPoolExport
+from common.wire.messages import KVPoolExport
 
 ALIGNMENT_BYTES = 2 * 1024 * 1024
 """A handle exposes whole 2 MiB pieces, so a pool must fill its own."""

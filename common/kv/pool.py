@@ -1,11 +1,26 @@
 """The memory of KV blocks, shaped by a layout. Knows bytes, not who owns them (see `blocks`)."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from common.kv.transport import PoolMemory
-from common.kv_layout import KVLayout
-from common.models.weights import DTYPES
+from common.dtypes import DTYPES
+from common.wire.kv_layout import KVLayout
+
+
+class PoolMemory(Protocol):
+    """Memory of this process that a peer can map."""
+
+    tensor: Tensor  # [num_bytes] uint8
+
+    def handle(self) -> bytes:
+        """What a peer needs to map it."""
+        ...
+
+    def close(self) -> None:
+        """Free it; peers must have closed their mapping or never use it again."""
+        ...
 
 
 class KVPool:

@@ -7,7 +7,7 @@ from common.errors import TransferFailed
 from common.kv.blocks import BlockAllocator
 from common.kv.pool import KVPool
 from common.kv.transport import PeerPool, Pull
-from common.messages import KVPoolExport
+from common.wire.messages import KVPoolExport
 
 PROOF_TIMEOUT_S = 10.0
 _MEASURED_BYTES = {"cuda": 256 * 1024 * 1024, "cpu": 16 * 1024 * 1024}

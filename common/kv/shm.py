@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.errors import ConfigError, TransferFailed
 from common.kv.pool import KVPool
-from common.messages import KVPoolExport
+from common.wire.messages import KVPoolExport
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "baton-"

@@ -7,30 +7,13 @@ Handles are opaque bytes to everyone else. Nothing is sent per request but block
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from common.errors import ConfigError, LayoutMismatch
-from common.messages import KVPoolExport
-
-if TYPE_CHECKING:
-    from common.kv.pool import KVPool
-
-
-class PoolMemory(Protocol):
-    """Memory of this process that a peer can map."""
-
-    tensor: Tensor  # [num_bytes] uint8
-
-    def handle(self) -> bytes:
-        """What a peer needs to map it."""
-        ...
-
-    def close(self) -> None:
-        """Free it; peers must have closed their mapping or never use it again."""
-        ...
+from common.kv.pool import KVPool, PoolMemory
+from common.wire.messages import KVPoolExport
 
 
 class Pull(Protocol):
@@ -44,7 +27,7 @@ class Pull(Protocol):
 class PeerPool(Protocol):
     """A peer's pool, mapped into this process."""
 
-    def pull(self, source_ids: list[int], target: "KVPool", target_ids: list[int]) -> Pull:
+    def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> Pull:
         """Start copying whole blocks; returns at once."""
         ...
 
@@ -90,7 +73,7 @@ def make_transport(name: str, device: torch.device) -> Transport:
     return transport
 
 
-def check_compatible(export: KVPoolExport, target: "KVPool", transport: str) -> None:
+def check_compatible(export: KVPoolExport, target: KVPool, transport: str) -> None:
     """Raise LayoutMismatch naming every difference between a peer's pool and ours."""
     differences = target.layout.differences(export.layout)
     if export.transport != transport:

@@ -8,11 +8,12 @@ import torch
 
 import common.models
 from common.config import ModelSection
+from common.dtypes import DTYPES
 from common.errors import ConfigError, ModelError
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.models.settings import Settings
 from common.models.upload import Progress, Upload
-from common.models.weights import DTYPES, load_weights
+from common.models.weights import load_weights
 
 _SHARED = {"decoder", "loader", "settings", "upload", "weights"}
 

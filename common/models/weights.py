@@ -19,7 +19,6 @@ from common.models.upload import Part, Progress, Upload
 
 # Buffers that old checkpoints carry although they follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _SHOWN = 5
 

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from common.kernels.operands import AttentionWeights as AttentionWeights  # models know no kernels
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
@@ -36,19 +38,6 @@ class ForwardBatch:
         """What attention of each sequence's last token alone reads: the same keys; token by token nothing changes."""
         bounds = torch.arange(self.seq_lens.shape[0] + 1, dtype=torch.int32, device=self.cu_seqlens.device)
         return replace(self, cu_seqlens=bounds, max_query_len=1)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionWeights:
-    """What attention needs besides its input."""
-
-    q_norm: Tensor | None  # [head_dim], or None where the architecture has no query/key norm
-    k_norm: Tensor | None  # [head_dim]
-    norm_eps: float
-    rope: Tensor  # [max_positions, head_dim] fp32: cos of the half angles, then sin of them
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,54 +85,3 @@ class Ops(Protocol):
     def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         """`rms_norm(x) @ weight.T` as fp32: `[num_tokens, vocab]`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingTensors:
-    """Sampling parameters of a batch, one row a sequence; greedy rows have temperature 0."""
-
-    temperature: Tensor  # [num_rows] fp32
-    top_k: Tensor  # [num_rows] int32; 0 is off
-    top_p: Tensor  # [num_rows] fp32; 1 is off
-    min_p: Tensor  # [num_rows] fp32; 0 is off
-    seed: Tensor  # [num_rows] int64
-
-
-@dataclass(frozen=True, slots=True)
-class RowState:
-    """What a decode batch keeps on the device, a row a sequence; a row with seq_len 0 is padding."""
-
-    token_ids: Tensor  # [max_rows] int32: the last token, its KV not written
-    positions: Tensor  # [max_rows] int32: of that token
-    seq_lens: Tensor  # [max_rows] int32: positions + 1; 0 for padding
-    block_tables: Tensor  # [max_rows, max_blocks] int32, contiguous
-    sampling: SamplingTensors  # each [max_rows]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRing:
-    """Memory of the host in which decode steps leave their tokens, a row a sequence.
-
-    The last kernel of a step stores each row's token into the slot whose turn it is, and moves the row's turn on.
-    """
-
-    tokens_cpu: Tensor  # [max_rows, num_slots] int32, pinned where there is a GPU
-    turns: Tensor  # [max_rows] int32, on the device: the slot of the row's next token
-
-
-@dataclass(frozen=True, slots=True)
-class RowUpdates:
-    """Rows and block table entries to be written, in one tensor, so that they travel to the device at once.
-
-    Columns of `num_rows` words: seed (two words a row), row, source, token, seq_len, top_k, and as fp32
-    temperature, top_p, min_p. Then columns of `num_entries` words: row * max_blocks + index, block.
-    The last token of a row is `token` if `source` is -1, else the one that row `source` had before.
-    """
-
-    words: Tensor  # [10 * num_rows + 2 * num_entries] int32
-    num_rows: int  # each written once
-    num_entries: int
-
-    @staticmethod
-    def num_words(num_rows: int, num_entries: int) -> int:
-        return 10 * num_rows + 2 * num_entries

@@ -10,11 +10,12 @@ from common.kernels.decode_splits import DecodeWorkspace, make_workspace
 from common.kernels.embedding import embedding
 from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
 from common.kernels.long_attention import long_attention
+from common.kernels.operands import AttentionWeights
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
-from common.ops.base import AttentionWeights, ForwardBatch, Residual
+from common.ops.base import ForwardBatch, Residual
 from common.ops.gathering import is_gathered
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans

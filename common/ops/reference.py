@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.ops.base import AttentionWeights, ForwardBatch, RowState, RowUpdates, SamplingTensors, TokenRing
+from common.kernels.operands import AttentionWeights, RowState, RowUpdates, SamplingTensors, TokenRing
+from common.ops.base import ForwardBatch
 
 PHILOX_ROUNDS = 10
 _U32 = 0xFFFFFFFF

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from common.kernels.operands import RowState, RowUpdates
 from common.ops import reference
-from common.ops.base import RowState, RowUpdates
 
 
 class RowOps:

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from common.kernels.operands import SamplingTensors, TokenRing
 from common.ops import reference
-from common.ops.base import ForwardBatch, SamplingTensors, TokenRing
+from common.ops.base import ForwardBatch
 
 
 class Sampler:
@@ -39,7 +40,8 @@ class Sampler:
         The host finds the tokens in `ring`.
         """
         if self._has_kernels:
-            self._kernels.sample_and_advance(logits, params, batch, ring, self._workspace, pdl=self._pdl)
+            columns = (batch.token_ids, batch.positions, batch.seq_lens)
+            self._kernels.sample_and_advance(logits, params, *columns, ring, self._workspace, pdl=self._pdl)
         else:
             tokens = reference.sample(logits, params, batch.seq_lens)
             reference.advance(batch, tokens)

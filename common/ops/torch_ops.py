@@ -3,8 +3,9 @@
 from torch import Tensor
 from torch.nn import functional
 
+from common.kernels.operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import AttentionWeights, ForwardBatch, Residual
+from common.ops.base import ForwardBatch, Residual
 
 
 class TorchOps:

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 
 from common.config import DecodeSection
-from common.engine import Engine
+from common.device.engine import Engine
 from common.kv.blocks import BlockAllocator
-from common.messages import KVHandoff, KVProgress, KVRelease, Message, pack_ids
-from common.sampling_params import SamplingParams
-from common.sockets import Hub
+from common.wire.messages import KVHandoff, KVProgress, KVRelease, Message, pack_ids
+from common.wire.sampling_params import SamplingParams
+from common.wire.sockets import Hub
 from decode_worker import ahead
 from decode_worker.intake import Intake, Peer
 from decode_worker.scheduler import Scheduler

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.ops import reference
-from common.sampling_params import SamplingParams
+from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear, Fill, Grow, Rows
 from decode_worker.sequence import Sequence

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 from common.config import KernelsSection
-from common.engine import Engine
+from common.device.engine import Engine
+from common.device.landing import PendingTokens
+from common.kernels.operands import SamplingTensors, TokenRing
 from common.kv.blocks import BlockAllocator
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
-from common.kv_layout import KVLayout
-from common.landing import PendingTokens
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
-from common.ops.base import ForwardBatch, SamplingTensors, TokenRing
+from common.ops.base import ForwardBatch
 from common.ops.cuda_ops import CudaOps
 from common.ops.sampler import Sampler
-from common.sampling_params import SamplingParams
+from common.wire.kv_layout import KVLayout
+from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
 from decode_worker.runner import DecodeRunner

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from common.kv.blocks import BlockAllocator
-from common.sampling_params import SamplingParams
+from common.wire.sampling_params import SamplingParams
 from decode_worker.rows import Clear, Fill, Grow
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Sequence

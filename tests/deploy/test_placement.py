@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from common.messages import Role
+from common.wire.messages import Role
 from deploy.placement import Gpu, choose_gpus, memory_fraction, place_workers, threads_per_worker
 
 GB = 10**9

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from common.kernels.decode_splits import PROGRAMS_PER_SM, DecodeWorkspace, make_workspace, num_splits_for
 from common.kernels.fused_decode_attention import Division, division_for, fused_decode_attention, is_supported
+from common.kernels.operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import AttentionWeights, ForwardBatch
+from common.ops.base import ForwardBatch
 
 AssertClose = Callable[[Tensor, Tensor], None]
 MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]

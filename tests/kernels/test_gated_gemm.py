@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.gpu_share import make_share
+from common.device.gpu_share import make_share
 from common.kernels.gated_gemm import gated_gemm
 from common.ops import reference
 

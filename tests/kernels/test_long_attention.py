@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.gpu_share import make_share
+from common.device.gpu_share import make_share
 from common.kernels.long_attention import long_attention
 from common.ops import reference
 from common.ops.base import ForwardBatch

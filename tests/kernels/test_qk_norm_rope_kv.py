@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.operands import AttentionWeights
 from common.kernels.qk_norm_rope_kv import heads_per_program, qk_norm_rope_kv
 from common.ops import reference
-from common.ops.base import AttentionWeights
 
 AssertClose = Callable[[Tensor, Tensor], None]
 MAX_POSITIONS = 500

@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.device.landing import NO_TOKEN, make_ring
 from common.kernels import filter_threshold, sampling
-from common.landing import NO_TOKEN, make_ring
+from common.kernels.operands import SamplingTensors
 from common.ops import reference
-from common.ops.base import ForwardBatch, SamplingTensors
+from common.ops.base import ForwardBatch
 
 Draw = Callable[[Tensor, SamplingTensors, Tensor], Tensor]
 
@@ -248,7 +249,9 @@ def test_the_last_program_of_a_row_advances_it(vocab: int, device: torch.device)
     batch = make_step(token_ids[:5], positions[:5], lens[:5])
     on_device = on(device, params)
     workspace, ring = sampling.make_workspace(5, vocab, device), make_ring(6, device)
-    sampling.sample_and_advance(logits.to(device), on_device, batch, ring, workspace)
+    sampling.sample_and_advance(
+        logits.to(device), on_device, batch.token_ids, batch.positions, batch.seq_lens, ring, workspace
+    )
     assert torch.equal(token_ids[:5].cpu(), reference.sample(logits, params, seq_lens))
     assert positions.tolist() == [1, 977, 0, 2**20, 16, -7]
     assert lens.tolist() == [2, 978, 0, 2**20 + 1, 17, -7]
@@ -264,7 +267,9 @@ def test_each_row_leaves_its_tokens_in_the_slots_in_turn(device: torch.device) -
         logits = torch.randn(num_rows, 40)
         batch = make_step(*(torch.arange(num_rows, dtype=torch.int32, device=device) for _ in range(3)))
         params = on(device, make_params([(0.0, 0, 1.0, 0.0, 0)] * num_rows))
-        sampling.sample_and_advance(logits.to(device), params, batch, ring, workspace)
+        sampling.sample_and_advance(
+            logits.to(device), params, batch.token_ids, batch.positions, batch.seq_lens, ring, workspace
+        )
         reference.land(logits.argmax(dim=-1).int(), expected)
         assert torch.equal(ring.turns.cpu(), expected.turns)
         assert torch.equal(ring.tokens_cpu, expected.tokens_cpu)

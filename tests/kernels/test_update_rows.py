@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.operands import RowState, RowUpdates, SamplingTensors
 from common.kernels.update_rows import update_rows
 from common.ops import reference
-from common.ops.base import RowState, RowUpdates, SamplingTensors
 
 
 def make_state(max_rows: int, max_blocks: int) -> RowState:

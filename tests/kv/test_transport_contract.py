@@ -17,8 +17,8 @@ from common.kv.blocks import BlockAllocator
 from common.kv.pool import KVPool
 from common.kv.proof import prove_path
 from common.kv.transport import TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
-from common.messages import KVPoolExport
-from common.wire import decode
+from common.wire.frames import decode
+from common.wire.messages import KVPoolExport
 from tests.kv.peer_process import LAYOUT, random_bytes
 
 ROOT = Path(__file__).parents[2]

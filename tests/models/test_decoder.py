@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from common.config import KernelsSection
+from common.dtypes import DTYPES
 from common.kv.blocks import BlockAllocator
-from common.kv_layout import KVLayout
 from common.models.decoder import Decoder
 from common.models.loader import architectures, load_model, read_config
-from common.models.weights import DTYPES
 from common.ops.base import ForwardBatch, Ops
 from common.ops.torch_ops import TorchOps
+from common.wire.kv_layout import KVLayout
 from tests.checkpoints import VARIANTS, VOCAB, write_checkpoint
 
 Checkpoint = Callable[[str], tuple[Path, Any]]

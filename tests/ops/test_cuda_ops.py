@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from common.config import KernelsSection
-from common.ops.base import AttentionWeights, ForwardBatch, Residual
+from common.kernels.operands import AttentionWeights
+from common.ops.base import ForwardBatch, Residual
 from common.ops.linear_plan import MIN_GATED_TOKENS
 from common.ops.torch_ops import TorchOps
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.landing import NUM_SLOTS, PendingTokens, RingLanding, make_ring
+from common.device.landing import NUM_SLOTS, PendingTokens, RingLanding, make_ring
+from common.kernels.operands import SamplingTensors
 from common.ops import reference
-from common.ops.base import ForwardBatch, SamplingTensors
+from common.ops.base import ForwardBatch
 from common.ops.row_ops import RowOps
 from common.ops.sampler import Sampler
 

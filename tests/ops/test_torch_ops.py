@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from common.kernels.operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import AttentionWeights, ForwardBatch, Residual
+from common.ops.base import ForwardBatch, Residual
 from common.ops.torch_ops import TorchOps
 
 NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 16

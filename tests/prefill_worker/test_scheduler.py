@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from common.config import PrefillSection
 from common.kv.blocks import BlockAllocator
-from common.sampling_params import SamplingParams
+from common.wire.sampling_params import SamplingParams
 from prefill_worker.scheduler import Scheduler
 from prefill_worker.sequence import Sequence
 

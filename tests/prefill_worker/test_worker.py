@@ -9,11 +9,14 @@ import pytest
 import zmq
 
 from common.config import Config, NetSection, PrefillSection
-from common.drain import Drain
-from common.engine import Engine
+from common.device.engine import Engine
+from common.device.prompt_buffers import PromptChunk
+from common.device.prompt_runner import PromptRunner
+from common.device.step_trace import Trace
 from common.errors import ErrorCode
 from common.kv.blocks import BlockAllocator
-from common.messages import (
+from common.serving.drain import Drain
+from common.wire.messages import (
     Abort,
     DecodePeer,
     KVHandoff,
@@ -29,11 +32,8 @@ from common.messages import (
     pack_ids,
     unpack_ids,
 )
-from common.prompt_buffers import PromptChunk
-from common.prompt_runner import PromptRunner
-from common.sampling_params import SamplingParams
-from common.sockets import Hub
-from common.step_trace import Trace
+from common.wire.sampling_params import SamplingParams
+from common.wire.sockets import Hub
 from prefill_worker.worker import PrefillWorker
 from tests.fakes import LAYOUT
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from common.config import NetSection, RouterSection
 from common.errors import ErrorCode, RequestError
-from common.messages import (
+from common.wire.messages import (
     Abort,
     FinishReason,
     KVPathReport,
@@ -18,7 +18,7 @@ from common.messages import (
     WorkerReady,
     pack_ids,
 )
-from common.sampling_params import SamplingParams
+from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
 from router.metrics import Metrics

@@ -13,8 +13,8 @@ import tokenizers
 from aiohttp import web
 
 from common.config import Config, ModelSection, NetSection, RouterSection
-from common.fingerprint import model_fingerprint, tokenizer_fingerprint
-from common.sampling_params import SamplingParams
+from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
+from common.wire.sampling_params import SamplingParams
 from router.app import start_server
 from router.handlers import SERVICE
 from router.service import Service

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from common.errors import RequestError
-from common.messages import Abort, PrefillRequest
-from common.sampling_params import SamplingParams
+from common.wire.messages import Abort, PrefillRequest
+from common.wire.sampling_params import SamplingParams
 from router.openai_api import choice_seed
 from tests.router.conftest import EOS, MAX_MODEL_LEN, Client, Cluster, StartCluster
 

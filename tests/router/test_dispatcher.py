@@ -5,7 +5,7 @@ import random
 import pytest
 
 from common.errors import RequestError
-from common.messages import (
+from common.wire.messages import (
     Role,
     TokenBatch,
     WorkerReady,

@@ -4,8 +4,8 @@ import pytest
 import zmq
 
 from common.config import NetSection
-from common.messages import Heartbeat, Message, Reregister
-from common.sockets import MAX_RECEIVED_AT_ONCE, Spoke
+from common.wire.messages import Heartbeat, Message, Reregister
+from common.wire.sockets import MAX_RECEIVED_AT_ONCE, Spoke
 from router.hub import AsyncHub
 
 NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE

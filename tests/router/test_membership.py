@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from common.errors import ErrorCode
-from common.messages import Abort, PeerGone, PrefillRequest, Refused
+from common.wire.messages import Abort, PeerGone, PrefillRequest, Refused
 from tests.fakes import FakeDecode
 from tests.router.conftest import Client, Cluster, StartCluster
 

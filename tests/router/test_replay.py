@@ -3,7 +3,7 @@
 import random
 
 from common.errors import ErrorCode
-from common.messages import (
+from common.wire.messages import (
     Role,
     unpack_ids,
 )

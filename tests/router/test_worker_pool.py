@@ -2,7 +2,7 @@ import dataclasses
 from typing import Any
 
 from common.config import NetSection
-from common.messages import Heartbeat, KVPathReport, Role, WorkerReady
+from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
 from router.worker_pool import Worker, WorkerPool
 from tests.fakes import LAYOUT
 

@@ -1,7 +1,7 @@
 """When a request is over, by tokens alone; stop strings are the router's business."""
 
-from common.messages import FinishReason
-from common.sampling_params import SamplingParams
+from common.wire.messages import FinishReason
+from common.wire.sampling_params import SamplingParams
 
 
 def finish_reason(token_id: int, num_outputs: int, sampling: SamplingParams) -> FinishReason:

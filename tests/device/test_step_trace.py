@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.device.step_trace import WAIT, StepTrace, Trace, make_trace
 from common.errors import ConfigError
-from common.step_trace import WAIT, StepTrace, Trace, make_trace
 from tests.traces import read_trace
 
 

@@ -10,9 +10,9 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ConfigError
-from common.messages import Abort, Message, PeerGone
-from common.sockets import Hub, Spoke
-from common.wire import MAX_FRAME_BYTES
+from common.wire.frames import MAX_FRAME_BYTES
+from common.wire.messages import Abort, Message, PeerGone
+from common.wire.sockets import Hub, Spoke
 
 Item = TypeVar("Item")
 

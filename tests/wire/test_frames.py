@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import WireError
-from common.kv_layout import KVLayout
-from common.messages import TAGS, WIRE_VERSION, Abort, Message, PrefillRequest, pack_ids, unpack_ids
-from common.sampling_params import SamplingParams
-from common.wire import MAX_FRAME_BYTES, decode, encode
+from common.wire.frames import MAX_FRAME_BYTES, decode, encode
+from common.wire.kv_layout import KVLayout
+from common.wire.messages import TAGS, WIRE_VERSION, Abort, Message, PrefillRequest, pack_ids, unpack_ids
+from common.wire.sampling_params import SamplingParams
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.ops.base import TokenRing
+from common.kernels.operands import TokenRing
 
 NUM_SLOTS = 3
 """One step runs, one is queued, one is being read."""

@@ -4,7 +4,7 @@ import os
 import secrets
 import socket
 
-from common.messages import Role
+from common.wire.messages import Role
 
 
 def make_worker_id(role: Role, configured: str) -> str:

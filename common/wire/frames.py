@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from common.errors import WireError
-from common.messages import TAGS, WIRE_VERSION, Message
+from common.wire.messages import TAGS, WIRE_VERSION, Message
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """A 1M-token prompt is 4 MB; anything above this is not ours."""

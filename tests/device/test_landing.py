@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 import torch
 
-from common.landing import NUM_SLOTS, Landing, PendingTokens, RingLanding
+from common.device.landing import NUM_SLOTS, Landing, PendingTokens, RingLanding
 from common.ops import reference
 
 MAX_ROWS = 9

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Protocol
 
 from common.config import Config
-from common.drain import Drain
-from common.engine import Engine, describe_device
+from common.device.engine import Engine, describe_device
 from common.errors import BatonError, ConfigError, ErrorCode, ModelError
-from common.fingerprint import tokenizer_fingerprint
 from common.log import setup_logging
-from common.messages import Role, WorkerReady
 from common.options import parse
-from common.settle import settle_memory, sharpen_sleeps
-from common.worker_id import make_epoch, make_worker_id
+from common.serving.drain import Drain
+from common.serving.settle import settle_memory, sharpen_sleeps
+from common.wire.fingerprint import tokenizer_fingerprint
+from common.wire.messages import Role, WorkerReady
+from common.wire.worker_id import make_epoch, make_worker_id
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ConfigError
-from common.messages import Heartbeat, Message, Refused, Reregister, Welcome, WorkerLeaving, WorkerReady
-from common.sockets import Spoke
+from common.wire.messages import Heartbeat, Message, Refused, Reregister, Welcome, WorkerLeaving, WorkerReady
+from common.wire.sockets import Spoke
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import zmq.utils.z85
 
 from common.config import NetSection
 from common.errors import ConfigError, WireError
-from common.messages import Message
-from common.wire import MAX_FRAME_BYTES, decode, encode
+from common.wire.frames import MAX_FRAME_BYTES, decode, encode
+from common.wire.messages import Message
 
 logger = logging.getLogger(__name__)
 

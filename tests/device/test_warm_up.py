@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from common.config import Config, KVSection, ModelSection, WorkerSection
-from common.engine import Engine, build_engine
-from common.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
-from common.prompt_runner import PromptRunner
-from common.sampling_params import SamplingParams
-from common.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from common.device.engine import Engine, build_engine
+from common.device.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
+from common.device.prompt_runner import PromptRunner
+from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
 from decode_worker.runner import DecodeRunner, batch_buckets

@@ -15,15 +15,15 @@ import torch
 
 from common.config import Config
 from common.errors import ConfigError
-from common.fingerprint import model_fingerprint
 from common.kv.blocks import BlockAllocator
 from common.kv.pool import KVPool
 from common.kv.transport import Transport, make_transport
-from common.kv_layout import KVLayout
 from common.models.decoder import Decoder, DecoderConfig
 from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
 from common.ops.base import Ops
 from common.ops.sampler import Sampler
+from common.wire.fingerprint import model_fingerprint
+from common.wire.kv_layout import KVLayout
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.ops.base import ForwardBatch, SamplingTensors
-from common.sampling_params import SamplingParams
+from common.kernels.operands import SamplingTensors
+from common.ops.base import ForwardBatch
+from common.wire.sampling_params import SamplingParams
 
 NUM_STAGINGS = 2
 ALIGNMENT = 16

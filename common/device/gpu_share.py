@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.cuda import green_contexts
 
-from common import cublas
+from common.device import cublas
 
 logger = logging.getLogger(__name__)
 

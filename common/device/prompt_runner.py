@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from common.engine import Engine
-from common.gpu_share import GpuShare
-from common.landing import Landing, PendingTokens
+from common.device.engine import Engine
+from common.device.gpu_share import GpuShare
+from common.device.landing import Landing, PendingTokens
+from common.device.prompt_buffers import PromptBuffers, PromptChunk
+from common.device.step_trace import WAIT, Trace
 from common.ops.gathering import GATHERED_ABOVE
-from common.prompt_buffers import PromptBuffers, PromptChunk
-from common.step_trace import WAIT, Trace
 
 logger = logging.getLogger(__name__)
 

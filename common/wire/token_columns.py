@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from common.messages import FinishReason, TokenBatch, pack_ids
+from common.wire.messages import FinishReason, TokenBatch, pack_ids
 
 
 @dataclass(slots=True)

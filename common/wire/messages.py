@@ -1,6 +1,6 @@
 """Every message that crosses a process boundary; the first line of each docstring is its arrow.
 
-On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `wire`).
+On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`).
 Rules: fields are only ever appended, tags are never reused, token ids and block ids travel as
 int32 bytes (`pack_ids`), and nothing is pickled.
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from common.errors import ErrorCode
-from common.kv_layout import KVLayout
-from common.sampling_params import SamplingParams
+from common.wire.kv_layout import KVLayout
+from common.wire.sampling_params import SamplingParams
 
 WIRE_VERSION = 2
 

@@ -16,12 +16,13 @@ from functools import partial
 
 import torch
 
-from common.engine import Engine
-from common.landing import make_ring
-from common.ops.base import AttentionWeights, ForwardBatch, Ops, Residual, SamplingTensors
-from common.prompt_buffers import PromptChunk
-from common.prompt_runner import PromptRunner
-from common.sampling_params import SamplingParams
+from common.device.engine import Engine
+from common.device.landing import make_ring
+from common.device.prompt_buffers import PromptChunk
+from common.device.prompt_runner import PromptRunner
+from common.kernels.operands import AttentionWeights, SamplingTensors
+from common.ops.base import ForwardBatch, Ops, Residual
+from common.wire.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from common.config import Config, KVSection, ModelSection, WorkerSection
-from common.engine import Engine, build_engine
-from common.prompt_buffers import PromptChunk
-from common.prompt_runner import PromptRunner
-from common.sampling_params import SamplingParams
+from common.device.engine import Engine, build_engine
+from common.device.prompt_buffers import PromptChunk
+from common.device.prompt_runner import PromptRunner
+from common.wire.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 Spans = list[tuple[int, int]]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from common.config import Config, KVSection, ModelSection, WorkerSection
-from common.engine import Engine, build_engine
-from common.gpu_share import GpuShare, make_share
-from common.prompt_buffers import PromptChunk
-from common.prompt_runner import Bucket, PromptRunner
-from common.sampling_params import SamplingParams
+from common.device.engine import Engine, build_engine
+from common.device.gpu_share import GpuShare, make_share
+from common.device.prompt_buffers import PromptChunk
+from common.device.prompt_runner import Bucket, PromptRunner
+from common.wire.sampling_params import SamplingParams
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 GREEDY = SamplingParams(temperature=0.0)
