@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 MAX_RECEIVED_AT_ONCE = 1000
 """Messages taken per `receive`, so that a flood cannot starve the caller's loop."""
+KEEPALIVE_S = 5
+"""After three times so long without an answer a TCP connection counts as broken and is made anew."""
 
 
 class Hub:
@@ -143,8 +145,13 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, net: NetSectio
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.SNDHWM, net.max_queued_messages)
     socket.setsockopt(zmq.RCVHWM, net.max_queued_messages)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, int(net.heartbeat_s * 1000))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(net.worker_timeout_s * 1000))
+    # Whose machine is gone says no goodbye: the kernel notices. Never ZMTP's own heartbeat: libzmq aborts the
+    # process when a ping is due on a connection that has closed while nobody read from it.
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 2)
+    socket.setsockopt(zmq.TCP_MAXRT, 3 * KEEPALIVE_S * 1000)
     return socket
 
 

@@ -1,5 +1,7 @@
 """Hub and spokes: messages go both ways, what is not a message is dropped, strangers stay out."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from common.wire.frames import MAX_FRAME_BYTES
 from common.wire.messages import Abort, Message, PeerGone
 from common.wire.sockets import Hub, Spoke
 
+ROOT = Path(__file__).parents[2]
 Item = TypeVar("Item")
 
 
@@ -145,3 +148,29 @@ def test_only_those_who_know_the_secret_are_heard(network: Network, tmp_path: Pa
         network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "short")))
     with pytest.raises(ConfigError, match="secret_file"):
         network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "none")))
+
+
+CLOSED_WHILE_UNREAD = """
+import sys, time, zmq
+from common.config import NetSection
+from common.wire.messages import Abort
+from common.wire.sockets import Hub, Spoke
+
+net = NetSection(heartbeat_s=0.05, worker_timeout_s=0.2, max_queued_messages=10)
+context = zmq.Context()
+hub = Hub(context, net, "tcp://127.0.0.1:*")
+spokes = [Spoke(context, net, hub.endpoint, name) for name in (b"taken over", b"taken over", b"flooding")]
+for _ in range(2000):
+    for spoke in spokes:
+        spoke.send(Abort("r" * 100, 0))
+    time.sleep(0.0001)
+for spoke in spokes:
+    spoke.close()
+time.sleep(0.5)
+"""
+
+
+def test_a_connection_that_closes_while_nobody_reads_it_leaves_the_process_alive() -> None:
+    """Be it that its identity went to another connection, or that its queue is full: libzmq must not abort."""
+    ran = subprocess.run([sys.executable, "-c", CLOSED_WHILE_UNREAD], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
