@@ -12,7 +12,7 @@ Life of a request here:
     4. When the step of its last chunk is over, its first token is sent to the router at once.
     5. If it is not finished by that token, its blocks go to the handoff table and the decode worker
        is told which they are.
-    6. `KVRelease`, a lease that runs out, or the decode worker's death frees them.
+    6. `KVRelease`, a lease that runs out, of which the router is told, or the decode worker's death frees them.
 `Abort` ends it in 1 to 4; in 5 the decode worker is told as well and releases.
 """
 
@@ -54,7 +54,7 @@ from prefill_worker.handoff import HandoffTable
 from prefill_worker.peers import Peer, Peers
 from prefill_worker.runner import InFlight, launch_chunks
 from prefill_worker.scheduler import Scheduler
-from prefill_worker.sequence import Sequence
+from prefill_worker.sequence import Key, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -140,9 +140,9 @@ class PrefillWorker:
             self._hand_off(sequence, token, block_ids)
 
     def sweep(self) -> None:
-        """Free what nobody claimed in time."""
-        for request_id, attempt in self.handoffs.expire(time.monotonic()):
-            logger.warning("[%s #%d] nobody pulled its blocks within the lease, freed", request_id, attempt)
+        """Free what nobody claimed in time; the handoff or its release may be lost, and the router knows which."""
+        for key in self.handoffs.expire(time.monotonic()):
+            self._fail(key, ErrorCode.HANDOFF_LOST, "nobody claimed its blocks within the lease (prefill.lease_s)")
 
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""
@@ -157,7 +157,7 @@ class PrefillWorker:
     def fail_everything(self, code: ErrorCode, message: str) -> None:
         """Give every request that is not handed off back to the router."""
         for sequence in self.scheduler.sequences():
-            self._fail(sequence, code, message)
+            self._fail(sequence.key, code, message)
             self.scheduler.remove(sequence.request_id, sequence.attempt)
 
     def forget_everything(self) -> None:
@@ -229,10 +229,10 @@ class PrefillWorker:
 
     def _accept(self, sequence: Sequence) -> None:
         if self.drain.asked:
-            self._fail(sequence, ErrorCode.DRAINING, "the prefill worker is shutting down")
+            self._fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
         elif not self.scheduler.ever_fits(sequence):
             self._fail(
-                sequence,
+                sequence.key,
                 ErrorCode.NEVER_FITS,
                 f"the prompt has {len(sequence.token_ids)} tokens, the prefill worker's pool holds "
                 f"{self.engine.allocator.capacity * self.scheduler.block_size}; shorten it or enlarge the pool",
@@ -244,9 +244,8 @@ class PrefillWorker:
         peer = self.peers.proven(sequence.decode_worker_id, sequence.decode_epoch)
         if peer is None:
             self.engine.allocator.free(block_ids)
-            self._fail(
-                sequence, ErrorCode.HANDOFF_LOST, f"decode worker {sequence.decode_worker_id} cannot pull from here"
-            )
+            reason = f"decode worker {sequence.decode_worker_id} cannot pull from here"
+            self._fail(sequence.key, ErrorCode.HANDOFF_LOST, reason)
             return
         self.handoffs.keep(sequence.key, peer.worker_id, peer.epoch, block_ids, time.monotonic())
         peer.spoke.send(
@@ -273,9 +272,9 @@ class PrefillWorker:
         ids, num_tokens = pack_ids(block_ids), len(sequence.token_ids)
         peer.spoke.send(KVProgress(self.worker_id, self.epoch, request_id, attempt, num_tokens, ids))
 
-    def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> None:
-        logger.warning("[%s #%d] %s", sequence.request_id, sequence.attempt, message)
-        self.link.send(RequestFailed(self.worker_id, self.epoch, sequence.request_id, sequence.attempt, code, message))
+    def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
+        logger.warning("[%s #%d] %s", *key, message)
+        self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
 
     def _owns_something(self) -> bool:
         return bool(self.scheduler.sequences() or self.handoffs.kept)

@@ -121,7 +121,7 @@ class Dispatcher:
                 self._metrics.stale_tokens.inc()
                 self._send(worker.id, Abort(request_id, attempt))
             else:
-                self._accept(completion, output_index, token_id, finish_reason, now_s)
+                self._act_on(completion, self._accept, output_index, token_id, finish_reason, now_s)
         self.pump()
 
     def on_failed(self, failed: RequestFailed) -> None:
@@ -142,10 +142,8 @@ class Dispatcher:
     def on_worker_lost(self, worker: Worker, reason: str) -> None:
         """Replay what needs that incarnation; it is no longer in the pool."""
         for completion in reversed(list(self._active.values())):  # each goes to the front: oldest last
-            if (route := completion.route) is None:
-                continue
-            if route.decode is worker or (route.prefill is worker and completion.state is State.PREFILLING):
-                self._replay(completion, "worker_lost", f"{worker.id}: {reason}")
+            if self._current(completion.request_id, completion.attempt, worker) is not None:
+                self._act_on(completion, self._replay, "worker_lost", f"{worker.id}: {reason}")
         self.pump()
 
     def tick(self) -> None:
@@ -156,7 +154,7 @@ class Dispatcher:
         elif self._unusable_since_s is None:
             self._unusable_since_s = now_s
         for completion in reversed(list(self._active.values())):
-            self._apply_deadlines(completion, now_s)
+            self._act_on(completion, self._apply_deadlines, now_s)
         self.pump()
 
     def pump(self) -> None:
@@ -165,6 +163,16 @@ class Dispatcher:
             self._start(self._queue.peek(), route)
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _act_on(self, completion: Completion, act: Callable[..., None], *args: object) -> None:
+        """Do something to one of several completions: a bug that it meets ends that one, and the others go on."""
+        try:
+            act(completion, *args)
+        except Exception:
+            logger.exception("[%s #%d] a bug ends this completion", completion.request_id, completion.attempt)
+            if not completion.is_terminal:
+                message = "the server hit an unexpected error with this completion; its log has the reason"
+                self._fail(completion, RequestError(message, code="internal_error", status=500))
 
     def _start(self, completion: Completion, route: Route) -> None:
         self._queue.discard(completion)
@@ -191,11 +199,12 @@ class Dispatcher:
         return len(self._active) - len(self._queue)
 
     def _current(self, request_id: str, attempt: int, worker: Worker) -> Completion | None:
-        """The completion that this worker runs under this attempt, if it does."""
+        """The completion that this worker runs under this attempt, if it does; once it decodes only one does."""
         completion = self._active.get(request_id)
-        if completion is None or completion.attempt != attempt or completion.route is None:
+        if completion is None or completion.attempt != attempt or (route := completion.route) is None:
             return None
-        return completion if worker in (completion.route.decode, completion.route.prefill) else None
+        is_its = worker is route.decode or (worker is route.prefill and completion.state is State.PREFILLING)
+        return completion if is_its else None
 
     def _accept(self, completion: Completion, output_index: int, token_id: int, finish: int, now_s: float) -> None:
         """Deliver a token and those that waited for it; hold one that is early, drop a duplicate."""

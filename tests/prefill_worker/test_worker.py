@@ -251,6 +251,18 @@ def test_blocks_are_handed_off_only_when_their_step_is_over(rig: Rig) -> None:
     rig.turn_until(lambda: len(rig.handed_off) == 2)
 
 
+def test_the_router_learns_of_blocks_that_nobody_claimed(rig: Rig) -> None:
+    rig.ask("a", 10)
+    rig.turn()
+    rig.steps[0].over = True
+    rig.turn_until(lambda: len(rig.handed_off) == 1)
+    rig.worker.handoffs.kept["a", 0].deadline_s = 0.0
+    rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
+    [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
+    assert (failed.request_id, failed.attempt, failed.code) == ("a", 0, ErrorCode.HANDOFF_LOST)
+    rig.allocator.check([])
+
+
 def test_the_token_of_a_prompt_aborted_in_flight_is_dropped_and_its_blocks_are_free(rig: Rig) -> None:
     rig.ask("a", 30)
     rig.ask("b", 30)

@@ -1,10 +1,16 @@
 """What the dispatcher does when workers, messages or attempts are lost."""
 
 import random
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
 
 from common.errors import ErrorCode
 from common.wire.messages import (
     Role,
+    TokenBatch,
+    pack_ids,
     unpack_ids,
 )
 from router.request_state import Completion, State
@@ -133,6 +139,42 @@ def test_lost_messages_lead_to_a_replay() -> None:
     bench.now_s += NET.step_timeout_s
     bench.dispatcher.tick()
     assert silent.attempt == 1
+
+
+def test_a_prefill_worker_that_lost_blocks_matters_only_until_the_decode_worker_has_spoken() -> None:
+    bench = Bench(num_prefill=2)
+    before, after = bench.submit(), bench.submit()
+    for completion in (before, after):
+        bench.token(bench.route(completion).prefill, completion, 0, 1)
+    bench.token(bench.decodes[0], after, 1, 2)
+    for completion in (before, after):
+        bench.fail(bench.route(completion).prefill, completion, ErrorCode.HANDOFF_LOST)
+    assert (before.attempt, after.attempt) == (1, 0)
+
+
+def test_a_bug_met_by_one_completion_ends_it_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(num_decode=2)
+    completions = [bench.submit() for _ in range(6)]
+    for completion in completions:
+        bench.token(bench.prefills[0], completion, 0, 1)
+    worker = bench.decodes[0]
+    here = [completion for completion in completions if bench.route(completion).decode is worker]
+    with monkeypatch.context() as patch:
+        patch.setattr(here[0].text, "push", bug)
+        ids = tuple(completion.request_id for completion in here)
+        zeros, ones, twos = (pack_ids([value] * 3) for value in range(3))
+        bench.dispatcher.on_tokens(TokenBatch(worker.id, worker.epoch, ids, zeros, ones, twos, bytes(3)))
+    error = result_of(here[0]).error
+    assert error is not None
+    assert (error.status, error.code) == (500, "internal_error")
+    assert [completion.outputs for completion in here[1:]] == [[1, 2], [1, 2]]
+    monkeypatch.setattr(bench.metrics, "replays", SimpleNamespace(labels=Mock(side_effect=[RuntimeError, Mock()])))
+    bench.lose(worker)
+    assert [completion.state for completion in here] == [State.FAILED, State.PREFILLING, State.FAILED]
+
+
+def bug(*_: object) -> None:
+    raise RuntimeError("bug")
 
 
 def test_an_invalid_token_is_a_failure_of_the_worker_not_of_the_router() -> None:
