@@ -1,10 +1,11 @@
 """The decode workers that this prefill worker hands blocks to.
 
-The router names them; we dial each, offer the pool until it answers, and send it nothing before it
-has proven that it can pull.
+The router names them; we dial each, offer the pool until it has proven that it can pull, and send it
+nothing else before.
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from common.wire.sockets import Spoke
 
 logger = logging.getLogger(__name__)
 
-OFFER_INTERVAL_S = 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""Between two offers to a peer, twice as long each time: what is in the way may pass, and a proof costs it a moment."""
 
 
 @dataclass(slots=True)
@@ -27,9 +29,10 @@ class Peer:
     worker_id: str
     epoch: int
     spoke: Spoke
-    answered: bool = False
     proven: bool = False
-    offered_s: float = 0.0
+    problem: str = ""  # what the last proof said
+    next_offer_s: float = 0.0  # inf when proven
+    pause_s: float = FIRST_PAUSE_S  # after the next offer
 
 
 class Peers:
@@ -51,7 +54,7 @@ class Peers:
         """
         known = self.by_id.get(message.worker_id)
         if known and known.epoch == message.epoch:
-            known.answered = False
+            known.next_offer_s, known.pause_s = 0.0, FIRST_PAUSE_S
             return
         if known:
             self.leave(known.worker_id, known.epoch)
@@ -70,21 +73,25 @@ class Peers:
             peer.spoke.close()
 
     def offer(self) -> None:
-        """Offer the pool to every peer that has not answered yet."""
+        """Offer the pool to every peer whose next offer is due."""
         now_s = time.monotonic()
         for peer in self.by_id.values():
-            if not peer.answered and now_s - peer.offered_s > OFFER_INTERVAL_S:
-                peer.offered_s = now_s
+            if now_s >= peer.next_offer_s:
+                peer.next_offer_s = now_s + peer.pause_s
+                peer.pause_s = min(2 * peer.pause_s, LONGEST_PAUSE_S)
                 peer.spoke.send(self.export)
 
     def note_result(self, result: KVPathResult) -> None:
-        """Note whether a peer can pull from us."""
+        """Note whether a peer can pull from us; one that cannot is offered the pool again."""
         peer = self.by_id.get(result.worker_id)
         if peer is None or peer.epoch != result.epoch:
             return
-        peer.answered, peer.proven = True, not result.error
-        if result.error:
-            logger.error("no KV path to decode worker %s: %s", peer.worker_id, result.error)
+        peer.proven = not result.error
+        if peer.proven:
+            peer.next_offer_s = math.inf
+        elif result.error != peer.problem:
+            logger.error("no KV path to decode worker %s, trying on: %s", peer.worker_id, result.error)
+        peer.problem = result.error
 
     def proven(self, worker_id: str, epoch: int) -> Peer | None:
         """The peer, if it is this incarnation and can pull from us."""

@@ -25,18 +25,17 @@ def problems(pool: WorkerPool) -> list[str]:
     found = [f"{worker.ready.role.name.lower()} worker {worker.id} is leaving" for worker in pool if worker.draining]
     if not decodes:
         found.append("no decode worker takes requests; start one: python -m decode_worker")
-    if decodes and pool.is_usable() and not pool.is_ready():
-        found.append("no prefill worker has joined; start one: python -m prefill_worker")
-    if decodes and not pool.is_usable():
+    if decodes and not pool.is_ready():
+        prefills = [w for w in takers if w.ready.role is Role.PREFILL and w.ready.transport != NO_TRANSPORT]
+        if not prefills:
+            found.append("no prefill worker has joined; start one: python -m prefill_worker")
         found += [_path_problem(path) for path in pool.paths if path.error]
         known = {(path.prefill_worker_id, path.worker_id) for path in pool.paths}
         found += [
             f"the KV path from {prefill.id} to {decode.id} has not been proven yet"
-            for prefill in takers
+            for prefill in prefills
             for decode in decodes
-            if prefill.ready.role is Role.PREFILL
-            and prefill.ready.transport != NO_TRANSPORT
-            and (prefill.id, decode.id) not in known
+            if (prefill.id, decode.id) not in known
         ]
     return found
 

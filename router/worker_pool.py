@@ -118,13 +118,14 @@ class WorkerPool:
         self._paths = {key: path for key, path in self._paths.items() if identity not in (key[:2], key[2:])}
 
     def set_path(self, report: KVPathReport) -> bool:
-        """Note how blocks travel; False when the reporting decode worker is unknown.
+        """Note how blocks travel; False when the reporting decode worker is unknown, or it says what it said before.
 
         The prefill worker may be unknown for now: after a restart of the router either comes first.
         """
-        if self.get(report.worker_id, report.epoch) is None:
+        key = (report.prefill_worker_id, report.prefill_epoch, report.worker_id, report.epoch)
+        if self.get(report.worker_id, report.epoch) is None or self._paths.get(key) == report:
             return False
-        self._paths[report.prefill_worker_id, report.prefill_epoch, report.worker_id, report.epoch] = report
+        self._paths[key] = report
         self._was_paired |= not report.error
         return True
 
@@ -151,17 +152,15 @@ class WorkerPool:
 
     def choose(self) -> Route | None:
         """The least loaded pair that has room for one more prompt; None when there is none now."""
-        prefills = self._takers(Role.PREFILL)
-        for decode in sorted(self._takers(Role.DECODE), key=_decode_load):
-            ready = [worker for worker in self._partners(decode, prefills) if self._has_room(worker)]
+        for decode, partners in self._pairs():
+            ready = [worker for worker in partners if self._has_room(worker)]
             if ready:
                 return Route(min(ready, key=lambda worker: (worker.outstanding_tokens, worker.last_turn)), decode)
         return None
 
     def is_usable(self) -> bool:
         """Some route exists, be it busy or not."""
-        prefills = self._takers(Role.PREFILL)
-        return any(self._partners(decode, prefills) for decode in self._takers(Role.DECODE))
+        return bool(self._takers(Role.DECODE))
 
     def is_ready(self) -> bool:
         """Usable, and not merely because the prefill workers are still on their way.
@@ -188,11 +187,18 @@ class WorkerPool:
             and (role is Role.DECODE or worker.ready.transport != NO_TRANSPORT)
         ]
 
-    def _partners(self, decode: Worker, prefills: list[Worker]) -> list[Worker]:
-        """Who can compute prompts for `decode`: it alone if it must or if nobody else is left."""
-        if decode.ready.transport == NO_TRANSPORT or not prefills:
-            return [decode]
-        return [prefill for prefill in prefills if self._is_proven(prefill, decode)]
+    def _pairs(self) -> list[tuple[Worker, list[Worker]]]:
+        """Decode workers, least loaded first, each with those that can compute its prompts.
+
+        It is one of those itself if it takes no handoffs, or while no path to any decode worker is proven.
+        """
+        prefills, decodes = self._takers(Role.PREFILL), sorted(self._takers(Role.DECODE), key=_decode_load)
+        proven = [[prefill for prefill in prefills if self._is_proven(prefill, decode)] for decode in decodes]
+        alone = not any(proven)
+        return [
+            (decode, [decode] if alone or decode.ready.transport == NO_TRANSPORT else partners)
+            for decode, partners in zip(decodes, proven, strict=True)
+        ]
 
     def _is_proven(self, prefill: Worker, decode: Worker) -> bool:
         path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from common.errors import KVError, OutOfBlocks
 
 PROOF_BLOCK = 0
-"""Never allocated: in a prefill worker's pool it holds the pattern that proves the path."""
+"""Never allocated: in a prefill worker's pool it holds the pattern that proves the path, in a decode worker's it
+receives it, however full the pool is."""
 
 
 class BlockAllocator:

@@ -126,6 +126,10 @@ def test_the_path_is_proven_and_its_blocks_given_back(meeting: Meeting) -> None:
     opened, allocator = meeting.open(), BlockAllocator(NUM_BLOCKS)
     assert prove_path(opened, meeting.peer.export, meeting.pool, allocator) > 0
     allocator.check([])
+    held = allocator.allocate(allocator.num_free)
+    meeting.pool.blocks[held] = 0xAB
+    assert prove_path(opened, meeting.peer.export, meeting.pool, allocator) > 0, "a full pool is no broken path"
+    assert bool((meeting.pool.blocks[held] == 0xAB).all())
     opened.close()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+import tokenizers
 
 from common.errors import ErrorCode
 from common.wire.messages import Abort, PeerGone, PrefillRequest, Refused
@@ -68,24 +69,39 @@ async def test_a_worker_that_fails_is_tried_again(client: Client, cluster: Clust
 
 async def test_health_says_what_is_missing(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(worker_wait_s=0.2)
-
-    async def health() -> tuple[int, dict[str, Any]]:
-        async with aiohttp.ClientSession(cluster.url) as session, session.get("/health") as response:
-            return response.status, await response.json()
-
-    status, body = await health()
-    assert status == 503
-    assert "decode_worker" in body["missing"][0]
-    cluster.prefill()
-    cluster.decode(path_error="no way through")
-    await cluster.until_paths(1)
-    status, body = await health()
-    assert status == 503
-    assert "no way through" in body["missing"][0]
     request = {"prompt": "a", "stream": True}
-    async with aiohttp.ClientSession(cluster.url) as session, session.post("/v1/completions", json=request) as response:
-        assert (response.status, response.headers["Retry-After"]) == (503, "5")
-        assert "no way through" in (await response.json())["error"]["message"]
+    async with aiohttp.ClientSession(cluster.url) as session:
+
+        async def health() -> tuple[int, dict[str, Any]]:
+            async with session.get("/health") as response:
+                return response.status, await response.json()
+
+        status, body = await health()
+        assert status == 503
+        assert "decode_worker" in body["missing"][0]
+        async with session.post("/v1/completions", json=request) as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "5")
+            assert "no decode worker takes requests" in (await response.json())["error"]["message"]
+        cluster.prefill()
+        cluster.decode(path_error="no way through")
+        await cluster.until_paths(1)
+        status, body = await health()
+        assert status == 503
+        assert "no way through" in body["missing"][0]
+
+
+async def test_a_prefill_worker_without_a_path_leaves_the_decode_worker_serving(
+    start_cluster: StartCluster, tokenizer: tokenizers.Tokenizer
+) -> None:
+    cluster = await start_cluster()
+    cluster.prefill()
+    decode = cluster.decode(path_error="no way through")
+    await cluster.until_paths(1)
+    client = Client(cluster, tokenizer)
+    response = await client.completions.create(model="tiny", prompt=PROMPT, temperature=0)
+    assert response.choices[0].text == client.expected(PROMPT)
+    assert len(decode.got(PrefillRequest)) == 1
+    await client.openai.close()
 
 
 async def test_a_worker_with_another_model_is_refused(start_cluster: StartCluster) -> None:

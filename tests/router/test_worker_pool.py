@@ -48,9 +48,21 @@ def test_only_proven_paths_are_used() -> None:
         assert route is not None
         assert route.decode is d1
         pool.assign(route, 1)
-    pool.set_path(path(p0, d1, error="broken too"))
-    assert pool.choose() is None
-    assert not pool.is_usable()
+    p0.outstanding_tokens = 1000
+    assert pool.choose() is None, "the proven pair has no room, and no other is used instead"
+
+
+def test_decode_workers_compute_prompts_themselves_until_some_path_is_proven() -> None:
+    pool, (p0,), (d0, d1) = pool_of(1, 2)
+    for decode in (d0, d1):
+        pool.set_path(path(p0, decode, error="broken"))
+    route = pool.choose()
+    assert route is not None
+    assert route.is_local
+    pool.set_path(path(p0, d1))
+    route = pool.choose()
+    assert route is not None
+    assert (route.prefill, route.decode) == (p0, d1)
 
 
 def test_prefill_by_outstanding_tokens_within_its_window_decode_by_relative_load() -> None:
@@ -136,10 +148,14 @@ def test_a_path_ends_with_either_incarnation() -> None:
     pool, (p0,), (d0,) = pool_of(1, 1)
     pool.remove(p0)
     again = pool.add(ready("p0", Role.PREFILL, epoch=2), 0.0)
-    assert pool.choose() is None
+    route = pool.choose()
+    assert route is not None
+    assert route.is_local
     assert pool.paths == []
     pool.set_path(path(again, d0))
-    assert pool.choose() is not None
+    route = pool.choose()
+    assert route is not None
+    assert route.prefill is again
     pool.remove(d0)
     assert not pool.set_path(path(again, d0))
     assert pool.paths == []
