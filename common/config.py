@@ -64,7 +64,8 @@ class RouterSection:
     max_queued_tokens: int = option(16_777_216, "prompt tokens queued before 429")
     backlog_tokens: int = option(
         32_768,
-        "prompt tokens queued from which prompts take the whole GPU, not prefill.sm_share: throughput before latency",
+        "prompt tokens queued, for each GPU that computes prompts, from which these take the whole GPU, not "
+        "prefill.sm_share: throughput before latency",
     )
     request_timeout_s: float = option(600.0, "a completion not finished after this long fails")
     worker_wait_s: float = option(60.0, "how long a request waits while no worker pair is alive, then 503")

@@ -23,15 +23,26 @@ def overdue(completion: Completion, now_s: float, limits: RouterSection) -> Requ
 
 
 def unserved(
-    completion: Completion, now_s: float, limits: RouterSection, unusable_since_s: float, missing: Sequence[str]
+    completion: Completion, now_s: float, limits: RouterSection, longest: int, missing: Sequence[str]
 ) -> RequestError | None:
-    """The error of a completion queued for too long while no pair of workers is usable."""
-    waited_s = now_s - max(completion.queued_s, unusable_since_s)
-    if completion.state is not State.QUEUED or waited_s < limits.worker_wait_s:
+    """The error of a completion queued for too long while no worker takes it.
+
+    Args:
+        longest: tokens of the longest that some worker takes; 0 when no pair of workers is usable.
+    """
+    waited_s = now_s - max(completion.queued_s, completion.untakable_since_s)
+    if waited_s < limits.worker_wait_s:
         return None
+    waited = f"for {waited_s:.0f} s (router.worker_wait_s = {limits.worker_wait_s:g})"
+    if longest:
+        return RequestError(
+            f"prompt and max_tokens are {completion.max_total_tokens} tokens, no worker takes more than {longest}, "
+            f"nor has another joined {waited}; lower max_tokens or shorten the prompt",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
     return RequestError(
-        f"no usable workers for {waited_s:.0f} s (router.worker_wait_s = {limits.worker_wait_s:g}): "
-        + ("; ".join(missing)[:300] or "see GET /health"),
+        f"no usable workers {waited}: " + ("; ".join(missing)[:300] or "see GET /health"),
         code="no_workers",
         status=503,
         retry_after_s=5,

@@ -26,7 +26,7 @@ from router.health import problems
 from router.metrics import Metrics
 from router.request_state import FINISH_REASONS, Completion, Delivery, State
 from router.waiting_queue import WaitingQueue
-from router.worker_pool import Route, Worker, WorkerPool
+from router.worker_pool import LEAST, Demand, Route, Worker, WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,6 @@ class Dispatcher:
         self._clock = clock
         self._active: dict[str, Completion] = {}
         self._queue = WaitingQueue(limits)
-        self._unusable_since_s: float | None = None
 
     @property
     def num_active(self) -> int:
@@ -136,6 +135,7 @@ class Dispatcher:
         else:
             if failed.code is ErrorCode.DRAINING:
                 worker.draining = True
+            completion.avoided = worker
             self._replay(completion, failed.code.name.lower(), message, counted=failed.code not in UNCOUNTED)
         self.pump()
 
@@ -148,19 +148,27 @@ class Dispatcher:
 
     def tick(self) -> None:
         """Apply every deadline; call a few times a second."""
-        now_s = self._clock()
-        if self._pool.is_usable():
-            self._unusable_since_s = None
-        elif self._unusable_since_s is None:
-            self._unusable_since_s = now_s
+        now_s, longest = self._clock(), self._pool.longest()
         for completion in reversed(list(self._active.values())):
-            self._act_on(completion, self._apply_deadlines, now_s)
+            self._act_on(completion, self._apply_deadlines, now_s, longest)
         self.pump()
 
     def pump(self) -> None:
-        """Start what is queued, first come first served, while some pair of workers has room."""
-        while self._queue and (route := self._pool.choose()) is not None:
-            self._start(self._queue.peek(), route)
+        """Start what is queued, first come first served, while some pair of workers has room.
+
+        What no pair with room takes, being too long for it, waits and lets others pass.
+        """
+        refused: list[Demand] = []
+        for completion in self._queue.in_order():
+            demand = completion.demand()
+            if any(demand.covers(other) for other in refused):
+                continue
+            if (route := self._pool.choose(demand)) is not None:
+                self._start(completion, route)
+            elif self._pool.choose(LEAST) is None:
+                return
+            else:
+                refused.append(demand)
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -178,7 +186,7 @@ class Dispatcher:
         self._queue.discard(completion)
         completion.move_to(State.PREFILLING)
         token_ids = completion.prompt_ids + completion.outputs
-        completion.route = route
+        completion.route, completion.avoided = route, None
         completion.sent_tokens = len(token_ids)
         completion.started_s = self._clock()
         self._pool.assign(route, completion.sent_tokens)
@@ -190,9 +198,13 @@ class Dispatcher:
             sampling=completion.sampling,
             decode_worker_id=route.decode.id,
             decode_epoch=route.decode.epoch,
-            whole_gpu=self._num_served() == 1 or self._queue.num_tokens >= self._limits.backlog_tokens,
+            whole_gpu=self._pool.has_gpu_alone(route) or self._has_backlog(),
         )
         self._send(route.prefill.id, request)
+
+    def _has_backlog(self) -> bool:
+        """Whether so much is queued that all are better off if prompts get done."""
+        return self._queue.num_tokens >= self._limits.backlog_tokens * self._pool.num_prompt_gpus()
 
     def _num_served(self) -> int:
         """Completions at workers."""
@@ -259,10 +271,12 @@ class Dispatcher:
             completion.queued_s = self._clock()
             self._queue.add(completion, first=True)
 
-    def _apply_deadlines(self, completion: Completion, now_s: float) -> None:
+    def _apply_deadlines(self, completion: Completion, now_s: float, longest: int) -> None:
+        """Fail or replay what has waited for too long; `longest` is what workers take, 0 when there are none."""
         error = overdue(completion, now_s, self._limits)
-        if error is None and self._unusable_since_s is not None and completion.state is State.QUEUED:
-            error = unserved(completion, now_s, self._limits, self._unusable_since_s, problems(self._pool))
+        completion.note_takers(longest, now_s)
+        if error is None and completion.state is State.QUEUED and completion.untakable_since_s:
+            error = unserved(completion, now_s, self._limits, longest, problems(self._pool))
         if error is not None:
             self._fail(completion, error)
         elif reason := stall(completion, now_s, self._net):
@@ -302,10 +316,9 @@ class Dispatcher:
 
     def _release(self, completion: Completion) -> None:
         """Give back what was counted at its workers."""
-        self._release_prompt(completion)
         if completion.route is not None:
-            completion.route.decode.num_assigned -= 1
-            completion.route = None
+            self._pool.release(completion.route, completion.sent_tokens)
+            completion.route, completion.sent_tokens = None, 0
 
     def _release_prompt(self, completion: Completion) -> None:
         if completion.route is not None:

@@ -14,7 +14,7 @@ from common.errors import RequestError
 from common.wire.messages import FinishReason
 from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
-from router.worker_pool import Route
+from router.worker_pool import Demand, Route, Worker
 
 
 def new_response_id() -> str:
@@ -86,10 +86,12 @@ class Completion:
     num_failures: int = 0  # replays that count against router.max_attempts
     first_index: int = 0  # len(outputs) when this attempt began
     route: Route | None = None
+    avoided: Worker | None = None  # gave the last attempt back
     sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
     finish_reason: str = ""
     submitted_s: float = 0.0
     queued_s: float = 0.0
+    untakable_since_s: float = 0.0  # no worker takes it, busy or not; 0 when one does
     started_s: float = 0.0  # this attempt was sent
     first_token_s: float = 0.0
     last_token_s: float = 0.0
@@ -101,6 +103,11 @@ class Completion:
         return self.state in TERMINAL
 
     @property
+    def max_total_tokens(self) -> int:
+        """Prompt and the most outputs it may have."""
+        return len(self.prompt_ids) + self.sampling.max_tokens
+
+    @property
     def has_gap(self) -> bool:
         """Later tokens are here, the next one is missing."""
         return bool(self._ahead)
@@ -110,6 +117,17 @@ class Completion:
         """A token of this attempt came from a step of the decode worker, and none before it is missing."""
         num_before = 0 if self.route is None or self.route.is_local else 1
         return len(self.outputs) > self.first_index + num_before
+
+    def demand(self) -> Demand:
+        """What the next attempt asks of workers."""
+        return Demand(len(self.prompt_ids) + len(self.outputs), self.max_total_tokens, self.avoided)
+
+    def note_takers(self, longest: int, now_s: float) -> None:
+        """Some worker takes `longest` tokens, none takes more."""
+        if self.max_total_tokens <= longest:
+            self.untakable_since_s = 0.0
+        elif not self.untakable_since_s:
+            self.untakable_since_s = now_s
 
     def move_to(self, state: State) -> None:
         """Change state; a wrong order is a bug."""

@@ -45,9 +45,9 @@ class WaitingQueue:
             self._queue.move_to_end(completion.request_id, last=False)
         self.num_tokens += len(completion.prompt_ids)
 
-    def peek(self) -> Completion:
-        """The next to start; the queue must not be empty."""
-        return next(iter(self._queue.values()))
+    def in_order(self) -> list[Completion]:
+        """The next to start first."""
+        return list(self._queue.values())
 
     def discard(self, completion: Completion) -> None:
         """Take it out, if it is in."""

@@ -11,6 +11,9 @@ from common.config import NetSection
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
 
 NO_TRANSPORT = "none"
+FORESEEN_TOKENS = 1024
+"""Outputs that a sequence is expected to have at most: few come near their max_tokens. Of those that grow on, workers
+tell by the blocks that they have left."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,8 +24,10 @@ class Worker:
     last_seen_s: float
     beat: Heartbeat | None = None
     draining: bool = False
+    silent: bool = False  # for so long that it gets nothing until it speaks, or is lost
     outstanding_tokens: int = 0  # sent as prompts, first token not seen yet
     num_assigned: int = 0  # sequences that are to be decoded here
+    expected_blocks: int = 0  # that those are expected to hold
     last_turn: int = 0  # when it was last chosen; breaks ties, so that idle workers take turns
 
     @property
@@ -33,8 +38,44 @@ class Worker:
     def epoch(self) -> int:
         return self.ready.epoch
 
+    @property
+    def gpu(self) -> str:
+        """The device that it shares with others of the same: the GPU's UUID, or "cpu"."""
+        return self.ready.device.split()[-1]
+
+    @property
+    def decode_load(self) -> float:
+        """The fullest of what it has: rows, and blocks, expected to be held or held already; 1 is full."""
+        ready, num_held = self.ready, 0
+        if self.beat is not None:
+            num_held = ready.num_blocks - self.beat.num_free_blocks
+        num_blocks = max(num_held, self.expected_blocks)
+        return max(self.num_assigned / max(1, ready.max_num_seqs), num_blocks / max(1, ready.num_blocks))
+
     def __str__(self) -> str:
         return f"{self.ready.role.name.lower()} worker {self.id} (epoch {self.epoch:x}, pid {self.ready.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a completion asks of the pair that takes it."""
+
+    num_tokens: int  # prompt and outputs so far: computed as a prompt
+    max_total_tokens: int  # prompt and the most outputs it may have
+    avoided: Worker | None = None  # gave it back: anybody else is better
+
+    @property
+    def expected_tokens(self) -> int:
+        """That it is expected to have at its end."""
+        return min(self.max_total_tokens, self.num_tokens + FORESEEN_TOKENS)
+
+    def covers(self, other: "Demand") -> bool:
+        """Whether nobody takes this who does not take the other."""
+        return self.num_tokens >= other.num_tokens and self.max_total_tokens >= other.max_total_tokens
+
+
+LEAST = Demand(num_tokens=1, max_total_tokens=1)
+"""Asks for nothing but a free place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +84,7 @@ class Route:
 
     prefill: Worker
     decode: Worker
+    expected_blocks: int = 0  # at the decode worker
 
     @property
     def is_local(self) -> bool:
@@ -91,8 +133,9 @@ class WorkerPool:
         return worker if worker is not None and worker.epoch == epoch else None
 
     def max_model_len(self, limit: int) -> int:
-        """`limit`, or less when a registered worker cannot take that many tokens."""
-        return min([limit, *(worker.ready.max_model_len for worker in self)])
+        """`limit`, or less when no registered decode worker takes that many tokens."""
+        lengths = [worker.ready.max_model_len for worker in self if worker.ready.role is Role.DECODE]
+        return min(limit, max(lengths, default=limit))
 
     # --- coming and going -----------------------------------------------------------------------
 
@@ -108,6 +151,7 @@ class WorkerPool:
             return False
         worker.beat = heartbeat
         worker.last_seen_s = now_s
+        worker.silent = False
         return True
 
     def remove(self, worker: Worker) -> None:
@@ -130,10 +174,14 @@ class WorkerPool:
         return True
 
     def losses(self, now_s: float) -> list[Loss]:
-        """Workers that are silent for too long, or busy without a finished step for too long."""
+        """Workers that are silent for too long, or busy without a finished step for too long.
+
+        Those half way there are marked: when many die at once, one's requests must not go to the next.
+        """
         lost = []
         for worker in self:
             silence_s = now_s - worker.last_seen_s
+            worker.silent = silence_s > self._net.worker_timeout_s / 2
             beat = worker.beat
             if silence_s > self._net.worker_timeout_s:
                 limit = f"net.worker_timeout_s = {self._net.worker_timeout_s:g}"
@@ -150,13 +198,18 @@ class WorkerPool:
 
     # --- choice ---------------------------------------------------------------------------------
 
-    def choose(self) -> Route | None:
-        """The least loaded pair that has room for one more prompt; None when there is none now."""
-        for decode, partners in self._pairs():
+    def choose(self, demand: Demand) -> Route | None:
+        """The least loaded pair that has room and takes what is asked for; None when there is none now."""
+        for decode, partners in self._pairs(demand):
             ready = [worker for worker in partners if self._has_room(worker)]
             if ready:
-                return Route(min(ready, key=lambda worker: (worker.outstanding_tokens, worker.last_turn)), decode)
+                prefill = min(ready, key=lambda w: (w is demand.avoided, w.outstanding_tokens, w.last_turn))
+                return Route(prefill, decode, _num_blocks(decode, demand.expected_tokens))
         return None
+
+    def longest(self) -> int:
+        """Most tokens, prompt and outputs together, of a completion that some worker takes."""
+        return max((worker.ready.max_model_len for worker in self._takers(Role.DECODE)), default=0)
 
     def is_usable(self) -> bool:
         """Some route exists, be it busy or not."""
@@ -176,6 +229,23 @@ class WorkerPool:
         route.prefill.last_turn = route.decode.last_turn = self._turn
         route.prefill.outstanding_tokens += num_tokens
         route.decode.num_assigned += 1
+        route.decode.expected_blocks += route.expected_blocks
+
+    def release(self, route: Route, num_tokens: int) -> None:
+        """One sequence less, of which `num_tokens` prompt tokens were still outstanding."""
+        route.prefill.outstanding_tokens -= num_tokens
+        route.decode.num_assigned -= 1
+        route.decode.expected_blocks -= route.expected_blocks
+
+    def has_gpu_alone(self, route: Route) -> bool:
+        """Whether the GPU that computes the prompt of an assigned route has no sequence to decode but that."""
+        decodes = [worker for worker in self if worker.ready.role is Role.DECODE and worker.gpu == route.prefill.gpu]
+        return sum(worker.num_assigned for worker in decodes) == (route.decode in decodes)
+
+    def num_prompt_gpus(self) -> int:
+        """GPUs, or CPUs, that compute prompts."""
+        workers = self._takers(Role.PREFILL) or self._takers(Role.DECODE)
+        return len({worker.gpu for worker in workers})
 
     def _takers(self, role: Role) -> list[Worker]:
         """Workers of one role that take new work; a prefill worker that hands nothing off is of no use."""
@@ -187,12 +257,15 @@ class WorkerPool:
             and (role is Role.DECODE or worker.ready.transport != NO_TRANSPORT)
         ]
 
-    def _pairs(self) -> list[tuple[Worker, list[Worker]]]:
-        """Decode workers, least loaded first, each with those that can compute its prompts.
+    def _pairs(self, demand: Demand) -> list[tuple[Worker, list[Worker]]]:
+        """Decode workers that take what is asked for, best first, each with those that can compute its prompt.
 
         It is one of those itself if it takes no handoffs, or while no path to any decode worker is proven.
         """
-        prefills, decodes = self._takers(Role.PREFILL), sorted(self._takers(Role.DECODE), key=_decode_load)
+        decodes = [w for w in self._takers(Role.DECODE) if demand.max_total_tokens <= w.ready.max_model_len]
+        decodes = [worker for worker in decodes if not worker.silent]
+        decodes.sort(key=lambda worker: (worker is demand.avoided, worker.decode_load, worker.last_turn))
+        prefills = [w for w in self._takers(Role.PREFILL) if demand.num_tokens <= w.ready.max_model_len]
         proven = [[prefill for prefill in prefills if self._is_proven(prefill, decode)] for decode in decodes]
         alone = not any(proven)
         return [
@@ -205,10 +278,12 @@ class WorkerPool:
         return path is not None and not path.error
 
     def _has_room(self, worker: Worker) -> bool:
+        if worker.silent:
+            return False
         if worker.ready.role is Role.DECODE:
             return worker.num_assigned < worker.ready.max_num_seqs
         return worker.outstanding_tokens < self._prefill_window * worker.ready.max_batch_tokens
 
 
-def _decode_load(worker: Worker) -> tuple[float, int]:
-    return (worker.num_assigned / max(1, worker.ready.max_num_seqs), worker.last_turn)
+def _num_blocks(worker: Worker, num_tokens: int) -> int:
+    return -(-num_tokens // worker.ready.kv_layout.block_size)

@@ -1,7 +1,7 @@
 """A dispatcher on a bench: no sockets, a clock moved by hand, every message it sends at hand."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.config import NetSection, RouterSection
@@ -54,9 +54,9 @@ class Bench:
         self.decodes = [self.join(f"d{i}", Role.DECODE) for i in range(num_decode)]
         self._num_made = 0
 
-    def join(self, worker_id: str, role: Role, epoch: int = 1) -> Worker:
+    def join(self, worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> Worker:
         ready = WorkerReady(worker_id, epoch, role, 1, "cpu", "m", "f", "t", LAYOUT, 9, 999, 100, 8, "shm", "")
-        worker = self.pool.add(ready, self.now_s)
+        worker = self.pool.add(replace(ready, **fields), self.now_s)
         for other in self.pool:
             prefill, decode = (worker, other) if role is Role.PREFILL else (other, worker)
             if other.ready.role is not role:
@@ -113,7 +113,7 @@ class Bench:
         assert self.dispatcher.num_active == 0
         assert self.dispatcher.queue_sizes() == (0, 0, 0)
         for worker in self.pool:
-            assert (worker.outstanding_tokens, worker.num_assigned) == (0, 0), worker
+            assert (worker.outstanding_tokens, worker.num_assigned, worker.expected_blocks) == (0, 0, 0), worker
 
 
 @dataclass

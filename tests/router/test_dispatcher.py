@@ -50,6 +50,28 @@ def test_a_request_whole_gpu_while_nothing_else_is_being_served() -> None:
     assert [request.whole_gpu for _, request in bench.requests()] == [True, False, False, True]
 
 
+def test_each_gpu_is_whole_for_prompts_while_nothing_is_decoded_on_it() -> None:
+    bench = Bench(num_prefill=0, num_decode=0, backlog_tokens=400)
+    p0, d0, p1, d1 = (
+        bench.join(name, role, device=f"cuda:{index} NVIDIA H200 GPU-{gpu}")
+        for name, role, index, gpu in (
+            ("p0", Role.PREFILL, 0, "a"), ("d0", Role.DECODE, 1, "a"),
+            ("p1", Role.PREFILL, 0, "b"), ("d1", Role.DECODE, 0, "c"),
+        )
+    )  # fmt: skip
+    completions = [bench.submit(num_prompt_tokens=200) for _ in range(2)]
+    assert {(bench.route(c).prefill, bench.route(c).decode) for c in completions} == {(p0, d0), (p1, d1)}
+    assert [request.whole_gpu for _, request in bench.requests()] == [True, True], "each is alone on its GPU"
+    completions += [bench.submit(num_prompt_tokens=200) for _ in range(4)]
+    bench.sent.clear()
+    d0.draining = True
+    for prefill in (p0, p1):
+        bench.token(prefill, next(c for c in completions if c.route and c.route.prefill is prefill), 0, 1)
+    assert [(to, request.whole_gpu) for to, request in bench.requests()] == [("p0", False), ("p1", True)], (
+        "600 tokens are queued for two GPUs: no backlog; d0 still decodes beside p0, nobody beside p1"
+    )
+
+
 def test_prompts_get_the_whole_gpu_while_many_tokens_are_queued() -> None:
     bench = Bench(backlog_tokens=400)
     completions = [bench.submit(num_prompt_tokens=200) for _ in range(5)]  # one fills the window of a prefill worker
@@ -122,6 +144,7 @@ def test_without_workers_a_request_waits_and_then_fails_with_503() -> None:
     bench = Bench(num_prefill=0, num_decode=0, worker_wait_s=60.0)
     bench.dispatcher.tick()
     patient = bench.submit()
+    bench.dispatcher.tick()
     bench.now_s += 59
     bench.dispatcher.tick()
     late = bench.submit()
@@ -211,3 +234,23 @@ def test_backpressure() -> None:
     with pytest.raises(RequestError) as caught:
         bench.submit(num_prompt_tokens=1)
     assert caught.value.status == 503
+
+
+def test_what_is_too_long_for_all_that_have_room_lets_others_pass() -> None:
+    bench = Bench(num_prefill=0, num_decode=0)
+    bench.join("short", Role.DECODE, max_model_len=64)
+    long, short = bench.submit(max_tokens=500), bench.submit()
+    assert (long.state, short.state) == (State.QUEUED, State.PREFILLING)
+    worker = bench.join("long", Role.DECODE, max_model_len=504)
+    assert bench.route(long).decode is worker
+    bench.lose(worker)
+    bench.dispatcher.tick()
+    bench.now_s += 59
+    bench.dispatcher.tick()
+    assert long.state is State.QUEUED, "another may come"
+    bench.now_s += 1
+    bench.dispatcher.tick()
+    error = result_of(long).error
+    assert error is not None
+    assert (error.status, error.code) == (400, "context_length_exceeded")
+    assert "504 tokens" in error.message and "no worker takes more than 64" in error.message

@@ -115,6 +115,21 @@ def test_a_draining_worker_is_not_asked_again() -> None:
     assert completion.num_failures == 0
 
 
+@pytest.mark.parametrize("code", [ErrorCode.PREEMPTED, ErrorCode.INTERNAL])
+def test_what_a_worker_gives_back_goes_to_another_one(code: ErrorCode) -> None:
+    bench = Bench(num_decode=2)
+    completions = [bench.submit() for _ in range(4)]
+    for _ in range(3):
+        given_back = completions.pop(0)
+        full = bench.route(given_back).decode
+        bench.fail(full, given_back, code)
+        assert bench.route(given_back).decode is not full
+    alone = Bench()
+    completion = alone.submit()
+    alone.fail(alone.decodes[0], completion, code)
+    assert alone.route(completion).decode is alone.decodes[0], "better than nobody"
+
+
 def test_a_replay_that_has_nothing_left_to_do_finishes() -> None:
     bench = Bench(num_decode=2)
     completion = bench.submit(max_tokens=2)

@@ -3,7 +3,7 @@ from typing import Any
 
 from common.config import NetSection
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
-from router.worker_pool import Worker, WorkerPool
+from router.worker_pool import LEAST, Demand, Worker, WorkerPool
 from tests.fakes import LAYOUT
 
 NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0, step_timeout_s=100.0)
@@ -34,9 +34,9 @@ def pool_of(num_prefill: int, num_decode: int) -> tuple[WorkerPool, list[Worker]
 
 
 def test_nobody_is_chosen_from_an_empty_pool_or_without_a_decode_worker() -> None:
-    assert WorkerPool(NET, 2.0).choose() is None
+    assert WorkerPool(NET, 2.0).choose(LEAST) is None
     pool, _, _ = pool_of(1, 0)
-    assert pool.choose() is None
+    assert pool.choose(LEAST) is None
     assert not pool.is_usable()
 
 
@@ -44,23 +44,23 @@ def test_only_proven_paths_are_used() -> None:
     pool, (p0,), (d0, d1) = pool_of(1, 2)
     pool.set_path(path(p0, d0, error="broken"))
     for _ in range(5):
-        route = pool.choose()
+        route = pool.choose(LEAST)
         assert route is not None
         assert route.decode is d1
         pool.assign(route, 1)
     p0.outstanding_tokens = 1000
-    assert pool.choose() is None, "the proven pair has no room, and no other is used instead"
+    assert pool.choose(LEAST) is None, "the proven pair has no room, and no other is used instead"
 
 
 def test_decode_workers_compute_prompts_themselves_until_some_path_is_proven() -> None:
     pool, (p0,), (d0, d1) = pool_of(1, 2)
     for decode in (d0, d1):
         pool.set_path(path(p0, decode, error="broken"))
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert route.is_local
     pool.set_path(path(p0, d1))
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert (route.prefill, route.decode) == (p0, d1)
 
@@ -70,11 +70,11 @@ def test_prefill_by_outstanding_tokens_within_its_window_decode_by_relative_load
     d1.ready = dataclasses.replace(d1.ready, max_num_seqs=24)
     p0.outstanding_tokens, p1.outstanding_tokens = 150, 50
     d0.num_assigned, d1.num_assigned = 4, 6  # 4/8 against 6/24
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert (route.prefill, route.decode) == (p1, d1)
     p0.outstanding_tokens = p1.outstanding_tokens = 200
-    assert pool.choose() is None
+    assert pool.choose(LEAST) is None
     assert pool.is_usable()
 
 
@@ -82,7 +82,7 @@ def test_idle_workers_take_turns() -> None:
     pool, _, _ = pool_of(2, 2)
     chosen = []
     for _ in range(4):
-        route = pool.choose()
+        route = pool.choose(LEAST)
         assert route is not None
         pool.assign(route, 10)
         chosen.append((route.prefill.id, route.decode.id))
@@ -97,21 +97,21 @@ def test_a_busy_prefill_worker_of_one_decode_worker_does_not_block_another() -> 
     pool.set_path(path(p1, d0, error="no"))
     p0.outstanding_tokens = 1000
     d1.num_assigned = 5
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert (route.prefill, route.decode) == (p1, d1)
 
 
 def test_local_prompts_without_a_prefill_worker_or_with_transport_none() -> None:
     pool, _, (d0,) = pool_of(0, 1)
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert route.is_local
     d0.num_assigned = d0.ready.max_num_seqs
-    assert pool.choose() is None
+    assert pool.choose(LEAST) is None
     pool, _, (d0,) = pool_of(1, 1)
     d0.ready = dataclasses.replace(d0.ready, transport="none")
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert route.is_local
 
@@ -119,15 +119,15 @@ def test_local_prompts_without_a_prefill_worker_or_with_transport_none() -> None
 def test_draining_workers_get_nothing() -> None:
     pool, (p0, p1), (d0, d1) = pool_of(2, 2)
     p0.draining = d1.draining = True
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert (route.prefill, route.decode) == (p1, d0)
     p1.draining = True
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert route.is_local
     d0.draining = True
-    assert pool.choose() is None
+    assert pool.choose(LEAST) is None
 
 
 def test_silence_and_missing_steps_are_losses() -> None:
@@ -148,12 +148,12 @@ def test_a_path_ends_with_either_incarnation() -> None:
     pool, (p0,), (d0,) = pool_of(1, 1)
     pool.remove(p0)
     again = pool.add(ready("p0", Role.PREFILL, epoch=2), 0.0)
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert route.is_local
     assert pool.paths == []
     pool.set_path(path(again, d0))
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert route.prefill is again
     pool.remove(d0)
@@ -166,13 +166,64 @@ def test_a_path_may_be_reported_before_its_prefill_worker_registers() -> None:
     decode = pool.add(ready("d0", Role.DECODE), 0.0)
     assert pool.set_path(KVPathReport("d0", 1, "p0", 7, "shm", 1.0, ""))
     prefill = pool.add(ready("p0", Role.PREFILL, epoch=7), 0.0)
-    route = pool.choose()
+    route = pool.choose(LEAST)
     assert route is not None
     assert (route.prefill, route.decode) == (prefill, decode)
 
 
-def test_the_shortest_worker_limits_the_model_length() -> None:
-    pool, _, (d0,) = pool_of(1, 1)
-    assert pool.max_model_len(900) == 900
+def test_the_longest_decode_worker_limits_the_model_length() -> None:
+    pool, (p0,), (d0, d1) = pool_of(1, 2)
+    p0.ready = dataclasses.replace(p0.ready, max_model_len=10)
     d0.ready = dataclasses.replace(d0.ready, max_model_len=500)
-    assert pool.max_model_len(900) == 500
+    assert pool.max_model_len(2000) == pool.longest() == 1000
+    assert pool.max_model_len(900) == 900
+    d1.draining = True
+    assert pool.longest() == 500
+    assert WorkerPool(NET, 2.0).max_model_len(900) == 900
+
+
+def test_a_route_has_room_for_the_length_of_a_request() -> None:
+    pool, (p0, p1), (d0, d1) = pool_of(2, 2)
+    p0.ready = dataclasses.replace(p0.ready, max_model_len=64)
+    d0.ready = dataclasses.replace(d0.ready, max_model_len=64)
+    d1.num_assigned, p1.outstanding_tokens = 7, 150  # the others would be chosen
+
+    def chosen(num_tokens: int, max_total_tokens: int) -> tuple[Worker, Worker] | None:
+        route = pool.choose(Demand(num_tokens, max_total_tokens))
+        return (route.prefill, route.decode) if route else None
+
+    assert chosen(64, 64) == (p0, d0)
+    assert chosen(64, 65) == (p0, d1)
+    assert chosen(65, 1000) == (p1, d1)
+    assert chosen(65, 1001) is None
+    p1.draining = True
+    assert chosen(65, 1000) == (d1, d1), "no prefill worker takes it"
+    assert chosen(64, 1000) == (p0, d1)
+
+
+def test_decode_by_blocks_that_are_held_or_will_be() -> None:
+    pool, _, (d0, d1) = pool_of(1, 2)
+    long, short = Demand(800, 1000), Demand(16, 32)
+    first = pool.choose(long)
+    assert first is not None and first.expected_blocks == 63
+    pool.assign(first, 0)
+    for _ in range(3):
+        route = pool.choose(short)
+        assert route is not None
+        assert route.decode is not first.decode, "63 of 100 blocks weigh more than 3 of 8 rows"
+        pool.assign(route, 0)
+    pool.release(first, 0)
+    assert pool.beat(Heartbeat(first.decode.id, 1, 0, 1, 20, 0, 0.0, 0), 0.0)
+    route = pool.choose(short)
+    assert route is not None and route.decode is not first.decode, "80 blocks are held there for whatever reason"
+    assert {d0.expected_blocks, d1.expected_blocks} == {0, 6}
+
+
+def test_a_worker_that_may_be_dead_gets_nothing_until_it_speaks() -> None:
+    pool, (p0,), (d0,) = pool_of(1, 1)
+    assert pool.losses(1.6) == []
+    assert pool.choose(LEAST) is None
+    assert pool.is_usable()
+    for worker in (p0, d0):
+        assert pool.beat(Heartbeat(worker.id, 1, 0, 0, 100, 0, 0.0, 0), 1.7)
+    assert pool.choose(LEAST) is not None
