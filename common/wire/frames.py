@@ -1,7 +1,8 @@
-"""Messages <-> frames: positional msgpack `[version, tag, *fields]`, checked field by field.
+"""Messages <-> frames: positional msgpack `[version, tag, *fields]`, read field by field.
 
-A frame from the network is not trusted: `decode` raises `WireError` for anything that is not
-exactly a message of this version, and never builds a message with a field of the wrong type.
+A frame from the network is not trusted: `decode` raises `WireError` for anything that is not exactly a
+message of this version with values that its fields may hold. It reads what is declared and nothing
+else, so that a frame full of lists is refused at the first that no field asks for.
 """
 
 import dataclasses
@@ -13,12 +14,61 @@ from typing import Any
 import msgpack
 
 from common.errors import WireError
-from common.wire.messages import TAGS, WIRE_VERSION, Message
+from common.wire.fields import Length, Rule
+from common.wire.messages import (
+    WIRE_VERSION,
+    Abort,
+    DecodePeer,
+    Heartbeat,
+    KVHandoff,
+    KVLease,
+    KVPathReport,
+    KVPathResult,
+    KVPoolExport,
+    KVProgress,
+    KVRelease,
+    Message,
+    PeerGone,
+    PrefillRequest,
+    Refused,
+    RequestFailed,
+    Reregister,
+    TokenBatch,
+    Welcome,
+    WorkerLeaving,
+    WorkerReady,
+)
+from common.wire.relations import contradiction
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """A 1M-token prompt is 4 MB; anything above this is not ours."""
+SCALARS = (int, float, str, bytes)
 
-Decoder = Callable[[Any], Any]
+TAGS: dict[int, type[Message]] = {
+    1: WorkerReady,
+    2: Heartbeat,
+    3: WorkerLeaving,
+    4: KVPathReport,
+    5: TokenBatch,
+    6: RequestFailed,
+    20: Welcome,
+    21: Refused,
+    22: Reregister,
+    23: DecodePeer,
+    24: PeerGone,
+    25: PrefillRequest,
+    26: Abort,
+    40: KVPoolExport,
+    41: KVHandoff,
+    42: KVLease,
+    43: KVRelease,
+    44: KVPathResult,
+    45: KVProgress,
+}
+"""The wire's names of messages: never renumbered, never reused."""
+
+Reader = Callable[[msgpack.Unpacker], Any]
+"""Takes a value off the unpacker, or raises WireError."""
 
 
 def encode(message: Message) -> bytes:
@@ -31,18 +81,32 @@ def decode(frame: bytes) -> Message:
     """The message in `frame`; raises WireError naming what is wrong with it."""
     if len(frame) > MAX_FRAME_BYTES:
         raise WireError(f"frame of {len(frame)} bytes, limit {MAX_FRAME_BYTES}")
+    # Limits of 0: a container is read where a field has one, by its header, and never as a value.
+    unpacker = msgpack.Unpacker(max_buffer_size=MAX_FRAME_BYTES, max_array_len=0, max_map_len=0, max_ext_len=0)
     try:
-        values = msgpack.unpackb(frame)
+        unpacker.feed(frame)
+        message = _read_message(unpacker)
     except (ValueError, msgpack.UnpackException) as error:
-        raise WireError(f"not msgpack: {error}") from None
-    if not isinstance(values, list) or len(values) < 2:
+        raise WireError(f"not msgpack of a message: {error}") from None
+    if unpacker.tell() != len(frame):
+        raise WireError(f"{len(frame) - unpacker.tell()} bytes behind the message")
+    if problem := contradiction(message):
+        raise WireError(f"{type(message).__name__}: {problem}")
+    return message
+
+
+def _read_message(unpacker: msgpack.Unpacker) -> Message:
+    num_values = unpacker.read_array_header()
+    if num_values < 2:
         raise WireError("not an array of [version, tag, ...]")
-    if values[0] != WIRE_VERSION:
-        raise WireError(f"wire version {values[0]!r:.40}, this program speaks {WIRE_VERSION}")
-    decoder = _DECODERS.get(values[1]) if isinstance(values[1], int) else None
-    if decoder is None:
-        raise WireError(f"unknown tag {values[1]!r:.40}")
-    message: Message = decoder(values[2:])
+    version = unpacker.unpack()
+    if version != WIRE_VERSION:
+        raise WireError(f"wire version {version!r:.40}, this program speaks {WIRE_VERSION}")
+    tag = unpacker.unpack()
+    reader = _READERS.get(tag) if isinstance(tag, int) else None
+    if reader is None:
+        raise WireError(f"unknown tag {tag!r:.40}")
+    message: Message = reader(unpacker, num_values - 2)
     return message
 
 
@@ -51,66 +115,73 @@ def _fields_of(value: Any) -> list[Any]:
     return [_fields_of(field) if dataclasses.is_dataclass(field) else field for field in fields]
 
 
-def _decoder_for(annotation: Any) -> Decoder:
+def _fields_reader(cls: type) -> Callable[[msgpack.Unpacker, int], Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    columns = [(name, _reader_for(hints[name])) for name in cls.__dataclass_fields__]  # type: ignore[attr-defined]
+
+    def read_fields(unpacker: msgpack.Unpacker, num_fields: int) -> Any:
+        if num_fields != len(columns):
+            raise WireError(f"{cls.__name__} wants {len(columns)} fields")
+        values = []
+        for name, reader in columns:
+            try:
+                values.append(reader(unpacker))
+            except WireError as error:
+                raise WireError(f"{cls.__name__}.{name}: {error}") from None
+        return cls(*values)
+
+    return read_fields
+
+
+def _reader_for(annotation: Any) -> Reader:
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        return _dataclass_decoder(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, IntEnum):
-        return _enum_decoder(annotation)
-    if typing.get_origin(annotation) is tuple:
-        return _tuple_decoder(_decoder_for(typing.get_args(annotation)[0]))
-    if annotation in (bool, int, str, bytes, float):
-        return _scalar_decoder(annotation)
+        read_fields = _fields_reader(annotation)
+        return lambda unpacker: read_fields(unpacker, unpacker.read_array_header())
+    if annotation is bool or (isinstance(annotation, type) and issubclass(annotation, IntEnum)):
+        return _choice_reader(annotation)
+    kind, rule = typing.get_args(annotation)  # of Annotated: a field without a rule is a bug
+    if typing.get_origin(kind) is tuple and isinstance(rule, Length):
+        return _tuple_reader(_reader_for(typing.get_args(kind)[0]), rule)
+    if kind in SCALARS:
+        return _scalar_reader(kind, rule)
     raise TypeError(f"no wire form for {annotation!r}")
 
 
-def _dataclass_decoder(cls: type) -> Decoder:
-    hints = typing.get_type_hints(cls)
-    columns = [(name, _decoder_for(hints[name])) for name in cls.__dataclass_fields__]  # type: ignore[attr-defined]
+def _choice_reader(choice: type) -> Reader:
+    scalar: type = bool if choice is bool else int
+    values = {scalar(value): value for value in ((False, True) if choice is bool else typing.cast(Any, choice))}
 
-    def decode_fields(values: Any) -> Any:
-        if not isinstance(values, list) or len(values) != len(columns):
-            raise WireError(f"{cls.__name__} wants {len(columns)} fields")
-        decoded = []
-        for value, (name, decoder) in zip(values, columns, strict=True):
-            try:
-                decoded.append(decoder(value))
-            except WireError as error:
-                raise WireError(f"{cls.__name__}.{name}: {error}") from None
-        return cls(*decoded)
+    def read_choice(unpacker: msgpack.Unpacker) -> Any:
+        value = unpacker.unpack()
+        if type(value) is not scalar or value not in values:
+            raise WireError(f"{value!r:.40} is not a {choice.__name__}")
+        return values[value]
 
-    return decode_fields
+    return read_choice
 
 
-def _enum_decoder(enum: type[IntEnum]) -> Decoder:
-    members = {int(member): member for member in enum}
+def _tuple_reader(item: Reader, length: Length) -> Reader:
+    def read_items(unpacker: msgpack.Unpacker) -> tuple[Any, ...]:
+        num_items = unpacker.read_array_header()
+        length.check(num_items)
+        return tuple([item(unpacker) for _ in range(num_items)])
 
-    def decode_member(value: Any) -> IntEnum:
-        if type(value) is not int or value not in members:
-            raise WireError(f"{value!r:.40} is not a {enum.__name__}")
-        return members[value]
-
-    return decode_member
+    return read_items
 
 
-def _tuple_decoder(item: Decoder) -> Decoder:
-    def decode_items(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise WireError(f"wants a list, got {type(value).__name__}")
-        return tuple([item(element) for element in value])
+def _scalar_reader(scalar: type, rule: Rule) -> Reader:
+    checked = rule.checked
 
-    return decode_items
+    def read_scalar(unpacker: msgpack.Unpacker) -> Any:
+        value = unpacker.unpack()
+        if type(value) is scalar:
+            return checked(value)
+        if scalar is float and type(value) is int:
+            return checked(float(value))
+        raise WireError(f"wants {scalar.__name__}, got {type(value).__name__}")
 
-
-def _scalar_decoder(scalar: Any) -> Decoder:
-    accepted = int | float if scalar is float else scalar
-
-    def decode_scalar(value: Any) -> Any:
-        if not isinstance(value, accepted) or isinstance(value, bool) is not (scalar is bool):
-            raise WireError(f"wants {scalar.__name__}, got {type(value).__name__}")
-        return scalar(value) if scalar is float else value
-
-    return decode_scalar
+    return read_scalar
 
 
 _TAG_OF: dict[type[Message], int] = {cls: tag for tag, cls in TAGS.items()}
-_DECODERS: dict[int, Decoder] = {tag: _dataclass_decoder(cls) for tag, cls in TAGS.items()}
+_READERS = {tag: _fields_reader(cls) for tag, cls in TAGS.items()}

@@ -1,8 +1,13 @@
 """The shape of one KV block: a pure value, equal in both peers or no block moves between them."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from common.wire.fields import Name, OneOf, Range
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+Extent = Annotated[int, Range(1, 1 << 16)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,12 +17,12 @@ class KVLayout:
     `fingerprint` names the model and its weights: two models of equal geometry must not mix.
     """
 
-    fingerprint: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int  # tokens per block
-    dtype: str  # a key of DTYPE_BYTES
+    fingerprint: Annotated[str, Name(1, 64)]
+    num_layers: Extent
+    num_kv_heads: Extent
+    head_dim: Extent
+    block_size: Extent  # tokens per block
+    dtype: Annotated[str, OneOf(DTYPE_BYTES)]
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:

@@ -2,7 +2,8 @@
 
 On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`).
 Rules: fields are only ever appended, tags are never reused, token ids and block ids travel as
-int32 bytes (`pack_ids`), and nothing is pickled.
+int32 bytes (`pack_ids`), and nothing is pickled. The type of a field says what it may hold (`fields`),
+`relations` how fields depend on one another: what is otherwise never leaves `frames.decode`.
 
 Identity. A worker makes a new `epoch` at each start and puts it into everything it says; a request
 has a server-made `request_id` and an `attempt` that grows with each replay. What a dead incarnation
@@ -13,8 +14,29 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated
 
 from common.errors import ErrorCode
+from common.wire.fields import (
+    MAX_ROWS,
+    BlockIds,
+    Codes,
+    Column,
+    Count,
+    Epoch,
+    Handle,
+    Label,
+    OptionalLabel,
+    Positive,
+    ProcessId,
+    Rate,
+    RequestId,
+    RequestIds,
+    Seconds,
+    Text,
+    TokenIds,
+    WorkerId,
+)
 from common.wire.kv_layout import KVLayout
 from common.wire.sampling_params import SamplingParams
 
@@ -51,56 +73,56 @@ def unpack_ids(data: bytes) -> list[int]:
 class WorkerReady:
     """worker -> router: register; sent again whenever the router asks with `Reregister`."""
 
-    worker_id: str
-    epoch: int
+    worker_id: WorkerId
+    epoch: Epoch
     role: Role
-    pid: int
-    device: str  # "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
-    model_name: str
-    model_fingerprint: str
-    tokenizer_fingerprint: str
+    pid: ProcessId
+    device: Label  # "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
+    model_name: Label
+    model_fingerprint: Label
+    tokenizer_fingerprint: Label
     kv_layout: KVLayout
-    num_blocks: int
-    max_model_len: int  # tokens
-    max_batch_tokens: int  # prefill: token budget of a step; decode: 0
-    max_num_seqs: int  # prefill: prompts of a step; decode: rows of the batch
-    transport: str  # "cuda_ipc" or "shm"; "none" when the worker must not hand off
-    handoff_endpoint: str  # where prefill workers dial a decode worker; "" for prefill
+    num_blocks: Positive
+    max_model_len: Positive  # tokens
+    max_batch_tokens: Count  # prefill: token budget of a step; decode: 0
+    max_num_seqs: Positive  # prefill: prompts of a step; decode: rows of the batch
+    transport: Label  # "cuda_ipc" or "shm"; "none" when the worker must not hand off
+    handoff_endpoint: OptionalLabel  # where prefill workers dial a decode worker; "" for prefill
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """worker -> router, from a thread of its own: alive, how busy, and since when without a step."""
 
-    worker_id: str
-    epoch: int
-    num_waiting: int
-    num_running: int
-    num_free_blocks: int
-    num_handoffs: int  # prefill: blocks kept for a peer; decode: handoffs waiting, being pulled, or begun ahead
-    last_step_age_s: float  # 0 while idle
-    num_dropped_frames: int
+    worker_id: WorkerId
+    epoch: Epoch
+    num_waiting: Count
+    num_running: Count
+    num_free_blocks: Count
+    num_handoffs: Count  # prefill: blocks kept for a peer; decode: handoffs waiting, being pulled, or begun ahead
+    last_step_age_s: Seconds  # 0 while idle
+    num_dropped_frames: Count
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeaving:
     """worker -> router: send nothing new; what is in flight is being finished."""
 
-    worker_id: str
-    epoch: int
+    worker_id: WorkerId
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class KVPathReport:
     """decode worker -> router: the way blocks travel from one prefill worker has been tried."""
 
-    worker_id: str
-    epoch: int
-    prefill_worker_id: str
-    prefill_epoch: int
-    transport: str
-    gb_per_s: float  # 0 when the path failed
-    error: str  # "" when the path works
+    worker_id: WorkerId
+    epoch: Epoch
+    prefill_worker_id: WorkerId
+    prefill_epoch: Epoch
+    transport: Label
+    gb_per_s: Rate  # 0 when the path failed
+    error: Text  # "" when the path works
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +134,25 @@ class TokenBatch:
     router puts them in order by index.
     """
 
-    worker_id: str
-    epoch: int
-    request_ids: tuple[str, ...]
-    attempts: bytes  # int32
-    output_indices: bytes  # int32
-    token_ids: bytes  # int32
-    finish_reasons: bytes  # one FinishReason a byte
+    worker_id: WorkerId
+    epoch: Epoch
+    request_ids: RequestIds
+    attempts: Column
+    output_indices: Column
+    token_ids: Column
+    finish_reasons: Annotated[bytes, Codes(FinishReason, MAX_ROWS)]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
     """worker -> router: this attempt ended without finishing; the worker keeps nothing of it."""
 
-    worker_id: str
-    epoch: int
-    request_id: str
-    attempt: int
+    worker_id: WorkerId
+    epoch: Epoch
+    request_id: RequestId
+    attempt: Count
     code: ErrorCode
-    message: str
+    message: Text
 
 
 # --- router -> worker ---------------------------------------------------------------------------
@@ -140,38 +162,38 @@ class RequestFailed:
 class Welcome:
     """router -> worker: registered. A new `router_epoch` means requests of an older one are void."""
 
-    router_epoch: int
+    router_epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
     """router -> worker: not registered, and why; the worker exits."""
 
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Reregister:
     """router -> worker: a heartbeat came from somebody unknown; send `WorkerReady` again."""
 
-    router_epoch: int
+    router_epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePeer:
     """router -> prefill worker: a decode worker exists; dial it and offer the KV pool."""
 
-    worker_id: str
-    epoch: int
-    handoff_endpoint: str
+    worker_id: WorkerId
+    epoch: Epoch
+    handoff_endpoint: OptionalLabel
 
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
     """router -> worker: that incarnation is dead; release what was kept for it."""
 
-    worker_id: str
-    epoch: int
+    worker_id: WorkerId
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +204,13 @@ class PrefillRequest:
     `sampling.max_tokens` always counts from the first output.
     """
 
-    request_id: str
-    attempt: int
-    token_ids: bytes  # int32
-    num_outputs: int
+    request_id: RequestId
+    attempt: Count
+    token_ids: TokenIds
+    num_outputs: Count
     sampling: SamplingParams
-    decode_worker_id: str
-    decode_epoch: int
+    decode_worker_id: WorkerId
+    decode_epoch: Epoch
     whole_gpu: bool  # it may be computed with all of the GPU, whatever decode steps there lose by it
 
 
@@ -196,8 +218,8 @@ class PrefillRequest:
 class Abort:
     """router -> prefill and decode worker: let go of every attempt up to this one; idempotent."""
 
-    request_id: str
-    attempt: int
+    request_id: RequestId
+    attempt: Count
 
 
 # --- prefill worker -> decode worker ------------------------------------------------------------
@@ -210,15 +232,15 @@ class KVPoolExport:
     Block `proof_block` holds the pattern made from `epoch` by `kv.proof`.
     """
 
-    worker_id: str
-    epoch: int
-    pid: int
-    transport: str
-    device_uuid: str  # "" on a CPU
-    handle: bytes  # opaque to everyone but the transport
-    num_blocks: int
+    worker_id: WorkerId
+    epoch: Epoch
+    pid: ProcessId
+    transport: Label
+    device_uuid: OptionalLabel  # "" on a CPU
+    handle: Handle  # opaque to everyone but the transport
+    num_blocks: Positive
     layout: KVLayout
-    proof_block: int
+    proof_block: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +251,15 @@ class KVHandoff:
     in the blocks. `num_outputs` counts that one too.
     """
 
-    worker_id: str
-    epoch: int
-    request_id: str
-    attempt: int
-    token_ids: bytes  # int32
-    num_outputs: int
+    worker_id: WorkerId
+    epoch: Epoch
+    request_id: RequestId
+    attempt: Count
+    token_ids: TokenIds
+    num_outputs: Count
     sampling: SamplingParams
-    block_ids: bytes  # int32
-    lease_s: float
+    block_ids: BlockIds
+    lease_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +270,12 @@ class KVProgress:
     if `KVHandoff` of the same attempt follows, as then they have been this prompt's all the time.
     """
 
-    worker_id: str
-    epoch: int
-    request_id: str
-    attempt: int
-    num_tokens: int  # of the whole prompt, outputs before a replay included
-    block_ids: bytes  # int32, from the first block on; none when there will be no handoff after all
+    worker_id: WorkerId
+    epoch: Epoch
+    request_id: RequestId
+    attempt: Count
+    num_tokens: Positive  # of the whole prompt, outputs before a replay included
+    block_ids: BlockIds  # from the first block on; none when there will be no handoff after all
 
 
 # --- both ways between prefill and decode workers -----------------------------------------------
@@ -266,10 +288,10 @@ class KVLease:
     Sent at least every third of a lease, empty too: it is also the sign of life between peers.
     """
 
-    worker_id: str
-    epoch: int
-    request_ids: tuple[str, ...]
-    attempts: bytes  # int32
+    worker_id: WorkerId
+    epoch: Epoch
+    request_ids: RequestIds
+    attempts: Column
 
 
 # --- decode worker -> prefill worker ------------------------------------------------------------
@@ -279,19 +301,19 @@ class KVLease:
 class KVRelease:
     """decode worker -> prefill worker: pulled, aborted or refused; the blocks are yours again."""
 
-    worker_id: str
-    epoch: int
-    request_id: str
-    attempt: int
+    worker_id: WorkerId
+    epoch: Epoch
+    request_id: RequestId
+    attempt: Count
 
 
 @dataclass(frozen=True, slots=True)
 class KVPathResult:
     """decode worker -> prefill worker: the answer to `KVPoolExport`; empty error means proven."""
 
-    worker_id: str
-    epoch: int
-    error: str
+    worker_id: WorkerId
+    epoch: Epoch
+    error: Text
 
 
 Message = (
@@ -315,26 +337,3 @@ Message = (
     | KVPathResult
     | KVProgress
 )
-
-# Tags are the wire's names: never renumbered, never reused.
-TAGS: dict[int, type[Message]] = {
-    1: WorkerReady,
-    2: Heartbeat,
-    3: WorkerLeaving,
-    4: KVPathReport,
-    5: TokenBatch,
-    6: RequestFailed,
-    20: Welcome,
-    21: Refused,
-    22: Reregister,
-    23: DecodePeer,
-    24: PeerGone,
-    25: PrefillRequest,
-    26: Abort,
-    40: KVPoolExport,
-    41: KVHandoff,
-    42: KVLease,
-    43: KVRelease,
-    44: KVPathResult,
-    45: KVProgress,
-}

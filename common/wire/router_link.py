@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import zmq
 
 from common.config import NetSection
-from common.errors import ConfigError
+from common.errors import ConfigError, WireError
+from common.wire.frames import decode, encode
 from common.wire.messages import Heartbeat, Message, Refused, Reregister, Welcome, WorkerLeaving, WorkerReady
 from common.wire.sockets import Spoke
 
@@ -38,6 +39,8 @@ class Load:
 class RouterLink:
     """Registers on construction; `receive` yields what the worker's loop has to act on.
 
+    Raises ConfigError for a registration that no router would accept.
+
     Args:
         on_new_router: called when the router restarted: whatever it knew of is void.
     """
@@ -49,6 +52,7 @@ class RouterLink:
         ready: WorkerReady,
         on_new_router: Callable[[], None],
     ) -> None:
+        _require_readable(ready)
         self.ready = ready
         self.load = Load()
         self.spoke = Spoke(context, net, net.router_endpoint, ready.worker_id.encode())
@@ -127,3 +131,11 @@ class RouterLink:
             last_step_age_s=max(0.0, time.monotonic() - load.last_step_s) if busy else 0.0,
             num_dropped_frames=load.num_dropped_frames + self.spoke.drops.dropped,
         )
+
+
+def _require_readable(ready: WorkerReady) -> None:
+    """The router drops what it cannot read without an answer, so the worker has to say it."""
+    try:
+        decode(encode(ready))
+    except WireError as error:
+        raise ConfigError(f"this worker cannot register: {error}; see worker.id and model.name") from None

@@ -1,6 +1,7 @@
 """What is encoded comes back equal; what is not a message is refused and never half built."""
 
-import typing
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -8,37 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import WireError
+from common.errors import ErrorCode, WireError
 from common.wire.frames import MAX_FRAME_BYTES, decode, encode
 from common.wire.kv_layout import KVLayout
-from common.wire.messages import TAGS, WIRE_VERSION, Abort, Message, PrefillRequest, pack_ids, unpack_ids
+from common.wire.messages import (
+    WIRE_VERSION,
+    Abort,
+    KVHandoff,
+    KVLease,
+    KVPoolExport,
+    KVProgress,
+    Message,
+    PrefillRequest,
+    RequestFailed,
+    Role,
+    TokenBatch,
+    WorkerReady,
+    pack_ids,
+    unpack_ids,
+)
 from common.wire.sampling_params import SamplingParams
+from tests.wire.values import messages, wild_values
 
 
-def values_of(annotation: Any) -> st.SearchStrategy[Any]:
-    if annotation is bool:
-        return st.booleans()
-    if annotation is int:
-        return st.integers(-(2**63), 2**64 - 1)
-    if annotation is float:
-        return st.floats(allow_nan=False)
-    if annotation is str:
-        return st.text(st.characters(codec="utf-8"), max_size=20)
-    if annotation is bytes:
-        return st.binary(max_size=50)
-    if typing.get_origin(annotation) is tuple:
-        return st.lists(values_of(typing.get_args(annotation)[0]), max_size=4).map(tuple)
-    if hasattr(annotation, "__members__"):
-        return st.sampled_from(list(annotation))
-    return instances_of(annotation)
-
-
-def instances_of(cls: type[Any]) -> st.SearchStrategy[Any]:
-    hints = typing.get_type_hints(cls)
-    return st.tuples(*(values_of(hints[name]) for name in cls.__dataclass_fields__)).map(lambda fields: cls(*fields))
-
-
-@given(st.one_of([instances_of(cls) for cls in TAGS.values()]))
+@given(messages())
 def test_every_message_survives_the_wire(message: Message) -> None:
     assert decode(encode(message)) == message
 
@@ -49,20 +43,97 @@ def test_noise_is_refused(frame: bytes) -> None:
         decode(frame)
 
 
-@given(
-    st.sampled_from(sorted(TAGS)),
-    st.lists(st.none() | st.booleans() | st.integers() | st.text() | st.binary(), max_size=8),
-)
-def test_a_known_tag_with_wrong_fields_is_refused(tag: int, fields: list[Any]) -> None:
-    try:
-        frame = msgpack.packb([WIRE_VERSION, tag, *fields])
-    except OverflowError:
-        return
+@given(messages(), st.data())
+def test_a_field_with_any_other_value_is_refused_or_makes_a_message_that_may_be_sent(
+    message: Message, data: st.DataObject
+) -> None:
+    values = msgpack.unpackb(encode(message))
+    values[data.draw(st.integers(2, len(values) - 1))] = data.draw(wild_values())
+    _refused_or_real(msgpack.packb(values))
+
+
+@given(messages(), st.data())
+def test_a_frame_with_any_bytes_changed_is_refused_or_makes_a_message_that_may_be_sent(
+    message: Message, data: st.DataObject
+) -> None:
+    frame = bytearray(encode(message))
+    begin = data.draw(st.integers(0, len(frame)))
+    frame[begin : begin + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    _refused_or_real(bytes(frame))
+
+
+def _refused_or_real(frame: bytes) -> None:
     try:
         message = decode(frame)
     except WireError:
         return
-    assert decode(encode(message)) == message, "what is accepted is a real message"
+    assert decode(encode(message)) == message
+
+
+PROMPT = PrefillRequest("r", 0, pack_ids([1, 2, 3]), 0, SamplingParams(), "d", 1, whole_gpu=True)
+HANDOFF = KVHandoff("p", 1, "r", 0, pack_ids([1, 2, 3]), 1, SamplingParams(), pack_ids([4]), 30.0)
+LAYOUT = KVLayout("m", 1, 1, 8, 16, "float32")
+EXPORT = KVPoolExport("p", 1, 1, "shm", "", b"", 9, LAYOUT, 0)
+READY = WorkerReady("p", 1, Role.PREFILL, 1, "cpu", "m", "f", "t", LAYOUT, 9, 99, 8, 4, "shm", "")
+BATCH = TokenBatch("p", 1, ("r", "s"), pack_ids([0, 0]), pack_ids([1, 1]), pack_ids([5, 6]), bytes(2))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        replace(PROMPT, token_ids=b"12345"),
+        replace(PROMPT, token_ids=b""),
+        replace(PROMPT, token_ids=pack_ids([1, -1])),
+        replace(PROMPT, num_outputs=3),
+        replace(PROMPT, attempt=1 << 40),
+        replace(PROMPT, request_id=""),
+        replace(PROMPT, request_id="a\nb"),
+        replace(PROMPT, sampling=SamplingParams(max_tokens=0)),
+        replace(PROMPT, sampling=SamplingParams(temperature=float("nan"))),
+        replace(PROMPT, sampling=SamplingParams(top_p=1.5)),
+        replace(PROMPT, sampling=SamplingParams(seed=-1)),
+        replace(PROMPT, sampling=SamplingParams(stop_token_ids=tuple(range(100)))),
+        replace(HANDOFF, num_outputs=0),
+        replace(HANDOFF, block_ids=b"123"),
+        replace(HANDOFF, lease_s=float("inf")),
+        replace(EXPORT, num_blocks=0),
+        replace(EXPORT, num_blocks=-1),
+        replace(EXPORT, proof_block=10**6),
+        replace(EXPORT, handle=bytes(1000)),
+        replace(EXPORT, layout=replace(LAYOUT, dtype="int4")),
+        replace(EXPORT, layout=replace(LAYOUT, head_dim=0)),
+        replace(READY, max_model_len=0),
+        replace(READY, max_batch_tokens=0),
+        replace(READY, worker_id="x" * 101),
+        replace(BATCH, attempts=pack_ids([0])),
+        replace(BATCH, finish_reasons=bytes([0, 3])),
+        replace(BATCH, output_indices=pack_ids([0, -1])),
+        KVProgress("p", 1, "r", 0, 1, pack_ids([1, 2])),
+        KVLease("p", 1, ("r",), pack_ids([0, 1])),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_that_nobody_may_send_is_refused(message: Message) -> None:
+    with pytest.raises(WireError, match=type(message).__name__):
+        decode(encode(message))
+
+
+def test_text_for_people_is_shortened_and_made_one_line() -> None:
+    failed = RequestFailed("p", 1, "r", 0, ErrorCode.INTERNAL, "line\nline" + "x" * 5000)
+    read = decode(encode(failed))
+    assert isinstance(read, RequestFailed)
+    assert read.message.startswith("line line") and len(read.message) == 1000
+
+
+@pytest.mark.parametrize("ids", [[[]] * 3_000_000, [[[]] * 60_000] * 50], ids=["flat", "nested"])
+def test_a_frame_full_of_lists_is_refused_before_they_are_made(ids: list[Any]) -> None:
+    frame = msgpack.packb([WIRE_VERSION, 5, "p", 1, ids, b"", b"", b"", b""])
+    tracemalloc.start()
+    with pytest.raises(WireError):
+        decode(frame)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 3 * len(frame)
 
 
 def test_the_error_names_the_field() -> None:

@@ -1,0 +1,56 @@
+"""How the fields of one message depend on one another; each by itself was checked before (see `fields`)."""
+
+from common.wire.fields import ID_BYTES
+from common.wire.messages import (
+    KVHandoff,
+    KVLease,
+    KVPoolExport,
+    KVProgress,
+    Message,
+    PrefillRequest,
+    Role,
+    TokenBatch,
+    WorkerReady,
+)
+
+
+def contradiction(message: Message) -> str:
+    """Why the fields cannot all be true; empty when they can."""
+    match message:
+        case TokenBatch():
+            columns = (message.attempts, message.output_indices, message.token_ids)
+            return _uneven(len(message.request_ids), len(message.finish_reasons), *map(_num_ids, columns))
+        case KVLease():
+            return _uneven(len(message.request_ids), _num_ids(message.attempts))
+        case PrefillRequest():
+            return _too_many_outputs(message)
+        case KVHandoff():
+            return _too_many_outputs(message) if message.num_outputs else "a handoff follows an output"
+        case KVProgress():
+            num_blocks = _num_ids(message.block_ids)
+            return f"{num_blocks} blocks of {message.num_tokens} tokens" if num_blocks > message.num_tokens else ""
+        case KVPoolExport():
+            block, num_blocks = message.proof_block, message.num_blocks
+            return f"proof block {block} of {num_blocks}" if block >= num_blocks else ""
+        case WorkerReady():
+            has_no_budget = message.role is Role.PREFILL and not message.max_batch_tokens
+            return "a prefill worker without a budget of tokens" if has_no_budget else ""
+        case _:
+            return ""
+
+
+def _uneven(*num_rows: int) -> str:
+    """Columns of one table are equally long."""
+    return f"columns of {', '.join(map(str, num_rows))} rows" if len(set(num_rows)) > 1 else ""
+
+
+def _too_many_outputs(message: PrefillRequest | KVHandoff) -> str:
+    """Outputs follow a prompt, and at least one is still to come."""
+    num_tokens, max_tokens = _num_ids(message.token_ids), message.sampling.max_tokens
+    if message.num_outputs < min(num_tokens, max_tokens):
+        return ""
+    return f"{message.num_outputs} outputs among {num_tokens} tokens, at most {max_tokens} wanted"
+
+
+def _num_ids(packed: bytes) -> int:
+    return len(packed) // ID_BYTES
