@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass, field
 
 from common.kv.pool import KVPool
-from common.kv.transport import PeerPool, Pull
+from common.kv.transport import PeerPool
+from decode_worker.copies import Copies
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Key
 
@@ -28,7 +29,7 @@ class Begun:
     block_ids: list[int]
     heard_s: float
     source_ids: list[int] = field(default_factory=list)  # that pulls were started for
-    pulls: list[Pull] = field(default_factory=list)
+    copies: Copies = field(default_factory=Copies)
 
 
 class Ahead:
@@ -57,8 +58,10 @@ class Ahead:
         new = slice(len(begun.source_ids), len(source_ids))
         begun.heard_s = time.monotonic()
         if source_ids[new]:
-            begun.pulls.append(begun.peer.pull(source_ids[new], self.pool, begun.block_ids[new]))
+            begun.copies.start(begun.peer, source_ids[new], self.pool, begun.block_ids[new])
             begun.source_ids = source_ids
+        if begun.copies.problem:  # the handoff may have better luck
+            self._give_up([key])
 
     def find(self, key: Key, peer: PeerPool, source_ids: list[int]) -> Begun | None:
         """What was begun of a handoff of `source_ids`."""
@@ -68,7 +71,7 @@ class Ahead:
         return begun
 
     def take(self, key: Key) -> None:
-        """The handoff owns it from now on; every pull may still be under way."""
+        """The handoff owns it from now on; every copy may still be under way."""
         del self.begun[key]
 
     def drop(self, request_id: str, attempt: int) -> None:
@@ -89,7 +92,7 @@ class Ahead:
             return
         now_s = time.monotonic()
         self._give_up([key for key, begun in self.begun.items() if now_s - begun.heard_s > SILENCE_S])
-        over = [begun for begun in self.leaving if all(pull.done() for pull in begun.pulls)]
+        over = [begun for begun in self.leaving if begun.copies.over()]
         self.leaving = [begun for begun in self.leaving if begun not in over]
         for begun in over:
             self.scheduler.allocator.free(begun.block_ids)

@@ -1,73 +1,47 @@
-"""Prefill workers and what they hand over: meeting, leases, pulls.
+"""What prefill workers hand over, until it decodes.
 
-    KVHandoff ──▶ waiting ──room──▶ pulling ──done──▶ scheduler, KVRelease
-                     └──abort, lost──▶ KVRelease     (an abort of a pull waits for the copy to end)
+    KVHandoff ──▶ waiting ──room──▶ pulling ──arrived──▶ scheduler, KVRelease
+                     └──abort, lost──▶ KVRelease  └──abort, lost──▶ KVRelease     (when no copy is under way)
 
 Of long prompts a part may have been pulled before (see `ahead`). The running batch never waits for any
 of it: pulls run on a stream of their own and are polled. No pull starts on a lease that its prefill
-worker has not confirmed recently enough.
+worker has not confirmed recently enough. What is lost is given back to the router, which replays it.
 """
 
-import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from common.config import DecodeSection
 from common.device.engine import Engine
-from common.errors import KVError, TransferFailed
-from common.kv.proof import prove_path
-from common.kv.transport import PeerPool, Pull, check_compatible
-from common.wire.messages import (
-    KVHandoff,
-    KVLease,
-    KVPathReport,
-    KVPathResult,
-    KVPoolExport,
-    KVProgress,
-    KVRelease,
-    pack_ids,
-    unpack_ids,
-)
+from common.wire.messages import KVHandoff, KVLease, KVProgress, KVRelease, pack_ids, unpack_ids
 from common.wire.sockets import Hub
+from decode_worker.aborts import Aborts
 from decode_worker.ahead import Ahead
+from decode_worker.copies import Copies
+from decode_worker.lease import Lease
+from decode_worker.peers import Peer, Peers
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Key, Sequence
 
-logger = logging.getLogger(__name__)
-
-RENEWALS_PER_LEASE = 6
-ABORT_MEMORY_S = 60.0
-"""How long an abort is remembered for a handoff that has not arrived yet."""
+CHORES_INTERVAL_S = 0.1
+"""Between two looks at what only time brings about; other looks are many more."""
 
 
-@dataclass(slots=True)
-class Peer:
-    """One incarnation of a prefill worker whose pool we can pull from."""
-
-    worker_id: str
-    epoch: int
-    identity: bytes
-    pool: PeerPool
-    gb_per_s: float
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Handoff:
     """Blocks that a prefill worker keeps for us."""
 
     sequence: Sequence
     peer: Peer
     source_ids: list[int]
-    lease_s: float
-    lease_end_s: float  # by our clock, and not later than by the peer's
-    renewed_s: float
-    pulls: list[Pull] = field(default_factory=list)
+    lease: Lease
+    copies: Copies = field(default_factory=Copies)
     aborted: bool = False
 
 
 class Intake:
-    """Owns peers and handoffs; sequences that are pulled belong to the scheduler."""
+    """Owns handoffs; sequences that are pulled belong to the scheduler."""
 
     def __init__(
         self, engine: Engine, scheduler: Scheduler, section: DecodeSection, hub: Hub, worker_id: str, epoch: int
@@ -77,74 +51,52 @@ class Intake:
         self.max_pulls = section.max_pulls
         self.hub = hub
         self.worker_id, self.epoch = worker_id, epoch
-        self.peers: dict[str, Peer] = {}
+        self.peers = Peers(engine, hub, worker_id, epoch)
         self.ahead = Ahead(scheduler, engine.pool)
+        self.aborts = Aborts()
         self.waiting: deque[Handoff] = deque()
         self.pulling: list[Handoff] = []
-        self.aborted: dict[str, tuple[int, float]] = {}  # request id -> (attempt, when)
+        self._lost: list[tuple[Key, str]] = []
+        self._next_chores_s = 0.0
 
-    def meet(self, identity: bytes, export: KVPoolExport) -> KVPathReport:
-        """Map and prove a prefill worker's pool, answer it, and return what the router should know.
+    # --- what prefill workers and the router say ------------------------------------------------
 
-        A worker met before is only answered again: a restarted router has forgotten the answer.
-        """
-        error, gb_per_s = "", 0.0
-        try:
-            gb_per_s = self._known_rate(export) or self._prove(identity, export)
-        except KVError as problem:
-            error = str(problem)
-            logger.error("no KV path from %s: %s", export.worker_id, error)
-        self.hub.send(identity, KVPathResult(self.worker_id, self.epoch, error))
-        return KVPathReport(
-            self.worker_id, self.epoch, export.worker_id, export.epoch, export.transport, gb_per_s, error
-        )
-
-    def forget(self, worker_id: str, epoch: int) -> list[Sequence]:
-        """That incarnation is dead; returns the sequences whose blocks are lost with it."""
-        peer = self.peers.get(worker_id)
-        if peer is None or peer.epoch != epoch:
-            return []
-        del self.peers[worker_id]
-        lost = [h for h in [*self.waiting, *self.pulling] if h.peer is peer]
-        self.waiting = deque(h for h in self.waiting if h.peer is not peer)
-        self.pulling = [h for h in self.pulling if h.peer is not peer]
-        self.ahead.drop_peer(peer.pool)
-        peer.pool.close()  # waits for copies under way
-        for handoff in lost:
-            if handoff.pulls:
-                self.scheduler.unreserve(handoff.sequence)
-        return [handoff.sequence for handoff in lost if not handoff.aborted]
-
-    def accept(self, message: KVHandoff) -> str:
-        """Queue a handoff; returns why it cannot be taken, or nothing."""
-        peer = self.peers.get(message.worker_id)
-        if peer is None or peer.epoch != message.epoch:
-            return "it comes from a prefill worker that this worker has not met"
-        now_s = time.monotonic()
-        sequence = Sequence(
-            message.request_id, message.attempt, unpack_ids(message.token_ids), message.num_outputs, message.sampling
-        )
-        handoff = Handoff(sequence, peer, unpack_ids(message.block_ids), message.lease_s, now_s, now_s)
-        handoff.lease_end_s = now_s + message.lease_s / 2  # it may have waited in a socket
-        if self._was_aborted(sequence.key):
+    def accept(self, message: KVHandoff) -> None:
+        """Queue a handoff."""
+        key = (message.request_id, message.attempt)
+        peer = self.peers.find(message.worker_id, message.epoch)
+        if peer is None:
+            self._lost.append((key, f"it comes from prefill worker {message.worker_id}, which cannot be pulled from"))
+            return
+        token_ids = unpack_ids(message.token_ids)
+        sequence = Sequence(*key, token_ids, message.num_outputs, message.sampling)
+        lease = Lease.begun(message.lease_s, time.monotonic())
+        handoff = Handoff(sequence, peer, unpack_ids(message.block_ids), lease)
+        if self.aborts.cover(*key):
             self._release(handoff)
         else:
             self.waiting.append(handoff)
-        return ""
 
     def progress(self, message: KVProgress) -> None:
         """Pull what is complete of a prompt that goes on; prompts that are complete and wait for room come first."""
         request_id, attempt = key = (message.request_id, message.attempt)
-        source_ids, peer = unpack_ids(message.block_ids), self.peers.get(message.worker_id)
+        source_ids, peer = unpack_ids(message.block_ids), self.peers.find(message.worker_id, message.epoch)
         self.ahead.drop(request_id, attempt - 1 if source_ids else attempt)
-        if source_ids and peer is not None and peer.epoch == message.epoch and not self._was_aborted(key):
+        if source_ids and peer is not None and not self.aborts.cover(*key):
             if not self.waiting:
                 self.ahead.begin(key, peer.pool, message.num_tokens)
             self.ahead.pull(key, source_ids)
 
+    def confirm(self, message: KVLease) -> None:
+        """A peer keeps these."""
+        kept = set(zip(message.request_ids, unpack_ids(message.attempts), strict=False))
+        for handoff in self.waiting:
+            if handoff.sequence.key in kept and handoff.peer.worker_id == message.worker_id:
+                handoff.lease.confirm()
+
     def abort(self, request_id: str, attempt: int) -> None:
         """Let go of every attempt up to `attempt`, now or when it arrives."""
-        self.aborted[request_id] = (attempt, time.monotonic())
+        self.aborts.note(request_id, attempt)
         self.ahead.drop(request_id, attempt)
         for handoff in [h for h in self.waiting if _is_attempt(h.sequence, request_id, attempt)]:
             self.waiting.remove(handoff)
@@ -152,25 +104,60 @@ class Intake:
         for handoff in self.pulling:
             handoff.aborted |= _is_attempt(handoff.sequence, request_id, attempt)
 
-    def start_pulls(self) -> None:
-        """Begin pulling the oldest handoffs that there is room for."""
-        while self.waiting and len(self.pulling) < self.max_pulls:
-            handoff = self.waiting[0]
-            if time.monotonic() > handoff.lease_end_s or not self._make_room(handoff):
-                return
-            self.waiting.popleft()
-            self._start_pull(handoff)
-            self.pulling.append(handoff)
+    def forget(self, worker_id: str, epoch: int) -> None:
+        """That incarnation of a prefill worker is dead, and what it kept for us is lost."""
+        peer = self.peers.find(worker_id, epoch)
+        if peer is None:
+            return
+        self.ahead.drop_peer(peer.pool)
+        self.peers.forget(peer)  # after this no copy of it is under way
+        pulling = [h for h in self.pulling if h.peer is peer]
+        lost = [*pulling, *(h for h in self.waiting if h.peer is peer)]
+        self.waiting = deque(h for h in self.waiting if h.peer is not peer)
+        self.pulling = [h for h in self.pulling if h.peer is not peer]
+        for handoff in pulling:
+            self.scheduler.unreserve(handoff.sequence)
+        self._lose(lost, f"prefill worker {worker_id} is gone")
+
+    # --- a turn of the loop ---------------------------------------------------------------------
 
     def finish_pulls(self) -> list[Sequence]:
         """Sequences whose blocks have arrived; their peers are told to let go."""
-        finished = [h for h in self.pulling if all(pull.done() for pull in h.pulls)]
-        for handoff in finished:
+        over = [h for h in self.pulling if h.copies.over()]
+        for handoff in over:
             self.pulling.remove(handoff)
             self._release(handoff)
-            if handoff.aborted:
+            if handoff.aborted or handoff.copies.problem:
                 self.scheduler.unreserve(handoff.sequence)
-        return [handoff.sequence for handoff in finished if not handoff.aborted]
+                self._lose([handoff], handoff.copies.problem)
+        return [h.sequence for h in over if not h.aborted and not h.copies.problem]
+
+    def start_pulls(self) -> None:
+        """Begin pulling the oldest handoffs that there is room for and whose lease is sure."""
+        now_s = time.monotonic()
+        for handoff in list(self.waiting):
+            if not handoff.lease.is_sure(now_s):
+                continue
+            if len(self.pulling) == self.max_pulls or not self._make_room(handoff):
+                return
+            self.waiting.remove(handoff)
+            self._start_pull(handoff)
+            self.pulling.append(handoff)
+
+    def tend(self) -> None:
+        """Let go of what is over; now and then, see to leases, and to aborts that are too old to matter."""
+        self.ahead.tend()
+        now_s = time.monotonic()
+        if now_s >= self._next_chores_s:
+            self._next_chores_s = now_s + CHORES_INTERVAL_S
+            self._renew_leases(now_s)
+            self._expire_leases(now_s)
+            self.aborts.forget_old()
+
+    def take_lost(self) -> list[tuple[Key, str]]:
+        """Handoffs that will not come, each with the reason."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def make_way(self, but: Key | None = None) -> bool:
         """Give up what was pulled ahead, perhaps but one; whether there was any: blocks come free as copies end."""
@@ -178,41 +165,6 @@ class Intake:
         self.ahead.drop_all(but)
         self.ahead.tend()
         return had_any
-
-    def renew(self) -> None:
-        """Ask peers to keep what waits, and let go of what is over or old; cheap enough for every turn of the loop."""
-        self.ahead.tend()
-        now_s = time.monotonic()
-        for peer in self.peers.values():
-            due = [
-                handoff
-                for handoff in [*self.waiting, *self.pulling]
-                if handoff.peer is peer and now_s - handoff.renewed_s > handoff.lease_s / RENEWALS_PER_LEASE
-            ]
-            if due:
-                for handoff in due:
-                    handoff.renewed_s = now_s
-                ids = tuple(handoff.sequence.request_id for handoff in due)
-                attempts = pack_ids(handoff.sequence.attempt for handoff in due)
-                self.hub.send(peer.identity, KVLease(self.worker_id, self.epoch, ids, attempts))
-        self.aborted = {k: v for k, v in self.aborted.items() if now_s - v[1] < ABORT_MEMORY_S} if self.aborted else {}
-
-    def renewed(self, message: KVLease) -> None:
-        """A peer confirms leases: they last from when we asked."""
-        kept = set(zip(message.request_ids, unpack_ids(message.attempts), strict=False))
-        for handoff in self.waiting:
-            if handoff.sequence.key in kept and handoff.peer.worker_id == message.worker_id:
-                handoff.lease_end_s = handoff.renewed_s + handoff.lease_s / 2
-
-    def take_expired(self) -> list[Sequence]:
-        """Handoffs whose lease was not confirmed in time; their blocks must be taken for lost."""
-        now_s = time.monotonic()
-        expired = [h for h in self.waiting if now_s > h.lease_end_s + h.lease_s / 2]
-        for handoff in expired:
-            self.waiting.remove(handoff)
-            self.ahead.drop(*handoff.sequence.key)
-            self._release(handoff)
-        return [handoff.sequence for handoff in expired]
 
     def release_all(self) -> list[Sequence]:
         """Give every handoff that is not being pulled back; returns their sequences."""
@@ -226,9 +178,7 @@ class Intake:
         """Those that wait or are being pulled, and those to come that are pulled ahead."""
         return len(self.waiting) + len(self.pulling) + len(self.ahead)
 
-    def close(self) -> None:
-        for peer in self.peers.values():
-            peer.pool.close()
+    # --- inside ---------------------------------------------------------------------------------
 
     def _make_room(self, handoff: Handoff) -> bool:
         """Whether a complete prompt may be admitted, if need be for what others have begun."""
@@ -247,31 +197,34 @@ class Intake:
         begun, num_pulled = self.ahead.find(sequence.key, pool, source_ids), 0
         if begun is not None:
             self.ahead.take(sequence.key)
-            num_pulled, handoff.pulls = len(begun.source_ids), begun.pulls
+            num_pulled, handoff.copies = len(begun.source_ids), begun.copies
         self.scheduler.reserve(sequence, begun.block_ids if begun else ())
         rest = slice(num_pulled, len(source_ids))
-        handoff.pulls.append(pool.pull(source_ids[rest], self.engine.pool, sequence.block_ids[rest]))
+        handoff.copies.start(pool, source_ids[rest], self.engine.pool, sequence.block_ids[rest])
 
-    def _known_rate(self, export: KVPoolExport) -> float:
-        """GB/s measured when this incarnation was met, or 0."""
-        known = self.peers.get(export.worker_id)
-        return known.gb_per_s if known and known.epoch == export.epoch else 0.0
+    def _renew_leases(self, now_s: float) -> None:
+        """Ask peers to keep what waits and what is being pulled."""
+        due: defaultdict[bytes, list[Key]] = defaultdict(list)
+        for handoff in [*self.waiting, *self.pulling]:
+            if handoff.lease.is_due(now_s):
+                handoff.lease.asked_s = now_s
+                due[handoff.peer.identity].append(handoff.sequence.key)
+        for identity, keys in due.items():
+            request_ids, attempts = zip(*keys, strict=True)
+            self.hub.send(identity, KVLease(self.worker_id, self.epoch, request_ids, pack_ids(attempts)))
 
-    def _prove(self, identity: bytes, export: KVPoolExport) -> float:
-        check_compatible(export, self.engine.pool, self.engine.transport.name)
-        pool = self.engine.transport.open_peer(export, self.engine.device)
-        try:
-            gb_per_s = prove_path(pool, export, self.engine.pool, self.engine.allocator)
-        except KVError as error:
-            pool.close()
-            raise TransferFailed(f"{export.transport} from {export.worker_id}: {error}") from None
-        logger.info("KV path from %s: %s, %.1f GB/s", export.worker_id, export.transport, gb_per_s)
-        self.peers[export.worker_id] = Peer(export.worker_id, export.epoch, identity, pool, gb_per_s)
-        return gb_per_s
+    def _expire_leases(self, now_s: float) -> None:
+        """Take for lost what waits on a lease that was not confirmed in time."""
+        expired = [h for h in self.waiting if h.lease.is_over(now_s)]
+        for handoff in expired:
+            self.waiting.remove(handoff)
+            self.ahead.drop(*handoff.sequence.key)
+            self._release(handoff)
+        self._lose(expired, "its lease was not confirmed in time")
 
-    def _was_aborted(self, key: Key) -> bool:
-        request_id, attempt = key
-        return request_id in self.aborted and attempt <= self.aborted[request_id][0]
+    def _lose(self, handoffs: list[Handoff], reason: str) -> None:
+        """Tell the router, but for those that nobody waits for."""
+        self._lost += [(handoff.sequence.key, reason) for handoff in handoffs if not handoff.aborted]
 
     def _release(self, handoff: Handoff) -> None:
         request_id, attempt = handoff.sequence.key

@@ -50,7 +50,7 @@ from decode_worker.local_prompts import LocalPrompts
 from decode_worker.pace import Pace
 from decode_worker.runner import DecodeRunner
 from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Sequence
+from decode_worker.sequence import Key, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +123,9 @@ class DecodeWorker:
         for sequence in self.intake.finish_pulls():
             self.scheduler.activate(sequence)
         self.intake.start_pulls()
-        self.intake.renew()
-        for sequence in self.intake.take_expired():
-            self._fail(sequence, ErrorCode.HANDOFF_LOST, "its lease was not confirmed in time")
+        self.intake.tend()
+        for key, reason in self.intake.take_lost():
+            self._fail(key, ErrorCode.HANDOFF_LOST, reason)
 
     def step(self) -> None:
         """Launch the next step shortly before the running one ends, then collect that one."""
@@ -164,7 +164,7 @@ class DecodeWorker:
         sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
         sequences += self.intake.release_all() + list(self.local_prompts.waiting)
         for sequence in sequences:
-            self._fail(sequence, code, message)
+            self._fail(sequence.key, code, message)
 
     def forget_everything(self) -> None:
         """The router restarted: nobody waits for what we hold."""
@@ -176,7 +176,7 @@ class DecodeWorker:
         self.local_prompts.release_all()
 
     def close(self) -> None:
-        self.intake.close()
+        self.intake.peers.close()
         self.hub.close()
         self.link.close()
         self.engine.pool.close()
@@ -205,7 +205,7 @@ class DecodeWorker:
                 return False
             victim = self.scheduler.youngest()
             self.scheduler.end(victim)
-            self._fail(victim, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
+            self._fail(victim.key, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
         return True
 
     def _hold(self) -> None:
@@ -250,7 +250,7 @@ class DecodeWorker:
             case Abort():
                 self._abort(message.request_id, message.attempt)
             case PeerGone():
-                self._lose_peer(message.worker_id, message.epoch)
+                self.intake.forget(message.worker_id, message.epoch)
             case _:
                 logger.warning("ignored a %s from the router", type(message).__name__)
 
@@ -259,40 +259,28 @@ class DecodeWorker:
             case KVPoolExport():
                 self._meet(identity, message)
             case KVHandoff():
-                self._accept_handoff(message)
+                self.intake.accept(message)
             case KVProgress():
                 self.intake.progress(message)
             case KVLease():
-                self.intake.renewed(message)
+                self.intake.confirm(message)
             case _:
                 logger.warning("ignored a %s from a prefill worker", type(message).__name__)
 
     def _meet(self, identity: bytes, export: KVPoolExport) -> None:
         """A prefill worker offers its pool; what an earlier incarnation of it held is lost."""
-        earlier = self.intake.peers.get(export.worker_id)
+        earlier = self.intake.peers.by_id.get(export.worker_id)
         if earlier and earlier.epoch != export.epoch:
-            self._lose_peer(earlier.worker_id, earlier.epoch)
-        self.link.send(self.intake.meet(identity, export))
-
-    def _lose_peer(self, worker_id: str, epoch: int) -> None:
-        for sequence in self.intake.forget(worker_id, epoch):
-            self._fail(sequence, ErrorCode.HANDOFF_LOST, f"prefill worker {worker_id} is gone")
-
-    def _accept_handoff(self, message: KVHandoff) -> None:
-        problem = self.intake.accept(message)
-        if problem:
-            failed = RequestFailed(
-                self.worker_id, self.epoch, message.request_id, message.attempt, ErrorCode.HANDOFF_LOST, problem
-            )
-            self.link.send(failed)
+            self.intake.forget(earlier.worker_id, earlier.epoch)
+        self.link.send(self.intake.peers.meet(identity, export))
 
     def _accept_local(self, message: PrefillRequest) -> None:
         token_ids = unpack_ids(message.token_ids)
         sequence = Sequence(message.request_id, message.attempt, token_ids, message.num_outputs, message.sampling)
         if self.drain.asked:
-            self._fail(sequence, ErrorCode.DRAINING, "the decode worker is shutting down")
+            self._fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
         elif not self.scheduler.ever_fits(sequence.max_total_tokens):
-            self._fail(sequence, ErrorCode.NEVER_FITS, self._too_large(sequence))
+            self._fail(sequence.key, ErrorCode.NEVER_FITS, self._too_large(sequence))
         else:
             self.local_prompts.accept(sequence)
 
@@ -309,9 +297,9 @@ class DecodeWorker:
             f"{pool_tokens}; lower max_tokens or enlarge the pool"
         )
 
-    def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> None:
-        logger.warning("[%s #%d] %s", sequence.request_id, sequence.attempt, message)
-        self.link.send(RequestFailed(self.worker_id, self.epoch, sequence.request_id, sequence.attempt, code, message))
+    def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
+        logger.warning("[%s #%d] %s", *key, message)
+        self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
 
     def _await_work(self) -> None:
         """Sleep until a message comes, or a pull may have ended; not at all with steps to launch or collect."""

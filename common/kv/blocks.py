@@ -2,11 +2,17 @@
 
 from collections.abc import Iterable
 
-from common.errors import KVError, OutOfBlocks
+from common.errors import KVError, OutOfBlocks, TransferFailed
 
 PROOF_BLOCK = 0
 """Never allocated: in a prefill worker's pool it holds the pattern that proves the path, in a decode worker's it
 receives it, however full the pool is."""
+
+
+def check_sources(block_ids: list[int], num_blocks: int) -> None:
+    """Raise TransferFailed for ids outside a peer's pool of `num_blocks`."""
+    if block_ids and not 0 <= min(block_ids) <= max(block_ids) < num_blocks:
+        raise TransferFailed(f"block ids {min(block_ids)} to {max(block_ids)}, the peer has {num_blocks}")
 
 
 class BlockAllocator:

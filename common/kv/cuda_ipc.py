@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.errors import ConfigError, TransferFailed
 from common.kernels.gather_blocks import gather_blocks
+from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
 from common.wire.messages import KVPoolExport
 
@@ -69,9 +70,8 @@ class CudaPeerPool:
             )
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "CudaPull":
-        """One gather kernel; raises TransferFailed for ids outside the peer's pool."""
-        if source_ids and not 0 <= min(source_ids) <= max(source_ids) < self.num_blocks:
-            raise TransferFailed(f"block ids {min(source_ids)} to {max(source_ids)}, the peer has {self.num_blocks}")
+        """One gather kernel."""
+        check_sources(source_ids, self.num_blocks)
         ids_cpu = torch.tensor([source_ids, target_ids], dtype=torch.int32).pin_memory()
         with torch.cuda.stream(self.stream):
             ids = ids_cpu.to(self.device, non_blocking=True)  # [2, num_pulled] int32

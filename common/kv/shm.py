@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError, TransferFailed
+from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
 from common.wire.messages import KVPoolExport
 
@@ -65,10 +66,12 @@ class ShmPeerPool:
                 f"cannot map segment {name} of worker {export.worker_id} ({error.strerror}); "
                 "do the workers share /dev/shm (docker: the same ipc namespace)?"
             ) from None
+        self.num_blocks = export.num_blocks
         self.blocks = memory.view(export.num_blocks, export.layout.block_bytes)
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "FinishedPull":
         """Copies before it returns: on a CPU there is nobody else to do it."""
+        check_sources(source_ids, self.num_blocks)
         for source_id, target_id in zip(source_ids, target_ids, strict=True):
             target.blocks[target_id].copy_(self.blocks[source_id])
         return FinishedPull()

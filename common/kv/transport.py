@@ -20,7 +20,7 @@ class Pull(Protocol):
     """A copy of blocks under way."""
 
     def done(self) -> bool:
-        """True once every byte has arrived; raises TransferFailed when that cannot happen any more."""
+        """True once every byte has arrived; raises TransferFailed when no more will be written, yet some is missing."""
         ...
 
 
@@ -28,7 +28,7 @@ class PeerPool(Protocol):
     """A peer's pool, mapped into this process."""
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> Pull:
-        """Start copying whole blocks; returns at once."""
+        """Start copying whole blocks; returns at once. Raises TransferFailed when it cannot, as for ids of no block."""
         ...
 
     def close(self) -> None:

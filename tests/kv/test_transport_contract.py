@@ -122,6 +122,14 @@ def test_blocks_arrive_byte_for_byte_and_no_other_is_touched(meeting: Meeting) -
     opened.close()
 
 
+def test_blocks_that_the_peer_does_not_have_are_refused(meeting: Meeting) -> None:
+    opened = meeting.open()
+    for source_id in (-1, NUM_BLOCKS):
+        with pytest.raises(TransferFailed, match="the peer has 40"):
+            opened.pull([3, source_id], meeting.pool, [1, 2])
+    opened.close()
+
+
 def test_the_path_is_proven_and_its_blocks_given_back(meeting: Meeting) -> None:
     opened, allocator = meeting.open(), BlockAllocator(NUM_BLOCKS)
     assert prove_path(opened, meeting.peer.export, meeting.pool, allocator) > 0

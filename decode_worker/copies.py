@@ -1,0 +1,32 @@
+"""Blocks of one prompt on their way here, in one pull or several."""
+
+from common.errors import TransferFailed
+from common.kv.pool import KVPool
+from common.kv.transport import PeerPool, Pull
+
+
+class Copies:
+    """Pulls into the blocks of one prompt; `problem` says why some of it will not arrive, if that is so."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self._under_way: list[Pull] = []
+
+    def start(self, peer: PeerPool, source_ids: list[int], pool: KVPool, target_ids: list[int]) -> None:
+        """Begin to pull; a pull that cannot begin is a problem."""
+        try:
+            self._under_way.append(peer.pull(source_ids, pool, target_ids))
+        except TransferFailed as error:
+            self.problem = str(error)
+
+    def over(self) -> bool:
+        """Whether nothing is under way any more: all has arrived, or there is a problem."""
+        self._under_way = [pull for pull in self._under_way if not self._ended(pull)]
+        return not self._under_way
+
+    def _ended(self, pull: Pull) -> bool:
+        try:
+            return pull.done()
+        except TransferFailed as error:
+            self.problem = str(error)
+            return True
