@@ -69,7 +69,9 @@ class RouterSection:
     )
     request_timeout_s: float = option(600.0, "a completion not finished after this long fails")
     worker_wait_s: float = option(60.0, "how long a request waits while no worker pair is alive, then 503")
-    max_attempts: int = option(4, "times one completion is started, replays after a lost worker included")
+    max_attempts: int = option(
+        4, "times in a row that one completion may fail without getting on before it is given up"
+    )
     prefill_window: float = option(2.0, "prompt tokens sent ahead to a prefill worker, in multiples of its step budget")
     drain_s: float = option(30.0, "on SIGTERM, seconds that running requests may take to finish")
     max_body_bytes: int = option(16_777_216, "largest HTTP body")

@@ -78,7 +78,7 @@ class ErrorCode(IntEnum):
     """Why a worker could not finish a request; the router decides what the client sees."""
 
     INTERNAL = 1
-    """The worker hit an unexpected error; the router replays the request elsewhere."""
+    """The worker hit an unexpected error with this request alone; the router replays it elsewhere."""
     PREEMPTED = 2
     """The decode worker ran out of blocks and let the youngest request go; replay it."""
     HANDOFF_LOST = 3

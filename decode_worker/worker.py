@@ -108,7 +108,7 @@ class DecodeWorker:
                 with self.trace.phase("emit"):
                     self.emit()
                     self.beat()
-        self.fail_everything(ErrorCode.DRAINING, "the decode worker is shutting down")
+        self.give_everything_back()
         self.close()
         self.trace.finish()
 
@@ -159,12 +159,12 @@ class DecodeWorker:
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
-    def fail_everything(self, code: ErrorCode, message: str) -> None:
-        """Give every request back to the router."""
+    def give_everything_back(self) -> None:
+        """Leave every request to the router: there is no more time for it here."""
         sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
         sequences += self.intake.release_all() + list(self.local_prompts.waiting)
         for sequence in sequences:
-            self._fail(sequence.key, code, message)
+            self._fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
 
     def forget_everything(self) -> None:
         """The router restarted: nobody waits for what we hold."""

@@ -103,7 +103,7 @@ class PrefillWorker:
                 self.sweep()
                 self.step()
                 self.beat()
-        self.fail_everything(ErrorCode.DRAINING, "the prefill worker is shutting down")
+        self.give_everything_back()
         self.close()
         self.trace.finish()
 
@@ -154,10 +154,10 @@ class PrefillWorker:
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
-    def fail_everything(self, code: ErrorCode, message: str) -> None:
-        """Give every request that is not handed off back to the router."""
+    def give_everything_back(self) -> None:
+        """Leave every request that is not handed off to the router: there is no more time for it here."""
         for sequence in self.scheduler.sequences():
-            self._fail(sequence.key, code, message)
+            self._fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
             self.scheduler.remove(sequence.request_id, sequence.attempt)
 
     def forget_everything(self) -> None:

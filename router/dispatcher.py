@@ -21,6 +21,7 @@ from common.wire.messages import (
     pack_ids,
     unpack_ids,
 )
+from router.blame import UNCOUNTED, blame, verdict
 from router.deadlines import overdue, stall, unserved
 from router.health import problems
 from router.metrics import Metrics
@@ -32,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 Send = Callable[[str, Message], None]
 """Queue a message for a worker, by worker id."""
-
-UNCOUNTED = frozenset({ErrorCode.PREEMPTED, ErrorCode.DRAINING})
-"""Failures that are nobody's fault: a replay after one is not held against the request."""
 
 
 class Dispatcher:
@@ -136,14 +134,19 @@ class Dispatcher:
             if failed.code is ErrorCode.DRAINING:
                 worker.draining = True
             completion.avoided = worker
-            self._replay(completion, failed.code.name.lower(), message, counted=failed.code not in UNCOUNTED)
+            if failed.code in UNCOUNTED:
+                completion.num_returns += 1
+            else:
+                completion.num_failures += 1
+            self._replay(completion, failed.code.name.lower(), message)
         self.pump()
 
     def on_worker_lost(self, worker: Worker, reason: str) -> None:
         """Replay what needs that incarnation; it is no longer in the pool."""
-        for completion in reversed(list(self._active.values())):  # each goes to the front: oldest last
-            if self._current(completion.request_id, completion.attempt, worker) is not None:
-                self._act_on(completion, self._replay, "worker_lost", f"{worker.id}: {reason}")
+        lost = [c for c in self._active.values() if self._current(c.request_id, c.attempt, worker) is not None]
+        blame(lost, worker, self._limits)
+        for completion in reversed(lost):  # each goes to the front: oldest last
+            self._act_on(completion, self._replay, "worker_lost", f"{worker.id}: {reason}")
         self.pump()
 
     def tick(self) -> None:
@@ -156,7 +159,8 @@ class Dispatcher:
     def pump(self) -> None:
         """Start what is queued, first come first served, while some pair of workers has room.
 
-        What no pair with room takes, being too long for it, waits and lets others pass.
+        What no pair with room takes, being too long for it, lets others pass. For a trial all wait, so that some pair
+        comes to have nothing that has not got on; then only what could use that one waits.
         """
         refused: list[Demand] = []
         for completion in self._queue.in_order():
@@ -165,7 +169,7 @@ class Dispatcher:
                 continue
             if (route := self._pool.choose(demand)) is not None:
                 self._start(completion, route)
-            elif self._pool.choose(LEAST) is None:
+            elif self._pool.choose(LEAST) is None or self._pool.awaits_trial(demand):
                 return
             else:
                 refused.append(demand)
@@ -189,7 +193,8 @@ class Dispatcher:
         completion.route, completion.avoided = route, None
         completion.sent_tokens = len(token_ids)
         completion.started_s = self._clock()
-        self._pool.assign(route, completion.sent_tokens)
+        completion.is_unproven = True
+        self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
         request = PrefillRequest(
             request_id=completion.request_id,
             attempt=completion.attempt,
@@ -231,10 +236,14 @@ class Dispatcher:
     def _deliver(self, completion: Completion, token_id: int, finish: int, now_s: float) -> None:
         """Log the next token, and put the text it completes, if any, into the mailbox."""
         if not 0 <= token_id < self._vocab_size or finish > FinishReason.LENGTH:
+            completion.num_failures += 1
             self._replay(completion, "internal", f"invalid token {token_id} or finish reason {finish}")
             return
         completion.outputs.append(token_id)
         self._metrics.token_arrived(completion, now_s)
+        if completion.gets_on:
+            completion.forget_failures()
+            self._prove(completion)
         if completion.state is State.PREFILLING:
             self._release_prompt(completion)
             if completion.decode_has_spoken:
@@ -251,15 +260,13 @@ class Dispatcher:
         else:  # also without text, inside a character: every token has its chunk
             completion.mailbox.put(Delivery(completion.index, text))
 
-    def _replay(self, completion: Completion, kind: str, reason: str, *, counted: bool = True) -> None:
+    def _replay(self, completion: Completion, kind: str, reason: str) -> None:
         """Start again elsewhere with prompt and outputs so far, unless that has failed too often."""
-        completion.num_failures += counted
         if finish_reason := completion.already_finished():
             self._cancel_at_workers(completion)
             self._finish_with_rest(completion, finish_reason, "")
-        elif completion.num_failures >= self._limits.max_attempts:
-            message = f"failed {completion.num_failures} times (router.max_attempts), last: {reason}"
-            self._fail(completion, RequestError(message, code="internal_error", status=500))
+        elif error := verdict(completion, self._limits, reason):
+            self._fail(completion, error)
         else:
             self._metrics.replays.labels(kind).inc()
             logger.warning("[%s #%d] replayed after %d tokens: %s",
@@ -280,6 +287,7 @@ class Dispatcher:
         if error is not None:
             self._fail(completion, error)
         elif reason := stall(completion, now_s, self._net):
+            completion.num_failures += 1
             self._replay(completion, "stalled", reason)
 
     def _cancel_at_workers(self, completion: Completion) -> None:
@@ -318,7 +326,14 @@ class Dispatcher:
         """Give back what was counted at its workers."""
         if completion.route is not None:
             self._pool.release(completion.route, completion.sent_tokens)
+            self._prove(completion)
             completion.route, completion.sent_tokens = None, 0
+
+    def _prove(self, completion: Completion) -> None:
+        """It got on, or its attempt is over: nobody has to be kept from its workers any more."""
+        if completion.route is not None and completion.is_unproven:
+            completion.is_unproven = False
+            self._pool.prove(completion.route)
 
     def _release_prompt(self, completion: Completion) -> None:
         if completion.route is not None:

@@ -19,6 +19,7 @@ from common.wire.messages import (
     Reregister,
     Role,
     Welcome,
+    WorkerFailed,
     WorkerLeaving,
     WorkerReady,
 )
@@ -87,6 +88,12 @@ class Membership:
             worker.draining = True
             logger.info("%s is leaving; it gets nothing new", worker)
             self._dispatcher.pump()
+
+    def on_worker_failed(self, failed: WorkerFailed) -> None:
+        """It says itself that it is dead."""
+        worker = self._pool.get(failed.worker_id, failed.epoch)
+        if worker is not None:
+            self._lose(worker, f"it met an unexpected error: {failed.reason[:300]}")
 
     def on_path(self, report: KVPathReport) -> None:
         """A KV path works, or does not."""

@@ -31,6 +31,12 @@ class State(Enum):
     ABORTED = "aborted"
 
 
+PROVING_TOKENS = 8
+"""Tokens of an attempt from which on a request has got on: the first from a prompt, the others from decode steps."""
+
+CRASHES_BEFORE_TRIAL = 2
+"""Trials of all that a worker had, one after the other, would take longer than replays of all together."""
+
 TERMINAL = frozenset({State.FINISHED, State.FAILED, State.ABORTED})
 NEXT = {
     State.QUEUED: TERMINAL | {State.PREFILLING},
@@ -83,10 +89,13 @@ class Completion:
     state: State = State.QUEUED
     outputs: list[int] = field(default_factory=list)
     attempt: int = 0  # grows with every replay
-    num_failures: int = 0  # replays that count against router.max_attempts
+    num_failures: int = 0  # attempts that failed since it last got on: at most router.max_attempts
+    num_crashes: int = 0  # of those, attempts that ended with the death of a worker
+    num_returns: int = 0  # attempts that ended by nobody's fault since it last got on
     first_index: int = 0  # len(outputs) when this attempt began
     route: Route | None = None
     avoided: Worker | None = None  # gave the last attempt back
+    is_unproven: bool = False  # this attempt has been sent, and has not got on
     sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
     finish_reason: str = ""
     submitted_s: float = 0.0
@@ -113,6 +122,16 @@ class Completion:
         return bool(self._ahead)
 
     @property
+    def gets_on(self) -> bool:
+        """True once in an attempt: by now it has passed what ended the one before."""
+        return len(self.outputs) == self.first_index + PROVING_TOKENS
+
+    @property
+    def is_suspect(self) -> bool:
+        """Workers died with it so often that its next attempt must show whose fault it was."""
+        return self.num_crashes >= CRASHES_BEFORE_TRIAL
+
+    @property
     def decode_has_spoken(self) -> bool:
         """A token of this attempt came from a step of the decode worker, and none before it is missing."""
         num_before = 0 if self.route is None or self.route.is_local else 1
@@ -120,7 +139,12 @@ class Completion:
 
     def demand(self) -> Demand:
         """What the next attempt asks of workers."""
-        return Demand(len(self.prompt_ids) + len(self.outputs), self.max_total_tokens, self.avoided)
+        num_tokens = len(self.prompt_ids) + len(self.outputs)
+        return Demand(num_tokens, self.max_total_tokens, self.avoided, is_trial=self.is_suspect)
+
+    def forget_failures(self) -> None:
+        """It got on, so what failed before was not its fault, or is over."""
+        self.num_failures = self.num_crashes = self.num_returns = 0
 
     def note_takers(self, longest: int, now_s: float) -> None:
         """Some worker takes `longest` tokens, none takes more."""

@@ -26,6 +26,7 @@ from common.wire.messages import (
     Reregister,
     TokenBatch,
     Welcome,
+    WorkerFailed,
     WorkerLeaving,
     WorkerReady,
 )
@@ -115,13 +116,16 @@ class Service:
                 self.dispatcher.on_failed(message)
             case WorkerReady():
                 self._membership.on_ready(identity, message)
+            case WorkerFailed():
+                self._membership.on_worker_failed(message)
             case WorkerLeaving():
                 self._membership.on_leaving(message)
             case KVPathReport():
                 self._membership.on_path(message)
-            case Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort():
-                logger.warning("dropped a %s of %r: only the router sends it", type(message).__name__, identity[:60])
-            case KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult():
+            case (
+                Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort()
+                | KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult()
+            ):  # fmt: skip
                 logger.warning("dropped a %s of %r: only workers receive it", type(message).__name__, identity[:60])
             case _:
                 assert_never(message)

@@ -5,7 +5,7 @@ its counters cover exactly what was assigned to that incarnation and not yet giv
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.config import NetSection
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
@@ -24,6 +24,8 @@ class Worker:
     last_seen_s: float
     beat: Heartbeat | None = None
     draining: bool = False
+    num_unproven: int = 0  # sequences whose prompt or decode it is to compute, and that have not got on
+    has_trial: bool = False  # of the only one of those: nothing may join it
     silent: bool = False  # for so long that it gets nothing until it speaks, or is lost
     outstanding_tokens: int = 0  # sent as prompts, first token not seen yet
     num_assigned: int = 0  # sequences that are to be decoded here
@@ -63,6 +65,7 @@ class Demand:
     num_tokens: int  # prompt and outputs so far: computed as a prompt
     max_total_tokens: int  # prompt and the most outputs it may have
     avoided: Worker | None = None  # gave it back: anybody else is better
+    is_trial: bool = False  # it wants workers without anything unproven
 
     @property
     def expected_tokens(self) -> int:
@@ -71,7 +74,11 @@ class Demand:
 
     def covers(self, other: "Demand") -> bool:
         """Whether nobody takes this who does not take the other."""
-        return self.num_tokens >= other.num_tokens and self.max_total_tokens >= other.max_total_tokens
+        return (
+            self.num_tokens >= other.num_tokens
+            and self.max_total_tokens >= other.max_total_tokens
+            and self.is_trial >= other.is_trial
+        )
 
 
 LEAST = Demand(num_tokens=1, max_total_tokens=1)
@@ -89,6 +96,10 @@ class Route:
     @property
     def is_local(self) -> bool:
         return self.prefill is self.decode
+
+    @property
+    def workers(self) -> set[Worker]:
+        return {self.prefill, self.decode}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +212,7 @@ class WorkerPool:
     def choose(self, demand: Demand) -> Route | None:
         """The least loaded pair that has room and takes what is asked for; None when there is none now."""
         for decode, partners in self._pairs(demand):
-            ready = [worker for worker in partners if self._has_room(worker)]
+            ready = [worker for worker in partners if self._has_room(worker, demand)]
             if ready:
                 prefill = min(ready, key=lambda w: (w is demand.avoided, w.outstanding_tokens, w.last_turn))
                 return Route(prefill, decode, _num_blocks(decode, demand.expected_tokens))
@@ -223,8 +234,17 @@ class WorkerPool:
         handing_nothing_off = any(worker.ready.transport == NO_TRANSPORT for worker in self._takers(Role.DECODE))
         return self.is_usable() and (self._was_paired or handing_nothing_off)
 
-    def assign(self, route: Route, num_tokens: int) -> None:
+    def awaits_trial(self, demand: Demand) -> bool:
+        """Whether a trial would have a pair with room, but for what is unproven there, and no other is going on."""
+        if not demand.is_trial or any(worker.has_trial for worker in self):
+            return False
+        return self.choose(replace(demand, is_trial=False)) is not None
+
+    def assign(self, route: Route, num_tokens: int, *, is_trial: bool = False) -> None:
         """Count one sequence of `num_tokens` prompt tokens on its way."""
+        for worker in route.workers:
+            worker.num_unproven += 1
+            worker.has_trial = is_trial
         self._turn += 1
         route.prefill.last_turn = route.decode.last_turn = self._turn
         route.prefill.outstanding_tokens += num_tokens
@@ -236,6 +256,12 @@ class WorkerPool:
         route.prefill.outstanding_tokens -= num_tokens
         route.decode.num_assigned -= 1
         route.decode.expected_blocks -= route.expected_blocks
+
+    def prove(self, route: Route) -> None:
+        """One sequence less that has not got on: the one on trial, if there is one."""
+        for worker in route.workers:
+            worker.num_unproven -= 1
+            worker.has_trial = False
 
     def has_gpu_alone(self, route: Route) -> bool:
         """Whether the GPU that computes the prompt of an assigned route has no sequence to decode but that."""
@@ -263,7 +289,7 @@ class WorkerPool:
         It is one of those itself if it takes no handoffs, or while no path to any decode worker is proven.
         """
         decodes = [w for w in self._takers(Role.DECODE) if demand.max_total_tokens <= w.ready.max_model_len]
-        decodes = [worker for worker in decodes if not worker.silent]
+        decodes = [worker for worker in decodes if _is_open(worker, demand)]
         decodes.sort(key=lambda worker: (worker is demand.avoided, worker.decode_load, worker.last_turn))
         prefills = [w for w in self._takers(Role.PREFILL) if demand.num_tokens <= w.ready.max_model_len]
         proven = [[prefill for prefill in prefills if self._is_proven(prefill, decode)] for decode in decodes]
@@ -277,12 +303,16 @@ class WorkerPool:
         path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
         return path is not None and not path.error
 
-    def _has_room(self, worker: Worker) -> bool:
-        if worker.silent:
+    def _has_room(self, worker: Worker, demand: Demand) -> bool:
+        if not _is_open(worker, demand):
             return False
         if worker.ready.role is Role.DECODE:
             return worker.num_assigned < worker.ready.max_num_seqs
         return worker.outstanding_tokens < self._prefill_window * worker.ready.max_batch_tokens
+
+
+def _is_open(worker: Worker, demand: Demand) -> bool:
+    return not (worker.silent or worker.has_trial or (demand.is_trial and worker.num_unproven))
 
 
 def _num_blocks(worker: Worker, num_tokens: int) -> int:

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,6 @@ from common.wire.messages import (
     Role,
     TokenBatch,
     Welcome,
-    WorkerLeaving,
     WorkerReady,
     pack_ids,
     unpack_ids,
@@ -107,7 +107,8 @@ class FakeWorker:
         self.model = model
         self.worker_id = worker_id
         self.epoch = next(_epochs)
-        self.mute = self.silent = self._leave = False
+        self.mute = self.silent = False
+        self._to_say: deque[Message] = deque()
         self.step_age_s = 0.0
         self.fail_next: ErrorCode | None = None
         self.received: list[Message] = []
@@ -130,9 +131,9 @@ class FakeWorker:
         """Messages of one kind received so far."""
         return [message for message in list(self.received) if isinstance(message, kind)]
 
-    def leave(self) -> None:
-        """Say WorkerLeaving from the worker's own thread."""
-        self._leave = True
+    def say(self, message: Message) -> None:
+        """Tell the router, from the worker's own thread."""
+        self._to_say.append(message)
 
     def _ready(self) -> WorkerReady:
         fields: dict[str, Any] = {
@@ -159,9 +160,8 @@ class FakeWorker:
                     self.received.append(message)
                     self._handle(message)
                 self._work()
-                if self._leave:
-                    self._leave = False
-                    self._router.send(WorkerLeaving(self.worker_id, self.epoch))
+                while self._to_say:
+                    self._router.send(self._to_say.popleft())
                 if time.monotonic() >= next_beat_s:
                     next_beat_s = time.monotonic() + self.net.heartbeat_s
                     beat.send(Heartbeat(self.worker_id, self.epoch, 0, 1, 1000, 0, self.step_age_s, 0))

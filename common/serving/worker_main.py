@@ -1,7 +1,7 @@
 """What starting a worker process has in common: settings, logging, registration data, and how it ends.
 
-Exit status: 0 drained, 2 a wrong setting or model, 1 anything unexpected (its requests were given
-back to the router first; after a CUDA error the process is of no more use, so it is restarted).
+Exit status: 0 drained, 2 a wrong setting or model, 1 anything unexpected (the router was told first;
+after a CUDA error the process is of no more use, so it is restarted).
 """
 
 import logging
@@ -14,13 +14,14 @@ from typing import Protocol
 
 from common.config import Config
 from common.device.engine import Engine, describe_device
-from common.errors import BatonError, ConfigError, ErrorCode, ModelError
+from common.errors import BatonError, ConfigError, ModelError
 from common.log import setup_logging
 from common.options import parse
 from common.serving.drain import Drain
 from common.serving.settle import settle_memory, sharpen_sleeps
 from common.wire.fingerprint import tokenizer_fingerprint
 from common.wire.messages import Role, WorkerReady
+from common.wire.router_link import RouterLink
 from common.wire.worker_id import make_epoch, make_worker_id
 
 logger = logging.getLogger(__name__)
@@ -29,12 +30,10 @@ logger = logging.getLogger(__name__)
 class Worker(Protocol):
     """A prefill or decode worker."""
 
+    link: RouterLink
+
     def run(self) -> None:
         """Work until drained."""
-        ...
-
-    def fail_everything(self, code: ErrorCode, message: str) -> None:
-        """Give all requests back to the router."""
         ...
 
     def close(self) -> None:
@@ -76,9 +75,9 @@ def _run(worker: Worker) -> int:
     except ConfigError as error:
         logger.error("%s", error)
         return 2
-    except Exception:  # whatever it is, the requests must go back to the router before the process ends
-        logger.exception("unexpected error, giving all requests back and exiting")
-        worker.fail_everything(ErrorCode.INTERNAL, "the worker hit an unexpected error")
+    except Exception as error:
+        logger.exception("unexpected error, telling the router and exiting")
+        worker.link.fail(f"{type(error).__name__}: {error}"[:300])  # first: nothing else is sure to work any more
         worker.close()
         return 1
     logger.info("drained, bye")

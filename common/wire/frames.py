@@ -35,6 +35,7 @@ from common.wire.messages import (
     Reregister,
     TokenBatch,
     Welcome,
+    WorkerFailed,
     WorkerLeaving,
     WorkerReady,
 )
@@ -51,6 +52,7 @@ TAGS: dict[int, type[Message]] = {
     4: KVPathReport,
     5: TokenBatch,
     6: RequestFailed,
+    7: WorkerFailed,
     20: Welcome,
     21: Refused,
     22: Reregister,

@@ -113,6 +113,15 @@ class WorkerLeaving:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """worker -> router: an unexpected error ends this process; everything that it had is lost."""
+
+    worker_id: WorkerId
+    epoch: Epoch
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
 class KVPathReport:
     """decode worker -> router: the way blocks travel from one prefill worker has been tried."""
 
@@ -320,6 +329,7 @@ Message = (
     WorkerReady
     | Heartbeat
     | WorkerLeaving
+    | WorkerFailed
     | KVPathReport
     | TokenBatch
     | RequestFailed

@@ -15,7 +15,16 @@ import zmq
 from common.config import NetSection
 from common.errors import ConfigError, WireError
 from common.wire.frames import decode, encode
-from common.wire.messages import Heartbeat, Message, Refused, Reregister, Welcome, WorkerLeaving, WorkerReady
+from common.wire.messages import (
+    Heartbeat,
+    Message,
+    Refused,
+    Reregister,
+    Welcome,
+    WorkerFailed,
+    WorkerLeaving,
+    WorkerReady,
+)
 from common.wire.sockets import Spoke
 
 logger = logging.getLogger(__name__)
@@ -89,6 +98,11 @@ class RouterLink:
     def leave(self) -> None:
         """Ask the router to send nothing new."""
         self.spoke.send(WorkerLeaving(self.ready.worker_id, self.ready.epoch))
+
+    def fail(self, reason: str) -> None:
+        """Tell the router that this process is ending, and hang up."""
+        self.spoke.send(WorkerFailed(self.ready.worker_id, self.ready.epoch, reason))
+        self.close()
 
     def close(self) -> None:
         self.stop.set()

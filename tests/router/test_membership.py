@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from common.errors import ErrorCode
-from common.wire.messages import Abort, PeerGone, PrefillRequest, Refused
+from common.wire.messages import Abort, PeerGone, PrefillRequest, Refused, WorkerFailed, WorkerLeaving
 from tests.fakes import FakeDecode
 from tests.router.conftest import Client, Cluster, StartCluster
 
@@ -137,8 +137,21 @@ async def test_a_leaving_worker_gets_nothing_new(client: Client, cluster: Cluste
     first = cluster.workers[1]
     cluster.decode("decode-1")
     await cluster.until_paths(2)
-    first.leave()
+    first.say(WorkerLeaving(first.worker_id, first.epoch))
     await cluster.until(lambda: any(worker.draining for worker in cluster.service.pool), "draining")
     for _ in range(3):
         await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=2)
     assert {request.decode_worker_id for request in cluster.workers[0].got(PrefillRequest)} == {"decode-1"}
+
+
+async def test_a_worker_that_says_it_is_dead_is_gone_at_once(client: Client, cluster: Cluster) -> None:
+    first, prefill = cluster.workers[1], cluster.workers[0]
+    first.mute = True
+    running = asyncio.create_task(client.completions.create(model="tiny", prompt=PROMPT, temperature=0))
+    await cluster.until(lambda: prefill.got(PrefillRequest), "the request")
+    cluster.decode("decode-1")
+    await cluster.until_paths(2)
+    first.say(WorkerFailed(first.worker_id, first.epoch, "out of luck"))
+    assert (await running).choices[0].text == client.expected(PROMPT)
+    assert [request.decode_worker_id for request in prefill.got(PrefillRequest)] == ["decode-0", "decode-1"]
+    assert len(prefill.got(PeerGone)) == 1

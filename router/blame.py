@@ -1,0 +1,43 @@
+"""Whose fault it was when an attempt failed, so that a request that kills workers ends, and no other with it.
+
+A worker's death does not tell its cause. So all that it had is replayed at once, as most workers die of
+something else; what had not got on there yet is more likely to be at fault. Who is blamed for a second
+death is a suspect, and tried: from its start until it gets on, its workers have nobody else who has not,
+so if one dies, that was the cause. Only a trial can end a request for a death; what gets on has its
+failures forgotten.
+"""
+
+from collections.abc import Sequence
+
+from common.config import RouterSection
+from common.errors import ErrorCode, RequestError
+from router.request_state import Completion
+from router.worker_pool import Worker
+
+UNCOUNTED = frozenset({ErrorCode.PREEMPTED, ErrorCode.DRAINING})
+"""Failures that are nobody's fault: a replay after one is not held against the request."""
+MAX_RETURNS = 32
+"""Such replays in a row, without the request getting on, after which it is given up."""
+
+
+def blame(lost: Sequence[Completion], worker: Worker, limits: RouterSection) -> None:
+    """Count the death of a worker against those of its completions that may have caused it."""
+    suspects = {completion for completion in lost if completion.is_unproven} or set(lost)
+    most = limits.max_attempts if worker.has_trial else max(1, limits.max_attempts - 1)
+    for completion in lost:
+        if completion in suspects:
+            completion.num_crashes += 1
+            completion.num_failures = min(most, completion.num_failures + 1)
+        else:
+            completion.num_returns += 1
+
+
+def verdict(completion: Completion, limits: RouterSection, reason: str) -> RequestError | None:
+    """The error of a completion that has failed too often in a row to be tried again."""
+    if completion.num_failures >= limits.max_attempts:
+        message = f"failed {completion.num_failures} times (router.max_attempts), last: {reason}"
+        return RequestError(message, code="internal_error", status=500)
+    if completion.num_returns >= MAX_RETURNS:
+        message = f"given back {completion.num_returns} times without getting on, last: {reason}"
+        return RequestError(message, code="overloaded", status=503, retry_after_s=5)
+    return None
