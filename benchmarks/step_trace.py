@@ -70,7 +70,8 @@ class LaunchAhead:
 
     def _launch(self) -> tuple[PendingTokens, list[Sequence]]:
         with self.trace.phase("apply"):
-            assert self.scheduler.make_slots() is None, "`enter` saw to it that the pool suffices"
+            self.scheduler.make_slots()
+            assert not self.scheduler.resting, "`enter` saw to it that the pool suffices"
             self.bench.batch.apply(self.scheduler.rows.take_changes())
         with self.trace.phase("launch"):
             return self.bench.runner.launch(len(self.scheduler.rows)), self.scheduler.launched()

@@ -1,11 +1,14 @@
 """Which sequences decode next, with which blocks. Torch-free.
 
     reserved ──activate──▶ active, in a row ──last token scheduled──▶ active, no row ──end──▶ ended
-        └──unreserve──▶ free                └───────────────end (finish, abort, preempt)──────▶ ended
+        └──unreserve──▶ free    │ ▲         └───────────────end (finish, abort, preempt)──────▶ ended
+                                ▼ └──a block, its last token known
+                          active, resting
 
-Block tables grow by a block when a sequence's next token needs one. When the pool runs dry the
-youngest sequence is preempted: the router replays it later, which costs work but no request.
-Blocks of an ended sequence return to the pool when no launched step touches them.
+Block tables grow by a block when a sequence's next token needs one. When there is none it sits steps out:
+it leaves its row, so that the others go on, and nothing of it is computed meanwhile. If no blocks
+come free either, the youngest sequence is preempted: the router replays it later, which costs work but no
+request. Blocks of an ended sequence return to the pool when no launched step touches them.
 """
 
 from collections.abc import Iterable
@@ -25,6 +28,7 @@ class Scheduler:
         self.rows = Rows()
         self.reserved: dict[Key, Sequence] = {}  # blocks are being filled
         self.active: dict[Key, Sequence] = {}  # oldest first
+        self.resting: list[Sequence] = []  # active, without a row for want of a block, longest first
         self.lingering: list[Sequence] = []  # ended, blocks still touched by steps in flight
 
     def ever_fits(self, num_tokens: int) -> bool:
@@ -72,18 +76,29 @@ class Scheduler:
         """Active attempts of a request up to `attempt`."""
         return [s for s in self.active.values() if s.request_id == request_id and s.attempt <= attempt]
 
-    def make_slots(self) -> Sequence | None:
-        """See that every row has a slot for its next token; returns a sequence without one, if any."""
-        for sequence in self.rows.sequences:
-            while len(sequence.block_ids) < self.num_blocks(sequence.num_scheduled):
-                if not self.allocator.num_free:
-                    return sequence
-                self.rows.grow(sequence, self.allocator.allocate(1)[0])
-        return None
+    def make_slots(self) -> None:
+        """See that every row has a slot for its next token; sequences without one rest until there is a block."""
+        rested, self.resting = self.resting, []
+        for sequence in rested:
+            if not sequence.num_in_flight and self._has_slot(sequence):
+                self.rows.enter(sequence)
+            else:
+                self.resting.append(sequence)
+        for sequence in list(self.rows.sequences):
+            if not self._has_slot(sequence):
+                self.rows.leave(sequence)
+                self.resting.append(sequence)
 
-    def youngest(self) -> Sequence:
-        """The sequence to preempt: the one admitted last."""
-        return next(reversed(self.active.values()))
+    def is_starved(self) -> bool:
+        """Whether sequences have sat a step out and wait for more blocks than steps in flight will let go."""
+        num_wanted = sum(not sequence.num_in_flight for sequence in self.resting)
+        return num_wanted > sum(len(sequence.block_ids) for sequence in self.lingering)
+
+    def preempt(self) -> Sequence:
+        """End the sequence that was admitted last."""
+        youngest = next(reversed(self.active.values()))
+        self.end(youngest)
+        return youngest
 
     def launched(self) -> list[Sequence]:
         """A step over all rows is on its way; returns its sequences by row."""
@@ -100,6 +115,8 @@ class Scheduler:
         sequence.ended = True
         del self.active[sequence.key]
         self.rows.leave(sequence)
+        if sequence in self.resting:
+            self.resting.remove(sequence)
         if sequence.num_in_flight:
             self.lingering.append(sequence)
         else:
@@ -125,6 +142,14 @@ class Scheduler:
     def _num_taken(self) -> int:
         """Rows that are taken, or will be."""
         return len(self.active) + len(self.reserved)
+
+    def _has_slot(self, sequence: Sequence) -> bool:
+        """Whether its next token has a slot, in a new block if it needs one."""
+        if len(sequence.block_ids) < self.num_blocks(sequence.num_scheduled):
+            if not self.allocator.num_free:
+                return False
+            self.rows.grow(sequence, self.allocator.allocate(1)[0])
+        return True
 
     def _free(self, sequence: Sequence) -> None:
         block_ids, sequence.block_ids = sequence.block_ids, []

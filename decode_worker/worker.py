@@ -184,8 +184,7 @@ class DecodeWorker:
     def _launch(self) -> InFlight | None:
         """Start a step over all rows; None when there is nothing to run."""
         with self.trace.phase("apply"):
-            if not self._make_slots():
-                return None
+            self._make_slots()
             self.batch.apply(self.scheduler.rows.take_changes())
         num_rows = len(self.scheduler.rows)
         if not num_rows:
@@ -195,18 +194,13 @@ class DecodeWorker:
             self.pace.launched(self.runner.bucket(num_rows))
             return InFlight(step, self.scheduler.launched())
 
-    def _make_slots(self) -> bool:
-        """Blocks for every row's next token, by preemption if need be.
-
-        False when blocks may come free without: then the step in flight is collected first, or copies end.
-        """
-        while self.scheduler.make_slots() is not None:
-            if self.in_flight is not None or self.intake.make_way():
-                return False
-            victim = self.scheduler.youngest()
-            self.scheduler.end(victim)
+    def _make_slots(self) -> None:
+        """Blocks for every row's next token: who gets none sits out, and if that does not help, somebody has to go."""
+        self.scheduler.make_slots()
+        while self.scheduler.is_starved() and not self.intake.make_way():
+            victim = self.scheduler.preempt()
             self._fail(victim.key, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
-        return True
+            self.scheduler.make_slots()
 
     def _hold(self) -> None:
         """Let handoffs join the next step for as long as the running one surely lasts."""
@@ -302,10 +296,10 @@ class DecodeWorker:
         self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
 
     def _await_work(self) -> None:
-        """Sleep until a message comes, or a pull may have ended; not at all with steps to launch or collect."""
+        """Sleep until a message comes, or a copy may have ended; not at all with steps to launch or collect."""
         if self.in_flight is not None or self.scheduler.rows.sequences or len(self.local_prompts):
             return
-        if self.intake.pulling:
+        if self.intake.pulling or self.scheduler.resting:
             time.sleep(LOOK_INTERVAL_S)
         else:
             self.poller.poll(IDLE_POLL_MS)

@@ -23,7 +23,7 @@ def arrive(scheduler: Scheduler, name: str, num_tokens: int = 6, max_tokens: int
 
 
 def step(scheduler: Scheduler) -> list[Sequence]:
-    assert scheduler.make_slots() is None
+    scheduler.make_slots()
     return scheduler.launched()
 
 
@@ -99,16 +99,48 @@ def test_blocks_linger_while_a_step_in_flight_touches_them() -> None:
     scheduler.allocator.check([])
 
 
-def test_a_full_pool_names_who_lacks_a_slot_and_the_youngest_to_go() -> None:
+def test_who_gets_no_block_sits_out_and_the_others_go_on() -> None:
+    scheduler = make(num_blocks=5)
+    a, b = arrive(scheduler, "a", num_tokens=8), arrive(scheduler, "b", num_tokens=8)
+    first = step(scheduler)
+    assert first == [a, b]
+    second = step(scheduler)
+    assert second == [a], "there was one block for the two"
+    assert not scheduler.is_starved(), "the step in flight may end somebody"
+    collect(scheduler, first)
+    assert step(scheduler) == [a]
+    assert scheduler.is_starved()
+    scheduler.end(a)
+    assert not scheduler.is_starved(), "its blocks come free with the steps in flight"
+    assert step(scheduler) == []
+    collect(scheduler, second)
+    collect(scheduler, [a])
+    assert step(scheduler) == [b]
+    assert scheduler.rows.take_changes()[0] == Fill(0, b), "its last token is the host's"
+    scheduler.allocator.check([b.block_ids])
+
+
+def test_the_youngest_goes_when_no_block_comes_free() -> None:
     scheduler = make(num_blocks=4)
     a, b = arrive(scheduler, "a", num_tokens=8), arrive(scheduler, "b", num_tokens=8)
-    pending = step(scheduler)
-    assert scheduler.make_slots() is a
-    assert scheduler.youngest() is b
-    collect(scheduler, pending)
-    scheduler.end(b)
-    assert scheduler.make_slots() is None
+    collect(scheduler, step(scheduler))
+    assert step(scheduler) == [] and scheduler.is_starved()
+    assert scheduler.preempt() is b and b.ended
+    assert step(scheduler) == [a]
     scheduler.allocator.check([a.block_ids])
+
+
+def test_the_longest_rest_ends_first() -> None:
+    scheduler = make(num_blocks=5)
+    a, b, c = (arrive(scheduler, name, num_tokens=size) for name, size in (("a", 7), ("b", 8), ("c", 4)))
+    for _ in range(2):
+        collect(scheduler, step(scheduler))
+    assert scheduler.resting == [b, c] and scheduler.rows.sequences == [a]
+    scheduler.make_slots()
+    assert scheduler.resting == [b, c, a]
+    scheduler.end(c)
+    assert step(scheduler) == [b]
+    assert scheduler.resting == [a]
 
 
 def test_admission_leaves_every_sequence_a_block_to_grow() -> None:
@@ -141,12 +173,14 @@ def test_the_changes_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(see
             arrive(scheduler, f"r{i}", rng.randint(1, 6), rng.randint(2, 12))
         if rng.random() < 0.1 and scheduler.active:
             scheduler.end(rng.choice(list(scheduler.active.values())))
-        while scheduler.make_slots() is not None and not in_flight:
-            scheduler.end(scheduler.youngest())
+        scheduler.make_slots()
+        while scheduler.is_starved():
+            scheduler.preempt()
+            scheduler.make_slots()
         replay(scheduler, table)
         expected = {s.row: (s.request_id, s.block_ids) for s in scheduler.rows.sequences}
         assert {row: (name, ids) for row, (name, ids) in table.items()} == expected
-        launched = scheduler.launched() if scheduler.make_slots() is None else []
+        launched = scheduler.launched()
         collect(scheduler, in_flight)
         in_flight = launched
         scheduler.allocator.check(scheduler.blocks())
