@@ -28,6 +28,7 @@ from benchmarks.kernel_cases import (
     variants_for,
 )
 from common.config import KernelsSection
+from common.kernels.gpu import gpu_of
 from common.kernels.join_parts import join_parts
 from common.ops.base import ForwardBatch, Ops, Residual
 from common.ops.cuda_ops import CudaOps
@@ -95,7 +96,7 @@ class Operands:
 
 def _whole(x: Residual) -> Tensor:
     """The rows with their parts; in a step, the norm that follows adds them."""
-    return x.rows if x.parts is None else join_parts(x.parts, x.rows, pdl=True)
+    return x.rows if x.parts is None else join_parts(x.parts, x.rows, pdl=gpu_of(x.rows.device).has_dependent_launch)
 
 
 def product_case(num_tokens: int, which: Product) -> Case:
@@ -116,8 +117,7 @@ def product_case(num_tokens: int, which: Product) -> Case:
         exact = operands.in_fp32()
         return exact.apply(TorchOps(pool), which.fusion, exact.weights[0])
 
-    properties = torch.cuda.get_device_properties(0)
-    plans = LinearPlans(properties.name, properties.multi_processor_count, is_hopper=properties.major == 9)
+    plans = LinearPlans(gpu_of(pool.device))
     kind = plans.plan(which.fusion, num_tokens, which.n, which.k).kind
     return Case(f"decode {which.name} {num_tokens} ({kind})", run, expected, len(operands.weights), num_bytes)
 
@@ -152,7 +152,7 @@ def decode_batch(num_seqs: int, seq_len: int, num_layers: int) -> tuple[Tensor, 
 
 
 def decode_ops(pool: Tensor, num_seqs: int) -> CudaOps:
-    return CudaOps(pool, KernelsSection(), num_seqs, pdl=True)
+    return CudaOps(pool, KernelsSection(), num_seqs, pdl=gpu_of(pool.device).has_dependent_launch)
 
 
 def decode_cases() -> Iterator[Case]:

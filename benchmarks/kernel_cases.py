@@ -11,6 +11,7 @@ from common.kernels import sampling
 from common.kernels.embedding import embedding
 from common.kernels.gated_gemm import gated_gemm
 from common.kernels.gather_blocks import gather_blocks
+from common.kernels.gpu import gpu_of
 from common.kernels.long_attention import long_attention
 from common.kernels.operands import AttentionWeights, SamplingTensors
 from common.kernels.prefill_attention import prefill_attention
@@ -141,14 +142,16 @@ def embedding_case(num_tokens: int) -> Case:
     def expected() -> Tensor:
         return table[ids[0].long()]
 
-    return Case(f"embedding {num_tokens}", lambda i: embedding(ids[i], table, pdl=True), expected, len(ids), num_bytes)
+    pdl = gpu_of(table.device).has_dependent_launch
+    return Case(f"embedding {num_tokens}", lambda i: embedding(ids[i], table, pdl=pdl), expected, len(ids), num_bytes)
 
 
 PromptAttention = Callable[[Tensor, Tensor, Tensor, ForwardBatch], Tensor]
 
 
 def paged_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-    return prefill_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.max_query_len, SCALE)
+    lengths = (batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.max_query_len)
+    return prefill_attention(q, k, v, *lengths, SCALE, gpu_of(q.device))
 
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
@@ -242,7 +245,7 @@ def kernel_cases() -> Iterator[Case]:
     yield from map(gate_case, (64, 8192))
     yield from map(rope_case, (1, 64, 8192))
     yield from (prompt_attention_case("prefill_attention", paged_attention, *batch) for batch in PROMPT_BATCHES)
-    if torch.cuda.get_device_capability()[0] == 9:
+    if gpu_of(torch.device("cuda")).is_hopper:
         yield from chain.from_iterable(map(gated_gemm_cases, (1024, 2048, 8192)))
         batches = (*PROMPT_BATCHES, (1, 2048), (1, 8192), (1, 16_000))
         yield from (prompt_attention_case("long_attention", gathered_attention, *batch) for batch in batches)

@@ -23,6 +23,7 @@ import torch
 from benchmarks.linear_candidates import Operands, Shape, candidates, shapes_of
 from benchmarks.make_checkpoint import PRESETS
 from common.config import KernelsSection
+from common.kernels.gpu import Gpu, gpu_of
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.models.loader import read_config
 from common.ops.base import ForwardBatch
@@ -41,12 +42,8 @@ class ChosenPlans:
     """What `LinearPlans` is to `CudaOps`, with plans that change while they are being chosen."""
 
     def __init__(self, shapes: list[Shape], tokens: int) -> None:
-        gpu = torch.cuda.get_device_properties(0)
-        num_sms, is_hopper = gpu.multi_processor_count, gpu.major == 9
-        self.plans = {
-            shape: rule_of_thumb(shape.fusion, tokens, shape.n, shape.k, num_sms, is_hopper=is_hopper)
-            for shape in shapes
-        }
+        gpu = _gpu()
+        self.plans = {shape: rule_of_thumb(shape.fusion, tokens, shape.n, shape.k, gpu) for shape in shapes}
 
     def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
         return self.plans[Shape(fusion, n, k)]
@@ -65,7 +62,10 @@ class Step:
         num_blocks = tokens * CONTEXT // BLOCK_SIZE
         cache_shape = (num_blocks, LAYERS, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
         self.ops = CudaOps(
-            torch.randn(cache_shape, device="cuda", dtype=torch.bfloat16), KernelsSection(), tokens, pdl=True
+            torch.randn(cache_shape, device="cuda", dtype=torch.bfloat16),
+            KernelsSection(),
+            tokens,
+            pdl=_gpu().has_dependent_launch,
         )
         self.chosen = self.ops.plans = ChosenPlans(shapes_of(preset), tokens)
         self.batch = _decode_batch(tokens, num_blocks)
@@ -107,7 +107,7 @@ def tune(preset: str, tokens: int) -> list[Row]:
     right = {}
     for shape in shapes_of(preset):
         operands = Operands(shape, tokens)
-        right[shape] = [plan for plan in candidates(shape, tokens) if operands.is_right(plan)]
+        right[shape] = [plan for plan in candidates(shape, tokens, _gpu()) if operands.is_right(plan)]
     step, rows = Step(preset, tokens), {}
     for _ in range(ROUNDS):
         for shape, plans in right.items():
@@ -117,6 +117,10 @@ def tune(preset: str, tokens: int) -> list[Row]:
     return [
         {"fusion": shape.fusion, "n": shape.n, "k": shape.k, "max_tokens": tokens} | row for shape, row in rows.items()
     ]
+
+
+def _gpu() -> Gpu:
+    return gpu_of(torch.device("cuda"))
 
 
 def _decoder_config(preset: str) -> DecoderConfig:
@@ -144,9 +148,10 @@ def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
 
 def compile_part(presets: list[str], part: int) -> None:
     """Fill the disk cache with one part of the candidates, so that the timing process finds them."""
+    gpu = _gpu()
     shapes = dict.fromkeys(shape for preset in presets for shape in shapes_of(preset))
     work = [(shape, tokens) for shape in shapes for tokens in TOKENS]
-    jobs = [(shape, tokens, plan) for shape, tokens in work for plan in candidates(shape, tokens)]
+    jobs = [(shape, tokens, plan) for shape, tokens in work for plan in candidates(shape, tokens, gpu)]
     for shape, tokens, plan in jobs[part::COMPILERS]:
         Operands(Shape(shape.fusion, min(shape.n, 4096), shape.k), tokens).is_right(plan)
 

@@ -15,6 +15,7 @@ import torch
 
 from common.config import Config
 from common.errors import ConfigError
+from common.kernels.gpu import MIN_CAPABILITY, gpu_of
 from common.kv.blocks import BlockAllocator
 from common.kv.pool import KVPool
 from common.kv.transport import Transport, make_transport
@@ -105,11 +106,17 @@ def _assemble(
     allocator = BlockAllocator(pool.num_blocks)
     max_len = min(max_len, allocator.capacity * layout.block_size)
     _log_pool(config, pool, device)
-    pdl = config.kernels.pdl and config.worker.cuda_graphs
+    pdl = launches_early(config, device)
     ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
     sampling = config.kernels.sampling if device.type == "cuda" else "torch"
     sampler = Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl)
     return Engine(device, model, ops, step_ops, pdl, sampler, pool, allocator, transport, max_len, graph_safe)
+
+
+def launches_early(config: Config, device: torch.device) -> bool:
+    """Whether kernels of a decode step start before their predecessors have finished: if wanted, where a GPU can."""
+    wanted = config.kernels.pdl and config.worker.cuda_graphs
+    return wanted and device.type == "cuda" and gpu_of(device).has_dependent_launch
 
 
 def _import_ahead(config: Config) -> None:
@@ -143,7 +150,7 @@ def _log_pool(config: Config, pool: KVPool, device: torch.device) -> None:
 
 
 def resolve_device(choice: str) -> torch.device:
-    """`auto` takes the current GPU if there is one; raises ConfigError for a GPU that is not there."""
+    """`auto` takes the current GPU if there is one; raises ConfigError for a GPU that is not there, or too old."""
     if choice == "auto":
         choice = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -159,7 +166,15 @@ def resolve_device(choice: str) -> torch.device:
     if index >= count:
         raise ConfigError(f"worker.device = {choice!r}: this process sees {count} GPUs")
     torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    device = torch.device("cuda", index)
+    gpu = gpu_of(device)
+    if gpu.capability < MIN_CAPABILITY:
+        has, needed = (".".join(map(str, capability)) for capability in (gpu.capability, MIN_CAPABILITY))
+        raise ConfigError(
+            f"worker.device = {choice!r}: the {gpu.name} has compute capability {has}, kernels need {needed} or newer; "
+            'use another GPU, or worker.device = "cpu"'
+        )
+    return device
 
 
 def describe_device(device: torch.device) -> tuple[str, str]:

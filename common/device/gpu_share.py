@@ -15,6 +15,7 @@ import torch
 from torch.cuda import green_contexts
 
 from common.device import cublas
+from common.kernels.gpu import gpu_of
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def make_share(percent: int, device: torch.device) -> GpuShare:
     """
     if percent == 100 or device.type != "cuda":
         return GpuShare()
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    num_sms = gpu_of(device).num_sms
     num_limited = share_of(num_sms, percent)
     try:
         limited = _limited_stream(num_limited, device)

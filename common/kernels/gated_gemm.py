@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from common.kernels.gpu import gpu_of
 from common.kernels.items import advance, announce, announced, draw
 
 ROWS = 64  # tokens of a group of four warps, what they multiply at once
@@ -175,7 +176,7 @@ def gated_gemm(
     assert m > 0 and n % 8 == k % 8 == 0, f"m {m}, n {n}, k {k}: at least one, and multiples of 8"
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tiles_m, tiles_n = -(-m // (2 * ROWS)), -(-n // BLOCK_N)
-    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    num_sms = gpu_of(x.device).num_sms
     _gated_gemm_kernel[(min(num_sms, tiles_m * tiles_n),)](
         x_desc=TensorDescriptor.from_tensor(x, [ROWS, BLOCK_K], LAYOUT),
         weight_desc=TensorDescriptor.from_tensor(weight, [BLOCK_N, BLOCK_K], LAYOUT),

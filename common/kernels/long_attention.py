@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.gather_kv import TILE, gather_kv
+from common.kernels.gpu import gpu_of
 from common.kernels.items import advance, announce, announced, draw
 from common.kernels.prefill_attention import LOG2_E, check_operands
 from common.kernels.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
@@ -339,7 +340,7 @@ def long_attention(
     kv = gather_kv(k_cache, v_cache, block_tables, seq_lens, num_keys, zeroed=ticket)
     out = torch.empty_like(q)
     num_query_tiles = num_tiles(num_tokens, num_seqs, BLOCK_M)
-    num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
+    num_sms = gpu_of(q.device).num_sms
     _long_attention_kernel[(min(num_sms, num_q * num_query_tiles),)](
         q_desc=TensorDescriptor.from_tensor(q.view(num_tokens, -1), [ROWS, head_dim], LAYOUT),
         kv_desc=TensorDescriptor.from_tensor(kv.flatten(0, 1), [TILE, head_dim], LAYOUT),

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.gpu import Gpu
 from common.kernels.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
 LOG2_E = 1.4426950408889634
+LARGE_TILES_BYTES = 150_000  # of shared memory: what the larger tiles need for heads of 256
 
 
 @triton.jit
@@ -137,10 +139,15 @@ class Tile:
     num_stages: int
 
 
-def tile_for(dtype: torch.dtype, head_dim: int, max_query_len: int) -> Tile:
-    """Tiles for Hopper: a warp group's matrix unit takes 64 rows; fp32 is for comparison only and kept small."""
+def tile_for(dtype: torch.dtype, head_dim: int, max_query_len: int, shared_bytes: int) -> Tile:
+    """Tiles for Hopper, where a warp group's matrix unit takes 64 rows, unless they exceed a program's shared memory.
+
+    fp32 is for comparison only and kept small.
+    """
     if dtype == torch.float32:
         return Tile(block_m=32, block_n=32, num_warps=4, num_stages=1)
+    if head_dim > 128 and shared_bytes < LARGE_TILES_BYTES:
+        return Tile(block_m=64, block_n=32, num_warps=4, num_stages=2)
     if max_query_len <= 64:
         return Tile(block_m=64, block_n=64, num_warps=4, num_stages=3)
     return Tile(block_m=128, block_n=64 if head_dim > 128 else 128, num_warps=8, num_stages=2)
@@ -155,6 +162,7 @@ def prefill_attention(
     seq_lens: Tensor,  # [num_seqs] int32
     max_query_len: int,
     scale: float,
+    gpu: Gpu,
 ) -> Tensor:
     """Query i of a sequence sees its first `seq_len - query_len + i + 1` keys: `[num_tokens, num_q_heads, head_dim]`.
 
@@ -166,7 +174,7 @@ def prefill_attention(
     out = torch.empty_like(q)
     if num_tokens == 0 or num_seqs == 0:
         return out
-    tile = tile_for(q.dtype, head_dim, max_query_len)
+    tile = tile_for(q.dtype, head_dim, max_query_len, gpu.shared_bytes)
     _prefill_attention_kernel[(num_tiles(num_tokens, num_seqs, tile.block_m), num_q)](
         q_ptr=q,
         k_cache_ptr=k_cache,

@@ -9,6 +9,7 @@ from common.kernels.decode_attention import decode_attention
 from common.kernels.decode_splits import DecodeWorkspace, make_workspace
 from common.kernels.embedding import embedding
 from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
+from common.kernels.gpu import gpu_of
 from common.kernels.long_attention import long_attention
 from common.kernels.operands import AttentionWeights
 from common.kernels.prefill_attention import prefill_attention
@@ -36,13 +37,11 @@ class CudaOps:
         self.kernels = kernels
         self.max_num_seqs = max_num_seqs
         self.pdl = pdl
-        properties = torch.cuda.get_device_properties(kv_cache.device)
-        self._num_sms = properties.multi_processor_count
-        self._is_hopper = properties.major == 9  # what the kernels in Gluon are written for
+        self._gpu = gpu_of(kv_cache.device)
         # Planned kernels fuse norm and activation, and are made for two bytes an element.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and kv_cache.element_size() == 2
-        self.plans: Plans = LinearPlans(properties.name, self._num_sms, is_hopper=self._is_hopper)
+        self.plans: Plans = LinearPlans(self._gpu)
         self._linear = FusedLinear(
             norm=None if kernels.norm == "triton" else reference.rms_norm,
             activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
@@ -59,7 +58,7 @@ class CudaOps:
     def fuses_attention(self, num_q_heads: int) -> bool:
         """Whether attention of one token a sequence, with all that precedes it, is one kernel."""
         chosen = self.kernels.rope == self.kernels.decode_attention == "triton"
-        return chosen and self._is_hopper and is_supported(num_q_heads, self.kv_cache)
+        return chosen and self._gpu.is_hopper and is_supported(num_q_heads, self.kv_cache)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
         if self.pdl:
@@ -118,7 +117,7 @@ class CudaOps:
         scale = q.shape[2] ** -0.5
         if self.kernels.prefill_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, batch, scale)
-        if self._is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys):
+        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys):
             return long_attention(
                 q, k_cache, v_cache, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale
             )
@@ -131,6 +130,7 @@ class CudaOps:
             seq_lens=batch.seq_lens,
             max_query_len=batch.max_query_len,
             scale=scale,
+            gpu=self._gpu,
         )
 
     def _decode_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: ForwardBatch) -> Tensor:
@@ -157,7 +157,7 @@ class CudaOps:
                 num_q_heads=num_q_heads,
                 num_kv_heads=self.kv_cache.shape[4],
                 head_dim=self.kv_cache.shape[5],
-                num_sms=self._num_sms,
+                num_sms=self._gpu.num_sms,
                 device=device,
             )
         return self._workspace

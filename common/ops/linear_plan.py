@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
+from common.kernels.gpu import Gpu
+
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
@@ -104,17 +106,16 @@ class Plans(Protocol):
 class LinearPlans:
     """Plans for one GPU type, as measured."""
 
-    def __init__(self, gpu_name: str, num_sms: int, *, is_hopper: bool) -> None:
-        self._num_sms = num_sms
-        self._is_hopper = is_hopper  # whether the GPU runs kernels in Gluon
-        self._measured = _read_plans(plan_file(gpu_name))
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._measured = _read_plans(plan_file(gpu.name))
 
     def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
         """The plan for `num_tokens` times `[n, k]`; with GATE, `n` counts outputs, not rows."""
         for entry in self._measured.get((fusion, n, k), ()):
             if num_tokens <= entry.max_tokens:
                 return entry.plan
-        return rule_of_thumb(fusion, num_tokens, n, k, self._num_sms, is_hopper=self._is_hopper)
+        return rule_of_thumb(fusion, num_tokens, n, k, self._gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def plan_file(gpu_name: str) -> Path:
     return PLANS / f"{re.sub(r'[^a-z0-9]+', '_', gpu_name.lower())}.json"
 
 
-def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, *, is_hopper: bool) -> Plan:
+def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu) -> Plan:
     """A plan that is never bad: GEMV by single warps for one token, programs for every SM for a few, cuBLAS above.
 
     On Hopper, the gate of many tokens is applied by the product itself.
@@ -141,13 +142,17 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int,
     if num_tokens == 1:
         return Plan(Kind.GEMV, rows=2, warps=1, unroll=2, preload=3)
     if num_tokens > MAX_SKINNY_TOKENS:
-        is_gated = fusion is Fusion.GATE and is_hopper and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
+        is_gated = fusion is Fusion.GATE and gpu.is_hopper and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
         return Plan(Kind.GATED if is_gated else Kind.CUBLAS)
-    if is_hopper and k % RING_BLOCK_K == 0:
-        return _ring_of_thumb(fusion, num_tokens, n, k, num_sms)
-    block_n, block_k = 32, 128
+    if gpu.is_hopper and k % RING_BLOCK_K == 0:
+        return _ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms)
+    return _skinny_of_thumb(fusion, n, k, gpu.num_sms)
+
+
+def _skinny_of_thumb(fusion: Fusion, n: int, k: int, num_sms: int) -> Plan:
+    """Two programs a multiprocessor, if K may be split and is long enough."""
+    block_n, block_k, splits = 32, 128, 1
     programs = -(-n // block_n)
-    splits = 1
     while fusion is Fusion.ADD and splits < 8 and programs * splits < 2 * num_sms and k // (2 * splits) >= 4 * block_k:
         splits *= 2
     return Plan(Kind.SKINNY, block_n=block_n, block_k=block_k, splits=splits, stages=4, warps=4)

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 from common.config import PrefillSection
-from common.device import cublas
+from common.device import cublas, gpu_share
 from common.device.gpu_share import GpuShare, LimitedShare, make_share, share_of
 from common.errors import ConfigError
+from common.kernels.gpu import Gpu, gpu_of
 
 
 @triton.jit
@@ -90,8 +91,8 @@ def test_nothing_is_limited_at_100_or_on_a_cpu(percent: int, device: str, log: l
 @pytest.fixture
 def h200(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """As far as its properties go."""
-    properties = cast(Any, type("Properties", (), {"multi_processor_count": 132}))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    gpu = Gpu("NVIDIA H200", (9, 0), num_sms=132, shared_bytes=227 << 10)
+    monkeypatch.setattr(gpu_share, "gpu_of", lambda device: gpu)
     return torch.device("cuda:1")
 
 
@@ -151,7 +152,7 @@ def test_the_option_is_checked(percent: int) -> None:
 def test_kernels_keep_to_the_share_launched_or_replayed(is_captured: bool) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     share = make_share(50, device)
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    num_sms = gpu_of(device).num_sms
     sms = torch.full((64 * num_sms,), -1, dtype=torch.int32, device=device)
 
     def run(*, whole: bool) -> int:
@@ -179,7 +180,7 @@ def test_kernels_keep_to_the_share_launched_or_replayed(is_captured: bool) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cublas_knows_the_share_and_computes_the_same() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    share, limit = make_share(50, device), share_of(torch.cuda.get_device_properties(device).multi_processor_count, 50)
+    share, limit = make_share(50, device), share_of(gpu_of(device).num_sms, 50)
     x, weight = torch.randn(2, 700, 700, device=device, dtype=torch.bfloat16).unbind()
     expected = x.float() @ weight.float()
     for whole, known in ((False, limit), (True, 0), (False, limit)):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.gpu import Gpu, gpu_of
 from common.ops.base import ForwardBatch
 
 # (relative error of the whole, largest error relative to the largest value)
@@ -51,9 +52,14 @@ def cuda() -> torch.device:
 
 @pytest.fixture
 def hopper(cuda: torch.device) -> torch.device:
-    if torch.cuda.get_device_capability() != (9, 0):
+    if not gpu_of(cuda).is_hopper:
         pytest.skip("needs a Hopper GPU")
     return cuda
+
+
+def gpu_at(device: torch.device) -> Gpu:
+    """What launchers size their tiles for; for the interpreter, which has no limits, a GPU with the least memory."""
+    return gpu_of(device) if device.type == "cuda" else Gpu("interpreter", (8, 6), 4, 99 << 10)
 
 
 @pytest.fixture(autouse=True)

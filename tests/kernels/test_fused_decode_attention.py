@@ -12,6 +12,7 @@ from torch import Tensor
 
 from common.kernels.decode_splits import PROGRAMS_PER_SM, DecodeWorkspace, make_workspace, num_splits_for
 from common.kernels.fused_decode_attention import Division, division_for, fused_decode_attention, is_supported
+from common.kernels.gpu import gpu_of
 from common.kernels.operands import AttentionWeights
 from common.ops import reference
 from common.ops.base import ForwardBatch
@@ -57,7 +58,7 @@ SHAPES = [
     ]
 )
 def target(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+    if not torch.cuda.is_available() or not gpu_of(torch.device("cuda")).is_hopper:
         pytest.skip("needs a Hopper GPU")
     device, dtype = request.param
     return device, dtype

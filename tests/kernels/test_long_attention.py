@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from common.device.gpu_share import make_share
+from common.kernels.gpu import gpu_of
 from common.kernels.long_attention import long_attention
 from common.ops import reference
 from common.ops.base import ForwardBatch
@@ -19,7 +20,7 @@ QUERY_LENS, SEQ_LENS = [700, 129, 1, 300], [700, 1001, 513, 300]
 
 @pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def target(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+    if not torch.cuda.is_available() or not gpu_of(torch.device("cuda")).is_hopper:
         pytest.skip("needs a Hopper GPU")
     return "cuda", request.param
 

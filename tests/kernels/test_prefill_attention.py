@@ -9,6 +9,7 @@ from torch import Tensor
 from common.kernels.prefill_attention import prefill_attention
 from common.ops import reference
 from common.ops.base import ForwardBatch
+from tests.kernels.conftest import gpu_at
 
 AssertClose = Callable[[Tensor, Tensor], None]
 MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
@@ -24,6 +25,7 @@ def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float) -> Tensor
         seq_lens=batch.seq_lens,
         max_query_len=batch.max_query_len,
         scale=scale,
+        gpu=gpu_at(q.device),
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from common.config import KernelsSection
+from common.kernels.gpu import gpu_of
 from common.kernels.operands import AttentionWeights
 from common.ops.base import ForwardBatch, Residual
 from common.ops.linear_plan import MIN_GATED_TOKENS
@@ -151,7 +152,7 @@ def test_attention_is_fused_on_hopper(cuda: torch.device) -> None:
     from common.ops.cuda_ops import CudaOps
 
     pool = torch.zeros((1, 1, 2, 16, 2, 64), device=cuda, dtype=torch.bfloat16)
-    hopper = torch.cuda.get_device_capability()[0] == 9
+    hopper = gpu_of(cuda).is_hopper
     ops = CudaOps(pool, KernelsSection(), 1)
     assert (ops.fuses_attention(8), ops.needs_slots(8)) == (hopper, not hopper)
     assert not CudaOps(pool.float(), KernelsSection(), 1).fuses_attention(8)

@@ -1,10 +1,12 @@
 """Plans are found by shape and token count, and every measured one can be launched."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from common.kernels.gpu import Gpu
 from common.ops.linear_plan import (
     MAX_SKINNY_TOKENS,
     MIN_GATED_TOKENS,
@@ -18,13 +20,14 @@ from common.ops.linear_plan import (
     rule_of_thumb,
 )
 
+H200 = Gpu("NVIDIA H200", (9, 0), num_sms=132, shared_bytes=227 << 10)
 FILES = sorted(PLANS.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_measured_plans_are_complete(path: Path) -> None:
     table = json.loads(path.read_text())
-    plans = LinearPlans(table["gpu"], 132, is_hopper=True)
+    plans = LinearPlans(replace(H200, name=table["gpu"]))
     assert plan_file(table["gpu"]) == path
     for row in table["plans"]:
         plan = plans.plan(Fusion(row["fusion"]), row["max_tokens"], row["n"], row["k"])
@@ -50,7 +53,7 @@ def check(plan: Plan, num_tokens: int) -> None:
 
 
 def test_a_count_between_two_measured_ones_takes_the_larger() -> None:
-    plans = LinearPlans("NVIDIA H200", 132, is_hopper=True)
+    plans = LinearPlans(H200)
     assert plans.plan(Fusion.ADD, 2, 2560, 4096) == plans.plan(Fusion.ADD, 4, 2560, 4096)
     assert plans.plan(Fusion.ADD, 100, 2560, 4096) == plans.plan(Fusion.ADD, 128, 2560, 4096)
     assert plans.plan(Fusion.ADD, 8192, 2560, 4096) == Plan(Kind.CUBLAS)
@@ -58,13 +61,14 @@ def test_a_count_between_two_measured_ones_takes_the_larger() -> None:
 
 @pytest.mark.parametrize("fusion", Fusion)
 @pytest.mark.parametrize("num_tokens", [1, 2, 16, 64, 65, 10_000])
-@pytest.mark.parametrize("is_hopper", [False, True])
-def test_unknown_shapes_and_gpus_have_a_plan(fusion: Fusion, num_tokens: int, is_hopper: bool) -> None:
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)])
+def test_unknown_shapes_and_gpus_have_a_plan(fusion: Fusion, num_tokens: int, capability: tuple[int, int]) -> None:
+    gpu = Gpu("Some GPU", capability, num_sms=100, shared_bytes=99 << 10)
     for n, k in ((1, 1), (300, 64), (6144, 2560), (2560, 9728), (8192, 28_672), (151_936, 8192)):
-        plan = LinearPlans("Some GPU", 100, is_hopper=is_hopper).plan(fusion, num_tokens, n, k)
-        assert plan == rule_of_thumb(fusion, num_tokens, n, k, 100, is_hopper=is_hopper)
-        assert is_hopper or plan.kind not in (Kind.RING, Kind.GATED)
-        is_gated = is_hopper and fusion is Fusion.GATE and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
+        plan = LinearPlans(gpu).plan(fusion, num_tokens, n, k)
+        assert plan == rule_of_thumb(fusion, num_tokens, n, k, gpu)
+        assert gpu.is_hopper or plan.kind not in (Kind.RING, Kind.GATED)
+        is_gated = gpu.is_hopper and fusion is Fusion.GATE and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
         assert (plan.kind is Kind.GATED) == is_gated
         check(plan, num_tokens)
         if plan.kind is Kind.RING:
@@ -80,6 +84,6 @@ def check_ring(plan: Plan, fusion: Fusion, num_tokens: int, k: int) -> None:
 
 
 def test_prompts_have_kernels_of_ours_for_one_token_and_for_many() -> None:
-    plans = PromptPlans(LinearPlans("NVIDIA H200", 132, is_hopper=True))
+    plans = PromptPlans(LinearPlans(H200))
     kinds = [plans.plan(Fusion.GATE, num_tokens, 9728, 2560).kind for num_tokens in (1, 2, 64, 65, 1023, 1024)]
     assert kinds == [Kind.GEMV, *[Kind.CUBLAS] * 4, Kind.GATED]

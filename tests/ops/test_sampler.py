@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from common.device.landing import NUM_SLOTS, PendingTokens, RingLanding, make_ring
+from common.kernels.gpu import gpu_of
 from common.kernels.operands import SamplingTensors
 from common.ops import reference
 from common.ops.base import ForwardBatch
@@ -77,7 +78,8 @@ def test_a_captured_chain_of_dependent_launches_decodes_what_the_references_deco
     torch.manual_seed(15)
     device, num_rows, vocab = torch.device("cuda"), 6, 3000
     table = torch.randn(vocab, vocab, device=device) * 2
-    row_ops, sampler = RowOps(device, pdl=True), Sampler("triton", num_rows, vocab, device, pdl=True)
+    pdl = gpu_of(device).has_dependent_launch
+    row_ops, sampler = RowOps(device, pdl=pdl), Sampler("triton", num_rows, vocab, device, pdl=pdl)
     params = make_params(num_rows, device)
     batch, expected = (make_step(num_rows, 16, row_ops, device) for _ in range(2))
     ring = make_ring(num_rows, device)
@@ -115,8 +117,9 @@ def test_tokens_of_steps_in_flight_do_not_overwrite_one_another() -> None:
     torch.manual_seed(16)
     device, max_rows, vocab = torch.device("cuda"), 6, 3000
     table = torch.randn(vocab, vocab, device=device) * 2
-    landing, sampler = RingLanding(max_rows, device), Sampler("triton", max_rows, vocab, device, pdl=True)
-    batch, params = make_step(max_rows, 64, RowOps(device, pdl=True), device), make_params(max_rows, device)
+    pdl = gpu_of(device).has_dependent_launch
+    landing, sampler = RingLanding(max_rows, device), Sampler("triton", max_rows, vocab, device, pdl=pdl)
+    batch, params = make_step(max_rows, 64, RowOps(device, pdl=pdl), device), make_params(max_rows, device)
 
     def step(num_rows: int) -> None:
         names = ("token_ids", "positions", "seq_lens")

@@ -1,0 +1,44 @@
+"""What an engine does on which GPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from common.config import Config, KernelsSection, WorkerSection
+from common.device import engine
+from common.device.engine import launches_early, resolve_device
+from common.errors import ConfigError
+from common.kernels.gpu import Gpu
+
+Pretend = Callable[[str, tuple[int, int]], torch.device]
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
+    """`pretend(name, capability)` -> a device that is said to be that GPU."""
+
+    def gpu(name: str, capability: tuple[int, int]) -> torch.device:
+        properties = Gpu(name, capability, num_sms=100, shared_bytes=99 << 10)
+        monkeypatch.setattr(engine, "gpu_of", lambda device: properties)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+        return torch.device("cuda", 0)
+
+    return gpu
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_kernels_start_early_where_the_gpu_can(capability: tuple[int, int], pretend: Pretend) -> None:
+    device = pretend("Some GPU", capability)
+    assert launches_early(Config(), device) == (capability >= (9, 0))
+    assert not launches_early(Config(kernels=KernelsSection(pdl=False)), device)
+    assert not launches_early(Config(worker=WorkerSection(cuda_graphs=False)), device)
+    assert not launches_early(Config(), torch.device("cpu"))
+
+
+def test_a_gpu_that_is_too_old_is_refused_by_name(pretend: Pretend) -> None:
+    assert pretend("NVIDIA A100", (8, 0)) == resolve_device("cuda:0")
+    pretend("Tesla T4", (7, 5))
+    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5, kernels need 8\.0 .*cpu"):
+        resolve_device("cuda:0")

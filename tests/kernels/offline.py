@@ -1,0 +1,205 @@
+"""Compiles every kernel for GPUs that are not there: `python -m tests.kernels.offline 8.0 9.0` prints a line a kernel.
+
+Triton's compiler needs no GPU. Steps run as they would in a worker, with the tiles and plans that it would choose
+there, on tensors without memory; where a kernel would be launched it is compiled, down to the binary. A line is JSON:
+capability, kernel, and the shared memory that a program of it takes, in bytes.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "0"  # before triton is imported
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from common.config import KernelsSection
+from common.kernels import sampling
+from common.kernels.embedding import embedding
+from common.kernels.gather_blocks import gather_blocks
+from common.kernels.gpu import Gpu
+from common.kernels.join_parts import join_parts
+from common.kernels.operands import AttentionWeights, RowState, RowUpdates, SamplingTensors, TokenRing
+from common.kernels.row_slots import row_slots
+from common.kernels.update_rows import update_rows
+from common.models.decoder import Decoder, DecoderConfig, weight_pieces
+from common.ops.base import ForwardBatch, Residual
+from common.ops.cuda_ops import CudaOps
+from common.ops.linear_plan import PromptPlans
+
+META = torch.device("meta")
+BF16 = torch.bfloat16
+BLOCK_SIZE, NUM_BLOCKS = 16, 1000
+GPUS = {
+    "8.0": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), num_sms=108, shared_bytes=163 << 10),
+    "8.6": Gpu("NVIDIA A10", (8, 6), num_sms=72, shared_bytes=99 << 10),
+    "8.9": Gpu("NVIDIA L4", (8, 9), num_sms=58, shared_bytes=99 << 10),
+    "9.0": Gpu("NVIDIA H200", (9, 0), num_sms=132, shared_bytes=227 << 10),
+    "10.0": Gpu("NVIDIA B200", (10, 0), num_sms=148, shared_bytes=227 << 10),
+    "12.0": Gpu("NVIDIA GeForce RTX 5090", (12, 0), num_sms=170, shared_bytes=99 << 10),
+}
+MODEL = DecoderConfig(  # Qwen3-4B; of its layers as many as differ
+    vocab_size=151_936,
+    hidden_size=2560,
+    intermediate_size=9728,
+    num_layers=2,
+    num_q_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    norm_eps=1e-6,
+    max_positions=4096,
+    tied_embeddings=True,
+    qk_norm=True,
+    inverse_frequencies=(1.0,) * 64,
+    dtype="bfloat16",
+)
+
+
+class AbsentGpu:
+    """What Triton asks a driver, answered for a GPU that is not there."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.arch = gpu.capability[0] * 10 + gpu.capability[1]
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return self.arch  # Triton keeps compiled kernels apart by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def properties_of(gpu: Gpu, device: object) -> Any:
+    """What torch says of it."""
+    return SimpleNamespace(
+        name=gpu.name,
+        major=gpu.capability[0],
+        minor=gpu.capability[1],
+        multi_processor_count=gpu.num_sms,
+        shared_memory_per_block_optin=gpu.shared_bytes,
+    )
+
+
+def compile_instead_of_launching(report: Callable[[str, int], None]) -> None:
+    """From now on, `report` is given the name and the shared bytes of each kernel that would be launched."""
+    run = JITFunction.run
+
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        report(kernel.metadata.name, kernel.metadata.shared)
+        return kernel
+
+    JITFunction.run = compiled
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def make_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
+    is_decode = num_tokens == num_seqs
+    return ForwardBatch(
+        token_ids=empty(num_tokens),
+        positions=empty(num_tokens),
+        slot_mapping=empty(num_tokens, dtype=torch.int64),
+        block_tables=empty(num_seqs, 64),
+        seq_lens=empty(num_seqs),
+        cu_seqlens=empty(num_seqs + 1),
+        last_tokens=None if is_decode else empty(num_seqs, dtype=torch.int64),
+        max_query_len=num_tokens // num_seqs,
+        max_seq_len=1024,
+        num_keys=0 if is_decode else num_tokens,
+    )
+
+
+def make_ops(num_kv_heads: int, head_dim: int, max_num_seqs: int, *, pdl: bool) -> CudaOps:
+    pool = empty(NUM_BLOCKS, MODEL.num_layers, 2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=BF16)
+    return CudaOps(pool, KernelsSection(), max_num_seqs, pdl=pdl)
+
+
+def run_model(gpu: Gpu) -> None:
+    """Decode steps of few and of many rows, and prompts of fewer and of more tokens than are gated by a product."""
+    shapes = {
+        name: (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+        for name, pieces in weight_pieces(MODEL).items()
+    }
+    tensors = {name: empty(*shape, dtype=BF16) for name, shape in shapes.items()}
+    model = Decoder(MODEL, tensors, MODEL.max_positions)
+    step_ops = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 64, pdl=gpu.has_dependent_launch)
+    for num_rows in (1, 64):
+        model.forward(make_batch(num_rows, num_rows), step_ops)
+    prompt_ops = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 2, pdl=False)
+    prompt_ops.plans = PromptPlans(prompt_ops.plans)
+    for num_tokens in (800, 1200):
+        model.forward(make_batch(num_tokens, 2), prompt_ops)
+
+
+def run_large_heads(gpu: Gpu) -> None:
+    """Attention with the largest heads, whose tiles are the largest."""
+    num_q, num_kv, head_dim = 16, 4, 256
+    weights = AttentionWeights(None, None, 1e-6, empty(4096, head_dim, dtype=torch.float32), num_q, num_kv, head_dim)
+    width = (num_q + 2 * num_kv) * head_dim
+    for num_tokens, num_seqs in ((64, 64), (40, 1), (1100, 1)):
+        pdl = gpu.has_dependent_launch and num_tokens == num_seqs
+        ops = make_ops(num_kv, head_dim, num_seqs, pdl=pdl)
+        ops.attention(empty(num_tokens, width, dtype=BF16), weights, 0, make_batch(num_tokens, num_seqs))
+
+
+def run_odd_shape(gpu: Gpu) -> None:
+    """A product that `ring_gemm` is not made for: what Hopper does as others do."""
+    ops, hidden = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 64, pdl=gpu.has_dependent_launch), 2560 + 64
+    rows, norm, weight = empty(64, hidden, dtype=BF16), empty(hidden, dtype=BF16), empty(9728, hidden, dtype=BF16)
+    ops.norm_gate_up(Residual(rows), norm, 1e-6, weight)
+
+
+def run_rest(gpu: Gpu) -> None:
+    """What is launched around the model."""
+    rows, pdl = 8, gpu.has_dependent_launch
+    params = SamplingTensors(
+        temperature=empty(rows, dtype=torch.float32),
+        top_k=empty(rows),
+        top_p=empty(rows, dtype=torch.float32),
+        min_p=empty(rows, dtype=torch.float32),
+        seed=empty(rows, dtype=torch.int64),
+    )
+    state = RowState(empty(rows), empty(rows), empty(rows), empty(rows, 64), params)
+    ring = TokenRing(torch.zeros((rows, 3), dtype=torch.int32), torch.zeros(rows, dtype=torch.int32))
+    logits = empty(rows, MODEL.vocab_size, dtype=torch.float32)
+    workspace = sampling.make_workspace(rows, MODEL.vocab_size, META)
+    columns = (state.token_ids, state.positions, state.seq_lens)
+    sampling.sample_and_advance(logits, params, *columns, ring, workspace, pdl=pdl)
+    row_slots(state.positions, state.seq_lens, state.block_tables, BLOCK_SIZE, pdl=pdl)
+    update_rows(state, RowUpdates(empty(RowUpdates.num_words(4, 9)), 4, 9))
+    gather_blocks(1 << 40, empty(5), empty(10, 4096, dtype=torch.uint8), empty(5))
+    embedding(state.token_ids, empty(MODEL.vocab_size, 2560, dtype=BF16), pdl=pdl)
+    parts, whole = empty(4, rows, 2560, dtype=torch.float32), empty(rows, 2560, dtype=BF16)
+    join_parts(parts, whole, pdl=pdl)
+
+
+def main(capabilities: list[str]) -> None:
+    current = ""
+    compile_instead_of_launching(lambda name, shared: print(json.dumps([current, name, shared]), flush=True))
+    for current in capabilities:
+        gpu = GPUS[current]
+        driver.set_active(AbsentGpu(gpu))
+        torch.cuda.get_device_properties = partial(properties_of, gpu)
+        run_model(gpu)
+        run_large_heads(gpu)
+        if gpu.is_hopper:
+            run_odd_shape(gpu)
+        run_rest(gpu)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main(sys.argv[1:])

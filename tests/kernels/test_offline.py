@@ -1,0 +1,55 @@
+"""Every kernel compiles for every kind of GPU, with the tiles chosen there, and fits into its shared memory.
+
+No GPU is needed: see `offline`. What was compiled once Triton finds on disk the next time.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "common" / "kernels"
+SHARED_BYTES = {
+    "8.0": 163 << 10,
+    "8.6": 99 << 10,
+    "8.9": 99 << 10,
+    "9.0": 227 << 10,
+    "10.0": 227 << 10,
+    "12.0": 99 << 10,
+}
+PARTS = (("9.0", "8.0", "8.9"), ("10.0", "8.6", "12.0"))  # each takes a process about as long
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, list[tuple[str, int]]]:
+    """Name and shared bytes of each kernel, by capability."""
+    command = [sys.executable, "-m", "tests.kernels.offline"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([*command, *part], cwd=ROOT, **pipes) for part in PARTS]  # type: ignore[call-overload]
+    kernels: dict[str, list[tuple[str, int]]] = {capability: [] for capability in SHARED_BYTES}
+    for process in processes:
+        lines, errors = process.communicate(timeout=800)
+        assert process.returncode == 0, errors[-3000:]
+        for capability, name, shared_bytes in map(json.loads, lines.splitlines()):
+            kernels[capability].append((name, shared_bytes))
+    return kernels
+
+
+def kernels_of(*paths: Path) -> set[str]:
+    return {name for path in paths for name in re.findall(r"^def (\w*_kernel)\(", path.read_text(), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_every_kernel_compiles_and_fits(capability: str, compiled: dict[str, list[tuple[str, int]]]) -> None:
+    sources = sorted(KERNELS.glob("*.py"))
+    hopper_only = kernels_of(*(path for path in sources if "@gluon.jit" in path.read_text()), KERNELS / "gather_kv.py")
+    expected = kernels_of(*sources) - (set() if capability == "9.0" else hopper_only)
+    assert {name for name, _ in compiled[capability]} == expected
+    for name, shared_bytes in compiled[capability]:
+        assert shared_bytes <= SHARED_BYTES[capability], f"{name} takes {shared_bytes} bytes of shared memory"
