@@ -101,16 +101,22 @@ class DecodeWorker:
                 self.link.leave()
             self._await_work()
             with self.trace.turn():
-                with self.trace.phase("receive"):
-                    self.receive()
-                    self.admit()
-                self.step()
-                with self.trace.phase("emit"):
-                    self.emit()
-                    self.beat()
+                self.turn()
         self.give_everything_back()
         self.close()
         self.trace.finish()
+
+    def turn(self) -> None:
+        """One turn of the loop."""
+        with self.trace.phase("receive"):
+            self.receive()
+            self.admit()
+        self.step()
+        with self.trace.phase("emit"):
+            self.emit()
+            self.beat()
+        with self.trace.phase("local prompt"):
+            self.launch_prompt()
 
     def receive(self) -> None:
         for message in self.link.receive():
@@ -135,12 +141,8 @@ class DecodeWorker:
         if collected is not None:
             with self.trace.phase(WAIT):
                 self._tend(collected.step)
-            self.pace.ended()
-            with self.trace.phase("collect"):
-                self._collect(collected)
-        with self.trace.phase("local prompt"):
-            finished = self.local_prompts.step()
-        if finished is not None:
+            self._collect(collected)
+        if (finished := self.local_prompts.finish()) is not None:
             self._begin_local(*finished)
 
     def emit(self) -> None:
@@ -148,6 +150,16 @@ class DecodeWorker:
         if self.columns:
             self.link.send(self.columns.batch(self.worker_id, self.epoch))
             self.columns = TokenColumns()
+
+    def launch_prompt(self) -> None:
+        """Start a chunk of a prompt that is computed here, behind the step in flight; no known token waits for it."""
+        if not self.local_prompts.has_chunk():
+            return
+        if self.in_flight is not None and self.in_flight.step.ready():  # as it always is on a CPU
+            collected, self.in_flight = self.in_flight, None
+            self._collect(collected)
+            self.emit()
+        self.local_prompts.launch()
 
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""
@@ -173,7 +185,7 @@ class DecodeWorker:
         for handoff in self.intake.pulling:
             handoff.aborted = True
         self.intake.release_all()
-        self.local_prompts.release_all()
+        self.local_prompts.drop_all()
 
     def close(self) -> None:
         self.intake.peers.close()
@@ -216,12 +228,15 @@ class DecodeWorker:
             time.sleep(LOOK_INTERVAL_S)
 
     def _collect(self, in_flight: InFlight) -> None:
-        tokens = in_flight.step.tokens()
-        self.link.load.last_step_s = time.monotonic()
-        for sequence, token in zip(in_flight.sequences, tokens, strict=True):
-            if not sequence.ended:
-                self._append(sequence, token)
-        self.scheduler.collected(in_flight.sequences)
+        """A step is over."""
+        with self.trace.phase("collect"):
+            tokens = in_flight.step.tokens()
+            self.pace.ended()
+            self.link.load.last_step_s = time.monotonic()
+            for sequence, token in zip(in_flight.sequences, tokens, strict=True):
+                if not sequence.ended:
+                    self._append(sequence, token)
+            self.scheduler.collected(in_flight.sequences)
 
     def _append(self, sequence: Sequence, token: int) -> FinishReason:
         reason = finish_reason(token, sequence.num_outputs + 1, sequence.sampling)
@@ -296,10 +311,10 @@ class DecodeWorker:
         self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
 
     def _await_work(self) -> None:
-        """Sleep until a message comes, or a copy may have ended; not at all with steps to launch or collect."""
-        if self.in_flight is not None or self.scheduler.rows.sequences or len(self.local_prompts):
+        """Sleep until a message comes, or a copy or a chunk may be over; not at all with steps to launch or collect."""
+        if self.in_flight is not None or self.scheduler.rows.sequences:
             return
-        if self.intake.pulling or self.scheduler.resting:
+        if self.intake.pulling or self.scheduler.resting or len(self.local_prompts):
             time.sleep(LOOK_INTERVAL_S)
         else:
             self.poller.poll(IDLE_POLL_MS)

@@ -1,0 +1,187 @@
+"""The loop with a device that is finished when the test says so: who waits for whom."""
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import zmq
+
+from common.config import Config, DecodeSection, NetSection
+from common.device.engine import Engine
+from common.device.prompt_buffers import PromptChunk
+from common.device.prompt_runner import PromptRunner
+from common.device.step_trace import Trace
+from common.kv.blocks import BlockAllocator
+from common.serving.drain import Drain
+from common.wire.messages import (
+    Abort,
+    Message,
+    PrefillRequest,
+    Role,
+    TokenBatch,
+    WorkerReady,
+    pack_ids,
+    unpack_ids,
+)
+from common.wire.sampling_params import SamplingParams
+from common.wire.sockets import Hub
+from decode_worker.batch import DecodeBatch
+from decode_worker.runner import DecodeRunner
+from decode_worker.worker import DecodeWorker
+from tests.fakes import LAYOUT
+
+FIRST, NEXT = 7, 8
+"""The token that ends a prompt, and that of every step."""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.001)
+
+
+class Chunk:
+    """A launched chunk; `over` is set by the test."""
+
+    def __init__(self, chunk: PromptChunk) -> None:
+        self.chunk = chunk
+        self.over = False
+
+    def ready(self) -> bool:
+        return self.over
+
+    def tokens(self) -> list[int | None]:
+        assert self.over, "the loop waits for the chunk"
+        return [FIRST if self.chunk.is_last else None]
+
+
+class Step:
+    """A launched step, over at once as on a CPU."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+
+    def ready(self) -> bool:
+        return True
+
+    def tokens(self) -> list[int]:
+        return [NEXT] * self.num_rows
+
+
+class Rig:
+    """A decode worker and the socket of a router."""
+
+    def __init__(self, num_blocks: int = 32) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.router = Hub(self.context, NetSection(), "tcp://127.0.0.1:*")
+        self.said: list[Message] = []
+        self.steps: list[Step] = []
+        self.chunks: list[Chunk] = []
+        self.num_tokens_at_chunk: list[tuple[int, int]] = []  # sampled by steps, sent of those
+        self.allocator = BlockAllocator(num_blocks + 1)
+        pool = SimpleNamespace(close=lambda: None)
+        config = Config(
+            net=NetSection(router_endpoint=self.router.endpoint), decode=DecodeSection(local_chunk_tokens=16)
+        )
+        batch = SimpleNamespace(apply=lambda changes: None, block_size=16, max_len=512)
+        runner = SimpleNamespace(trace=Trace(), launch=self._launch_step, bucket=lambda num_rows: num_rows)
+        self.worker = DecodeWorker(
+            config,
+            cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512)),
+            cast(DecodeBatch, batch),
+            cast(DecodeRunner, runner),
+            cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
+            Hub(self.context, NetSection(), "tcp://127.0.0.1:*"),
+            WorkerReady("d", 1, Role.DECODE, 1, "cpu", "m", "f", "t", LAYOUT, num_blocks, 512, 0, 8, "shm", ""),
+            Drain(1.0),
+        )
+        self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
+
+    def close(self) -> None:
+        self.worker.close()
+        self.router.close()
+        self.context.term()
+
+    def ask(self, name: str, num_tokens: int, max_tokens: int = 100) -> None:
+        ids, sampling = pack_ids(range(num_tokens)), SamplingParams(max_tokens=max_tokens)
+        self.router.send(b"d", PrefillRequest(name, 0, ids, 0, sampling, "d", 1, True))
+        num_known = len(self.worker.local_prompts)
+        self.turn_until(lambda: len(self.worker.local_prompts) > num_known)
+
+    def turn(self) -> None:
+        self.worker.turn()
+        self.said += [message for _, message in self.router.receive()]
+
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        def turned() -> bool:
+            self.turn()
+            return condition()
+
+        until(turned)
+
+    def sent(self, name: str) -> list[int]:
+        """Tokens of a request that the router has."""
+        batches = [message for message in self.said if isinstance(message, TokenBatch)]
+        rows = [pair for b in batches for pair in zip(b.request_ids, unpack_ids(b.token_ids), strict=True)]
+        return [token for request_id, token in rows if request_id == name]
+
+    def _launch_step(self, num_rows: int) -> Step:
+        self.steps.append(Step(num_rows))
+        return self.steps[-1]
+
+    def _launch_chunk(self, chunks: list[PromptChunk]) -> Chunk:
+        assert self.worker.in_flight is None and not self.worker.columns, "a token waits for the chunk"
+        self.chunks.append(Chunk(*chunks))
+        return self.chunks[-1]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.close()
+
+
+def begin(rig: Rig, name: str) -> None:
+    """A stream whose short prompt was computed here."""
+    rig.ask(name, 10)
+    rig.chunks[-1].over = True
+    rig.turn_until(lambda: len(rig.sent(name)) > 2)
+
+
+def finish_chunk(rig: Rig) -> None:
+    """The chunk in flight is over, and the next one follows."""
+    num_launched = len(rig.chunks)
+    rig.chunks[-1].over = True
+    rig.turn_until(lambda: len(rig.chunks) > num_launched)
+
+
+def test_tokens_go_out_before_a_chunk_of_a_local_prompt_and_while_it_is_computed(rig: Rig) -> None:
+    begin(rig, "stream")
+    rig.ask("long", 40)
+    assert [chunk.chunk.start for chunk in rig.chunks[1:]] == [0]
+    num_sent = len(rig.sent("stream"))
+    rig.turn_until(lambda: len(rig.sent("stream")) > num_sent + 3)
+    assert len(rig.chunks) == 2, "one chunk at a time"
+    for _ in range(2):
+        finish_chunk(rig)
+    parts = [(chunk.chunk.start, chunk.chunk.is_last) for chunk in rig.chunks[1:]]
+    assert parts == [(0, False), (16, False), (32, True)]
+    rig.chunks[-1].over = True
+    rig.turn_until(lambda: rig.sent("long")[:2] == [FIRST, NEXT])
+
+
+def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: Rig) -> None:
+    rig.ask("long", 40)
+    rig.ask("next", 10)
+    rig.router.send(b"d", Abort("long", 0))
+    rig.turn_until(lambda: rig.worker.intake.aborts.cover("long", 0))
+    assert rig.allocator.num_free < rig.allocator.capacity, "the chunk still writes"
+    finish_chunk(rig)
+    rig.chunks[-1].over = True
+    rig.turn_until(lambda: bool(rig.sent("next")))
+    assert not rig.sent("long")
+    rig.allocator.check(rig.worker.scheduler.blocks())
