@@ -22,6 +22,7 @@ from common.kv.transport import Transport, make_transport
 from common.models.decoder import Decoder, DecoderConfig
 from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
 from common.ops.base import Ops
+from common.ops.limits import check_model
 from common.ops.sampler import Sampler
 from common.wire.fingerprint import model_fingerprint
 from common.wire.kv_layout import KVLayout
@@ -72,6 +73,8 @@ def build_engine(
         torch.set_num_threads(config.worker.num_threads)
     model_dir = Path(config.model.path)
     model_config = read_config(model_dir)
+    if device.type == "cuda":
+        check_model(config.kernels, model_config.head_dim, model_config.vocab_size)
     dtype = resolve_dtype(config.model.dtype, model_config, device)
     max_len = resolve_max_len(config.model, model_config)
     model, upload = load_model(

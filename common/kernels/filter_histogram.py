@@ -14,7 +14,6 @@ from common.kernels.pdl import wait_for_predecessor
 
 FIRST_BUCKET = tl.constexpr((127 - 6) << 7)  # sign, exponent, 7 bits of the mantissa: of distance 2^-6, fp32
 NUM_BUCKETS = tl.constexpr(2048)  # 128 each time the distance doubles; 2^10 and more is all in the last one
-MAX_VOCAB = 1 << 20  # so that the masses below add up within int64
 MASS_ONE = tl.constexpr(float(1 << 42))  # the top token; what rounds to 0 weighs less than 1 - p for any fp32 p < 1
 BOUNDARY_FIELDS = tl.constexpr(6)
 

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from common.kernels.filter_histogram import (
     BOUNDARY_FIELDS,
-    MAX_VOCAB,
     NUM_BUCKETS,
     bucket_of,
     histogram_kernel,
@@ -35,7 +34,7 @@ from common.kernels.filter_histogram import (
     part_max_kernel,
 )
 from common.kernels.last_program import is_last
-from common.kernels.operands import SamplingTensors
+from common.kernels.operands import MAX_VOCAB, SamplingTensors
 from common.kernels.pdl import wait_for_predecessor
 
 CHUNK = 2048  # logits a program takes at once

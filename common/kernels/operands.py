@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+HEAD_DIMS = (32, 64, 128, 256)
+"""Sizes of a head that attention is made for."""
+MAX_VOCAB = 1 << 20
+"""Tokens whose probabilities, in fixed point, add up within int64."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.gpu import Gpu
+from common.kernels.operands import HEAD_DIMS
 from common.kernels.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
 LOG2_E = 1.4426950408889634
@@ -208,7 +209,7 @@ def check_operands(
     """Fail unless the operands are as prompt attention takes them."""
     num_seqs, head_dim = seq_lens.shape[0], q.shape[2]
     assert q.ndim == 3 and q.is_contiguous(), f"q {tuple(q.shape)}: contiguous, 3-D needed"
-    assert head_dim in (32, 64, 128, 256), f"head_dim {head_dim}: 32, 64, 128 or 256 needed"
+    assert head_dim in HEAD_DIMS, f"head_dim {head_dim}: one of {HEAD_DIMS} needed"
     assert k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride(), "k and v caches are laid out alike"
     assert k_cache.shape[3] == head_dim and k_cache.stride(3) == 1, f"cache {tuple(k_cache.shape)}: head_dim differs"
     assert k_cache.dtype == v_cache.dtype == q.dtype, f"cache {k_cache.dtype}, q {q.dtype}: one dtype needed"

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.operands import AttentionWeights
+from common.kernels.operands import HEAD_DIMS, AttentionWeights
 from common.kernels.pdl import wait_for_predecessor
 
 MAX_HEADS = 8  # of a tile; more spills, less leaves too little work to a program
@@ -148,7 +148,7 @@ def _check(
     num_tokens, head_dim = qkv.shape[0], weights.head_dim
     width = (weights.num_q_heads + 2 * weights.num_kv_heads) * head_dim
     assert qkv.shape == (num_tokens, width) and qkv.is_contiguous(), f"qkv {tuple(qkv.shape)}: width {width} needed"
-    assert head_dim >= 32 and head_dim & (head_dim - 1) == 0, f"head_dim {head_dim}: a power of two from 32 needed"
+    assert head_dim in HEAD_DIMS, f"head_dim {head_dim}: one of {HEAD_DIMS} needed"
     assert (weights.q_norm is None) == (weights.k_norm is None), "q_norm and k_norm come together"
     for norm in (weights.q_norm, weights.k_norm):
         assert norm is None or (norm.shape == (head_dim,) and norm.is_contiguous()), "a norm weight is [head_dim]"

@@ -5,7 +5,9 @@ from typing import Any
 
 from common.errors import ModelError
 from common.models.decoder import DecoderConfig
-from common.models.settings import Settings, dense_config
+from common.models.settings import Settings, dense_config, is_positive
+
+FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
@@ -24,13 +26,14 @@ def _scaled(frequencies: list[float], scaling: dict[str, Any], where: str) -> li
         return frequencies
     if kind != "llama3":
         raise ModelError(f"{where}: RoPE scaling {kind!r} is not supported, only 'llama3' and 'default'")
-    try:
-        factor, low, high, context = (
-            float(scaling[key])
-            for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    for key in FACTORS:
+        if not is_positive(scaling.get(key)):
+            raise ModelError(f"{where}: {key} = {scaling.get(key)!r} of RoPE scaling, a positive number is needed")
+    factor, low, high, context = (float(scaling[key]) for key in FACTORS)
+    if low >= high:
+        raise ModelError(
+            f"{where}: low_freq_factor = {low:g} of RoPE scaling, less than high_freq_factor {high:g} is needed"
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{where}: rope_scaling {scaling!r:.200} lacks or misspells {error}") from None
     return [_scaled_one(frequency, factor, low, high, context) for frequency in frequencies]
 
 

@@ -32,7 +32,10 @@ def read_config(model_dir: Path) -> DecoderConfig:
         raise ModelError(f"{settings.where}: model_type = {model_type!r}; supported: {', '.join(known)}")
     config: DecoderConfig = importlib.import_module(f"common.models.{model_type}").decoder_config(settings)
     if config.num_q_heads % config.num_kv_heads:
-        raise ModelError(f"{settings.where}: {config.num_q_heads} query heads over {config.num_kv_heads} KV heads")
+        raise ModelError(
+            f"{settings.where}: {config.num_q_heads} query heads over {config.num_kv_heads} KV heads, "
+            "a multiple of them is needed; do config.json and the weights belong together?"
+        )
     return config
 
 

@@ -1,9 +1,10 @@
 """Reading config.json: typed look-ups whose errors name the key, the value and what would do."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from common.errors import ModelError
 from common.models.decoder import DecoderConfig
@@ -42,27 +43,74 @@ class Settings:
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        if not is_positive(value):
             raise ModelError(f"{self.where}: {key} = {value!r}, a positive number is needed")
         return float(value)
 
-    def refuse(self, key: str, wanted: object) -> None:
-        """Raise unless `key` is absent, null or `wanted`: the setting would change the computation."""
+    def flag(self, key: str) -> bool:
         value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise ModelError(f"{self.where}: {key} = {value!r}, true or false is needed")
+        return bool(value)
+
+    def refuse(self, key: str, wanted: object, table: dict[str, Any] | None = None) -> None:
+        """Raise unless `key` is absent, null or `wanted`: the setting would change the computation.
+
+        `table`: where to look, config.json itself by default.
+        """
+        value = (self.values if table is None else table).get(key)
         if value is not None and value != wanted:
-            raise ModelError(f"{self.where}: {key} = {value!r} is not supported, only {wanted!r}")
+            shown = f"{value!r:.200}"
+            raise ModelError(
+                f"{self.where}: {key} = {shown} is not supported, only {wanted!r}; serve another checkpoint"
+            )
+
+    def refuse_other_layers(self) -> None:
+        """Raise unless all layers attend to the whole context, if config.json says what they do."""
+        kinds = self.values.get("layer_types")
+        if kinds is None:
+            return
+        others = (
+            sorted({str(kind) for kind in kinds} - {"full_attention"}) if isinstance(kinds, list) else [repr(kinds)]
+        )
+        if others:
+            raise ModelError(
+                f"{self.where}: layer_types has {', '.join(others):.200}, only 'full_attention' is supported; "
+                "serve another checkpoint"
+            )
+
+    def head_dim(self, hidden_size: int, num_q_heads: int) -> int:
+        """Size of a head, by default an equal share of the hidden size."""
+        if self.values.get("head_dim") is None and hidden_size % num_q_heads:
+            raise ModelError(
+                f"{self.where}: hidden_size = {hidden_size} cannot be divided among {num_q_heads} heads; "
+                "add the head_dim that the weights have"
+            )
+        head_dim = self.positive_int("head_dim", hidden_size // num_q_heads)
+        if head_dim % 2:
+            raise ModelError(f"{self.where}: head_dim = {head_dim}, an even number is needed: RoPE rotates pairs")
+        return head_dim
 
     def rope(self) -> tuple[float, dict[str, Any]]:
         """The rotary base and the scaling table, from either of the two spellings in use."""
-        table = dict(self.values.get("rope_parameters") or self.values.get("rope_scaling") or {})
+        table = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        if not isinstance(table, dict):
+            raise ModelError(f"{self.where}: rope_parameters = {table!r:.200}, an object is needed")
+        for place in (self.values, table):
+            self.refuse("partial_rotary_factor", 1.0, place)
         base = table.get("rope_theta", self.values.get("rope_theta", 10000.0))
-        if not isinstance(base, int | float) or isinstance(base, bool) or base <= 0:
+        if not is_positive(base):
             raise ModelError(f"{self.where}: rope_theta = {base!r}, a positive number is needed")
         return float(base), table
 
     def dtype(self) -> str:
         """The checkpoint's own dtype; bfloat16 when it does not say."""
         return str(self.values.get("dtype") or self.values.get("torch_dtype") or "bfloat16")
+
+
+def is_positive(value: object) -> TypeGuard[int | float]:
+    """Whether a value of a JSON file is a number above 0; Python's parser lets NaN and Infinity pass, too."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale: Scale) -> DecoderConfig:
@@ -76,8 +124,10 @@ def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale
     settings.refuse("hidden_act", "silu")
     settings.refuse("attention_bias", False)
     settings.refuse("mlp_bias", False)
+    settings.refuse("quantization_config", None)
+    settings.refuse_other_layers()
     hidden, num_q_heads = settings.positive_int("hidden_size"), settings.positive_int("num_attention_heads")
-    head_dim = settings.positive_int("head_dim", hidden // num_q_heads)
+    head_dim = settings.head_dim(hidden, num_q_heads)
     base, scaling = settings.rope()
     return DecoderConfig(
         vocab_size=settings.positive_int("vocab_size"),
@@ -89,7 +139,7 @@ def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale
         head_dim=head_dim,
         norm_eps=settings.positive_float("rms_norm_eps", default_eps),
         max_positions=settings.positive_int("max_position_embeddings"),
-        tied_embeddings=bool(settings.values.get("tie_word_embeddings", False)),
+        tied_embeddings=settings.flag("tie_word_embeddings"),
         qk_norm=qk_norm,
         inverse_frequencies=tuple(scale(inverse_frequencies(base, head_dim), scaling)),
         dtype=settings.dtype(),

@@ -1,14 +1,17 @@
 """What an engine does on which GPU."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from common.config import Config, KernelsSection, WorkerSection
+from benchmarks.make_checkpoint import PRESETS
+from common.config import Config, KernelsSection, ModelSection, WorkerSection
 from common.device import engine
-from common.device.engine import launches_early, resolve_device
-from common.errors import ConfigError
+from common.device.engine import build_engine, launches_early, resolve_device
+from common.errors import ConfigError, ModelError
 from common.kernels.gpu import Gpu
 
 Pretend = Callable[[str, tuple[int, int]], torch.device]
@@ -35,6 +38,16 @@ def test_kernels_start_early_where_the_gpu_can(capability: tuple[int, int], pret
     assert not launches_early(Config(kernels=KernelsSection(pdl=False)), device)
     assert not launches_early(Config(worker=WorkerSection(cuda_graphs=False)), device)
     assert not launches_early(Config(), torch.device("cpu"))
+
+
+def test_a_model_that_no_kernel_computes_ends_the_start_before_anything_is_loaded(
+    pretend: Pretend, tmp_path: Path
+) -> None:
+    pretend("NVIDIA A100", (8, 0))
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["qwen3-0.6b"] | {"head_dim": 80}))
+    config = Config(model=ModelSection(path=str(tmp_path)), worker=WorkerSection(device="cuda:0"))
+    with pytest.raises(ModelError, match=r"head_dim = 80"):
+        build_engine(config, "test", step_tokens=16, logit_rows=1)
 
 
 def test_a_gpu_that_is_too_old_is_refused_by_name(pretend: Pretend) -> None:

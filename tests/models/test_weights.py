@@ -1,7 +1,9 @@
 """A checkpoint that cannot be served is refused with the names of what is wrong."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -126,6 +128,20 @@ def test_no_weights_at_all(directory: Path) -> None:
         ({"num_key_value_heads": 3}, r"4 query heads over 3 KV heads"),
         ({"rope_parameters": {"rope_type": "yarn"}}, r"RoPE scaling 'yarn' is not supported"),
         ({"rope_parameters": {"rope_theta": "big"}}, r"rope_theta = 'big'"),
+        ({"rope_parameters": {"rope_theta": float("inf")}}, r"rope_theta = inf, a positive number is needed"),
+        ({"rope_parameters": [1]}, r"rope_parameters = \[1\], an object is needed"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor = 0\.5 is not supported, only 1"),
+        ({"partial_rotary_factor": 0.25}, r"partial_rotary_factor = 0\.25 is not supported, only 1"),
+        ({"head_dim": 33}, r"head_dim = 33, an even number is needed"),
+        ({"head_dim": None, "hidden_size": 66}, r"hidden_size = 66 cannot be divided among 4 heads; add the head_dim"),
+        ({"tie_word_embeddings": "false"}, r"tie_word_embeddings = 'false', true or false is needed"),
+        ({"rms_norm_eps": float("nan")}, r"rms_norm_eps = nan, a positive number is needed"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types has sliding_attention, only"),
+        ({"layer_types": "full_attention"}, r"layer_types has 'full_attention', only"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            r"quantization_config = .*fp8.* is not supported, only None",
+        ),
     ],
 )
 def test_a_config_that_would_compute_something_else_is_refused(
@@ -134,6 +150,26 @@ def test_a_config_that_would_compute_something_else_is_refused(
     change_config(directory, **changes)
     with pytest.raises(ModelError, match=message):
         read_config(directory)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"factor": 0}, r"factor = 0 of RoPE scaling, a positive number is needed"),
+        ({"factor": "8"}, r"factor = '8' of RoPE scaling"),
+        ({"low_freq_factor": None}, r"low_freq_factor = None of RoPE scaling"),
+        ({"original_max_position_embeddings": -1}, r"original_max_position_embeddings = -1 of RoPE scaling"),
+        ({"high_freq_factor": 1.0}, r"low_freq_factor = 1 of RoPE scaling, less than high_freq_factor 1 is needed"),
+    ],
+)
+def test_rotary_factors_that_give_no_frequencies_are_refused(
+    changes: dict[str, object], message: str, tmp_path: Path, checkpoint: Callable[[str], tuple[Path, Any]]
+) -> None:
+    values = json.loads((checkpoint("llama3-scaled")[0] / "config.json").read_text())
+    table = "rope_parameters" if "rope_parameters" in values else "rope_scaling"
+    (tmp_path / "config.json").write_text(json.dumps({**values, table: {**values[table], **changes}}))
+    with pytest.raises(ModelError, match=message):
+        read_config(tmp_path)
 
 
 def test_an_unreadable_config_is_named(directory: Path) -> None:
