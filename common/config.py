@@ -37,11 +37,14 @@ class ModelSection:
 class NetSection:
     """How the processes reach one another."""
 
-    router_endpoint: str = option("tcp://127.0.0.1:5570", "where the router binds and workers dial (tcp:// or ipc://)")
+    router_endpoint: str = option(
+        "auto", "where the router binds and workers dial: ipc://PATH, or tcp://HOST:PORT with a secret; "
+        "auto is a unix socket in /tmp/baton-UID, one router for each user",
+    )  # fmt: skip
     handoff_endpoint: str = option(
-        "tcp://127.0.0.1:*", "where a decode worker binds for prefill workers; * picks a free port"
+        "auto", "where a decode worker binds for prefill workers: like router_endpoint, in tcp://HOST:* for a free port"
     )
-    secret_file: str = option("", "file with a shared secret; needed to bind anything but loopback or ipc://")
+    secret_file: str = option("", "file with a secret that router and workers share; tcp:// needs it")
     heartbeat_s: float = option(0.5, "seconds between signs of life")
     worker_timeout_s: float = option(3.0, "a peer silent for this long is taken for dead")
     step_timeout_s: float = option(120.0, "a worker busy without a finished step for this long is taken for stuck")

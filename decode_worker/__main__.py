@@ -12,6 +12,7 @@ from common.device.step_trace import make_trace
 from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
 from common.serving.drain import Drain
 from common.serving.worker_main import make_ready, worker_main
+from common.wire.endpoints import resolved
 from common.wire.messages import Role
 from common.wire.sockets import Hub
 from decode_worker.batch import DecodeBatch
@@ -29,7 +30,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
     """Load, capture the decode steps and bind the handoff endpoint."""
     max_rows = config.decode.max_num_seqs if config.worker.batching else 1
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    hub = Hub(context, config.net, config.net.handoff_endpoint)
+    hub = Hub(context, config.net, resolved(config.net.handoff_endpoint, f"handoff-{epoch:x}"))
     has_prompts = config.kv.transport == "none"  # otherwise prompts are computed here in emergencies only
 
     def compile_meanwhile(engine: Engine) -> None:

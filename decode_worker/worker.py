@@ -44,6 +44,7 @@ from common.wire.messages import (
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.token_columns import TokenColumns
+from common.wire.worker_id import is_from
 from decode_worker.batch import DecodeBatch
 from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
@@ -261,9 +262,12 @@ class DecodeWorker:
             case PeerGone():
                 self.intake.forget(message.worker_id, message.epoch)
             case _:
-                logger.warning("ignored a %s from the router", type(message).__name__)
+                self.link.spoke.refuse(message, "a router does not send it to a decode worker")
 
     def _from_prefill(self, identity: bytes, message: Message) -> None:
+        if not is_from(identity, message):
+            self.hub.refuse(identity, message, "not in the name of the worker whose connection it is")
+            return
         match message:
             case KVPoolExport():
                 self._meet(identity, message)
@@ -274,7 +278,7 @@ class DecodeWorker:
             case KVLease():
                 self.intake.confirm(message)
             case _:
-                logger.warning("ignored a %s from a prefill worker", type(message).__name__)
+                self.hub.refuse(identity, message, "a prefill worker does not send it")
 
     def _meet(self, identity: bytes, export: KVPoolExport) -> None:
         """A prefill worker offers its pool; what an earlier incarnation of it held is lost."""

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import zmq
 
 from common.config import NetSection
+from common.errors import ConfigError
 from common.wire.messages import DecodePeer, KVPathResult, KVPoolExport, Message
 from common.wire.sockets import Spoke
+from common.wire.worker_id import connection_of, is_from
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +60,12 @@ class Peers:
             return
         if known:
             self.leave(known.worker_id, known.epoch)
-        identity = f"{self.export.worker_id}.{self.export.epoch}".encode()
-        spoke = Spoke(self.context, self.net, message.handoff_endpoint, identity)
+        identity = connection_of(self.export.worker_id, self.export.epoch)
+        try:
+            spoke = Spoke(self.context, self.net, message.handoff_endpoint, identity)
+        except ConfigError as error:
+            logger.error("cannot meet decode worker %s: %s", message.worker_id, error)
+            return
         self.by_id[message.worker_id] = Peer(message.worker_id, message.epoch, spoke)
         self.poller.register(spoke.socket, zmq.POLLIN)
         logger.info("meeting decode worker %s at %s", message.worker_id, message.handoff_endpoint)
@@ -99,10 +105,13 @@ class Peers:
         return peer if peer and peer.epoch == epoch and peer.proven else None
 
     def receive(self) -> Iterator[tuple[Peer, Message]]:
-        """What peers sent."""
+        """What peers sent, each in its own name."""
         for peer in list(self.by_id.values()):
             for message in peer.spoke.receive():
-                yield peer, message
+                if is_from(connection_of(peer.worker_id, peer.epoch), message):
+                    yield peer, message
+                else:
+                    peer.spoke.refuse(message, f"it names another worker than {peer.worker_id}")
 
     def num_dropped_frames(self) -> int:
         return sum(peer.spoke.drops.dropped for peer in self.by_id.values())

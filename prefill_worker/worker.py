@@ -209,9 +209,10 @@ class PrefillWorker:
             case PeerGone():
                 self.peers.leave(message.worker_id, message.epoch)
                 freed = self.handoffs.drop_peer(message.worker_id, message.epoch)
-                logger.warning("decode worker %s is gone, freed %d handoffs", message.worker_id, len(freed))
+                log = logger.warning if freed else logger.info
+                log("decode worker %s is gone, freed %d handoffs", message.worker_id, len(freed))
             case _:
-                logger.warning("ignored a %s from the router", type(message).__name__)
+                self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
 
     def _from_peer(self, peer: Peer, message: Message) -> None:
         match message:
@@ -225,7 +226,7 @@ class PrefillWorker:
             case KVRelease():
                 self.handoffs.release(message.worker_id, message.epoch, (message.request_id, message.attempt))
             case _:
-                logger.warning("ignored a %s from decode worker %s", type(message).__name__, peer.worker_id)
+                peer.spoke.refuse(message, "a decode worker does not send it")
 
     def _accept(self, sequence: Sequence) -> None:
         if self.drain.asked:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import zmq
 
 from common.config import NetSection
+from common.wire.endpoints import ROUTER_SOCKET, resolved
 from common.wire.messages import Message
 from common.wire.sockets import Hub
 
@@ -27,7 +28,7 @@ class AsyncHub:
         """Bind; raises ConfigError when the endpoint cannot be bound."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._hub = Hub(self._context, net, net.router_endpoint)
+            self._hub = Hub(self._context, net, resolved(net.router_endpoint, ROUTER_SOCKET))
         except BaseException:  # whatever it was, the context must not outlive this object
             self._context.destroy(linger=0)
             raise
@@ -55,6 +56,10 @@ class AsyncHub:
         """Queue for one worker; never waits."""
         self._hub.send(identity, message)
         self._schedule()
+
+    def refuse(self, identity: bytes, message: Message, why: str) -> None:
+        """Drop what was received; counted, and logged at a bounded rate."""
+        self._hub.refuse(identity, message, why)
 
     def close(self) -> None:
         if self._loop is not None:

@@ -23,6 +23,7 @@ from common.wire.messages import (
     WorkerLeaving,
     WorkerReady,
 )
+from common.wire.worker_id import connection_of
 from router.dispatcher import Dispatcher
 from router.tokenizer import ModelInfo
 from router.worker_pool import NO_TRANSPORT, Worker, WorkerPool
@@ -30,8 +31,10 @@ from router.worker_pool import NO_TRANSPORT, Worker, WorkerPool
 logger = logging.getLogger(__name__)
 
 SendTo = Callable[[bytes, Message], None]
-"""Queue a message for a socket, by identity; a worker's main socket has its id as identity."""
-MAX_ID_CHARS = 100
+"""Queue a message for a connection."""
+
+MAX_WORKERS = 256
+MAX_EXPELLED = 1000
 
 
 class Membership:
@@ -55,18 +58,18 @@ class Membership:
         self._send = send
         self._clock = clock
         self._checked_s = clock()
-        self._stuck: dict[str, int] = {}  # worker id: epoch that was given up although it still beats
+        self._expelled: dict[bytes, str] = {}  # connection of a worker that may still live, and why it is out
 
     def on_ready(self, identity: bytes, ready: WorkerReady) -> None:
         """Let a worker in, or refuse it with the reason."""
-        reason = self._objection(identity, ready)
+        reason = self._objection(ready)
         if reason:
-            logger.warning("refused %s worker %.100s: %s", ready.role.name.lower(), ready.worker_id, reason)
+            logger.warning("refused %s worker %s: %s", ready.role.name.lower(), ready.worker_id, reason)
             self._send(identity, Refused(reason))
             return
         known = self._pool.find(ready.worker_id)
         if known is not None and known.epoch != ready.epoch:
-            self._lose(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
+            self._expel(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
             known = None
         self._send(identity, Welcome(self._router_epoch))
         if known is None:
@@ -76,10 +79,12 @@ class Membership:
             self._dispatcher.pump()
 
     def on_heartbeat(self, identity: bytes, heartbeat: Heartbeat) -> None:
-        """Note it; ask somebody unknown to register."""
-        if self._pool.beat(heartbeat, self._clock()) or self._stuck.get(heartbeat.worker_id) == heartbeat.epoch:
-            return
-        self._send(identity, Reregister(self._router_epoch))
+        """Note it; ask somebody unknown to register, and tell somebody expelled to end."""
+        connection = connection_of(heartbeat.worker_id, heartbeat.epoch)
+        if connection in self._expelled:
+            self._send(connection, Refused(self._expelled[connection]))
+        elif not self._pool.beat(heartbeat, self._clock()):
+            self._send(identity, Reregister(self._router_epoch))
 
     def on_leaving(self, leaving: WorkerLeaving) -> None:
         """Send it nothing new; what it has it finishes."""
@@ -116,17 +121,17 @@ class Membership:
             return
         for loss in self._pool.losses(now_s):
             if loss.stuck:
-                self._stuck[loss.worker.id] = loss.worker.epoch
-                self._send(loss.worker.id.encode(), Refused(f"{loss.reason}; start it again"))
-            self._lose(loss.worker, loss.reason)
+                self._expel(loss.worker, loss.reason)
+            else:
+                self._lose(loss.worker, loss.reason)
 
-    def _objection(self, identity: bytes, ready: WorkerReady) -> str:
+    def _objection(self, ready: WorkerReady) -> str:
         """Why it cannot join; empty when it can."""
         info = self._info
-        if identity != ready.worker_id.encode() or not 0 < len(ready.worker_id) <= MAX_ID_CHARS:
-            return f"worker_id must be the socket's identity and have 1 to {MAX_ID_CHARS} characters"
-        if self._stuck.get(ready.worker_id) == ready.epoch:
-            return "it was stuck and its requests run elsewhere; start it again"
+        if expelled := self._expelled.get(connection_of(ready.worker_id, ready.epoch)):
+            return expelled
+        if self._pool.find(ready.worker_id) is None and len(list(self._pool)) >= MAX_WORKERS:
+            return f"{MAX_WORKERS} workers are registered, which is the limit; stop some, or start another router"
         pairs = {
             "model name": (info.name, ready.model_name),
             "model fingerprint": (info.model_fingerprint, ready.model_fingerprint),
@@ -144,12 +149,20 @@ class Membership:
             prefill, decode = (worker, other) if worker.ready.role is Role.PREFILL else (other, worker)
             if NO_TRANSPORT not in (prefill.ready.transport, decode.ready.transport):
                 peer = DecodePeer(decode.id, decode.epoch, decode.ready.handoff_endpoint)
-                self._send(prefill.id.encode(), peer)
+                self._send(prefill.connection, peer)
+
+    def _expel(self, worker: Worker, reason: str) -> None:
+        """Remove a worker that may still live; should it speak again, it is told to end."""
+        self._expelled[worker.connection] = f"{reason}; its requests run elsewhere. Each worker needs its own worker.id"
+        if len(self._expelled) > MAX_EXPELLED:
+            del self._expelled[next(iter(self._expelled))]
+        self._lose(worker, reason)
 
     def _lose(self, worker: Worker, reason: str) -> None:
         self._pool.remove(worker)
         log = logger.info if worker.draining else logger.warning
         log("%s is %s: %s", worker, "gone after leaving" if worker.draining else "lost", reason)
         for other in self._pool:
-            self._send(other.id.encode(), PeerGone(worker.id, worker.epoch))
+            if other.ready.role is not worker.ready.role:
+                self._send(other.connection, PeerGone(worker.id, worker.epoch))
         self._dispatcher.on_worker_lost(worker, reason)

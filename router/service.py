@@ -30,6 +30,7 @@ from common.wire.messages import (
     WorkerLeaving,
     WorkerReady,
 )
+from common.wire.worker_id import is_from
 from router.dispatcher import Dispatcher
 from router.hub import AsyncHub
 from router.membership import Membership
@@ -92,7 +93,9 @@ class Service:
         self.tokenizer.close()
 
     def _send(self, worker_id: str, message: Message) -> None:
-        self.hub.send(worker_id.encode(), message)
+        worker = self.pool.find(worker_id)
+        if worker is not None:
+            self.hub.send(worker.connection, message)
 
     async def _tick_forever(self) -> None:
         while True:
@@ -104,12 +107,12 @@ class Service:
                 logger.exception("a bug in the clockwork; going on")
 
     def _handle(self, identity: bytes, message: Message) -> None:
+        if not is_from(identity, message):
+            self.hub.refuse(identity, message, "not in the name of the worker whose connection it is")
+            return
         match message:
             case TokenBatch():
-                try:
-                    self.dispatcher.on_tokens(message)
-                except ValueError as error:
-                    logger.warning("dropped a TokenBatch of %r: %s", identity[:60], error)
+                self.dispatcher.on_tokens(message)
             case Heartbeat():
                 self._membership.on_heartbeat(identity, message)
             case RequestFailed():
@@ -126,6 +129,6 @@ class Service:
                 Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort()
                 | KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult()
             ):  # fmt: skip
-                logger.warning("dropped a %s of %r: only workers receive it", type(message).__name__, identity[:60])
+                self.hub.refuse(identity, message, "only workers receive it")
             case _:
                 assert_never(message)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from common.config import NetSection
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
+from common.wire.worker_id import connection_of
 
 NO_TRANSPORT = "none"
 FORESEEN_TOKENS = 1024
@@ -39,6 +40,11 @@ class Worker:
     @property
     def epoch(self) -> int:
         return self.ready.epoch
+
+    @property
+    def connection(self) -> bytes:
+        """The identity of its main socket."""
+        return connection_of(self.id, self.epoch)
 
     @property
     def gpu(self) -> str:

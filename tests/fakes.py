@@ -6,6 +6,7 @@ so a replay of prompt and outputs continues the same sequence wherever it runs.
 
 import dataclasses
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ErrorCode
+from common.wire.endpoints import AUTO, resolved
 from common.wire.kv_layout import KVLayout
 from common.wire.messages import (
     Abort,
@@ -42,10 +44,17 @@ from common.wire.messages import (
 )
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub, Spoke
+from common.wire.worker_id import BEAT_SUFFIX, connection_of
 
 POLL_MS = 2
 LAYOUT = KVLayout("fake", 1, 1, 8, 16, "float32")
 _epochs = itertools.count(1)
+_names = itertools.count(1)
+
+
+def free_endpoint() -> str:
+    """A socket in the private directory that nobody else binds; its file goes when it is closed."""
+    return resolved(AUTO, f"test-{os.getpid()}-{next(_names)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +127,10 @@ class FakeWorker:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=worker_id, daemon=True)
 
+    @property
+    def connection(self) -> bytes:
+        return connection_of(self.worker_id, self.epoch)
+
     def start(self) -> None:
         self._thread.start()
 
@@ -146,8 +159,8 @@ class FakeWorker:
         return WorkerReady(**fields | self._ready_fields)
 
     def _run(self) -> None:
-        self._router = Spoke(self._context, self.net, self.net.router_endpoint, self.worker_id.encode())
-        beat = Spoke(self._context, self.net, self.net.router_endpoint, f"{self.worker_id}#beat".encode())
+        self._router = Spoke(self._context, self.net, self.net.router_endpoint, self.connection)
+        beat = Spoke(self._context, self.net, self.net.router_endpoint, self.connection + BEAT_SUFFIX)
         try:
             self._open()
             self._router.send(self._ready())
@@ -235,7 +248,7 @@ class FakePrefill(FakeWorker):
         if isinstance(message, DecodePeer):
             if message.worker_id in self._peers:
                 self._peers.pop(message.worker_id).close()
-            peer = Spoke(self._context, self.net, message.handoff_endpoint, self.worker_id.encode())
+            peer = Spoke(self._context, self.net, message.handoff_endpoint, self.connection)
             self._peers[message.worker_id] = peer
             peer.send(KVPoolExport(self.worker_id, self.epoch, 1, "shm", "", b"", 1000, LAYOUT, 0))
 
@@ -262,7 +275,7 @@ class FakeDecode(FakeWorker):
     path_error = ""
 
     def _open(self) -> None:
-        self._hub = Hub(self._context, self.net, "tcp://127.0.0.1:*")
+        self._hub = Hub(self._context, self.net, free_endpoint())
         self._ready_fields.setdefault("handoff_endpoint", self._hub.endpoint)
         self.running: list[FakeSequence] = []
         self._next_step_s = 0.0

@@ -60,14 +60,16 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Characters that a log line can show, `low` to `high` of them: names are compared, so nothing is cut off."""
+    """`low` to `high` characters that a log line can show: names are compared, so nothing is cut off."""
 
     low: int
     high: int
+    ascii_only: bool = False
 
     def checked(self, value: str) -> str:
-        if not self.low <= len(value) <= self.high or not value.isprintable():
-            raise WireError(f"{value!r:.40} is not a name of {self.low} to {self.high} printable characters")
+        if not self.low <= len(value) <= self.high or not value.isprintable() or self.ascii_only > value.isascii():
+            kind = "ASCII" if self.ascii_only else "printable"
+            raise WireError(f"{value!r:.40} is not a name of {self.low} to {self.high} {kind} characters")
         return value
 
 
@@ -126,8 +128,8 @@ Count = Annotated[int, Range(0, MAX_INT32)]
 Positive = Annotated[int, Range(1, MAX_INT32)]
 Seconds = Annotated[float, Range(0.0, 1e9)]
 Rate = Annotated[float, Range(0.0, 1e9)]
-WorkerId = Annotated[str, Name(1, 100)]
-RequestId = Annotated[str, Name(1, 100)]
+WorkerId = Annotated[str, Name(1, 100, ascii_only=True)]
+RequestId = Annotated[str, Name(1, 100, ascii_only=True)]
 Epoch = Annotated[int, Range(0, (1 << 63) - 1)]
 ProcessId = Annotated[int, Range(1, MAX_INT32)]
 Label = Annotated[str, Name(1, 200)]

@@ -14,6 +14,7 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ConfigError, WireError
+from common.wire.endpoints import ROUTER_SOCKET, resolved
 from common.wire.frames import decode, encode
 from common.wire.messages import (
     Heartbeat,
@@ -26,10 +27,10 @@ from common.wire.messages import (
     WorkerReady,
 )
 from common.wire.sockets import Spoke
+from common.wire.worker_id import BEAT_SUFFIX, connection_of
 
 logger = logging.getLogger(__name__)
 
-BEAT_SUFFIX = b"#beat"
 COMPLAINT_INTERVAL_S = 10.0
 
 
@@ -64,10 +65,10 @@ class RouterLink:
         _require_readable(ready)
         self.ready = ready
         self.load = Load()
-        self.spoke = Spoke(context, net, net.router_endpoint, ready.worker_id.encode())
+        self.endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
+        self.spoke = Spoke(context, net, self.endpoint, connection_of(ready.worker_id, ready.epoch))
         self.on_new_router = on_new_router
         self.router_epoch: int | None = None
-        self.endpoint = net.router_endpoint
         self.complained_s = time.monotonic()
         self.again = threading.Event()
         self.stop = threading.Event()
@@ -125,10 +126,11 @@ class RouterLink:
         self.router_epoch = router_epoch
 
     def _beat(self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection) -> None:
-        spoke = Spoke(context, net, net.router_endpoint, self.ready.worker_id.encode() + BEAT_SUFFIX)
+        identity = connection_of(self.ready.worker_id, self.ready.epoch) + BEAT_SUFFIX
+        spoke = Spoke(context, net, self.endpoint, identity, keep_last=True)
         while not self.stop.wait(net.heartbeat_s):
             spoke.send(self._heartbeat())
-            if any(isinstance(message, Reregister) for message in spoke.receive()):
+            if Reregister in {type(message) for message in spoke.receive()}:
                 self.again.set()
         spoke.close()
 

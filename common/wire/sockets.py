@@ -2,8 +2,8 @@
 
 Both are synchronous and non-blocking: `receive` returns what has arrived, `send` never waits. A
 frame that is malformed, oversized or of another version is counted, logged (at most one line a
-second) and dropped. Bound to loopback or `ipc://` unless a shared secret is given; with one, both
-ends derive the same CURVE key pair from it, so whoever does not know it cannot even connect.
+second) and dropped. TCP needs a shared secret, from which both ends derive the same CURVE key pair, so that
+whoever does not know it cannot even connect; a unix socket is open to its own user alone.
 """
 
 import hashlib
@@ -11,13 +11,13 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import zmq
 import zmq.utils.z85
 
 from common.config import NetSection
 from common.errors import ConfigError, WireError
+from common.wire.endpoints import claim, release, require_protected, restrict
 from common.wire.frames import MAX_FRAME_BYTES, decode, encode
 from common.wire.messages import Message
 
@@ -34,10 +34,10 @@ class Hub:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection, endpoint: str) -> None:
         secret = _secret(net)
-        if secret is None:
-            _require_local(endpoint)
+        require_protected(endpoint, has_secret=secret is not None)
+        claim(endpoint)
         self.socket = _socket(context, zmq.ROUTER, net)
-        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted worker takes its name over
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who reconnects need not wait for its old connection's end
         if secret is not None:
             _use_curve(self.socket, secret, server=True)
         try:
@@ -46,6 +46,7 @@ class Hub:
             self.socket.close()
             raise ConfigError(f"cannot bind {endpoint}: {error}; is another process using it?") from None
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        restrict(self.endpoint)
         self.drops = DropCounter(f"hub {self.endpoint}")
 
     def send(self, identity: bytes, message: Message) -> None:
@@ -66,12 +67,21 @@ class Hub:
             if message is not None:
                 yield parts[0], message
 
+    def refuse(self, identity: bytes, message: Message, why: str) -> None:
+        """Drop what was received."""
+        self.drops.count(f"{type(message).__name__} of {identity!r:.60}: {why}")
+
     def close(self) -> None:
+        release(self.endpoint)
         self.socket.close(linger=0)
 
 
 class Spoke:
-    """Connects to one hub under a chosen identity; reconnects by itself with back-off."""
+    """Connects to one hub under a chosen identity; reconnects by itself with back-off.
+
+    Args:
+        keep_last: hold one message each way, the newest, while the other end is away.
+    """
 
     def __init__(
         self,
@@ -79,15 +89,23 @@ class Spoke:
         net: NetSection,
         endpoint: str,
         identity: bytes,
+        *,
+        keep_last: bool = False,
     ) -> None:
         secret = _secret(net)
+        require_protected(endpoint, has_secret=secret is not None)
         self.socket = _socket(context, zmq.DEALER, net)
+        self.socket.setsockopt(zmq.CONFLATE, int(keep_last))
         self.socket.setsockopt(zmq.IDENTITY, identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         if secret is not None:
             _use_curve(self.socket, secret, server=False)
-        self.socket.connect(endpoint)
+        try:
+            self.socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.socket.close()
+            raise ConfigError(f"cannot dial {endpoint}: {error}") from None
         self.drops = DropCounter(f"spoke {endpoint}")
 
     def send(self, message: Message) -> None:
@@ -107,6 +125,10 @@ class Spoke:
             message = self.drops.decoded(parts, 1)
             if message is not None:
                 yield message
+
+    def refuse(self, message: Message, why: str) -> None:
+        """Drop what was received."""
+        self.drops.count(f"{type(message).__name__}: {why}")
 
     def close(self, linger_ms: int = 0) -> None:
         """Close; `linger_ms` lets a last message out."""
@@ -178,14 +200,3 @@ def _use_curve(socket: "zmq.Socket[bytes]", secret: bytes, *, server: bool) -> N
     else:
         socket.curve_serverkey = public
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-
-
-def _require_local(endpoint: str) -> None:
-    if endpoint.startswith("ipc://"):
-        return
-    host = urlsplit(endpoint.replace(":*", ":0")).hostname or ""
-    if host not in ("localhost", "::1") and not host.startswith("127."):
-        raise ConfigError(
-            f"{endpoint} can be reached from other machines: set net.secret_file on every process, "
-            "or bind 127.0.0.1 or ipc://"
-        )

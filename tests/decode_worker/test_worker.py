@@ -27,10 +27,11 @@ from common.wire.messages import (
 )
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
+from common.wire.worker_id import connection_of
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import DecodeRunner
 from decode_worker.worker import DecodeWorker
-from tests.fakes import LAYOUT
+from tests.fakes import LAYOUT, free_endpoint
 
 FIRST, NEXT = 7, 8
 """The token that ends a prompt, and that of every step."""
@@ -76,7 +77,7 @@ class Rig:
 
     def __init__(self, num_blocks: int = 32) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.router = Hub(self.context, NetSection(), "tcp://127.0.0.1:*")
+        self.router = Hub(self.context, NetSection(), free_endpoint())
         self.said: list[Message] = []
         self.steps: list[Step] = []
         self.chunks: list[Chunk] = []
@@ -94,7 +95,7 @@ class Rig:
             cast(DecodeBatch, batch),
             cast(DecodeRunner, runner),
             cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
-            Hub(self.context, NetSection(), "tcp://127.0.0.1:*"),
+            Hub(self.context, NetSection(), free_endpoint()),
             WorkerReady("d", 1, Role.DECODE, 1, "cpu", "m", "f", "t", LAYOUT, num_blocks, 512, 0, 8, "shm", ""),
             Drain(1.0),
         )
@@ -107,7 +108,7 @@ class Rig:
 
     def ask(self, name: str, num_tokens: int, max_tokens: int = 100) -> None:
         ids, sampling = pack_ids(range(num_tokens)), SamplingParams(max_tokens=max_tokens)
-        self.router.send(b"d", PrefillRequest(name, 0, ids, 0, sampling, "d", 1, True))
+        self.router.send(connection_of("d", 1), PrefillRequest(name, 0, ids, 0, sampling, "d", 1, True))
         num_known = len(self.worker.local_prompts)
         self.turn_until(lambda: len(self.worker.local_prompts) > num_known)
 
@@ -177,7 +178,7 @@ def test_tokens_go_out_before_a_chunk_of_a_local_prompt_and_while_it_is_computed
 def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: Rig) -> None:
     rig.ask("long", 40)
     rig.ask("next", 10)
-    rig.router.send(b"d", Abort("long", 0))
+    rig.router.send(connection_of("d", 1), Abort("long", 0))
     rig.turn_until(lambda: rig.worker.intake.aborts.cover("long", 0))
     assert rig.allocator.num_free < rig.allocator.capacity, "the chunk still writes"
     finish_chunk(rig)

@@ -22,7 +22,7 @@ class Rig:
         monkeypatch.setattr("prefill_worker.peers.time", SimpleNamespace(monotonic=lambda: self.now_s))
         export = KVPoolExport("p", 1, 1, "shm", "", b"", 9, LAYOUT, 0)
         self.peers = Peers(self.context, NetSection(), export, zmq.Poller())
-        self.peers.join(DecodePeer("d", 1, "tcp://127.0.0.1:9"))
+        self.peers.join(DecodePeer("d", 1, "ipc:///tmp/nobody.sock"))
         spoke = self.peers.by_id["d"].spoke
         monkeypatch.setattr(spoke, "send", lambda message: self.offers_s.append(self.now_s))
 
@@ -62,6 +62,6 @@ def test_the_pool_is_offered_again_ever_less_often_until_it_can_be_pulled_from(r
 def test_a_router_that_names_a_peer_again_waits_for_its_report(rig: Rig) -> None:
     rig.pass_time(1.0)
     rig.answer("")
-    rig.peers.join(DecodePeer("d", 1, "tcp://127.0.0.1:9"))
+    rig.peers.join(DecodePeer("d", 1, "ipc:///tmp/nobody.sock"))
     assert rig.peers.proven("d", 1) is not None
     assert rig.pass_time(2.0) == [0.0, 1.0]

@@ -34,8 +34,9 @@ from common.wire.messages import (
 )
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
+from common.wire.worker_id import connection_of
 from prefill_worker.worker import PrefillWorker
-from tests.fakes import LAYOUT
+from tests.fakes import LAYOUT, free_endpoint
 
 TOKEN = 7
 
@@ -68,8 +69,8 @@ class Rig:
 
     def __init__(self, num_blocks: int = 32, **section: Any) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.router = Hub(self.context, NetSection(), "tcp://127.0.0.1:*")
-        self.decode = Hub(self.context, NetSection(), "tcp://127.0.0.1:*")
+        self.router = Hub(self.context, NetSection(), free_endpoint())
+        self.decode = Hub(self.context, NetSection(), free_endpoint())
         self.steps: list[Step] = []
         self.said: list[Message] = []
         self.announced: list[tuple[str, list[int]]] = []  # request, complete blocks
@@ -95,7 +96,7 @@ class Rig:
         self.context.term()
 
     def tell(self, message: Message) -> None:
-        self.router.send(b"p", message)
+        self.router.send(connection_of("p", 1), message)
 
     def ask(self, name: str, num_tokens: int, *, whole_gpu: bool = False, **sampling: Any) -> None:
         """Send a prompt; returns when it has arrived."""

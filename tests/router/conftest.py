@@ -18,7 +18,7 @@ from common.wire.sampling_params import SamplingParams
 from router.app import start_server
 from router.handlers import SERVICE
 from router.service import Service
-from tests.fakes import FakeDecode, FakeModel, FakePrefill, FakeWorker
+from tests.fakes import FakeDecode, FakeModel, FakePrefill, FakeWorker, free_endpoint
 
 EOS = 0
 MAX_MODEL_LEN = 600
@@ -108,10 +108,10 @@ async def start_cluster(model_dir: Path, model: FakeModel) -> AsyncIterator[Star
     """Start a router without workers; options of [router] as keywords."""
     clusters: list[Cluster] = []
 
-    async def start(endpoint: str = "tcp://127.0.0.1:*", **router: Any) -> Cluster:
+    async def start(endpoint: str = "", **router: Any) -> Cluster:
         config = Config(
             model=ModelSection(path=str(model_dir)),
-            net=NetSection(router_endpoint=endpoint, heartbeat_s=0.1, worker_timeout_s=1.0),
+            net=NetSection(router_endpoint=endpoint or free_endpoint(), heartbeat_s=0.1, worker_timeout_s=1.0),
             router=RouterSection(port=0, **router),
         )
         runner, url = await start_server(config)

@@ -7,6 +7,7 @@ from common.config import NetSection
 from common.wire.messages import Heartbeat, Message, Reregister
 from common.wire.sockets import MAX_RECEIVED_AT_ONCE, Spoke
 from router.hub import AsyncHub
+from tests.fakes import free_endpoint
 
 NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
 
@@ -14,7 +15,7 @@ NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
 @pytest.mark.parametrize("answering", [False, True])
 async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogCaptureFixture, answering: bool) -> None:
     """More than one receive takes, one of them fatal to its handler, with or without sends on the way."""
-    hub = AsyncHub(NetSection(router_endpoint="tcp://127.0.0.1:*"))
+    hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     spoke = Spoke(context, NetSection(), hub.endpoint, b"w")
     received: list[int] = []

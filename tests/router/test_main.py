@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from common.config import NetSection
-from tests.fakes import FakeDecode, FakeModel
+from tests.fakes import FakeDecode, FakeModel, free_endpoint
 
 DEADLINE_S = 30.0
 
@@ -42,7 +42,7 @@ class Process:
 
 @contextlib.asynccontextmanager
 async def router(model_dir: Path) -> AsyncIterator[Process]:
-    flags = ["--model-path", str(model_dir), "--router-port", "0", "--net-router-endpoint", "tcp://127.0.0.1:*"]
+    flags = ["--model-path", str(model_dir), "--router-port", "0", "--net-router-endpoint", free_endpoint()]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "router", *flags, stderr=asyncio.subprocess.PIPE
     )
@@ -95,6 +95,6 @@ def test_a_wrong_setting_is_explained_and_exits_with_2(tmp_path: Path, model_dir
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "config.json").write_text('{"vocab_size": 5, "max_position_embeddings": 5}')
     assert "fetch" in said("--model-path", str(tmp_path))
-    assert "secret_file" in said("--model-path", str(model_dir), "--net-router-endpoint", "tcp://0.0.0.0:*")
-    free = ("--model-path", str(model_dir), "--net-router-endpoint", "tcp://127.0.0.1:*")
+    assert "secret_file" in said("--model-path", str(model_dir), "--net-router-endpoint", "tcp://127.0.0.1:*")
+    free = ("--model-path", str(model_dir), "--net-router-endpoint", free_endpoint())
     assert "router.port" in said(*free, "--router-host", "203.0.113.1")

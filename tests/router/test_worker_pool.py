@@ -13,7 +13,7 @@ def ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> WorkerRe
     is_prefill = role is Role.PREFILL
     base = WorkerReady(
         worker_id, epoch, role, 1, "cpu", "tiny", "m", "t", LAYOUT, 100, 1000,
-        100 if is_prefill else 0, 8, "shm", "" if is_prefill else "tcp://127.0.0.1:1",
+        100 if is_prefill else 0, 8, "shm", "" if is_prefill else "ipc:///tmp/nobody.sock",
     )  # fmt: skip
     return dataclasses.replace(base, **fields)
 

@@ -1,5 +1,8 @@
 """Hub and spokes: messages go both ways, what is not a message is dropped, strangers stay out."""
 
+import os
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -12,9 +15,11 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ConfigError
-from common.wire.frames import MAX_FRAME_BYTES
+from common.wire import endpoints
+from common.wire.frames import MAX_FRAME_BYTES, encode
 from common.wire.messages import Abort, Message, PeerGone
 from common.wire.sockets import Hub, Spoke
+from tests.fakes import free_endpoint
 
 ROOT = Path(__file__).parents[2]
 Item = TypeVar("Item")
@@ -27,8 +32,8 @@ class Network:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.opened: list[Hub | Spoke | zmq.Socket[bytes]] = []
 
-    def hub(self, endpoint: str = "tcp://127.0.0.1:*", net: NetSection | None = None) -> Hub:
-        hub = Hub(self.context, net or NetSection(), endpoint)
+    def hub(self, endpoint: str = "", net: NetSection | None = None) -> Hub:
+        hub = Hub(self.context, net or NetSection(), endpoint or free_endpoint())
         self.opened.append(hub)
         return hub
 
@@ -120,15 +125,79 @@ def test_a_message_to_nobody_is_dropped(network: Network) -> None:
     assert list(hub.receive()) == []
 
 
-def test_other_interfaces_need_a_secret(network: Network) -> None:
-    with pytest.raises(ConfigError, match=r"can be reached from other machines: set net\.secret_file"):
-        network.hub("tcp://0.0.0.0:*")
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5570", "tcp://127.0.0.1:5570", "ipc://@abstract"])
+def test_what_other_users_could_reach_needs_a_secret_at_either_end(network: Network, endpoint: str) -> None:
+    for open_end in (network.hub, network.spoke):
+        with pytest.raises(ConfigError, match=r"can be reached by any user.*set net\.secret_file"):
+            open_end(endpoint)
 
 
-def test_a_taken_endpoint_is_named(network: Network) -> None:
-    hub = network.hub()
+@pytest.mark.parametrize("endpoint", ["ipc://*", "inproc://x", "udp://127.0.0.1:1", "ipc://", "localhost:5570"])
+def test_an_endpoint_of_another_kind_is_refused_at_either_end(network: Network, endpoint: str) -> None:
+    for open_end in (network.hub, network.spoke):
+        with pytest.raises(ConfigError, match=r"tcp://HOST:PORT, ipc://PATH or auto"):
+            open_end(endpoint)
+
+
+def test_a_unix_socket_is_open_to_its_own_user_alone(network: Network, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        network.hub(f"ipc://{tmp_path}/hub.sock")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "hub.sock").stat().st_mode) == 0o600
+
+
+def test_a_socket_that_is_served_is_not_taken_over_and_one_left_behind_is(network: Network, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(f"{tmp_path}/hub.sock")
+    hub = network.hub(endpoint)
+    with pytest.raises(ConfigError, match="is served by another process"):
+        network.hub(endpoint)
+    spoke = network.spoke(endpoint)
+    spoke.send(Abort("r", 1))
+    assert received(hub) == [(b"p0", Abort("r", 1))]
+
+
+def test_a_taken_port_is_named(network: Network, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a secret of some length\n")
+    secret = NetSection(secret_file=str(tmp_path / "secret"))
+    hub = network.hub("tcp://127.0.0.1:*", secret)
     with pytest.raises(ConfigError, match=r"cannot bind.*is another process using it"):
-        network.hub(hub.endpoint)
+        network.hub(hub.endpoint, secret)
+
+
+def test_the_private_directory_is_entered_by_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "PARENT", tmp_path)
+    directory = endpoints.private_directory()
+    assert directory.parent == tmp_path and stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert endpoints.resolved("auto", "router") == f"ipc://{directory}/router.sock"
+    assert endpoints.resolved("ipc://mine", "router") == "ipc://mine"
+    directory.chmod(0o755)
+    with pytest.raises(ConfigError, match="is not a directory that only user"):
+        endpoints.private_directory()
+    directory.rmdir()
+    directory.symlink_to("/")
+    with pytest.raises(ConfigError, match="is not a directory that only user"):
+        endpoints.private_directory()
+
+
+def test_sockets_left_in_the_private_directory_are_removed(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "PARENT", tmp_path)
+    directory = endpoints.private_directory()
+    living = network.hub(endpoints.resolved("auto", "living"))
+    for name in ("old", "new"):
+        with socket.socket(socket.AF_UNIX) as left_behind:
+            left_behind.bind(str(directory / f"{name}.sock"))
+    for name in ("old", "living"):
+        os.utime(directory / f"{name}.sock", (0, 0))
+    network.hub(endpoints.resolved("auto", "next"))
+    assert {path.name for path in directory.iterdir()} == {"living.sock", "new.sock", "next.sock"}
+    network.spoke(living.endpoint).send(Abort("r", 1))
+    assert received(living) == [(b"p0", Abort("r", 1))]
 
 
 def test_only_those_who_know_the_secret_are_heard(network: Network, tmp_path: Path) -> None:
@@ -138,8 +207,9 @@ def test_only_those_who_know_the_secret_are_heard(network: Network, tmp_path: Pa
     secret = NetSection(secret_file=str(tmp_path / "secret"))
     hub = network.hub("tcp://0.0.0.0:*", secret)
     endpoint = hub.endpoint.replace("0.0.0.0", "127.0.0.1")
-    for stranger in (NetSection(), NetSection(secret_file=str(tmp_path / "wrong"))):
-        network.spoke(endpoint, b"stranger", stranger).send(Abort("forged", 0))
+    network.raw(endpoint).send(encode(Abort("forged", 0)))
+    wrong = NetSection(secret_file=str(tmp_path / "wrong"))
+    network.spoke(endpoint, b"stranger", wrong).send(Abort("forged", 0))
     network.spoke(endpoint, b"friend", secret).send(Abort("r", 0))
     assert received(hub) == [(b"friend", Abort("r", 0))]
     time.sleep(0.2)
@@ -155,10 +225,11 @@ import sys, time, zmq
 from common.config import NetSection
 from common.wire.messages import Abort
 from common.wire.sockets import Hub, Spoke
+from tests.fakes import free_endpoint
 
 net = NetSection(heartbeat_s=0.05, worker_timeout_s=0.2, max_queued_messages=10)
 context = zmq.Context()
-hub = Hub(context, net, "tcp://127.0.0.1:*")
+hub = Hub(context, net, f"ipc://{sys.argv[1]}/hub.sock")
 spokes = [Spoke(context, net, hub.endpoint, name) for name in (b"taken over", b"taken over", b"flooding")]
 for _ in range(2000):
     for spoke in spokes:
@@ -170,7 +241,9 @@ time.sleep(0.5)
 """
 
 
-def test_a_connection_that_closes_while_nobody_reads_it_leaves_the_process_alive() -> None:
+def test_a_connection_that_closes_while_nobody_reads_it_leaves_the_process_alive(tmp_path: Path) -> None:
     """Be it that its identity went to another connection, or that its queue is full: libzmq must not abort."""
-    ran = subprocess.run([sys.executable, "-c", CLOSED_WHILE_UNREAD], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", CLOSED_WHILE_UNREAD, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr

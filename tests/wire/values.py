@@ -58,8 +58,9 @@ def _allowed_by(rule: Rule, kind: type, length: int) -> st.SearchStrategy[Any]:
             return st.floats(low, high)
         case Length(low, high):
             return st.binary(min_size=low, max_size=min(high, 40))
-        case Name(low, high):
-            return st.text(printable, min_size=low, max_size=min(high, 20))
+        case Name(low, high, ascii_only):
+            characters = st.characters(min_codepoint=32, max_codepoint=126) if ascii_only else printable
+            return st.text(characters, min_size=low, max_size=min(high, 20))
         case OneOf(names):
             return st.sampled_from(sorted(names))
         case Prose():

@@ -1,0 +1,98 @@
+"""Where sockets meet: unix sockets in a directory of this user's own, or TCP among those who share a secret."""
+
+import contextlib
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+
+from common.errors import ConfigError
+
+AUTO = "auto"
+ROUTER_SOCKET = "router"
+PARENT = Path("/tmp")
+NEW_S = 60.0
+
+
+def resolved(endpoint: str, name: str) -> str:
+    """`endpoint`, or for auto the socket called `name` in the private directory; raises ConfigError."""
+    return f"ipc://{private_directory() / name}.sock" if endpoint == AUTO else endpoint
+
+
+def private_directory() -> Path:
+    """A directory that only this user may enter, the same for all processes of the user."""
+    path = PARENT / f"baton-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigError(
+            f"{path} is not a directory that only user {os.getuid()} may enter (mode 700); remove it, or set "
+            "net.router_endpoint and net.handoff_endpoint"
+        )
+    return path
+
+
+def require_protected(endpoint: str, *, has_secret: bool) -> None:
+    """Raise ConfigError for an endpoint that strangers could reach."""
+    scheme, _, where = endpoint.partition("://")
+    if scheme not in ("ipc", "tcp") or where in ("", "*"):
+        raise ConfigError(f"endpoint {endpoint!r:.80}: tcp://HOST:PORT, ipc://PATH or {AUTO}")
+    if not has_secret and (scheme == "tcp" or where.startswith("@")):
+        raise ConfigError(
+            f"{endpoint} can be reached by any user of this machine, if not by others: set net.secret_file on every "
+            f"process (openssl rand -hex 32), or leave the endpoint at {AUTO}"
+        )
+
+
+def claim(endpoint: str) -> None:
+    """Raise ConfigError when another process serves a unix socket: binding would take it away silently."""
+    path = socket_path(endpoint)
+    if path is None:
+        return
+    if _is_served(path):
+        raise ConfigError(f"{endpoint} is served by another process; stop that, or choose another endpoint")
+    if path.parent == private_directory():
+        _remove_abandoned(path.parent)
+
+
+def restrict(endpoint: str) -> None:
+    """Let only this user connect to a bound unix socket."""
+    path = socket_path(endpoint)
+    if path is not None:
+        path.chmod(0o600)
+
+
+def release(endpoint: str) -> None:
+    """Remove the file of a bound unix socket; call before it is closed, as from then on it may be another's."""
+    path = socket_path(endpoint)
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+def socket_path(endpoint: str) -> Path | None:
+    """The file of an `ipc://` endpoint that has one by name."""
+    scheme, _, where = endpoint.partition("://")
+    return Path(where) if scheme == "ipc" and not where.startswith("@") else None
+
+
+def _is_served(path: Path) -> bool:
+    """Whether somebody listens on a unix socket; its file outlives a process that was killed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:  # a full queue, perhaps: somebody is there
+            return True
+    return True
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove sockets on which nobody listens any more, but none so new that its owner may be about to."""
+    for path in directory.glob("*.sock"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > NEW_S and not _is_served(path):
+                path.unlink()

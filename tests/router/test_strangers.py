@@ -1,0 +1,134 @@
+"""What the router makes of messages from somebody else than they name, of a name used twice, and of a flood."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+import zmq
+
+from common.errors import ErrorCode
+from common.wire.messages import (
+    Abort,
+    Heartbeat,
+    KVPathReport,
+    KVRelease,
+    Message,
+    PeerGone,
+    Refused,
+    RequestFailed,
+    Role,
+    TokenBatch,
+    Welcome,
+    WorkerFailed,
+    WorkerLeaving,
+    WorkerReady,
+    pack_ids,
+)
+from common.wire.sockets import Spoke
+from router import membership
+from router.worker_pool import Worker
+from tests.fakes import LAYOUT
+from tests.router.conftest import Client, Cluster, StartCluster
+
+PROMPT = "the quick brown fox"
+ZERO = pack_ids([0])
+
+
+def state_of(worker: Worker) -> tuple[Any, ...]:
+    return worker.epoch, worker.draining, worker.beat and worker.beat.num_running, worker.ready.max_model_len
+
+
+async def test_a_message_in_the_name_of_another_changes_nothing(client: Client, cluster: Cluster) -> None:
+    prefill, decode = cluster.workers
+    for worker in cluster.workers:
+        worker.silent = True  # so that nothing but forgeries is said
+    before = {worker.id: state_of(worker) for worker in cluster.service.pool}
+    paths = list(cluster.service.pool.paths)
+    forgeries: list[Message] = [
+        Heartbeat(decode.worker_id, decode.epoch, 0, 77, 0, 0, 0.0, 0),
+        Heartbeat(decode.worker_id, decode.epoch + 1, 0, 77, 0, 0, 0.0, 0),
+        WorkerLeaving(decode.worker_id, decode.epoch),
+        WorkerFailed(decode.worker_id, decode.epoch, "dead"),
+        RequestFailed(decode.worker_id, decode.epoch, "r", 0, ErrorCode.DRAINING, ""),
+        KVPathReport(decode.worker_id, decode.epoch, prefill.worker_id, prefill.epoch, "shm", 0.0, "broken"),
+        TokenBatch(decode.worker_id, decode.epoch, ("r",), ZERO, ZERO, ZERO, bytes(1)),
+        WorkerReady("decode-0", 99, Role.DECODE, 1, "cpu", "m", "f", "t", LAYOUT, 9, 1, 0, 8, "shm", ""),
+    ]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    spoke = Spoke(context, cluster.net, cluster.net.router_endpoint, b"decode-9.1")
+    num_dropped = cluster.service.hub.num_dropped
+    for forgery in forgeries:
+        spoke.send(forgery)
+    await cluster.until(lambda: cluster.service.hub.num_dropped == num_dropped + len(forgeries), "all are dropped")
+    assert not list(spoke.receive()), "nobody is answered"
+    assert {worker.id: state_of(worker) for worker in cluster.service.pool} == before
+    assert cluster.service.pool.paths == paths
+    spoke.close()
+    context.term()
+    for worker in cluster.workers:
+        worker.silent = False
+    response = await client.completions.create(model="tiny", prompt=PROMPT, temperature=0)
+    assert response.choices[0].text == client.expected(PROMPT)
+
+
+async def test_messages_that_are_not_for_the_router_are_counted_and_cost_a_line_a_second(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    spoke = Spoke(context, cluster.net, cluster.net.router_endpoint, b"p.1")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(500):
+            spoke.send(KVRelease("p", 1, "r", 0))
+            spoke.send(PeerGone("p", 1))
+            spoke.send(Welcome(1))
+            spoke.send(Abort("r", 0))
+        await cluster.until(lambda: cluster.service.hub.num_dropped >= 2000, "all are dropped")
+    spoke.close()
+    context.term()
+    assert len(caplog.records) < 100
+
+
+async def test_the_older_of_two_workers_of_one_name_is_told_to_end(cluster: Cluster) -> None:
+    older = cluster.workers[1]
+    newer = cluster.decode("decode-0")
+    await cluster.until(lambda: older.got(Refused), "the older one hears of it")
+    assert "worker.id" in older.got(Refused)[0].reason
+    await cluster.until(lambda: cluster.service.pool.get("decode-0", newer.epoch), "the newer one is in")
+    await cluster.until(lambda: len(cluster.service.pool.paths) == 1, "and has a path")
+    assert not newer.got(Refused)
+
+
+async def test_only_a_new_incarnation_of_a_leaving_worker_gets_work_again(client: Client, cluster: Cluster) -> None:
+    leaving = cluster.workers[1]
+    leaving.say(WorkerLeaving(leaving.worker_id, leaving.epoch))
+    await cluster.until(lambda: any(worker.draining for worker in cluster.service.pool), "draining")
+    leaving.say(leaving._ready())
+    await cluster.until(lambda: len(leaving.got(Welcome)) == 2, "it is welcome")
+    assert [worker.draining for worker in cluster.service.pool if worker.id == "decode-0"] == [True]
+    await asyncio.to_thread(leaving.kill)
+    again = cluster.decode("decode-0")
+    await cluster.until(lambda: cluster.service.pool.get("decode-0", again.epoch), "the new incarnation")
+    await cluster.until(lambda: len(cluster.service.pool.paths) == 1, "its path")
+    response = await client.completions.create(model="tiny", prompt=PROMPT, temperature=0)
+    assert response.choices[0].text == client.expected(PROMPT)
+
+
+async def test_there_is_a_bound_on_workers(start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "MAX_WORKERS", 2)
+    cluster = await start_cluster()
+    cluster.prefill()
+    cluster.decode()
+    await cluster.until_paths(1)
+    third = cluster.decode("decode-1")
+    await cluster.until(lambda: third.got(Refused), "Refused")
+    assert "2 workers are registered, which is the limit" in third.got(Refused)[0].reason
+
+
+async def test_only_workers_of_the_other_kind_hear_that_one_is_gone(cluster: Cluster) -> None:
+    other = cluster.prefill("prefill-1")
+    await cluster.until_paths(2)
+    await asyncio.to_thread(cluster.workers[0].kill)
+    await cluster.until(lambda: cluster.workers[1].got(PeerGone), "the decode worker hears of it")
+    await asyncio.sleep(0.1)
+    assert not other.got(PeerGone)
