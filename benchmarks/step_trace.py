@@ -37,7 +37,7 @@ class LaunchAhead:
     def __init__(self, bench: StepBench) -> None:
         self.bench = bench
         self.trace = Trace()
-        self.scheduler = Scheduler(bench.engine.allocator, bench.block_size, bench.max_rows)
+        self.scheduler = Scheduler(bench.engine.allocator, bench.block_size, bench.max_rows, bench.engine.max_len)
         self.in_flight: tuple[PendingTokens, list[Sequence]] | None = None
 
     def enter(self, num_rows: int, context: int, num_steps: int) -> bool:

@@ -47,7 +47,7 @@ class DecodeBatch:
         )
         self.cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)  # [max_rows + 1]
         self._ops = RowOps(device, pdl=pdl)
-        self._uploader = RowUploader(max_blocks, device)
+        self._uploader = RowUploader(max_blocks, max_len, device)
 
     def forward_batch(self, num_rows: int, *, with_slots: bool = True) -> ForwardBatch:
         """The first rows, as the model wants them; slots, if wanted, are computed from the block tables."""
@@ -79,5 +79,5 @@ class DecodeBatch:
 
     def apply(self, changes: list[Change]) -> None:
         """Bring the tensors up to date with the changes of one turn: one upload, one launch."""
-        if changes:
-            self._ops.update(self.state, self._uploader.upload(changes))
+        if changes and (updates := self._uploader.upload(changes)).words.numel():
+            self._ops.update(self.state, updates)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from common.config import DecodeSection
 from common.device.engine import Engine
+from common.errors import ErrorCode
 from common.wire.messages import KVHandoff, KVLease, KVProgress, KVRelease, pack_ids, unpack_ids
 from common.wire.sockets import Hub
 from decode_worker.aborts import Aborts
@@ -26,6 +27,10 @@ from decode_worker.sequence import Key, Sequence
 
 CHORES_INTERVAL_S = 0.1
 """Between two looks at what only time brings about; other looks are many more."""
+
+
+Failure = tuple[Key, ErrorCode, str]
+"""A handoff that will not come, and why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +61,7 @@ class Intake:
         self.aborts = Aborts()
         self.waiting: deque[Handoff] = deque()
         self.pulling: list[Handoff] = []
-        self._lost: list[tuple[Key, str]] = []
+        self._failures: list[Failure] = []
         self._next_chores_s = 0.0
 
     # --- what prefill workers and the router say ------------------------------------------------
@@ -66,7 +71,13 @@ class Intake:
         key = (message.request_id, message.attempt)
         peer = self.peers.find(message.worker_id, message.epoch)
         if peer is None:
-            self._lost.append((key, f"it comes from prefill worker {message.worker_id}, which cannot be pulled from"))
+            self._failures.append(
+                (
+                    key,
+                    ErrorCode.HANDOFF_LOST,
+                    f"it comes from prefill worker {message.worker_id}, which cannot be pulled from",
+                )
+            )
             return
         token_ids = unpack_ids(message.token_ids)
         sequence = Sequence(*key, token_ids, message.num_outputs, message.sampling)
@@ -74,6 +85,11 @@ class Intake:
         handoff = Handoff(sequence, peer, unpack_ids(message.block_ids), lease)
         if self.aborts.cover(*key):
             self._release(handoff)
+        elif objection := self.scheduler.objection(sequence):
+            self._refuse(handoff, ErrorCode.NEVER_FITS, objection)
+        elif len(handoff.source_ids) != (num_blocks := self.scheduler.num_blocks(len(token_ids) - 1)):
+            problem = f"{len(handoff.source_ids)} blocks handed over, its tokens fill {num_blocks}"
+            self._refuse(handoff, ErrorCode.INTERNAL, problem)
         else:
             self.waiting.append(handoff)
 
@@ -154,10 +170,10 @@ class Intake:
             self._expire_leases(now_s)
             self.aborts.forget_old()
 
-    def take_lost(self) -> list[tuple[Key, str]]:
-        """Handoffs that will not come, each with the reason."""
-        lost, self._lost = self._lost, []
-        return lost
+    def take_failures(self) -> list[Failure]:
+        """Handoffs that will not come."""
+        failures, self._failures = self._failures, []
+        return failures
 
     def make_way(self, but: Key | None = None) -> bool:
         """Give up what was pulled ahead, perhaps but one; whether there was any: blocks come free as copies end."""
@@ -224,7 +240,14 @@ class Intake:
 
     def _lose(self, handoffs: list[Handoff], reason: str) -> None:
         """Tell the router, but for those that nobody waits for."""
-        self._lost += [(handoff.sequence.key, reason) for handoff in handoffs if not handoff.aborted]
+        lost = [handoff.sequence.key for handoff in handoffs if not handoff.aborted]
+        self._failures += [(key, ErrorCode.HANDOFF_LOST, reason) for key in lost]
+
+    def _refuse(self, handoff: Handoff, code: ErrorCode, reason: str) -> None:
+        """Let go of what will never be pulled, whatever comes free: nobody else shall wait behind it."""
+        self.ahead.drop(*handoff.sequence.key)
+        self._release(handoff)
+        self._failures.append((handoff.sequence.key, code, reason))
 
     def _release(self, handoff: Handoff) -> None:
         request_id, attempt = handoff.sequence.key

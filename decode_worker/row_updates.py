@@ -19,11 +19,16 @@ class RowUploader:
 
     Two pinned buffers take turns, since the last upload may still wait for the step in flight. That
     step started after the upload before it, so a buffer is free again when its turn comes; its event
-    makes sure.
+    makes sure. Whatever the host counts, nothing is written beyond a row's own block table.
+
+    Args:
+        max_blocks: entries of a block table.
+        max_len: tokens of a row.
     """
 
-    def __init__(self, max_blocks: int, device: torch.device) -> None:
-        self.max_blocks = max_blocks  # of a block table
+    def __init__(self, max_blocks: int, max_len: int, device: torch.device) -> None:
+        self.max_blocks = max_blocks
+        self.max_len = max_len
         self.device = device
         if device.type == "cuda":
             self._buffers = deque((torch.empty(0, dtype=torch.int32), torch.cuda.Event()) for _ in range(2))
@@ -32,18 +37,19 @@ class RowUploader:
         """The changes on the device."""
         rows = [change for change in changes if not isinstance(change, Grow)]
         places, blocks = self._entries(changes)
-        words = np.concatenate((*_columns(rows), *places, *blocks))
+        words = np.concatenate((*_columns(rows, self.max_len), *places, *blocks))
         return RowUpdates(self._send(words), len(rows), sum(map(len, places)))
 
     def _entries(self, changes: SequenceOf[Change]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Block table entries to be written, and the blocks, both in pieces: int32."""
         fills = [change for change in changes if isinstance(change, Fill)]
-        grown = [change for change in changes if isinstance(change, Grow)]
+        grown = [change for change in changes if isinstance(change, Grow) and change.index < self.max_blocks]
+        blocks = [np.array(fill.sequence.block_ids[: self.max_blocks], np.int32) for fill in fills]
         places = [
-            np.arange(len(fill.sequence.block_ids), dtype=np.int32) + fill.row * self.max_blocks for fill in fills
+            np.arange(len(ids), dtype=np.int32) + fill.row * self.max_blocks
+            for fill, ids in zip(fills, blocks, strict=True)
         ]
         places.append(np.array([grow.row * self.max_blocks + grow.index for grow in grown], np.int32))
-        blocks = [np.array(fill.sequence.block_ids, np.int32) for fill in fills]
         blocks.append(np.array([grow.block_id for grow in grown], np.int32))
         return places, blocks
 
@@ -61,7 +67,7 @@ class RowUploader:
         return sent
 
 
-def _columns(changes: SequenceOf[Fill | Clear]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _columns(changes: SequenceOf[Fill | Clear], max_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seeds, whole numbers and fractions of the rows, as `RowUpdates` has them: int32."""
     seeds, wholes, fractions = [], [], []
     for change in changes:
@@ -69,7 +75,7 @@ def _columns(changes: SequenceOf[Fill | Clear]) -> tuple[np.ndarray, np.ndarray,
         if isinstance(change, Fill):
             sequence = change.sequence
             params, source = sequence.sampling, change.source
-            token, seq_len = sequence.token_ids[-1], sequence.num_scheduled
+            token, seq_len = sequence.token_ids[-1], min(max_len, sequence.num_scheduled)
         seeds.append(params.seed)
         wholes.append((change.row, source, token, seq_len, params.top_k))
         fractions.append((params.temperature, params.top_p, params.min_p))

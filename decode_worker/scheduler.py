@@ -19,21 +19,31 @@ from decode_worker.sequence import Key, Sequence
 
 
 class Scheduler:
-    """Owner of every sequence that has blocks here."""
+    """Owner of every sequence that has blocks here.
 
-    def __init__(self, allocator: BlockAllocator, block_size: int, max_num_seqs: int) -> None:
+    Args:
+        max_len: tokens of the longest sequence that a row of the batch has room for.
+    """
+
+    def __init__(self, allocator: BlockAllocator, block_size: int, max_num_seqs: int, max_len: int) -> None:
         self.allocator = allocator
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
+        self.max_len = min(max_len, allocator.capacity * block_size)
         self.rows = Rows()
         self.reserved: dict[Key, Sequence] = {}  # blocks are being filled
         self.active: dict[Key, Sequence] = {}  # oldest first
         self.resting: list[Sequence] = []  # active, without a row for want of a block, longest first
         self.lingering: list[Sequence] = []  # ended, blocks still touched by steps in flight
 
-    def ever_fits(self, num_tokens: int) -> bool:
-        """Whether an empty pool could hold a sequence of that length."""
-        return self.num_blocks(num_tokens) <= self.allocator.capacity
+    def objection(self, sequence: Sequence) -> str:
+        """Why it can never be decoded here, however idle the worker is; empty when it can."""
+        if sequence.max_total_tokens <= self.max_len:
+            return ""
+        return (
+            f"prompt and max_tokens are {sequence.max_total_tokens} tokens, this decode worker takes at most "
+            f"{self.max_len}; lower max_tokens or shorten the prompt"
+        )
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether a sequence may be admitted: a row, blocks for its tokens, and one for each other to grow."""

@@ -83,7 +83,7 @@ class DecodeWorker:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.worker_id, self.epoch = ready.worker_id, ready.epoch
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, batch, runner, hub, drain
-        self.scheduler = Scheduler(engine.allocator, config.kv.block_size, ready.max_num_seqs)
+        self.scheduler = Scheduler(engine.allocator, config.kv.block_size, ready.max_num_seqs, engine.max_len)
         self.intake = Intake(engine, self.scheduler, config.decode, hub, self.worker_id, self.epoch)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, config.decode.local_chunk_tokens)
         self.trace = runner.trace
@@ -131,8 +131,8 @@ class DecodeWorker:
             self.scheduler.activate(sequence)
         self.intake.start_pulls()
         self.intake.tend()
-        for key, reason in self.intake.take_lost():
-            self._fail(key, ErrorCode.HANDOFF_LOST, reason)
+        for failure in self.intake.take_failures():
+            self._fail(*failure)
 
     def step(self) -> None:
         """Launch the next step shortly before the running one ends, then collect that one."""
@@ -292,8 +292,8 @@ class DecodeWorker:
         sequence = Sequence(message.request_id, message.attempt, token_ids, message.num_outputs, message.sampling)
         if self.drain.asked:
             self._fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
-        elif not self.scheduler.ever_fits(sequence.max_total_tokens):
-            self._fail(sequence.key, ErrorCode.NEVER_FITS, self._too_large(sequence))
+        elif objection := self.scheduler.objection(sequence):
+            self._fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
             self.local_prompts.accept(sequence)
 
@@ -302,13 +302,6 @@ class DecodeWorker:
         self.local_prompts.abort(request_id, attempt)
         for sequence in self.scheduler.find(request_id, attempt):
             self.scheduler.end(sequence)
-
-    def _too_large(self, sequence: Sequence) -> str:
-        pool_tokens = self.engine.allocator.capacity * self.batch.block_size
-        return (
-            f"prompt and max_tokens are {sequence.max_total_tokens} tokens, the decode worker's pool holds "
-            f"{pool_tokens}; lower max_tokens or enlarge the pool"
-        )
 
     def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
         logger.warning("[%s #%d] %s", *key, message)

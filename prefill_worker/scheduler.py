@@ -33,20 +33,30 @@ class Chunk:
 
 
 class Scheduler:
-    """Owner of every sequence until it is taken or removed, and of its blocks from admission on."""
+    """Owner of every sequence until it is taken or removed, and of its blocks from admission on.
 
-    def __init__(self, section: PrefillSection, allocator: BlockAllocator, block_size: int, *, batching: bool) -> None:
+    Args:
+        max_len: tokens of the longest prompt that a step has room for.
+    """
+
+    def __init__(
+        self, section: PrefillSection, allocator: BlockAllocator, block_size: int, max_len: int, *, batching: bool
+    ) -> None:
         self.section = section
         self.allocator = allocator
         self.block_size = block_size
+        self.max_len = min(max_len, allocator.capacity * block_size)
         self.max_num_seqs = section.max_num_seqs if batching else 1
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # admitted, tokens left to schedule, oldest first
         self.ending: list[Sequence] = []  # all tokens launched, the first output awaited
 
-    def ever_fits(self, sequence: Sequence) -> bool:
-        """Whether an empty pool could hold the prompt."""
-        return self._num_blocks(sequence) <= self.allocator.capacity
+    def objection(self, sequence: Sequence) -> str:
+        """Why it can never be computed here, however idle the worker is; empty when it can."""
+        if len(sequence.token_ids) <= self.max_len:
+            return ""
+        num_tokens = len(sequence.token_ids)
+        return f"the prompt has {num_tokens} tokens, this prefill worker takes at most {self.max_len}; shorten it"
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)

@@ -81,7 +81,7 @@ class PrefillWorker:
         self.engine = engine
         self.drain = drain
         self.scheduler = Scheduler(
-            config.prefill, engine.allocator, config.kv.block_size, batching=config.worker.batching
+            config.prefill, engine.allocator, config.kv.block_size, engine.max_len, batching=config.worker.batching
         )
         self.handoffs = HandoffTable(engine.allocator, config.prefill.lease_s)
         self.runner, self.trace = runner, runner.trace
@@ -231,13 +231,8 @@ class PrefillWorker:
     def _accept(self, sequence: Sequence) -> None:
         if self.drain.asked:
             self._fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
-        elif not self.scheduler.ever_fits(sequence):
-            self._fail(
-                sequence.key,
-                ErrorCode.NEVER_FITS,
-                f"the prompt has {len(sequence.token_ids)} tokens, the prefill worker's pool holds "
-                f"{self.engine.allocator.capacity * self.scheduler.block_size}; shorten it or enlarge the pool",
-            )
+        elif objection := self.scheduler.objection(sequence):
+            self._fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
             self.scheduler.add(sequence)
 

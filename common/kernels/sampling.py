@@ -33,7 +33,7 @@ def _gumbel(seed, position, tokens):
     return -tl.log(-tl.log(uniform))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_len"])
 def _choose_kernel(
     logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
     temperature_ptr,  # [num_rows] fp32
@@ -48,6 +48,7 @@ def _choose_kernel(
     arrivals_ptr,  # [num_rows] int32, 0 before and after
     tokens_ptr,  # [num_rows] int32
     logits_stride,
+    max_len,  # if ADVANCE: seq_lens grow up to this
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
@@ -89,9 +90,9 @@ def _choose_kernel(
         if ADVANCE:  # every program of the row has read its position and turn
             tl.store(ring_ptr + row * RING_SLOTS + turn, token)
             tl.store(turns_ptr + row, (turn + 1) % RING_SLOTS)
-            present = next_position > 0  # padding stays padding
-            tl.store(positions_ptr + row, next_position, mask=present)
-            tl.store(next_positions_ptr + row, next_position + 1, mask=present)
+            grows = (next_position > 0) & (next_position < max_len)  # padding stays padding
+            tl.store(positions_ptr + row, next_position, mask=grows)
+            tl.store(next_positions_ptr + row, next_position + 1, mask=grows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +136,17 @@ def sample_and_advance(
     token_ids: Tensor,  # [num_rows] int32, as the next two
     positions: Tensor,
     seq_lens: Tensor,
+    max_len: int,
     ring: TokenRing,
     workspace: SamplingWorkspace,
     *,
     pdl: bool = False,
 ) -> None:
-    """`sample` at `seq_lens`, then `reference.advance` and `reference.land`.
+    """`sample` at `seq_lens`, then `reference.advance` up to `max_len` and `reference.land`.
 
     Each row is left ready for the next step; an event recorded then tells when its token is in `ring`.
     """
-    _choose(logits, params, seq_lens, positions, ring, token_ids, workspace, pdl)
+    _choose(logits, params, seq_lens, positions, ring, token_ids, workspace, pdl, max_len)
 
 
 def _choose(
@@ -156,6 +158,7 @@ def _choose(
     tokens: Tensor,
     workspace: SamplingWorkspace,
     pdl: bool,
+    max_len: int = 0,  # with `positions`
 ) -> None:
     columns = (next_positions, tokens) if positions is None else (next_positions, positions, tokens)
     _check(logits, params, columns, workspace)
@@ -181,6 +184,7 @@ def _choose(
         arrivals_ptr=workspace.arrivals,
         tokens_ptr=tokens,
         logits_stride=logits.stride(0),
+        max_len=max_len,
         VOCAB=vocab,
         CHUNK=CHUNK,
         NUM_CHUNKS=num_chunks,

@@ -104,11 +104,14 @@ def row_slots(positions: Tensor, seq_lens: Tensor, block_tables: Tensor, block_s
 
 
 def advance(batch: ForwardBatch, tokens: Tensor) -> None:
-    """Make `tokens [num_rows]` int32 the last ones of a decode batch's rows; padding stays padding."""
-    alive = (batch.seq_lens > 0).int()
+    """Make `tokens [num_rows]` int32 the last ones of a decode batch's rows; padding stays padding.
+
+    A row that is `max_seq_len` long stays so: its block table names no block for more.
+    """
+    grows = ((batch.seq_lens > 0) & (batch.seq_lens < batch.max_seq_len)).int()
     batch.token_ids.copy_(tokens)
-    batch.positions.add_(alive)
-    batch.seq_lens.add_(alive)
+    batch.positions.add_(grows)
+    batch.seq_lens.add_(grows)
 
 
 def land(tokens: Tensor, ring: TokenRing) -> None:

@@ -41,7 +41,9 @@ class Sampler:
         """
         if self._has_kernels:
             columns = (batch.token_ids, batch.positions, batch.seq_lens)
-            self._kernels.sample_and_advance(logits, params, *columns, ring, self._workspace, pdl=self._pdl)
+            self._kernels.sample_and_advance(
+                logits, params, *columns, batch.max_seq_len, ring, self._workspace, pdl=self._pdl
+            )
         else:
             tokens = reference.sample(logits, params, batch.seq_lens)
             reference.advance(batch, tokens)

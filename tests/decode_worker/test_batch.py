@@ -130,6 +130,28 @@ def test_a_table_that_fills_its_row_touches_no_other(device: str) -> None:
 
 
 @DEVICES
+def test_a_sequence_longer_than_a_row_stays_within_it(device: str) -> None:
+    """Nothing so long is admitted; if it were, its neighbours would not pay for it."""
+    rows, batch = Rows(), Pair(device).batch
+    neighbours = [Sequence(name, 0, [1] * 5, 1, SamplingParams(), [100 + i, 200 + i]) for i, name in enumerate("ab")]
+    long = Sequence("long", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS + 2), 1, SamplingParams(), list(range(MAX_BLOCKS + 1)))
+    for sequence in (neighbours[0], long, neighbours[1]):
+        rows.enter(sequence)
+    batch.apply(rows.take_changes())
+    rows.grow(long, 99)
+    batch.apply(rows.take_changes())
+    step = batch.forward_batch(3)
+    for _ in range(2):
+        reference.advance(step, torch.zeros_like(step.token_ids))
+    tables = batch.state.block_tables
+    assert tables[1].tolist() == list(range(MAX_BLOCKS))
+    for row, sequence in zip((0, 2), neighbours, strict=True):
+        assert tables[row].tolist() == [*sequence.block_ids, *[0] * (MAX_BLOCKS - 2)]
+    assert step.seq_lens.tolist() == [7, BLOCK_SIZE * MAX_BLOCKS, 7]
+    assert step.positions.tolist() == [6, BLOCK_SIZE * MAX_BLOCKS - 1, 6]
+
+
+@DEVICES
 def test_uploads_in_a_row_do_not_overwrite_one_another(device: str) -> None:
     """Nobody waits between these: what was sent first must arrive although its buffer is wanted again."""
     pair = Pair(device)

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from common.errors import ErrorCode
 from common.wire.messages import KVLease, pack_ids, unpack_ids
 from decode_worker import aborts
 from decode_worker.aborts import Aborts
@@ -15,7 +16,9 @@ def activated(rig: Rig) -> list[str]:
 
 
 def lost(rig: Rig) -> list[str]:
-    return [request_id for (request_id, _), _ in rig.intake.take_lost()]
+    failures = rig.intake.take_failures()
+    assert {code for _, code, _ in failures} <= {ErrorCode.HANDOFF_LOST}
+    return [request_id for (request_id, _), _, _ in failures]
 
 
 def test_a_pull_that_fails_costs_its_sequence_and_nobody_else() -> None:
@@ -140,3 +143,26 @@ def test_what_was_aborted_before_it_came_is_released_at_once() -> None:
     assert rig.released() == ["a"] and not rig.intake.waiting
     rig.hand_off("a", 8, [1, 2], attempt=2)
     assert len(rig.intake.waiting) == 1
+
+
+def test_what_can_never_be_decoded_here_is_refused_and_nobody_waits_behind_it() -> None:
+    rig = Rig(num_blocks=10, max_len=35)
+    rig.progress("long", 20, [1, 2, 3])
+    rig.hand_off("long", 20, [1, 2, 3, 4, 5])  # and up to 16 outputs
+    rig.hand_off("huge", 100, list(range(1, 26)))
+    rig.hand_off("uneven", 8, [1, 2, 3])
+    rig.hand_off("well", 20 - 1, [6, 7, 8, 9, 10])
+    rig.end_copies()
+    rig.turn()
+    rig.end_copies()
+    assert activated(rig) == ["well"]
+    failures = {request_id: (code, reason) for (request_id, _), code, reason in rig.intake.take_failures()}
+    assert {name: code for name, (code, _) in failures.items()} == {
+        "long": ErrorCode.NEVER_FITS,
+        "huge": ErrorCode.NEVER_FITS,
+        "uneven": ErrorCode.INTERNAL,
+    }
+    assert "36 tokens" in failures["long"][1] and "at most 35" in failures["long"][1]
+    assert sorted(rig.released()) == ["huge", "long", "uneven", "well"]
+    rig.scheduler.end(*rig.scheduler.find("well", 0))
+    assert rig.all_free()

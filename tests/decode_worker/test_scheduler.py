@@ -12,7 +12,7 @@ BLOCK_SIZE = 4
 
 
 def make(num_blocks: int = 50, max_num_seqs: int = 8) -> Scheduler:
-    return Scheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_num_seqs)
+    return Scheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_num_seqs, max_len=1000)
 
 
 def arrive(scheduler: Scheduler, name: str, num_tokens: int = 6, max_tokens: int = 10) -> Sequence:
@@ -149,8 +149,14 @@ def test_admission_leaves_every_sequence_a_block_to_grow() -> None:
     arrive(scheduler, "a", num_tokens=8)
     assert scheduler.has_room(12)
     assert not scheduler.has_room(13)
-    assert scheduler.ever_fits(24)
-    assert not scheduler.ever_fits(25)
+
+
+@pytest.mark.parametrize(("num_blocks", "max_len"), [(6, 1000), (100, 24)])
+def test_a_sequence_is_decoded_only_where_all_of_it_will_have_room(num_blocks: int, max_len: int) -> None:
+    scheduler = Scheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, 8, max_len)
+    fits, too_long = (Sequence("a", 0, [0] * 15, 1, SamplingParams(max_tokens=n)) for n in (10, 11))
+    assert scheduler.objection(fits) == ""
+    assert "25 tokens" in scheduler.objection(too_long) and "at most 24" in scheduler.objection(too_long)
 
 
 def test_rows_are_limited_by_reserved_sequences_too() -> None:

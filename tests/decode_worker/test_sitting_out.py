@@ -29,7 +29,7 @@ class Device:
 
     def __init__(self, num_blocks: int) -> None:
         self.keys: dict[int, int] = {}
-        self.scheduler = Scheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, MAX_ROWS)
+        self.scheduler = Scheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, MAX_ROWS, MAX_LEN)
         self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, BLOCK_SIZE, torch.device("cpu"))
         self.num_rested = self.num_preempted = 0
 

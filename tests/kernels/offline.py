@@ -177,7 +177,7 @@ def run_rest(gpu: Gpu) -> None:
     logits = empty(rows, MODEL.vocab_size, dtype=torch.float32)
     workspace = sampling.make_workspace(rows, MODEL.vocab_size, META)
     columns = (state.token_ids, state.positions, state.seq_lens)
-    sampling.sample_and_advance(logits, params, *columns, ring, workspace, pdl=pdl)
+    sampling.sample_and_advance(logits, params, *columns, 1024, ring, workspace, pdl=pdl)
     row_slots(state.positions, state.seq_lens, state.block_tables, BLOCK_SIZE, pdl=pdl)
     update_rows(state, RowUpdates(empty(RowUpdates.num_words(4, 9)), 4, 9))
     gather_blocks(1 << 40, empty(5), empty(10, 4096, dtype=torch.uint8), empty(5))

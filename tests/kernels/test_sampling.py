@@ -233,7 +233,8 @@ def test_draws_follow_the_softmax(draw: Draw) -> None:
 @pytest.mark.parametrize("vocab", [9, 3001])
 def test_the_last_program_of_a_row_advances_it(vocab: int, device: torch.device) -> None:
     logits = torch.randn(5, vocab) * 3
-    seq_lens = torch.tensor([1, 977, 0, 2**20, 16], dtype=torch.int32)
+    max_len = 2**20 + 1
+    seq_lens = torch.tensor([1, 977, 0, 2**20, max_len], dtype=torch.int32)
     params = make_params(
         [
             (0.0, 0, 1.0, 0.0, 1),
@@ -250,11 +251,11 @@ def test_the_last_program_of_a_row_advances_it(vocab: int, device: torch.device)
     on_device = on(device, params)
     workspace, ring = sampling.make_workspace(5, vocab, device), make_ring(6, device)
     sampling.sample_and_advance(
-        logits.to(device), on_device, batch.token_ids, batch.positions, batch.seq_lens, ring, workspace
+        logits.to(device), on_device, batch.token_ids, batch.positions, batch.seq_lens, max_len, ring, workspace
     )
     assert torch.equal(token_ids[:5].cpu(), reference.sample(logits, params, seq_lens))
-    assert positions.tolist() == [1, 977, 0, 2**20, 16, -7]
-    assert lens.tolist() == [2, 978, 0, 2**20 + 1, 17, -7]
+    assert positions.tolist() == [1, 977, 0, 2**20, 2**20, -7]
+    assert lens.tolist() == [2, 978, 0, max_len, max_len, -7]
     assert token_ids[5] == -7
     assert ring.turns.tolist() == [1] * 5 + [0]  # waits for the device
     assert ring.tokens_cpu.tolist() == [[token, NO_TOKEN, NO_TOKEN] for token in [*token_ids[:5].tolist(), NO_TOKEN]]
@@ -268,7 +269,7 @@ def test_each_row_leaves_its_tokens_in_the_slots_in_turn(device: torch.device) -
         batch = make_step(*(torch.arange(num_rows, dtype=torch.int32, device=device) for _ in range(3)))
         params = on(device, make_params([(0.0, 0, 1.0, 0.0, 0)] * num_rows))
         sampling.sample_and_advance(
-            logits.to(device), params, batch.token_ids, batch.positions, batch.seq_lens, ring, workspace
+            logits.to(device), params, batch.token_ids, batch.positions, batch.seq_lens, 10, ring, workspace
         )
         reference.land(logits.argmax(dim=-1).int(), expected)
         assert torch.equal(ring.turns.cpu(), expected.turns)

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ BLOCK_SIZE = 16
 
 
 def make(num_blocks: int = 100, *, batching: bool = True, **section: object) -> Scheduler:
-    return Scheduler(PrefillSection(**section), BlockAllocator(num_blocks + 1), BLOCK_SIZE, batching=batching)  # type: ignore[arg-type]
+    return Scheduler(PrefillSection(**section), BlockAllocator(num_blocks + 1), BLOCK_SIZE, 1000, batching=batching)  # type: ignore[arg-type]
 
 
 def prompt(name: str, num_tokens: int) -> Sequence:
@@ -75,7 +76,13 @@ def test_nothing_overtakes_a_prompt_that_waits_for_blocks() -> None:
     scheduler.add(prompt("b", 50))
     scheduler.add(prompt("c", 1))
     assert launch(scheduler) == []
-    assert not scheduler.ever_fits(prompt("d", 65))
+
+
+@pytest.mark.parametrize(("num_blocks", "max_len"), [(4, 1000), (100, 64)])
+def test_a_prompt_that_no_step_and_no_pool_has_room_for_is_refused(num_blocks: int, max_len: int) -> None:
+    scheduler = Scheduler(PrefillSection(), BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_len, batching=True)
+    assert scheduler.objection(prompt("a", 64)) == ""
+    assert "65 tokens" in scheduler.objection(prompt("b", 65)) and "at most 64" in scheduler.objection(prompt("b", 65))
 
 
 def test_a_step_is_scheduled_while_others_are_in_flight() -> None:

@@ -79,7 +79,7 @@ class Rig:
         pool = SimpleNamespace(close=lambda: None)
         self.worker = PrefillWorker(
             Config(net=NetSection(router_endpoint=self.router.endpoint), prefill=PrefillSection(**section)),
-            cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool)),
+            cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512)),
             cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
             WorkerReady("p", 1, Role.PREFILL, 1, "cpu", "m", "f", "t", LAYOUT, num_blocks, 512, 64, 8, "shm", ""),
             KVPoolExport("p", 1, 1, "shm", "", b"", num_blocks, LAYOUT, 0),
@@ -323,3 +323,14 @@ def test_a_new_router_is_not_told_what_the_old_one_asked(rig: Rig) -> None:
         step.over = True
     rig.turn_until_over("b")
     rig.allocator.check(rig.worker.handoffs.blocks())
+
+
+def test_a_prompt_longer_than_this_worker_takes_is_refused_and_the_others_go_on(rig: Rig) -> None:
+    rig.tell(PrefillRequest("long", 0, pack_ids(range(513)), 0, SamplingParams(), "d", 1, whole_gpu=False))
+    rig.ask("a", 10)
+    rig.turn()
+    rig.steps[0].over = True
+    rig.turn_until_over("a")
+    [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
+    assert (failed.request_id, failed.code) == ("long", ErrorCode.NEVER_FITS)
+    assert "513 tokens" in failed.message and "at most 512" in failed.message
