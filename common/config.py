@@ -75,7 +75,11 @@ class RouterSection:
     max_attempts: int = option(
         4, "times in a row that one completion may fail without getting on before it is given up"
     )
-    prefill_window: float = option(2.0, "prompt tokens sent ahead to a prefill worker, in multiples of its step budget")
+    prefill_window: float = option(
+        3.0,
+        "prompt tokens sent ahead to a prefill worker, in multiples of its step budget: two steps are launched, and of "
+        "what waits the third is chosen",
+    )
     drain_s: float = option(30.0, "on SIGTERM, seconds that running requests may take to finish")
     max_body_bytes: int = option(16_777_216, "largest HTTP body")
 
@@ -104,6 +108,11 @@ class PrefillSection:
     """The prefill worker's scheduler."""
 
     max_batch_tokens: int = option(8192, "prompt tokens computed in one step")
+    max_mixed_tokens: int = option(
+        4096,
+        "prompt tokens computed in a step in which short prompts overtake long ones: in smaller steps their first "
+        "tokens come sooner",
+    )
     max_num_seqs: int = option(64, "prompts in one step")
     chunking: bool = option(True, "split prompts longer than a step's budget; false computes every prompt in one piece")
     lease_s: float = option(30.0, "blocks handed off and not claimed for this long are freed")
@@ -115,6 +124,7 @@ class PrefillSection:
 
     def __post_init__(self) -> None:
         _require(self.max_batch_tokens >= 16, f"prefill.max_batch_tokens = {self.max_batch_tokens}: at least 16")
+        _require(self.max_mixed_tokens >= 16, f"prefill.max_mixed_tokens = {self.max_mixed_tokens}: at least 16")
         _require(self.max_num_seqs >= 1, f"prefill.max_num_seqs = {self.max_num_seqs}: at least 1")
         _require(1 <= self.sm_share <= 100, f"prefill.sm_share = {self.sm_share}: 1 to 100 percent, 100 is no limit")
 

@@ -1,7 +1,8 @@
-"""Which prompt tokens the next step computes: first come, first served, under a token and a block budget.
+"""Which prompt tokens the next step computes, under a token and a block budget.
 
-A prompt is admitted when the pool has blocks for all of it. Prompts longer than what is left of a
-step's budget are computed in chunks, and a chunked prompt goes on before anything new begins.
+The order is that of `common.serving.prompt_order`. A prompt is admitted, with blocks for all of it, when its first
+tokens are to be computed; from then on nothing that it needs can be missing. So one that is overtaken in the midst
+keeps its blocks and can always go on, and one that waits for blocks waits for prompts that do go on.
 
     waiting ──schedule──▶ running ──launched with its last chunk──▶ ending ──take──▶ the caller's
        └───────────────────────┴────────────────────remove────────────┴──▶ free
@@ -12,11 +13,11 @@ the blocks next writes them later, and nobody else reads a block before a step t
 him is over (`take`). Torch-free.
 """
 
-from collections import deque
 from dataclasses import dataclass
 
 from common.config import PrefillSection
 from common.kv.blocks import BlockAllocator
+from common.serving.prompt_order import PromptOrder
 from prefill_worker.sequence import Sequence
 
 
@@ -42,13 +43,17 @@ class Scheduler:
     def __init__(
         self, section: PrefillSection, allocator: BlockAllocator, block_size: int, max_len: int, *, batching: bool
     ) -> None:
-        self.section = section
         self.allocator = allocator
         self.block_size = block_size
         self.max_len = min(max_len, allocator.capacity * block_size)
-        self.max_num_seqs = section.max_num_seqs if batching else 1
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # admitted, tokens left to schedule, oldest first
+        self.order = PromptOrder(
+            max_tokens=section.max_batch_tokens,
+            max_seqs=section.max_num_seqs if batching else 1,
+            max_mixed_tokens=section.max_mixed_tokens,
+            chunking=section.chunking,
+        )
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []  # admitted, tokens left to schedule
         self.ending: list[Sequence] = []  # all tokens launched, the first output awaited
 
     def objection(self, sequence: Sequence) -> str:
@@ -62,17 +67,9 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> list[Chunk]:
-        """The next step, oldest prompts first; empty when nothing can run."""
-        chunks: list[Chunk] = []
-        budget = self.section.max_batch_tokens
-        for sequence in self.running[: self.max_num_seqs]:
-            budget -= self._append(chunks, sequence, budget)
-        while budget > 0 and self.waiting and len(self.running) < self.max_num_seqs and self._starts(chunks, budget):
-            sequence = self.waiting.popleft()
-            sequence.block_ids = self.allocator.allocate(self._num_blocks(sequence))
-            self.running.append(sequence)
-            budget -= self._append(chunks, sequence, budget)
-        return chunks
+        """The next step; empty when nothing can run."""
+        pieces = self.order.next_step([*self.running, *self.waiting], self._admit)
+        return [Chunk(sequence, num_tokens) for sequence, num_tokens in pieces]
 
     def launched(self, chunks: list[Chunk]) -> None:
         """A step over the chunks is on its way: the next may follow."""
@@ -99,21 +96,17 @@ class Scheduler:
         return bool(gone)
 
     def sequences(self) -> list[Sequence]:
-        """Everything owned, oldest first."""
+        """Everything owned."""
         return [*self.ending, *self.running, *self.waiting]
 
-    def _starts(self, chunks: list[Chunk], budget: int) -> bool:
-        """Whether the oldest waiting prompt may begin in this step."""
-        sequence = self.waiting[0]
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give it blocks for its whole prompt, if there are so many."""
         if self._num_blocks(sequence) > self.allocator.num_free:
             return False
-        return self.section.chunking or not chunks or sequence.num_left <= budget
-
-    def _append(self, chunks: list[Chunk], sequence: Sequence, budget: int) -> int:
-        num_tokens = min(sequence.num_left, budget) if self.section.chunking else sequence.num_left
-        if num_tokens > 0:
-            chunks.append(Chunk(sequence, num_tokens))
-        return num_tokens
+        sequence.block_ids = self.allocator.allocate(self._num_blocks(sequence))
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        return True
 
     def _num_blocks(self, sequence: Sequence) -> int:
         return -(-len(sequence.token_ids) // self.block_size)

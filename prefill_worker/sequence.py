@@ -20,6 +20,8 @@ class Sequence:
     sampling: SamplingParams
     decode_worker_id: str
     decode_epoch: int
+    priority: int = 0  # lower is earlier
+    turn: int = 0  # its place among prompts of one priority
     whole_gpu: bool = False  # the router lets it take more than the share of prompts
     num_scheduled_tokens: int = 0  # computed by the steps launched so far
     block_ids: list[int] = field(default_factory=list)
@@ -36,6 +38,8 @@ class Sequence:
             sampling=request.sampling,
             decode_worker_id=request.decode_worker_id,
             decode_epoch=request.decode_epoch,
+            priority=request.priority,
+            turn=request.turn,
             whole_gpu=request.whole_gpu,
         )
 
@@ -52,3 +56,8 @@ class Sequence:
     def num_left(self) -> int:
         """Prompt tokens that no launched step computes."""
         return len(self.token_ids) - self.num_scheduled_tokens
+
+    @property
+    def is_started(self) -> bool:
+        """Admitted: it has blocks for its whole prompt."""
+        return bool(self.block_ids)

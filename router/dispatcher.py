@@ -21,13 +21,14 @@ from common.wire.messages import (
     pack_ids,
     unpack_ids,
 )
+from router.binding import starts
 from router.blame import UNCOUNTED, blame, verdict
 from router.deadlines import overdue, stall, unserved
 from router.health import problems
 from router.metrics import Metrics
 from router.request_state import FINISH_REASONS, Completion, Delivery, State
 from router.waiting_queue import WaitingQueue
-from router.worker_pool import LEAST, Demand, Route, Worker, WorkerPool
+from router.worker_pool import Route, Worker, WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Dispatcher:
         for completion in completions:
             completion.submitted_s = completion.queued_s = now_s
             self._active[completion.request_id] = completion
-            self._queue.add(completion)
+            self._queue.enter(completion)
         self._metrics.prompt_tokens.inc(num_tokens)
         self.pump()
 
@@ -145,34 +146,21 @@ class Dispatcher:
         """Replay what needs that incarnation; it is no longer in the pool."""
         lost = [c for c in self._active.values() if self._current(c.request_id, c.attempt, worker) is not None]
         blame(lost, worker, self._limits)
-        for completion in reversed(lost):  # each goes to the front: oldest last
+        for completion in lost:
             self._act_on(completion, self._replay, "worker_lost", f"{worker.id}: {reason}")
         self.pump()
 
     def tick(self) -> None:
         """Apply every deadline; call a few times a second."""
         now_s, longest = self._clock(), self._pool.longest()
-        for completion in reversed(list(self._active.values())):
+        for completion in list(self._active.values()):
             self._act_on(completion, self._apply_deadlines, now_s, longest)
         self.pump()
 
     def pump(self) -> None:
-        """Start what is queued, first come first served, while some pair of workers has room.
-
-        What no pair with room takes, being too long for it, lets others pass. For a trial all wait, so that some pair
-        comes to have nothing that has not got on; then only what could use that one waits.
-        """
-        refused: list[Demand] = []
-        for completion in self._queue.in_order():
-            demand = completion.demand()
-            if any(demand.covers(other) for other in refused):
-                continue
-            if (route := self._pool.choose(demand)) is not None:
-                self._start(completion, route)
-            elif self._pool.choose(LEAST) is None or self._pool.awaits_trial(demand):
-                return
-            else:
-                refused.append(demand)
+        """Start what is queued while some pair of workers has room for it."""
+        for completion, route in starts(self._queue, self._pool):
+            self._start(completion, route)
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -187,7 +175,7 @@ class Dispatcher:
                 self._fail(completion, RequestError(message, code="internal_error", status=500))
 
     def _start(self, completion: Completion, route: Route) -> None:
-        self._queue.discard(completion)
+        self._queue.take(completion)
         completion.move_to(State.PREFILLING)
         token_ids = completion.prompt_ids + completion.outputs
         completion.route, completion.avoided = route, None
@@ -204,6 +192,8 @@ class Dispatcher:
             decode_worker_id=route.decode.id,
             decode_epoch=route.decode.epoch,
             whole_gpu=self._pool.has_gpu_alone(route) or self._has_backlog(),
+            priority=completion.priority,
+            turn=completion.turn,
         )
         self._send(route.prefill.id, request)
 
@@ -276,7 +266,7 @@ class Dispatcher:
             completion.move_to(State.QUEUED)
             completion.begin_attempt()
             completion.queued_s = self._clock()
-            self._queue.add(completion, first=True)
+            self._queue.reenter(completion)
 
     def _apply_deadlines(self, completion: Completion, now_s: float, longest: int) -> None:
         """Fail or replay what has waited for too long; `longest` is what workers take, 0 when there are none."""
@@ -324,10 +314,11 @@ class Dispatcher:
 
     def _release(self, completion: Completion) -> None:
         """Give back what was counted at its workers."""
+        self._release_prompt(completion)
         if completion.route is not None:
-            self._pool.release(completion.route, completion.sent_tokens)
+            self._pool.release(completion.route)
             self._prove(completion)
-            completion.route, completion.sent_tokens = None, 0
+            completion.route = None
 
     def _prove(self, completion: Completion) -> None:
         """It got on, or its attempt is over: nobody has to be kept from its workers any more."""
@@ -336,6 +327,6 @@ class Dispatcher:
             self._pool.prove(completion.route)
 
     def _release_prompt(self, completion: Completion) -> None:
-        if completion.route is not None:
-            completion.route.prefill.outstanding_tokens -= completion.sent_tokens
+        if completion.route is not None and completion.sent_tokens:
+            self._pool.release_prompt(completion.route, completion.sent_tokens)
             completion.sent_tokens = 0

@@ -47,6 +47,8 @@ async def make_job(service: Service, request: CompletionRequest, response_id: st
                 sampling=replace(request.sampling, max_tokens=max_tokens, seed=seed),
                 text=TextStream(service.tokenizer.decode, request.stops),
                 mailbox=mailbox,
+                client=request.client,
+                priority=request.priority,
             )
             completions.append(completion)
     head = head_of(response_id, int(time.time()), service.tokenizer.info.name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.errors import RequestError
+from common.wire.fields import MAX_INT32
 from common.wire.sampling_params import SamplingParams
 from router.json_fields import Fields, is_text, shown, wrong
 
@@ -19,6 +20,7 @@ MAX_PROMPTS = 128
 MAX_N = 128
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
+MAX_USER_CHARS = 512
 MAX_TOP_K = 1 << 30
 DEFAULT_MAX_TOKENS = 16
 MAX_MAX_TOKENS = 1 << 30
@@ -35,6 +37,8 @@ class CompletionRequest:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
+    client: str  # who asks, by the field `user`; "" when it does not say
+    priority: int  # lower is earlier
 
 
 def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> CompletionRequest:
@@ -53,6 +57,8 @@ def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int,
         stops=_stops(fields.value("stop")),
         stream=stream,
         include_usage=_include_usage(fields, stream),
+        client=_client(fields),
+        priority=fields.integer("priority", 0, -MAX_INT32, MAX_INT32),
     )
 
 
@@ -98,7 +104,13 @@ def _refuse_unsupported(fields: Fields, n: int) -> None:
     fields.only("logit_bias", ({},), "leave it out")
     fields.only("presence_penalty", (0, 0.0), "only 0")
     fields.only("frequency_penalty", (0, 0.0), "only 0")
-    fields.string("user")
+
+
+def _client(fields: Fields) -> str:
+    user = fields.string("user") or ""
+    if len(user) > MAX_USER_CHARS:
+        raise wrong("user", user, f"at most {MAX_USER_CHARS} characters")
+    return user
 
 
 def _sampling(fields: Fields, stop_token_ids: tuple[int, ...]) -> SamplingParams:

@@ -86,6 +86,10 @@ class Completion:
     sampling: SamplingParams
     text: TextStream
     mailbox: Mailbox
+    client: str = ""  # between whom the queue is fair; "" is whoever does not say
+    priority: int = 0  # lower is earlier, before everything else
+    turn: int = 0  # its place among completions of one priority
+    number: int = -1  # of all that were ever queued
     state: State = State.QUEUED
     outputs: list[int] = field(default_factory=list)
     attempt: int = 0  # grows with every replay
@@ -110,6 +114,11 @@ class Completion:
     @property
     def is_terminal(self) -> bool:
         return self.state in TERMINAL
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute before the next output: the prompt, and after a replay the outputs so far."""
+        return len(self.prompt_ids) + len(self.outputs)
 
     @property
     def max_total_tokens(self) -> int:
@@ -139,8 +148,7 @@ class Completion:
 
     def demand(self) -> Demand:
         """What the next attempt asks of workers."""
-        num_tokens = len(self.prompt_ids) + len(self.outputs)
-        return Demand(num_tokens, self.max_total_tokens, self.avoided, is_trial=self.is_suspect)
+        return Demand(self.num_tokens, self.max_total_tokens, self.avoided, is_trial=self.is_suspect)
 
     def forget_failures(self) -> None:
         """It got on, so what failed before was not its fault, or is over."""

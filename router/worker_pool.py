@@ -4,8 +4,9 @@ Knows no sockets and no requests. Invariant: a worker is in the pool under one e
 its counters cover exactly what was assigned to that incarnation and not yet given back.
 """
 
+from bisect import bisect_right, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from common.config import NetSection
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
@@ -29,6 +30,8 @@ class Worker:
     has_trial: bool = False  # of the only one of those: nothing may join it
     silent: bool = False  # for so long that it gets nothing until it speaks, or is lost
     outstanding_tokens: int = 0  # sent as prompts, first token not seen yet
+    num_outstanding: int = 0  # prompts that those are of
+    overtaking: list[int] = field(default_factory=list)  # lengths of those sent ahead of their turn, ascending
     num_assigned: int = 0  # sequences that are to be decoded here
     expected_blocks: int = 0  # that those are expected to hold
     last_turn: int = 0  # when it was last chosen; breaks ties, so that idle workers take turns
@@ -98,6 +101,7 @@ class Route:
     prefill: Worker
     decode: Worker
     expected_blocks: int = 0  # at the decode worker
+    overtakes: bool = False  # sent ahead of its turn
 
     @property
     def is_local(self) -> bool:
@@ -215,13 +219,18 @@ class WorkerPool:
 
     # --- choice ---------------------------------------------------------------------------------
 
-    def choose(self, demand: Demand) -> Route | None:
-        """The least loaded pair that has room and takes what is asked for; None when there is none now."""
+    def choose(self, demand: Demand, *, overtakes: bool = False) -> Route | None:
+        """The least loaded pair that has room and takes what is asked for; None when there is none now.
+
+        A prompt `overtakes` where it is shorter than those that are there. Beside its window a worker gets one step's
+        worth of such prompts, longer ones not counted: the shortest are computed first, while all others wait.
+        """
+        has_room = self._has_room_ahead if overtakes else self._has_room
         for decode, partners in self._pairs(demand):
-            ready = [worker for worker in partners if self._has_room(worker, demand)]
+            ready = [worker for worker in partners if _is_open(worker, demand) and has_room(worker, demand)]
             if ready:
                 prefill = min(ready, key=lambda w: (w is demand.avoided, w.outstanding_tokens, w.last_turn))
-                return Route(prefill, decode, _num_blocks(decode, demand.expected_tokens))
+                return Route(prefill, decode, _num_blocks(decode, demand.expected_tokens), overtakes)
         return None
 
     def longest(self) -> int:
@@ -254,12 +263,21 @@ class WorkerPool:
         self._turn += 1
         route.prefill.last_turn = route.decode.last_turn = self._turn
         route.prefill.outstanding_tokens += num_tokens
+        route.prefill.num_outstanding += 1
+        if route.overtakes:
+            insort(route.prefill.overtaking, num_tokens)
         route.decode.num_assigned += 1
         route.decode.expected_blocks += route.expected_blocks
 
-    def release(self, route: Route, num_tokens: int) -> None:
-        """One sequence less, of which `num_tokens` prompt tokens were still outstanding."""
+    def release_prompt(self, route: Route, num_tokens: int) -> None:
+        """The prompt of an assigned sequence is computed, or given up."""
         route.prefill.outstanding_tokens -= num_tokens
+        route.prefill.num_outstanding -= 1
+        if route.overtakes:
+            route.prefill.overtaking.remove(num_tokens)
+
+    def release(self, route: Route) -> None:
+        """One sequence less, whose prompt was released before."""
         route.decode.num_assigned -= 1
         route.decode.expected_blocks -= route.expected_blocks
 
@@ -309,12 +327,17 @@ class WorkerPool:
         path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
         return path is not None and not path.error
 
-    def _has_room(self, worker: Worker, demand: Demand) -> bool:
-        if not _is_open(worker, demand):
-            return False
+    def _has_room(self, worker: Worker, _: Demand) -> bool:
         if worker.ready.role is Role.DECODE:
             return worker.num_assigned < worker.ready.max_num_seqs
-        return worker.outstanding_tokens < self._prefill_window * worker.ready.max_batch_tokens
+        by_turn = worker.outstanding_tokens - sum(worker.overtaking)
+        return by_turn < self._prefill_window * worker.ready.max_batch_tokens
+
+    def _has_room_ahead(self, worker: Worker, demand: Demand) -> bool:
+        """Whether a prompt may be sent there ahead of its turn; never to a worker without a step budget."""
+        is_shorter = demand.num_tokens * worker.num_outstanding < worker.outstanding_tokens
+        before = worker.overtaking[: bisect_right(worker.overtaking, demand.num_tokens)]
+        return is_shorter and sum(before) < worker.ready.max_batch_tokens
 
 
 def _is_open(worker: Worker, demand: Demand) -> bool:

@@ -33,6 +33,7 @@ FORBIDDEN = {
     "prefill_worker.scheduler": {"torch", "triton"},
     "prefill_worker.handoff": {"torch", "triton"},
     "decode_worker.scheduler": {"torch", "triton"},
+    "common.serving.prompt_order": {"torch", "triton"},
     "common.wire.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
     "common.wire.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
 }

@@ -28,6 +28,7 @@ from common.wire.fields import (
     Label,
     OptionalLabel,
     Positive,
+    Priority,
     ProcessId,
     Rate,
     RequestId,
@@ -35,6 +36,7 @@ from common.wire.fields import (
     Seconds,
     Text,
     TokenIds,
+    Turn,
     WorkerId,
 )
 from common.wire.kv_layout import KVLayout
@@ -221,6 +223,8 @@ class PrefillRequest:
     decode_worker_id: WorkerId
     decode_epoch: Epoch
     whole_gpu: bool  # it may be computed with all of the GPU, whatever decode steps there lose by it
+    priority: Priority  # lower is earlier, before everything else
+    turn: Turn  # its place among prompts of one priority, lower is earlier; see router.turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,24 +330,7 @@ class KVPathResult:
 
 
 Message = (
-    WorkerReady
-    | Heartbeat
-    | WorkerLeaving
-    | WorkerFailed
-    | KVPathReport
-    | TokenBatch
-    | RequestFailed
-    | Welcome
-    | Refused
-    | Reregister
-    | DecodePeer
-    | PeerGone
-    | PrefillRequest
-    | Abort
-    | KVPoolExport
-    | KVHandoff
-    | KVLease
-    | KVRelease
-    | KVPathResult
-    | KVProgress
-)
+    WorkerReady | Heartbeat | WorkerLeaving | WorkerFailed | KVPathReport | TokenBatch | RequestFailed | Welcome
+    | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort | KVPoolExport | KVHandoff | KVLease
+    | KVRelease | KVPathResult | KVProgress
+)  # fmt: skip

@@ -108,8 +108,9 @@ class Rig:
 
     def ask(self, name: str, num_tokens: int, max_tokens: int = 100) -> None:
         ids, sampling = pack_ids(range(num_tokens)), SamplingParams(max_tokens=max_tokens)
-        self.router.send(connection_of("d", 1), PrefillRequest(name, 0, ids, 0, sampling, "d", 1, True))
         num_known = len(self.worker.local_prompts)
+        request = PrefillRequest(name, 0, ids, 0, sampling, "d", 1, True, 0, num_known)
+        self.router.send(connection_of("d", 1), request)
         self.turn_until(lambda: len(self.worker.local_prompts) > num_known)
 
     def turn(self) -> None:

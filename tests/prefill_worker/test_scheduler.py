@@ -42,13 +42,13 @@ def test_short_prompts_share_a_step() -> None:
     assert plan(scheduler) == []
 
 
-def test_a_long_prompt_goes_on_before_a_new_one_begins() -> None:
+def test_a_short_prompt_goes_into_the_next_step_of_a_long_one_under_way() -> None:
     scheduler = make(max_batch_tokens=64)
-    scheduler.add(prompt("long", 150))
+    scheduler.add(prompt("long", 200))
+    assert plan(scheduler) == [("long", 64)]
     scheduler.add(prompt("short", 10))
+    assert plan(scheduler) == [("short", 10), ("long", 54)]
     assert plan(scheduler) == [("long", 64)]
-    assert plan(scheduler) == [("long", 64)]
-    assert plan(scheduler) == [("long", 22), ("short", 10)]
 
 
 def test_without_chunking_a_prompt_is_one_piece_and_shares_only_what_fits() -> None:
@@ -69,13 +69,25 @@ def test_without_batching_one_prompt_at_a_time() -> None:
     assert plan(scheduler) == [("b", 20)]
 
 
-def test_nothing_overtakes_a_prompt_that_waits_for_blocks() -> None:
-    scheduler = make(num_blocks=4)
-    scheduler.add(prompt("a", 50))
-    assert launch(scheduler) == [("a", 50)]
-    scheduler.add(prompt("b", 50))
-    scheduler.add(prompt("c", 1))
+def test_what_comes_free_is_kept_for_a_prompt_that_waits_for_blocks() -> None:
+    scheduler = make(num_blocks=6, max_batch_tokens=96)
+    scheduler.add(prompt("a", 64))
+    assert launch(scheduler) == [("a", 64)]
+    for name, num_tokens in (("large", 96), ("b", 30), ("c", 30)):
+        scheduler.add(prompt(name, num_tokens))
+    assert launch(scheduler) == [("b", 30)], "it overtakes, with credit for a third of a step"
     assert launch(scheduler) == []
+    for name in "ab":
+        assert scheduler.remove(name, 0)
+    assert launch(scheduler) == [("large", 96)]
+    assert launch(scheduler) == [], "c has no blocks"
+
+
+def test_a_prompt_that_overtakes_leaves_blocks_for_the_one_whose_turn_it_is() -> None:
+    scheduler = make(num_blocks=4, max_batch_tokens=32)
+    scheduler.add(prompt("long", 64))
+    scheduler.add(prompt("short", 10))
+    assert launch(scheduler) == [("long", 32)]
 
 
 @pytest.mark.parametrize(("num_blocks", "max_len"), [(4, 1000), (100, 64)])
@@ -90,11 +102,11 @@ def test_a_step_is_scheduled_while_others_are_in_flight() -> None:
     scheduler.add(prompt("long", 100))
     for name in "abc":
         scheduler.add(prompt(name, 10))
-    assert launch(scheduler) == [("long", 64)]
-    assert launch(scheduler) == [("long", 36), ("a", 10)]
-    assert launch(scheduler) == [("b", 10), ("c", 10)]
+    assert launch(scheduler) == [("a", 10), ("long", 54)]
+    assert launch(scheduler) == [("b", 10), ("long", 46)]
+    assert launch(scheduler) == [("c", 10)]
     assert launch(scheduler) == []
-    assert [s.request_id for s in scheduler.ending] == ["long", "a", "b", "c"]
+    assert [s.request_id for s in scheduler.ending] == ["a", "long", "b", "c"]
 
 
 def test_without_batching_steps_of_one_prompt_follow_each_other() -> None:

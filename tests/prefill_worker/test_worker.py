@@ -102,7 +102,7 @@ class Rig:
         """Send a prompt; returns when it has arrived."""
         num_known = len(self.worker.scheduler.sequences())
         ids = pack_ids(range(num_tokens))
-        self.tell(PrefillRequest(name, 0, ids, 0, SamplingParams(**sampling), "d", 1, whole_gpu))
+        self.tell(PrefillRequest(name, 0, ids, 0, SamplingParams(**sampling), "d", 1, whole_gpu, 0, num_known))
 
         def arrived() -> bool:
             self.worker.receive()
@@ -230,13 +230,26 @@ def test_an_announced_prompt_that_its_first_token_ends_is_called_off(rig: Rig) -
 
 def test_a_step_gets_the_whole_gpu_only_if_each_of_its_prompts_was_alone(rig: Rig) -> None:
     rig.ask("alone", 70, whole_gpu=True)
-    rig.ask("second", 100)
-    rig.ask("alone again", 30, whole_gpu=True)
+    rig.ask("second", 70)
+    rig.ask("alone again", 70, whole_gpu=True)
     for number in range(4):
         rig.turn()
         rig.steps[number].over = True
-    assert rig.launched() == [[64], [6, 58], [42, 22], [8]]
+    assert rig.launched() == [[64], [6, 58], [12, 52], [18]]
     assert [step.whole_gpu for step in rig.steps] == [True, False, False, True]
+
+
+def test_a_prompt_overtaken_between_its_pieces_is_announced_and_handed_off_as_ever(rig: Rig) -> None:
+    rig.ask("long", 150)
+    rig.turn()
+    rig.ask("short", 20)
+    for number in range(3):
+        rig.turn()
+        rig.steps[number].over = True
+    rig.turn_until(lambda: [h.request_id for h in rig.handed_off] == ["short", "long"])
+    assert rig.launched() == [[64], [20, 44], [42]]
+    block_ids = unpack_ids(rig.handed_off[1].block_ids)
+    assert rig.announced == [("long", block_ids[:4]), ("long", block_ids[:6])], "64 and 108 tokens are complete"
 
 
 def test_blocks_are_handed_off_only_when_their_step_is_over(rig: Rig) -> None:
@@ -326,7 +339,7 @@ def test_a_new_router_is_not_told_what_the_old_one_asked(rig: Rig) -> None:
 
 
 def test_a_prompt_longer_than_this_worker_takes_is_refused_and_the_others_go_on(rig: Rig) -> None:
-    rig.tell(PrefillRequest("long", 0, pack_ids(range(513)), 0, SamplingParams(), "d", 1, whole_gpu=False))
+    rig.tell(PrefillRequest("long", 0, pack_ids(range(513)), 0, SamplingParams(), "d", 1, False, 0, 0))
     rig.ask("a", 10)
     rig.turn()
     rig.steps[0].over = True

@@ -68,7 +68,9 @@ class Bench:
         self.pool.remove(worker)
         self.dispatcher.on_worker_lost(worker, "test")
 
-    def submit(self, num_prompt_tokens: int = 4, stops: Sequence[str] = (), **sampling: Any) -> Completion:
+    def submit(
+        self, num_prompt_tokens: int = 4, stops: Sequence[str] = (), priority: int = 0, **sampling: Any
+    ) -> Completion:
         self._num_made += 1
         fields: dict[str, Any] = {"max_tokens": 5, "stop_token_ids": (EOS,)} | sampling
         completion = Completion(
@@ -78,6 +80,7 @@ class Bench:
             sampling=SamplingParams(**fields),
             text=TextStream(decode_ids, stops),
             mailbox=Mailbox(),
+            priority=priority,
         )
         self.dispatcher.submit([completion])
         return completion

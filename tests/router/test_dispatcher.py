@@ -85,13 +85,46 @@ def test_prompts_get_the_whole_gpu_while_many_tokens_are_queued() -> None:
 def test_what_is_queued_or_replayed_counts_only_while_it_is_at_workers() -> None:
     bench = Bench(num_prefill=0)
     bench.decodes[0].draining = True
-    bench.submit(num_prompt_tokens=200)
-    bench.submit()
+    for _ in range(2):
+        bench.submit(num_prompt_tokens=200)
     bench.decodes[0].draining = False
     bench.join("p0", Role.PREFILL)  # its window takes the first, the other one waits
     assert [request.whole_gpu for _, request in bench.requests()] == [True]
     bench.lose(bench.pool.get("p0", 1) or pytest.fail("gone"))
     assert [(to, request.whole_gpu) for to, request in bench.requests()][1:] == [("d0", True), ("d0", False)]
+
+
+def test_a_short_prompt_overtakes_what_waits_for_a_window_and_says_whose_turn_it_is() -> None:
+    bench = Bench()
+    longs = [bench.submit(num_prompt_tokens=200) for _ in range(3)]
+    shorts = [bench.submit(num_prompt_tokens=60) for _ in range(3)]
+    assert [request.request_id for _, request in bench.requests()] == [c.request_id for c in [longs[0], *shorts[:2]]], (
+        "beside its window of 200 tokens the worker gets a step's worth, 100, ahead of their turn"
+    )
+    turns = [request.turn for _, request in bench.requests()]
+    assert turns[0] < turns[1] < turns[2]
+    bench.token(bench.prefills[0], shorts[0], 0, 1)
+    assert shorts[2].state is State.PREFILLING
+    bench.token(bench.prefills[0], longs[0], 0, 1)
+    assert [longs[1].state, longs[2].state] == [State.PREFILLING, State.QUEUED]
+    for completion in [*longs, *shorts]:
+        bench.dispatcher.abort(completion)
+    bench.assert_idle()
+    assert not bench.prefills[0].overtaking
+
+
+def test_prompts_of_one_length_wait_for_the_window() -> None:
+    bench = Bench()
+    completions = [bench.submit(num_prompt_tokens=100) for _ in range(5)]
+    assert [c.state for c in completions] == [State.PREFILLING] * 2 + [State.QUEUED] * 3
+
+
+def test_a_lower_priority_number_is_sent_first_and_says_so() -> None:
+    bench = Bench()
+    first, late, urgent = (bench.submit(200, priority=number) for number in (0, 1, -1))
+    bench.token(bench.prefills[0], first, 0, 1)
+    assert (urgent.state, late.state) == (State.PREFILLING, State.QUEUED)
+    assert [request.priority for _, request in bench.requests()] == [0, -1]
 
 
 def test_a_stop_token_is_counted_and_not_shown() -> None:

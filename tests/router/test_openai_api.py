@@ -18,7 +18,7 @@ def parsed(**fields: Any) -> CompletionRequest:
 OPTIONAL = [
     "model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "ignore_eos", "stream",
     "stream_options", "user", "best_of", "echo", "suffix", "logprobs", "logit_bias", "presence_penalty",
-    "frequency_penalty",
+    "frequency_penalty", "priority",
 ]  # fmt: skip
 
 ACCEPTED: list[dict[str, Any]] = [
@@ -54,7 +54,8 @@ ACCEPTED: list[dict[str, Any]] = [
     {"stream": True, "stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": {}},
     {"stream": True, "stream_options": {"include_usage": None, "other": 1}},
-    {"user": "somebody"},
+    {"user": "x" * 512},
+    {"priority": -(2**31) + 1},
     {"ignore_eos": True},
     {"unknown_field": {"deep": [1, 2]}},
     dict.fromkeys(OPTIONAL),
@@ -124,6 +125,9 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("stream_options", {"stream": True, "stream_options": []}),
     ("include_usage", {"stream": True, "stream_options": {"include_usage": 1}}),
     ("user", {"user": 5}),
+    ("user", {"user": "x" * 513}),
+    ("priority", {"priority": 2**31}),
+    ("priority", {"priority": "high"}),
     ("ignore_eos", {"ignore_eos": 1}),
 ]
 
@@ -161,6 +165,14 @@ def test_another_model_is_404() -> None:
 def test_a_body_that_is_no_object(body: object) -> None:
     with pytest.raises(RequestError):
         parse(body, "tiny", VOCAB, EOS)
+
+
+def test_the_queue_is_told_who_asks_and_how_urgently() -> None:
+    assert (parsed().client, parsed().priority) == ("", 0)
+    assert (parsed(user="somebody", priority=-3).client, parsed(user="somebody", priority=-3).priority) == (
+        "somebody",
+        -3,
+    )
 
 
 def test_seeds_are_unsigned_63_bits_and_random_without_one() -> None:

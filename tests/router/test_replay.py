@@ -184,7 +184,7 @@ def test_a_bug_met_by_one_completion_ends_it_and_no_other(monkeypatch: pytest.Mo
     assert [completion.outputs for completion in here[1:]] == [[1, 2], [1, 2]]
     monkeypatch.setattr(bench.metrics, "replays", SimpleNamespace(labels=Mock(side_effect=[RuntimeError, Mock()])))
     bench.lose(worker)
-    assert [completion.state for completion in here] == [State.FAILED, State.PREFILLING, State.FAILED]
+    assert [completion.state for completion in here] == [State.FAILED, State.FAILED, State.PREFILLING]
 
 
 def bug(*_: object) -> None:

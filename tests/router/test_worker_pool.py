@@ -212,7 +212,7 @@ def test_decode_by_blocks_that_are_held_or_will_be() -> None:
         assert route is not None
         assert route.decode is not first.decode, "63 of 100 blocks weigh more than 3 of 8 rows"
         pool.assign(route, 0)
-    pool.release(first, 0)
+    pool.release(first)
     assert pool.beat(Heartbeat(first.decode.id, 1, 0, 1, 20, 0, 0.0, 0), 0.0)
     route = pool.choose(short)
     assert route is not None and route.decode is not first.decode, "80 blocks are held there for whatever reason"

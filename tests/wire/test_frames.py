@@ -70,7 +70,7 @@ def _refused_or_real(frame: bytes) -> None:
     assert decode(encode(message)) == message
 
 
-PROMPT = PrefillRequest("r", 0, pack_ids([1, 2, 3]), 0, SamplingParams(), "d", 1, whole_gpu=True)
+PROMPT = PrefillRequest("r", 0, pack_ids([1, 2, 3]), 0, SamplingParams(), "d", 1, True, 0, 0)
 HANDOFF = KVHandoff("p", 1, "r", 0, pack_ids([1, 2, 3]), 1, SamplingParams(), pack_ids([4]), 30.0)
 LAYOUT = KVLayout("m", 1, 1, 8, 16, "float32")
 EXPORT = KVPoolExport("p", 1, 1, "shm", "", b"", 9, LAYOUT, 0)
@@ -168,7 +168,7 @@ def test_ids_are_four_bytes_each() -> None:
 
 
 def test_a_prompt_of_a_million_tokens_fits_a_frame() -> None:
-    request = PrefillRequest("r", 0, pack_ids(range(1_000_000)), 0, SamplingParams(), "d", 1, whole_gpu=True)
+    request = PrefillRequest("r", 0, pack_ids(range(1_000_000)), 0, SamplingParams(), "d", 1, True, 0, 0)
     assert decode(encode(request)) == request
 
 
