@@ -24,13 +24,23 @@ CHUNK = 1024  # logits of one program
 
 
 @triton.jit
+def _exponential(bits):
+    """`reference.exponential` of 32 random bits."""
+    signed = bits.to(tl.int32, bitcast=True)
+    distance = ((signed ^ (signed >> 31)).to(tl.float32) + 0.5) * (2.0**-32)
+    rest = 1.0 - distance
+    lost = distance - (1.0 - rest)
+    is_upper = signed >= 0
+    return tl.where(is_upper, lost, 0.0) - tl.log(tl.where(is_upper, rest, distance))
+
+
+@triton.jit
 def _gumbel(seed, position, tokens):
     """Standard Gumbel noise of `tokens`, keyed on (seed, position): bits of Philox 4x32-10 as in the reference."""
     key_low, key_high, _, _ = tl.philox(seed, position.to(tl.uint32), 0, 0, 0)
     key = (key_high.to(tl.uint64) << 32) | key_low.to(tl.uint64)
     bits, _, _, _ = tl.philox(key, tokens.to(tl.uint32), 0, 0, 0)
-    uniform = ((bits >> 9).to(tl.float32) + 0.5) * (2.0**-23)
-    return -tl.log(-tl.log(uniform))
+    return -tl.log(_exponential(bits))
 
 
 @triton.jit(do_not_specialize=["max_len"])

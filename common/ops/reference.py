@@ -177,8 +177,21 @@ def gumbel(seed: Tensor, positions: Tensor, vocab: int) -> Tensor:
     low, high, _, _ = philox(positions.long(), zero, seed & _U32, (seed >> 32) & _U32)
     tokens = torch.arange(vocab, device=seed.device).expand(seed.shape[0], vocab)
     bits, _, _, _ = philox(tokens, torch.zeros_like(tokens), low.unsqueeze(1), high.unsqueeze(1))
-    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23  # 23 bits: fp32 holds the half, so strictly between 0 and 1
-    return -(-uniform.log()).log()
+    return -exponential(bits).log()
+
+
+def exponential(bits: Tensor) -> Tensor:
+    """`-log(u)` of the uniform numbers `u = 1 - (bits + 1/2) / 2^32`, to a rounding error of fp32 wherever u lies.
+
+    The largest noise, which decides most draws, comes from u next to 1, where fp32 has only steps of 2^-24. So u is
+    held by its distance to the nearer end, and what `1 - distance` loses by rounding is added to the logarithm:
+    at first order, as it is at most 2^-25.
+    """
+    is_upper = bits < 1 << 31
+    distance = (torch.where(is_upper, bits, _U32 - bits).float() + 0.5) * 2.0**-32  # at most 1/2
+    rest = 1.0 - distance
+    lost = distance - (1.0 - rest)
+    return torch.where(is_upper, lost, 0.0) - torch.where(is_upper, rest, distance).log()
 
 
 def philox(counter: Tensor, counter_1: Tensor, key_0: Tensor, key_1: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -315,6 +315,22 @@ def _bits_kernel(seed_ptr, position_ptr, out_ptr, BLOCK: tl.constexpr):  # type:
     tl.store(out_ptr + tl.arange(0, BLOCK), noise)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _exponential_kernel(bits_ptr, out_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Grid: (1,). Of BLOCK words of 32 random bits."""
+    bits = tl.load(bits_ptr + tl.arange(0, BLOCK)).to(tl.uint32, bitcast=True)
+    tl.store(out_ptr + tl.arange(0, BLOCK), sampling._exponential(bits))
+
+
+def test_both_ends_are_as_fine_as_the_references(device: torch.device) -> None:
+    ends = torch.cat((torch.arange(1000), 2 ** torch.arange(31)))
+    bits = torch.cat((ends, (1 << 32) - 1 - ends, (1 << 31) - 1 - ends[:17], (1 << 31) + ends[:17]))[:2048]
+    bits = torch.cat((bits, torch.randint(0, 1 << 32, (2048 - len(bits),))))
+    words, out = bits.int().to(device), torch.empty(2048, device=device)  # int() keeps the bits
+    _exponential_kernel[(1,)](bits_ptr=words, out_ptr=out, BLOCK=2048)
+    torch.testing.assert_close(out.cpu(), reference.exponential(bits), rtol=3e-7, atol=0.0)
+
+
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (1, 131071), (-1, 5), (2**62 + 12345, 2**31 - 1)])
 def test_noise_is_the_references(seed: int, position: int, device: torch.device) -> None:
     seeds, positions = torch.tensor([seed]), torch.tensor([position], dtype=torch.int32)
