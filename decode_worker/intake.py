@@ -190,6 +190,10 @@ class Intake:
             self._release(handoff)
         return [handoff.sequence for handoff in waiting]
 
+    def has(self, key: Key) -> bool:
+        """Whether a handoff waits; one that is being pulled is the scheduler's."""
+        return any(handoff.sequence.key == key for handoff in self.waiting)
+
     def num_handoffs(self) -> int:
         """Those that wait or are being pulled, and those to come that are pulled ahead."""
         return len(self.waiting) + len(self.pulling) + len(self.ahead)

@@ -9,7 +9,7 @@ from collections import deque
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PendingPrompts, PromptRunner
 from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Sequence
+from decode_worker.sequence import Key, Sequence
 
 
 class LocalPrompts:
@@ -26,6 +26,10 @@ class LocalPrompts:
 
     def __len__(self) -> int:
         return len(self.waiting) + (self.current is not None)
+
+    def has(self, key: Key) -> bool:
+        """Whether a prompt waits; the one being computed is the scheduler's."""
+        return any(sequence.key == key for sequence in self.waiting)
 
     def accept(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)

@@ -82,6 +82,10 @@ class Scheduler:
         if not sequence.wants_step:
             self.rows.leave(sequence)
 
+    def has(self, key: Key) -> bool:
+        """Whether it is active, or will be."""
+        return key in self.active or key in self.reserved
+
     def find(self, request_id: str, attempt: int) -> list[Sequence]:
         """Active attempts of a request up to `attempt`."""
         return [s for s in self.active.values() if s.request_id == request_id and s.attempt <= attempt]

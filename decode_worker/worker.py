@@ -27,9 +27,11 @@ from common.device.step_trace import WAIT
 from common.errors import ErrorCode
 from common.serving.drain import Drain
 from common.serving.finish import finish_reason
+from common.serving.inquiry import answer
 from common.wire.messages import (
     Abort,
     FinishReason,
+    Inquiry,
     KVHandoff,
     KVLease,
     KVPoolExport,
@@ -259,6 +261,8 @@ class DecodeWorker:
                 self._accept_local(message)
             case Abort():
                 self._abort(message.request_id, message.attempt)
+            case Inquiry():
+                self.link.send(answer(message, self.worker_id, self.epoch, self._has))
             case PeerGone():
                 self.intake.forget(message.worker_id, message.epoch)
             case _:
@@ -315,6 +319,9 @@ class DecodeWorker:
             time.sleep(LOOK_INTERVAL_S)
         else:
             self.poller.poll(IDLE_POLL_MS)
+
+    def _has(self, key: Key) -> bool:
+        return self.scheduler.has(key) or self.intake.has(key) or self.local_prompts.has(key)
 
     def _owns_something(self) -> bool:
         return bool(

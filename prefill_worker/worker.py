@@ -30,10 +30,12 @@ from common.device.step_trace import WAIT
 from common.errors import ErrorCode
 from common.serving.drain import Drain
 from common.serving.finish import finish_reason
+from common.serving.inquiry import answer
 from common.wire.messages import (
     Abort,
     DecodePeer,
     FinishReason,
+    Inquiry,
     KVHandoff,
     KVLease,
     KVPathResult,
@@ -204,6 +206,8 @@ class PrefillWorker:
                 self._accept(Sequence.of(message))
             case Abort():
                 self.scheduler.remove(message.request_id, message.attempt)
+            case Inquiry():
+                self.link.send(answer(message, self.worker_id, self.epoch, self._has))
             case DecodePeer():
                 self.peers.join(message)
             case PeerGone():
@@ -271,6 +275,9 @@ class PrefillWorker:
     def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
         logger.warning("[%s #%d] %s", *key, message)
         self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
+
+    def _has(self, key: Key) -> bool:
+        return key in self.handoffs.kept or any(sequence.key == key for sequence in self.scheduler.sequences())
 
     def _owns_something(self) -> bool:
         return bool(self.scheduler.sequences() or self.handoffs.kept)

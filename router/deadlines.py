@@ -50,11 +50,18 @@ def unserved(
 
 
 def stall(completion: Completion, now_s: float, net: NetSection) -> str:
-    """Why a completion at healthy workers will get nowhere: a message was lost; empty when it moves."""
+    """Why a completion at healthy workers will get nowhere: a message was lost; empty when it moves.
+
+    Prompts may wait for long, as long as some worker says that it has them (see `inquiries`).
+    """
     gap_s = now_s - completion.gap_since_s
     if completion.has_gap and gap_s > net.worker_timeout_s:
         return f"token {len(completion.outputs)} is missing for {gap_s:.1f} s while later ones are here"
+    if completion.is_lost:
+        return "none of its workers has it: a message was lost"
     silence_s = now_s - max(completion.last_token_s, completion.started_s)
     if completion.state is State.DECODING and silence_s > net.step_timeout_s:
         return f"no token for {silence_s:.1f} s while decoding"
+    if completion.state is State.PREFILLING and min(silence_s, now_s - completion.found_s) > net.step_timeout_s:
+        return f"no token for {silence_s:.1f} s, and no worker says that it has the prompt"
     return ""

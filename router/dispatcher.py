@@ -7,7 +7,7 @@ that joins gets its share. What only a dead worker knew is never needed: the tok
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from common.config import NetSection, RouterSection
 from common.errors import ErrorCode, RequestError
@@ -59,6 +59,10 @@ class Dispatcher:
         self._clock = clock
         self._active: dict[str, Completion] = {}
         self._queue = WaitingQueue(limits)
+
+    @property
+    def active(self) -> Iterable[Completion]:
+        return self._active.values()
 
     @property
     def num_active(self) -> int:

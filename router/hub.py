@@ -19,10 +19,14 @@ from common.wire.sockets import Hub
 logger = logging.getLogger(__name__)
 
 OnMessage = Callable[[bytes, Message], None]
+OnUnreachable = Callable[[bytes], None]
 
 
 class AsyncHub:
-    """Calls `on_message(identity, message)` on the event loop for everything that arrives."""
+    """Calls `on_message(identity, message)` on the event loop for everything that arrives.
+
+    And, soon after a message was sent to nobody, `on_unreachable(identity)`.
+    """
 
     def __init__(self, net: NetSection) -> None:
         """Bind; raises ConfigError when the endpoint cannot be bound."""
@@ -34,6 +38,7 @@ class AsyncHub:
             raise
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: OnMessage | None = None
+        self._on_unreachable: OnUnreachable | None = None
         self._scheduled = False
 
     @property
@@ -45,16 +50,17 @@ class AsyncHub:
         """Frames dropped here, either way."""
         return self._hub.drops.dropped
 
-    def start(self, on_message: OnMessage) -> None:
+    def start(self, on_message: OnMessage, on_unreachable: OnUnreachable) -> None:
         """Begin to receive; call once, on the loop."""
-        self._on_message = on_message
+        self._on_message, self._on_unreachable = on_message, on_unreachable
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._hub.socket.fileno(), self._receive)
         self._schedule()
 
     def send(self, identity: bytes, message: Message) -> None:
         """Queue for one worker; never waits."""
-        self._hub.send(identity, message)
+        if not self._hub.send(identity, message) and self._loop is not None and self._on_unreachable is not None:
+            self._loop.call_soon(self._on_unreachable, identity)  # not now: the sender is in the middle of something
         self._schedule()
 
     def refuse(self, identity: bytes, message: Message, why: str) -> None:

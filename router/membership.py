@@ -111,6 +111,12 @@ class Membership:
             logger.info("%s works: %.1f GB/s", where, report.gb_per_s)
         self._dispatcher.pump()
 
+    def on_unreachable(self, identity: bytes) -> None:
+        """A worker's connection is gone, mostly with the worker; one that lives registers again."""
+        worker = next((worker for worker in self._pool if worker.connection == identity), None)
+        if worker is not None:
+            self._lose(worker, "its connection is gone")
+
     def check(self) -> None:
         """Remove workers that are silent or stuck; call a few times a second."""
         now_s = self._clock()

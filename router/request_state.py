@@ -108,6 +108,10 @@ class Completion:
     started_s: float = 0.0  # this attempt was sent
     first_token_s: float = 0.0
     last_token_s: float = 0.0
+    asked_s: float = 0.0  # a worker was asked whether it has it
+    found_s: float = 0.0  # a worker said so
+    is_past_prefill: bool = False  # in this attempt the prefill worker has let go of it
+    is_lost: bool = False  # no worker has this attempt
     gap_since_s: float = 0.0
     _ahead: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -198,6 +202,7 @@ class Completion:
         """Forget what only the previous attempt knew."""
         self.attempt += 1
         self.first_index = len(self.outputs)
+        self.is_past_prefill = self.is_lost = False
         self._ahead.clear()
 
 

@@ -11,6 +11,8 @@ from common.wire.messages import (
     Abort,
     DecodePeer,
     Heartbeat,
+    Inquiry,
+    InquiryReply,
     KVHandoff,
     KVLease,
     KVPathReport,
@@ -33,6 +35,7 @@ from common.wire.messages import (
 from common.wire.worker_id import is_from
 from router.dispatcher import Dispatcher
 from router.hub import AsyncHub
+from router.inquiries import Inquiries
 from router.membership import Membership
 from router.metrics import Metrics
 from router.tokenizer import Tokenizer
@@ -62,6 +65,7 @@ class Service:
             config.net, self.tokenizer.info, router_epoch, self.pool, self.dispatcher, self.hub.send
         )
         self.metrics.observe_state(self.pool, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped)
+        self._inquiries = Inquiries(config.net, self._send)
         self._clockwork: asyncio.Task[None] | None = None
 
     @property
@@ -71,7 +75,7 @@ class Service:
 
     def start(self) -> None:
         """Begin to serve workers; call on the event loop."""
-        self.hub.start(self._handle)
+        self.hub.start(self._receive, self._membership.on_unreachable)
         self._clockwork = asyncio.create_task(self._tick_forever())
         info = self.tokenizer.info
         logger.info("model %s (%s), up to %d tokens; workers dial %s",
@@ -102,19 +106,25 @@ class Service:
             await asyncio.sleep(self.config.net.heartbeat_s / 2)
             try:
                 self._membership.check()
+                self._inquiries.ask(self.dispatcher.active)
                 self.dispatcher.tick()
             except Exception:  # without the clockwork no deadline would hold any more
                 logger.exception("a bug in the clockwork; going on")
 
-    def _handle(self, identity: bytes, message: Message) -> None:
-        if not is_from(identity, message):
+    def _receive(self, identity: bytes, message: Message) -> None:
+        if is_from(identity, message):
+            self._handle(identity, message)
+        else:
             self.hub.refuse(identity, message, "not in the name of the worker whose connection it is")
-            return
+
+    def _handle(self, identity: bytes, message: Message) -> None:
         match message:
             case TokenBatch():
                 self.dispatcher.on_tokens(message)
             case Heartbeat():
                 self._membership.on_heartbeat(identity, message)
+            case InquiryReply():
+                self._inquiries.on_reply(message)
             case RequestFailed():
                 self.dispatcher.on_failed(message)
             case WorkerReady():
@@ -127,7 +137,7 @@ class Service:
                 self._membership.on_path(message)
             case (
                 Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort()
-                | KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult()
+                | Inquiry() | KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult()
             ):  # fmt: skip
                 self.hub.refuse(identity, message, "only workers receive it")
             case _:

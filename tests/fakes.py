@@ -17,6 +17,7 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ErrorCode
+from common.serving.inquiry import answer
 from common.wire.endpoints import AUTO, resolved
 from common.wire.kv_layout import KVLayout
 from common.wire.messages import (
@@ -24,6 +25,7 @@ from common.wire.messages import (
     DecodePeer,
     FinishReason,
     Heartbeat,
+    Inquiry,
     KVHandoff,
     KVPathReport,
     KVPathResult,
@@ -120,6 +122,7 @@ class FakeWorker:
         self._to_say: deque[Message] = deque()
         self.step_age_s = 0.0
         self.fail_next: ErrorCode | None = None
+        self.lose_next: type[Message] | None = None  # as if it had never arrived
         self.received: list[Message] = []
         self.net = net
         self._ready_fields = ready
@@ -170,6 +173,8 @@ class FakeWorker:
                 if self.silent:
                     continue
                 for message in itertools.chain(self._router.receive(), beat.receive()):
+                    if self._is_lost(message):
+                        continue
                     self.received.append(message)
                     self._handle(message)
                 self._work()
@@ -200,8 +205,20 @@ class FakeWorker:
                 self._note(message)
             case Welcome():
                 pass
+            case Inquiry():
+                self._router.send(answer(message, self.worker_id, self.epoch, self._knows))
             case _:
                 raise AssertionError(f"{self.worker_id} got {message}")
+
+    def _is_lost(self, message: Message) -> bool:
+        is_lost = self.lose_next is not None and isinstance(message, self.lose_next)
+        self.lose_next = None if is_lost else self.lose_next
+        return is_lost
+
+    def _knows(self, key: tuple[str, int]) -> bool:
+        """Whether it was ever told of an attempt, and so has it, for all that a test can tell."""
+        requests = [message for message in self.received if isinstance(message, PrefillRequest | KVHandoff)]
+        return key in {(request.request_id, request.attempt) for request in requests}
 
     def _failed(self, request: PrefillRequest, code: ErrorCode) -> RequestFailed:
         return RequestFailed(self.worker_id, self.epoch, request.request_id, request.attempt, code, f"fake {code.name}")
@@ -293,6 +310,8 @@ class FakeDecode(FakeWorker):
 
     def _work(self) -> None:
         for identity, message in self._hub.receive():
+            if self._is_lost(message):
+                continue
             self.received.append(message)
             if isinstance(message, KVPoolExport):
                 self._hub.send(identity, KVPathResult(self.worker_id, self.epoch, self.path_error))

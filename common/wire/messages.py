@@ -26,6 +26,7 @@ from common.wire.fields import (
     Epoch,
     Handle,
     Label,
+    Length,
     OptionalLabel,
     Positive,
     Priority,
@@ -166,6 +167,17 @@ class RequestFailed:
     message: Text
 
 
+@dataclass(frozen=True, slots=True)
+class InquiryReply:
+    """worker -> router: which attempts of an `Inquiry` it has; another it will never have, nor say more of it."""
+
+    worker_id: WorkerId
+    epoch: Epoch
+    request_ids: RequestIds
+    attempts: Column
+    are_here: Annotated[bytes, Length(0, MAX_ROWS)]  # a byte each, 0 for what it does not have
+
+
 # --- router -> worker ---------------------------------------------------------------------------
 
 
@@ -235,6 +247,14 @@ class Abort:
     attempt: Count
 
 
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """router -> worker: do you have these attempts? To be answered after all that was sent before."""
+
+    request_ids: RequestIds
+    attempts: Column
+
+
 # --- prefill worker -> decode worker ------------------------------------------------------------
 
 
@@ -291,23 +311,17 @@ class KVProgress:
     block_ids: BlockIds  # from the first block on; none when there will be no handoff after all
 
 
-# --- both ways between prefill and decode workers -----------------------------------------------
+# --- decode worker -> prefill worker, leases back again ------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class KVLease:
-    """decode -> prefill: keep these; prefill -> decode: these are kept (what is missing is lost).
-
-    Sent at least every third of a lease, empty too: it is also the sign of life between peers.
-    """
+    """decode -> prefill: keep these; prefill -> decode: these are kept (what is missing is lost)."""
 
     worker_id: WorkerId
     epoch: Epoch
     request_ids: RequestIds
     attempts: Column
-
-
-# --- decode worker -> prefill worker ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +344,7 @@ class KVPathResult:
 
 
 Message = (
-    WorkerReady | Heartbeat | WorkerLeaving | WorkerFailed | KVPathReport | TokenBatch | RequestFailed | Welcome
-    | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort | KVPoolExport | KVHandoff | KVLease
-    | KVRelease | KVPathResult | KVProgress
+    WorkerReady | Heartbeat | WorkerLeaving | WorkerFailed | KVPathReport | TokenBatch | RequestFailed | InquiryReply
+    | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort | Inquiry
+    | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
 )  # fmt: skip

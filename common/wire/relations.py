@@ -2,6 +2,8 @@
 
 from common.wire.fields import ID_BYTES
 from common.wire.messages import (
+    Inquiry,
+    InquiryReply,
     KVHandoff,
     KVLease,
     KVPoolExport,
@@ -20,8 +22,10 @@ def contradiction(message: Message) -> str:
         case TokenBatch():
             columns = (message.attempts, message.output_indices, message.token_ids)
             return _uneven(len(message.request_ids), len(message.finish_reasons), *map(_num_ids, columns))
-        case KVLease():
+        case KVLease() | Inquiry():
             return _uneven(len(message.request_ids), _num_ids(message.attempts))
+        case InquiryReply():
+            return _uneven(len(message.request_ids), _num_ids(message.attempts), len(message.are_here))
         case PrefillRequest():
             return _too_many_outputs(message)
         case KVHandoff():

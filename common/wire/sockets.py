@@ -37,6 +37,7 @@ class Hub:
         require_protected(endpoint, has_secret=secret is not None)
         claim(endpoint)
         self.socket = _socket(context, zmq.ROUTER, net)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what is sent to nobody is dropped without a word
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who reconnects need not wait for its old connection's end
         if secret is not None:
             _use_curve(self.socket, secret, server=True)
@@ -49,12 +50,14 @@ class Hub:
         restrict(self.endpoint)
         self.drops = DropCounter(f"hub {self.endpoint}")
 
-    def send(self, identity: bytes, message: Message) -> None:
-        """Queue for one spoke; dropped when that spoke is gone or its queue is full."""
+    def send(self, identity: bytes, message: Message) -> bool:
+        """Queue for one spoke; dropped when its queue is full, or nobody of that name is connected: then False."""
         try:
             self.socket.send_multipart([identity, encode(message)], flags=zmq.DONTWAIT)
         except zmq.ZMQError as error:
             self.drops.count(f"{type(message).__name__} to {identity!r:.60}: {error}")
+            return error.errno != zmq.EHOSTUNREACH
+        return True
 
     def receive(self) -> Iterator[tuple[bytes, Message]]:
         """What has arrived, as (identity, message)."""

@@ -120,6 +120,15 @@ def test_a_dead_prefill_worker_loses_what_it_kept_and_nothing_else() -> None:
     assert [handoff.sequence.request_id for handoff in rig.intake.pulling] == ["other"]
 
 
+def test_what_waits_and_what_is_pulled_is_here() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.hand_off("pulled", 8, [1, 2])
+    rig.hand_off("waits", 8, [3, 4])
+    rig.turn()
+    assert rig.scheduler.has(("pulled", 0)) and rig.intake.has(("waits", 0))
+    assert not rig.intake.has(("waits", 1))
+
+
 def test_an_abort_is_remembered_for_a_while_and_costs_nothing_at_each_look() -> None:
     now_s = 0.0
     remembered = Aborts(clock=lambda: now_s)

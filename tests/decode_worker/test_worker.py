@@ -17,6 +17,8 @@ from common.kv.blocks import BlockAllocator
 from common.serving.drain import Drain
 from common.wire.messages import (
     Abort,
+    Inquiry,
+    InquiryReply,
     Message,
     PrefillRequest,
     Role,
@@ -81,7 +83,6 @@ class Rig:
         self.said: list[Message] = []
         self.steps: list[Step] = []
         self.chunks: list[Chunk] = []
-        self.num_tokens_at_chunk: list[tuple[int, int]] = []  # sampled by steps, sent of those
         self.allocator = BlockAllocator(num_blocks + 1)
         pool = SimpleNamespace(close=lambda: None)
         config = Config(
@@ -174,6 +175,17 @@ def test_tokens_go_out_before_a_chunk_of_a_local_prompt_and_while_it_is_computed
     assert parts == [(0, False), (16, False), (32, True)]
     rig.chunks[-1].over = True
     rig.turn_until(lambda: rig.sent("long")[:2] == [FIRST, NEXT])
+
+
+def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
+    begin(rig, "runs")
+    rig.ask("is computed", 40)
+    rig.ask("waits", 10)
+    names = ("runs", "is computed", "waits", "waits", "never came")
+    rig.router.send(connection_of("d", 1), Inquiry(names, pack_ids([0, 0, 0, 1, 0])))
+    rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
+    [reply] = [message for message in rig.said if isinstance(message, InquiryReply)]
+    assert reply.are_here == bytes([1, 1, 1, 0, 0])
 
 
 def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: Rig) -> None:

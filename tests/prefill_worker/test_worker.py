@@ -19,6 +19,8 @@ from common.serving.drain import Drain
 from common.wire.messages import (
     Abort,
     DecodePeer,
+    Inquiry,
+    InquiryReply,
     KVHandoff,
     KVPathResult,
     KVPoolExport,
@@ -275,6 +277,19 @@ def test_the_router_learns_of_blocks_that_nobody_claimed(rig: Rig) -> None:
     [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
     assert (failed.request_id, failed.attempt, failed.code) == ("a", 0, ErrorCode.HANDOFF_LOST)
     rig.allocator.check([])
+
+
+def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
+    rig.ask("waits", 10)
+    rig.ask("handed off", 10)
+    rig.turn()
+    rig.ask("later", 10)
+    rig.steps[0].over = True
+    rig.turn_until(lambda: len(rig.handed_off) == 2)
+    names = ("waits", "handed off", "later", "later", "never came")
+    rig.tell(Inquiry(names, pack_ids([0, 0, 0, 1, 0])))
+    rig.turn_until(lambda: isinstance(rig.said[-1], InquiryReply))
+    assert rig.said[-1] == InquiryReply("p", 1, names, pack_ids([0, 0, 0, 1, 0]), bytes([1, 1, 1, 0, 0]))
 
 
 def test_the_token_of_a_prompt_aborted_in_flight_is_dropped_and_its_blocks_are_free(rig: Rig) -> None:

@@ -19,6 +19,7 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     spoke = Spoke(context, NetSection(), hub.endpoint, b"w")
     received: list[int] = []
+    unreachable: list[bytes] = []
 
     def on_message(identity: bytes, message: Message) -> None:
         assert isinstance(message, Heartbeat)
@@ -32,7 +33,8 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
         for i in range(NUM_MESSAGES):
             spoke.send(Heartbeat("w", 1, i, 0, 0, 0, 0.0, 0))
         await asyncio.sleep(0.3)  # all of them wait in the hub's queue before its first receive
-        hub.start(on_message)
+        hub.start(on_message, unreachable.append)
+        hub.send(b"nobody", Reregister(0))
         async with asyncio.timeout(30):
             while len(received) < NUM_MESSAGES:
                 await asyncio.sleep(0.01)
@@ -47,4 +49,5 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
         hub.close()
         context.destroy(linger=0)
     assert "a bug" in caplog.text
-    assert hub.num_dropped == 0
+    assert unreachable == [b"nobody"]
+    assert hub.num_dropped == 1

@@ -9,7 +9,8 @@ import pytest
 import tokenizers
 
 from common.errors import ErrorCode
-from common.wire.messages import Abort, PeerGone, PrefillRequest, Refused, WorkerFailed, WorkerLeaving
+from common.wire.messages import Abort, Inquiry, PeerGone, PrefillRequest, Refused, WorkerFailed, WorkerLeaving
+from common.wire.worker_id import connection_of
 from tests.fakes import FakeDecode
 from tests.router.conftest import Client, Cluster, StartCluster
 
@@ -56,6 +57,28 @@ async def test_a_prefill_worker_lost_before_the_first_token(client: Client, clus
     await asyncio.to_thread(prefill.kill)
     response = await running
     assert response.choices[0].text == client.expected(PROMPT)
+
+
+async def test_a_worker_whose_connection_is_gone_is_lost_before_it_has_been_silent_for_long(
+    client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    await asyncio.to_thread(cluster.workers[0].kill)
+    identity = connection_of("prefill-0", cluster.workers[0].epoch)
+
+    def is_noticed() -> bool:
+        cluster.service.hub.send(identity, Abort("r", 0))
+        return "prefill worker prefill-0" in caplog.text
+
+    await cluster.until(is_noticed, "the loss of the worker")
+    assert "its connection is gone" in caplog.text and "no heartbeat" not in caplog.text
+
+
+async def test_a_lost_prompt_costs_a_moment(client: Client, cluster: Cluster) -> None:
+    prefill, decode = cluster.workers
+    prefill.lose_next = PrefillRequest
+    response = await client.completions.create(model="tiny", prompt=PROMPT, temperature=0)
+    assert response.choices[0].text == client.expected(PROMPT)
+    assert prefill.got(Inquiry) and decode.got(Inquiry)
 
 
 async def test_a_worker_that_fails_is_tried_again(client: Client, cluster: Cluster) -> None:

@@ -119,10 +119,17 @@ def test_an_oversized_frame_costs_its_sender_the_connection_and_nobody_else(netw
     assert received(hub) == [(b"p0", Abort("r", 0))]
 
 
-def test_a_message_to_nobody_is_dropped(network: Network) -> None:
+def test_a_message_to_nobody_is_dropped_and_the_sender_learns_of_it(network: Network) -> None:
     hub = network.hub()
-    hub.send(b"nobody", Abort("r", 0))
+    assert not hub.send(b"nobody", Abort("r", 0))
+    assert hub.drops.dropped == 1
     assert list(hub.receive()) == []
+    spoke = network.spoke(hub.endpoint, b"somebody")
+    spoke.send(Abort("r", 0))
+    assert received(hub)
+    assert hub.send(b"somebody", Abort("r", 0))
+    spoke.close()
+    until(lambda: not hub.send(b"somebody", Abort("r", 0)))
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5570", "tcp://127.0.0.1:5570", "ipc://@abstract"])

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, Prose, Range, Rule
 from common.wire.frames import TAGS
-from common.wire.messages import KVHandoff, KVPoolExport, KVProgress, Message, PrefillRequest, Role, WorkerReady
+from common.wire.messages import (
+    InquiryReply,
+    KVHandoff,
+    KVPoolExport,
+    KVProgress,
+    Message,
+    PrefillRequest,
+    Role,
+    WorkerReady,
+)
 
 FEW = 6  # rows or ids of one message
 
@@ -84,6 +93,9 @@ def _consistent(message: Any) -> Any:
             return dataclasses.replace(message, sampling=sampling, num_outputs=least + message.num_outputs % most)
         case KVProgress():
             return dataclasses.replace(message, num_tokens=max(message.num_tokens, FEW))
+        case InquiryReply():
+            num_rows = len(message.request_ids)
+            return dataclasses.replace(message, are_here=message.are_here[:num_rows].ljust(num_rows, b"\0"))
         case KVPoolExport():
             return dataclasses.replace(message, proof_block=message.proof_block % message.num_blocks)
         case WorkerReady(role=Role.PREFILL):

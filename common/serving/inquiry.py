@@ -1,0 +1,14 @@
+"""What a worker answers when the router asks whether it still has a request."""
+
+from collections.abc import Callable
+
+from common.wire.messages import Inquiry, InquiryReply, unpack_ids
+
+Key = tuple[str, int]
+"""(request_id, attempt)."""
+
+
+def answer(inquiry: Inquiry, worker_id: str, epoch: int, has: Callable[[Key], bool]) -> InquiryReply:
+    """The reply, to be sent behind everything said so far."""
+    keys = zip(inquiry.request_ids, unpack_ids(inquiry.attempts), strict=True)
+    return InquiryReply(worker_id, epoch, inquiry.request_ids, inquiry.attempts, bytes(map(has, keys)))
