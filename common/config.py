@@ -82,6 +82,9 @@ class RouterSection:
     )
     drain_s: float = option(30.0, "on SIGTERM, seconds that running requests may take to finish")
     max_body_bytes: int = option(16_777_216, "largest HTTP body")
+    max_bodies_bytes: int = option(
+        33_554_432, "long HTTP bodies held at once, together; above it clients get 429 with Retry-After"
+    )
 
     def __post_init__(self) -> None:
         _require(0 <= self.port < 65536, f"router.port = {self.port}: 0 to 65535")

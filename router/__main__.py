@@ -40,6 +40,7 @@ async def serve(config: Config) -> None:
         loop.add_signal_handler(number, signals.put_nowait, number.name)
     runner, _ = await start_server(config)
     service = runner.app[SERVICE]
+    await service.reader.warm_up()
     settle_memory()
     try:
         name = await signals.get()

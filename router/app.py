@@ -20,7 +20,7 @@ from router.service import Service
 logger = logging.getLogger(__name__)
 
 STARTED = web.RequestKey("response_started", bool)
-CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 415: "unsupported_media_type"}
+CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 SHUTDOWN_S = 2.0
 """How long connections may take to close once their requests have ended."""
 BACKLOG = 2048
@@ -29,7 +29,7 @@ BACKLOG = 2048
 
 def make_app(config: Config) -> web.Application:
     """An application that makes its `Service` at startup and closes it at cleanup."""
-    app = web.Application(middlewares=[shape_errors], client_max_size=config.router.max_body_bytes)
+    app = web.Application(middlewares=[shape_errors])
     app.add_routes(routes)
     app.on_response_prepare.append(_on_response_prepare)
 
@@ -45,7 +45,13 @@ def make_app(config: Config) -> web.Application:
 
 async def start_server(config: Config) -> tuple[web.AppRunner, str]:
     """Serve; returns the runner and the URL. Raises ConfigError when a port cannot be bound."""
-    runner = web.AppRunner(make_app(config), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None)
+    runner = web.AppRunner(
+        make_app(config),
+        handler_cancellation=True,
+        shutdown_timeout=SHUTDOWN_S,
+        access_log=None,
+        auto_decompress=False,  # a few bytes could become very many
+    )
     await runner.setup()
     site = web.TCPSite(runner, config.router.host, config.router.port, backlog=BACKLOG)
     try:
@@ -95,7 +101,6 @@ def _from_http(error: web.HTTPException, request: web.Request) -> RequestError:
     messages = {
         404: f"no such endpoint: {request.method} {request.path[:80]}",
         405: f"{request.method} is not allowed for {request.path[:80]}; see the Allow header",
-        413: f"the body is larger than router.max_body_bytes = {request.app[SERVICE].config.router.max_body_bytes}",
     }
     message = messages.get(error.status, error.reason)
     return RequestError(message, code=CODES.get(error.status, "invalid_request"), status=error.status)

@@ -74,17 +74,21 @@ class Dispatcher:
 
     # --- from the HTTP side ---------------------------------------------------------------------
 
-    def submit(self, completions: Sequence[Completion]) -> None:
-        """Queue all completions of one HTTP request or none; raises RequestError when there is no room."""
-        num_tokens = sum(len(completion.prompt_ids) for completion in completions)
+    def admit(self, num_completions: int = 1, num_tokens: int = 0) -> None:
+        """Raise RequestError when an HTTP request of that many completions could not be submitted now."""
         try:
             if self.draining:
                 message = "the server is shutting down; retry with another one or later"
                 raise RequestError(message, code="server_draining", status=503, retry_after_s=5)
-            self._queue.admit(len(completions), num_tokens, len(self._active))
+            self._queue.admit(num_completions, num_tokens, len(self._active))
         except RequestError:
-            self._metrics.requests.labels("rejected").inc(len(completions))
+            self._metrics.requests.labels("rejected").inc(num_completions)
             raise
+
+    def submit(self, completions: Sequence[Completion]) -> None:
+        """Queue all completions of one HTTP request or none; raises RequestError when there is no room."""
+        num_tokens = sum(len(completion.prompt_ids) for completion in completions)
+        self.admit(len(completions), num_tokens)
         now_s = self._clock()
         for completion in completions:
             completion.submitted_s = completion.queued_s = now_s
@@ -181,16 +185,16 @@ class Dispatcher:
     def _start(self, completion: Completion, route: Route) -> None:
         self._queue.take(completion)
         completion.move_to(State.PREFILLING)
-        token_ids = completion.prompt_ids + completion.outputs
+        token_ids = pack_ids(completion.prompt_ids) + pack_ids(completion.outputs)
         completion.route, completion.avoided = route, None
-        completion.sent_tokens = len(token_ids)
+        completion.sent_tokens = len(completion.prompt_ids) + len(completion.outputs)
         completion.started_s = self._clock()
         completion.is_unproven = True
         self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
         request = PrefillRequest(
             request_id=completion.request_id,
             attempt=completion.attempt,
-            token_ids=pack_ids(token_ids),
+            token_ids=token_ids,
             num_outputs=len(completion.outputs),
             sampling=completion.sampling,
             decode_worker_id=route.decode.id,

@@ -4,10 +4,9 @@ A streamed response begins with its first token, so that an error before it keep
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -22,7 +21,6 @@ from router.service import Service
 SERVICE = web.AppKey("service", Service)
 REQUEST_ID = web.RequestKey("request_id", str)
 
-BODY_TIMEOUT_S = 60.0
 SLOW_CLIENT_S = 60.0
 """Time beyond router.request_timeout_s that a client may take to read its response."""
 STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -34,10 +32,12 @@ routes = web.RouteTableDef()
 async def post_completions(request: web.Request) -> web.StreamResponse:
     """OpenAI's completions."""
     service = request.app[SERVICE]
-    info = service.tokenizer.info
-    body = await _read_json(request)
-    checked = openai_api.parse(body, info.name, info.vocab_size, info.eos_token_ids)
-    job = await make_job(service, checked, request[REQUEST_ID])
+    _check_content_type(request)
+    service.dispatcher.admit()  # nobody's body is read for nothing
+    with service.bodies.hold() as body:
+        await body.receive(request)
+        checked = await service.reader.read(body.pieces, service.max_model_len)
+    job = make_job(service, checked, request[REQUEST_ID])
     try:
         async with asyncio.timeout(service.config.router.request_timeout_s + SLOW_CLIENT_S):
             with submitted(service.dispatcher, job):
@@ -135,27 +135,13 @@ def _merged(deliveries: list[Delivery]) -> list[Delivery]:
     return list(last.values())
 
 
-async def _read_json(request: web.Request) -> Any:
+def _check_content_type(request: web.Request) -> None:
     if request.content_type != "application/json":
         raise RequestError(
             f"content type {request.content_type[:80]!r}: send JSON with Content-Type: application/json",
             code="unsupported_media_type",
             status=415,
         )
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            raw = await request.read()
-    except TimeoutError:
-        message = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
-        raise RequestError(message, code="request_timeout", status=408) from None
-    try:
-        return json.loads(raw, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error!s:.100}", code="invalid_json") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _model(service: Service) -> dict[str, Any]:

@@ -28,15 +28,14 @@ class Job:
         return usage_of(self.num_prompt_tokens, sum(len(completion.outputs) for completion in self.completions))
 
 
-async def make_job(service: Service, request: CompletionRequest, response_id: str) -> Job:
-    """Tokenize and check the lengths; raises RequestError for a prompt that does not fit."""
-    texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
-    prompts = [prompt for prompt in request.prompts if isinstance(prompt, list)] or await service.tokenizer.encode(
-        texts
-    )
+def make_job(service: Service, request: CompletionRequest, response_id: str) -> Job:
+    """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now."""
+    num_prompt_tokens = sum(map(len, request.prompts))
+    service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
     mailbox = Mailbox()
     completions: list[Completion] = []
-    for prompt_ids in prompts:
+    for prompt_ids in request.prompts:
+        assert not isinstance(prompt_ids, str), "the reader leaves tokens"
         max_tokens = fit_max_tokens(len(prompt_ids), request.sampling.max_tokens, service.max_model_len)
         for choice in range(request.n):
             seed = choice_seed(request.sampling.seed, choice)
@@ -52,7 +51,7 @@ async def make_job(service: Service, request: CompletionRequest, response_id: st
             )
             completions.append(completion)
     head = head_of(response_id, int(time.time()), service.tokenizer.info.name)
-    return Job(head, sum(map(len, prompts)), completions, mailbox)
+    return Job(head, num_prompt_tokens, completions, mailbox)
 
 
 @contextmanager

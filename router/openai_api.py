@@ -6,15 +6,18 @@ and are not implemented are refused, never ignored.
 
 import hashlib
 import secrets
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from common.errors import RequestError
 from common.wire.fields import MAX_INT32
 from common.wire.sampling_params import SamplingParams
 from router.json_fields import Fields, is_text, shown, wrong
 
-Prompt = str | list[int]
+TokenIds: TypeAlias = "array[int]"
+Prompt: TypeAlias = "str | array[int]"
 
 MAX_PROMPTS = 128
 MAX_N = 128
@@ -31,7 +34,7 @@ SEED_BITS = 63
 class CompletionRequest:
     """A valid request; `max_tokens` is still to be fitted to each prompt (`fit_max_tokens`)."""
 
-    prompts: list[Prompt]
+    prompts: Sequence[Prompt]
     sampling: SamplingParams
     n: int
     stops: tuple[str, ...]
@@ -68,13 +71,18 @@ def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, max_model_len: int) 
         raise RequestError("prompt is empty: it gives no tokens; send at least one", param="prompt")
     left = max_model_len - num_prompt_tokens
     if left < 1:
-        raise RequestError(
-            f"the prompt has {num_prompt_tokens} tokens; prompt and output together may have {max_model_len}: "
-            f"shorten the prompt to at most {max_model_len - 1} tokens",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise too_long(f"{num_prompt_tokens} tokens", max_model_len)
     return min(max_tokens, left)
+
+
+def too_long(length: str, max_model_len: int) -> RequestError:
+    """The error for a prompt that leaves no room for an output; `length` is the prompt's, in words."""
+    return RequestError(
+        f"the prompt has {length}; prompt and output together may have {max_model_len} tokens: "
+        f"shorten the prompt to at most {max_model_len - 1} tokens",
+        param="prompt",
+        code="context_length_exceeded",
+    )
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -161,21 +169,21 @@ def _prompts(value: Any, vocab_size: int) -> list[Prompt]:
     if len(value) > MAX_PROMPTS:
         raise RequestError(f"{len(value)} prompts in one request: at most {MAX_PROMPTS}; split it", param="prompt")
     wanted = type(value[0])
+    prompts: list[Prompt] = []
     for prompt in value:
         if type(prompt) is not wanted or not prompt:
             raise wrong("prompt", prompt, "prompts of one kind, none of them empty")
-        if isinstance(prompt, list):
-            _check_token_ids(prompt, vocab_size)
-        elif not is_text(prompt):
+        if not isinstance(prompt, list) and not is_text(prompt):
             raise wrong("prompt", prompt, "strings of valid Unicode or token ids")
-    prompts: list[Prompt] = value
+        prompts.append(_token_ids(prompt, vocab_size) if isinstance(prompt, list) else prompt)
     return prompts
 
 
-def _check_token_ids(prompt: list[Any], vocab_size: int) -> None:
+def _token_ids(prompt: list[Any], vocab_size: int) -> TokenIds:
     if set(map(type, prompt)) != {int}:
         raise RequestError("prompt: a list of token ids holds integers only", param="prompt")
     low, high = min(prompt), max(prompt)
     if low < 0 or high >= vocab_size:
         outside = low if low < 0 else high
         raise wrong("prompt", outside, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
+    return array("i", prompt)

@@ -6,6 +6,7 @@ is complete at any moment, so that it can be started again anywhere.
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -82,7 +83,7 @@ class Completion:
 
     request_id: str
     index: int
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     sampling: SamplingParams
     text: TextStream
     mailbox: Mailbox

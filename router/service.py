@@ -33,11 +33,13 @@ from common.wire.messages import (
     WorkerReady,
 )
 from common.wire.worker_id import is_from
+from router.bodies import Bodies
 from router.dispatcher import Dispatcher
 from router.hub import AsyncHub
 from router.inquiries import Inquiries
 from router.membership import Membership
 from router.metrics import Metrics
+from router.reader import Reader
 from router.tokenizer import Tokenizer
 from router.worker_pool import WorkerPool
 
@@ -54,6 +56,8 @@ class Service:
         self.config = config
         self.started_s = int(time.time())  # wall clock
         self.tokenizer = Tokenizer(config.model)
+        self.bodies = Bodies(config.router)
+        self.reader = Reader(config, self.tokenizer)
         self.hub = AsyncHub(config.net)
         self.metrics = Metrics()
         self.pool = WorkerPool(config.net, config.router.prefill_window)
@@ -94,7 +98,7 @@ class Service:
             self._clockwork.cancel()
             await asyncio.gather(self._clockwork, return_exceptions=True)
         self.hub.close()
-        self.tokenizer.close()
+        await self.reader.close()
 
     def _send(self, worker_id: str, message: Message) -> None:
         worker = self.pool.find(worker_id)

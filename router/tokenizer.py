@@ -1,13 +1,11 @@
 """What the router knows of the model: its tokenizer, its end-of-text tokens and its limits.
 
-Read from the model directory without torch or transformers. Long prompts are encoded in threads
-(the library releases the interpreter lock), so that encoding never holds up tokens on their way out.
+Read from the model directory without torch or transformers.
 """
 
-import asyncio
 import json
+from array import array
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,13 @@ import tokenizers
 from common.config import ModelSection
 from common.errors import ConfigError
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
+from router.openai_api import Prompt, TokenIds, too_long
 
-MAX_INLINE_CHARS = 2048
-"""Prompts this short together encode in less than a millisecond."""
-NUM_THREADS = 2
+MAX_CHARS_PER_TOKEN = 16
+"""More than any text has on average; only long runs of one character have."""
+USUAL_CHARS_PER_TOKEN = 4
+"""A text that fits only with more than this is counted before it is encoded."""
+PIECE_CHARS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,6 @@ class Tokenizer:
             ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
         self.info = ModelInfo(
             name=section.served_name,
             model_fingerprint=model_fingerprint(path),
@@ -61,22 +61,41 @@ class Tokenizer:
             eos_token_ids=_eos_token_ids(path, config),
         )
 
-    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, the special tokens that the model puts around a text included."""
-        if sum(map(len, texts)) <= MAX_INLINE_CHARS:
-            return self._encode(texts)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, texts)
+    def encode(self, prompts: Sequence[Prompt], max_model_len: int) -> list[TokenIds]:
+        """Ids of each, of a text the special tokens that the model puts around it included.
+
+        Raises RequestError for a prompt that is surely too long, before it takes time and memory. Frees the interpreter
+        lock while it works: `encode_batch_fast` does for almost all of its time, `encode` does not.
+        """
+        for prompt in prompts:
+            if not isinstance(prompt, str) and len(prompt) >= max_model_len:
+                raise too_long(f"{len(prompt)} tokens", max_model_len)
+        return [self._encode(prompt, max_model_len) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens; ids without text give none."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def _encode(self, text: str, max_model_len: int) -> TokenIds:
+        if len(text) > MAX_CHARS_PER_TOKEN * max_model_len:
+            raise too_long(f"{len(text)} characters, more than {MAX_CHARS_PER_TOKEN} a token", max_model_len)
+        if len(text) > USUAL_CHARS_PER_TOKEN * max_model_len and self._has_more_tokens(text, max_model_len):
+            raise too_long(f"more than {max_model_len} tokens", max_model_len)
+        (encoding,) = self._tokenizer.encode_batch_fast([text])
+        return array("i", encoding.ids)
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._tokenizer.encode(text).ids for text in texts]
+    def _has_more_tokens(self, text: str, limit: int) -> bool:
+        """Whether `text` surely has, counted piece by piece until it does: a cut adds few tokens, if any."""
+        num_tokens, limit = 0, limit + limit // 8
+        for start in range(0, len(text), PIECE_CHARS):
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text[start : start + PIECE_CHARS]], add_special_tokens=False
+            )
+            num_tokens += len(encoding)
+            if num_tokens > limit:
+                return True
+        return False
 
 
 def _max_model_len(section: ModelSection, config: dict[str, Any], path: Path) -> int:

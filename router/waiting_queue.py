@@ -47,9 +47,9 @@ class WaitingQueue:
             message = f"{num_tokens} prompt tokens in one request: at most {limits.max_queued_tokens}; split it"
             raise RequestError(message, param="prompt")
         if num_active + num_completions > limits.max_requests:
-            raise _busy(f"{num_active} completions in flight, limit {limits.max_requests}")
+            raise busy(f"{num_active} completions in flight, limit {limits.max_requests}")
         if self.num_tokens + num_tokens > limits.max_queued_tokens:
-            raise _busy(f"{self.num_tokens} prompt tokens queued, limit {limits.max_queued_tokens}")
+            raise busy(f"{self.num_tokens} prompt tokens queued, limit {limits.max_queued_tokens}")
 
     def enter(self, completion: Completion) -> None:
         """Take in a new one, which gets its turn."""
@@ -112,7 +112,8 @@ def _remove(entries: list[tuple[Key, Completion]], key: Key) -> bool:
     return True
 
 
-def _busy(what: str) -> RequestError:
+def busy(what: str) -> RequestError:
+    """The error for what would be taken at another moment."""
     return RequestError(
         f"the server is busy: {what}; retry after {RETRY_AFTER_S} s",
         code="rate_limit_exceeded",

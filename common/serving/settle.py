@@ -11,11 +11,18 @@ TIMER_SLACK_NS = 1000
 def settle_memory() -> None:
     """Keep what start-up made, and give what it freed back to the system.
 
-    Collections no longer walk the objects made so far, which would hold up every stream. Memory that compiling
-    freed would stay with the C library's allocator; glibc returns it when told to, others do so by themselves.
+    Collections no longer walk the objects made so far, which would hold up every stream.
     """
     gc.collect()
     gc.freeze()
+    trim_memory()
+
+
+def trim_memory() -> None:
+    """Give freed memory that the C library's allocator keeps back to the system.
+
+    glibc does so when told to, others by themselves.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

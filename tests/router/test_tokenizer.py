@@ -6,7 +6,7 @@ import pytest
 
 from common.config import ModelSection
 from common.errors import ConfigError
-from router.tokenizer import MAX_INLINE_CHARS, Tokenizer
+from router.tokenizer import Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN
 
 
@@ -46,13 +46,3 @@ def test_a_broken_model_directory_is_named(model_copy: Path, name: str, content:
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(ConfigError, match=str(model_copy)):
         Tokenizer(ModelSection(path=str(model_copy)))
-
-
-async def test_long_texts_are_encoded_the_same_in_a_thread(model_dir: Path) -> None:
-    tokenizer = Tokenizer(ModelSection(path=str(model_dir)))
-    word = "schöne Grüße "
-    num_words = MAX_INLINE_CHARS // len(word) + 1
-    (short,), (long,) = await tokenizer.encode([word]), await tokenizer.encode([word * num_words])
-    assert tokenizer.decode(long) == word * num_words
-    assert long[: len(short) - 1] == short[:-1]
-    tokenizer.close()

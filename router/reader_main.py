@@ -1,0 +1,73 @@
+"""`python -m router.reader_main`: the process that reads long bodies for a router, from stdin to stdout.
+
+It ends when its stdin does, so it never outlives its router. Its memory is limited by the kernel: what a body's
+values would take beyond that is refused, or costs this process, which the router then starts again.
+"""
+
+import gc
+import os
+import resource
+import signal
+import sys
+from io import BufferedReader, BufferedWriter
+from pathlib import Path
+
+from common import options
+from common.config import Config
+from common.log import setup_logging
+from common.serving.settle import settle_memory, trim_memory
+from router.reader_process import HEADER, REPLY
+from router.reading import read
+from router.tokenizer import Tokenizer
+
+NICENESS = 5
+"""A long body waits for its prompt step anyway; everybody's tokens should not wait for it."""
+BODY_COPIES = 2
+"""A body and what it holds, beside what loading the tokenizer has left free."""
+BYTES_PER_TOKEN = 2048
+"""What encoding takes, seen at up to 1.8 kB for a text of the most characters per token that are let through."""
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the router drains, and needs this process until then
+    config = options.parse(Config, ("model", "router", "log"), "router.reader_main", __doc__ or "", sys.argv[1:])
+    setup_logging("router-reader", config.log.level)
+    os.nice(NICENESS)
+    os.putenv("TOKENIZERS_PARALLELISM", "false")  # read by the library: no thread of its own for each processor
+    tokenizer = Tokenizer(config.model)
+    gc.disable()  # JSON holds no cycles, and collections would walk millions of values again and again
+    settle_memory()
+    limit_memory(BODY_COPIES * config.router.max_body_bytes + BYTES_PER_TOKEN * tokenizer.info.max_model_len)
+    with open(0, "rb") as requests, open(1, "wb") as replies:
+        serve(tokenizer, requests, replies)
+
+
+def serve(tokenizer: Tokenizer, requests: BufferedReader, replies: BufferedWriter) -> None:
+    """One reply for each request."""
+    while header := requests.read(HEADER.size):
+        num_bytes, max_model_len = HEADER.unpack(header)
+        data = bytearray(num_bytes)
+        if requests.readinto(data) < num_bytes:
+            return
+        reply = read(data, tokenizer, max_model_len)
+        replies.write(REPLY.pack(len(reply)))
+        replies.write(reply)
+        replies.flush()
+        del reply
+        gc.collect()
+        trim_memory()
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Let this process map that many bytes more than it has now; no core file if it wants more."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        (num_kib,) = [int(line.split()[1]) for line in lines if line.startswith("VmData:")]
+        resource.setrlimit(resource.RLIMIT_DATA, (num_kib * 1024 + num_bytes,) * 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The router's end of the process that reads long bodies: a queue, one body at a time, started when first needed.
+
+A body may take its process down with it, by its memory or by a bug of a library: that costs its own request, and the
+next one has a new process.
+"""
+
+import asyncio
+import logging
+import struct
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.errors import RequestError
+from router.openai_api import CompletionRequest
+from router.reading import unpack
+
+logger = logging.getLogger(__name__)
+
+HEADER = struct.Struct("<QQ")
+"""Bytes of the body that follows, and the longest prompt with its output, tokens."""
+REPLY = struct.Struct("<Q")
+"""Bytes of the reply that follows."""
+DEADLINE_S = 60.0
+"""Far more than the largest body takes."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A body that waits to be read."""
+
+    pieces: Sequence[bytes]
+    max_model_len: int
+    reply: "asyncio.Future[bytes]"
+
+
+class ReaderProcess:
+    """`python -m router.reader_main`, started again when it ended."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        self._flags = flags
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._process: Process | None = None
+        self._worker: asyncio.Task[None] | None = None
+
+    async def read(self, pieces: Sequence[bytes], max_model_len: int) -> CompletionRequest:
+        """What `router.reading.read` makes of it; raises its RequestError, or one that says that the process ended."""
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        job = Job(pieces, max_model_len, asyncio.get_running_loop().create_future())
+        self._jobs.put_nowait(job)
+        return unpack(await job.reply)
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        await self._end()
+
+    async def _work(self) -> None:
+        while True:
+            job = await self._jobs.get()
+            if job.reply.cancelled():
+                continue  # nobody waits for it any more
+            num_bytes = sum(map(len, job.pieces))
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    reply = await _exchange(await self._running(), list(job.pieces), job.max_model_len)
+            except (OSError, EOFError, TimeoutError) as error:
+                status = await self._end()
+                logger.error(
+                    "reading a body of %d bytes ended its process: %r, exit status %s", num_bytes, error, status
+                )
+                if not job.reply.done():
+                    message = f"a body of {num_bytes} bytes could not be read; send a smaller one"
+                    job.reply.set_exception(RequestError(message, code="request_too_large", status=413))
+            else:
+                if not job.reply.done():
+                    job.reply.set_result(reply)
+
+    async def _running(self) -> Process:
+        if self._process is None or self._process.returncode is not None:
+            command = [sys.executable, "-m", "router.reader_main", *self._flags]
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        return self._process
+
+    async def _end(self) -> int | None:
+        """End the process, if there is one; its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        if process.returncode is None:
+            process.kill()
+        return await process.wait()
+
+
+async def _exchange(process: Process, pieces: Sequence[bytes], max_model_len: int) -> bytes:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(HEADER.pack(sum(map(len, pieces)), max_model_len))
+    for piece in pieces:
+        process.stdin.write(piece)
+        await process.stdin.drain()
+    (num_bytes,) = REPLY.unpack(await process.stdout.readexactly(REPLY.size))
+    return await process.stdout.readexactly(num_bytes)

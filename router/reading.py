@@ -1,0 +1,64 @@
+"""From the bytes of a body to a checked request whose prompts are tokens, and that request as bytes.
+
+Pure functions: they run on the event loop for what is short, in another process for what is not (`router.reader`).
+"""
+
+import json
+from array import array
+from dataclasses import astuple, fields
+from typing import NoReturn
+
+import msgpack
+
+from common.errors import RequestError
+from common.wire.sampling_params import SamplingParams
+from router.openai_api import CompletionRequest, TokenIds, parse
+from router.tokenizer import ModelInfo, Tokenizer
+
+
+def parse_body(data: bytes | bytearray, info: ModelInfo) -> CompletionRequest:
+    """Check everything but lengths; raises RequestError naming what is wrong. Empties a `data` that can be emptied."""
+    try:
+        text = data.decode(json.detect_encoding(data), "surrogatepass")
+        if isinstance(data, bytearray):
+            data.clear()
+        body = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error!s:.100}", code="invalid_json") from None
+    return parse(body, info.name, info.vocab_size, info.eos_token_ids)
+
+
+def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:
+    """`parse_body` and `Tokenizer.encode`, packed for `unpack`; so is the RequestError that either raises."""
+    num_bytes = len(data)
+    try:
+        request = parse_body(data, tokenizer.info)
+        prompts = tokenizer.encode(request.prompts, max_model_len)
+        reply = {field.name: getattr(request, field.name) for field in fields(request)}
+        reply |= {"prompts": [prompt.tobytes() for prompt in prompts], "sampling": astuple(request.sampling)}
+    except RequestError as error:
+        reply = vars(error)
+    except MemoryError:
+        message = f"a body of {num_bytes} bytes holds too many values to be read; split the request"
+        reply = vars(RequestError(message, code="request_too_large", status=413))
+    packed: bytes = msgpack.packb(reply)
+    return packed
+
+
+def unpack(reply: bytes) -> CompletionRequest:
+    """What `read` found; raises its RequestError."""
+    values = msgpack.unpackb(reply, use_list=False)
+    if "message" in values:
+        raise RequestError(values.pop("message"), **values)
+    prompts, sampling = map(_token_ids, values.pop("prompts")), SamplingParams(*values.pop("sampling"))
+    return CompletionRequest(prompts=list(prompts), sampling=sampling, **values)
+
+
+def _token_ids(data: bytes) -> TokenIds:
+    ids = array("i")
+    ids.frombytes(data)
+    return ids
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
