@@ -1,0 +1,79 @@
+"""Request bodies that are hard on a router: long, deep, many-valued, or simply many."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+import tokenizers
+
+ROOT = Path(__file__).resolve().parents[1]
+MB = 1_000_000
+NUM_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Clients that send the same few bodies again and again, each the next when the last was answered."""
+
+    num_clients: int
+    make: Callable[[tokenizers.Tokenizer], list[bytes]]
+
+
+def prose(num_chars: int) -> str:
+    """The project's own pages, again and again: English, code and tables."""
+    pages = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "ARCHITECTURE.md"))
+    return "".join(islice(cycle(pages), num_chars))
+
+
+def texts_of(tokenizer: tokenizers.Tokenizer, num_tokens: int, num_texts: int) -> list[str]:
+    """Different texts that have about `num_tokens` tokens each."""
+    text = prose(num_texts * 512 + 8 * num_tokens)
+    starts = range(0, num_texts * 512, 512)
+    pieces = tokenizer.encode_batch(
+        [text[start : start + 8 * num_tokens] for start in starts], add_special_tokens=False
+    )
+    ends = [piece.offsets[num_tokens - 1][1] for piece in pieces]
+    return [text[start : start + end] for start, end in zip(starts, ends, strict=True)]
+
+
+def body(prompt: object, **fields: object) -> bytes:
+    return json.dumps({"prompt": prompt, "max_tokens": 1, "ignore_eos": True, **fields}).encode()
+
+
+def _one(make: Callable[[], bytes]) -> Callable[[tokenizers.Tokenizer], list[bytes]]:
+    return lambda _: [make()]
+
+
+def _short_texts(tokenizer: tokenizers.Tokenizer) -> list[bytes]:
+    return [body(text) for text in texts_of(tokenizer, NUM_TOKENS, 64)]
+
+
+def _repeated(before: str, piece: str, num_bytes: int, after: str) -> bytes:
+    return (before + piece * (num_bytes // len(piece)) + after).encode()
+
+
+LOADS = {
+    "nothing": Load(0, lambda _: []),
+    "texts of 1 MB": Load(4, _one(lambda: body(prose(MB)))),
+    "words of 1 MB": Load(4, _one(lambda: body("a" * MB))),
+    "digits of 1 MB": Load(4, _one(lambda: body("1" * MB))),
+    "texts of 15 MB": Load(6, _one(lambda: body(prose(15 * MB)[: 145 * MB // 10]))),
+    "ids of 15 MB": Load(6, _one(lambda: _repeated('{"prompt":[1', ",23456", 15 * MB, "]}"))),
+    "empty lists of 15 MB": Load(6, _one(lambda: _repeated('{"prompt":[[]', ",[]", 15 * MB, "]}"))),
+    "keys of 15 MB": Load(6, _one(lambda: json.dumps({str(i): 1 for i in range(1_200_000)}).encode())),
+    "depth of 15 MB": Load(6, _one(lambda: b'{"prompt":' + b"[" * (15 * MB))),
+    "lists of 60 kB": Load(4, _one(lambda: _repeated('{"prompt":[[]', ",[]", 60_000, "]}"))),
+    "128 tiny prompts, n = 15": Load(1, _one(lambda: body(["a"] * 128, n=15))),
+    "texts of 1,024 tokens": Load(32, _short_texts),
+}
+
+
+def names(text: str) -> Sequence[str]:
+    """Loads by name, separated by semicolons; raises ValueError for an unknown one."""
+    chosen = [name.strip() for name in text.split(";")]
+    unknown = [name for name in chosen if name not in LOADS]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r}: one of {'; '.join(LOADS)}")
+    return chosen

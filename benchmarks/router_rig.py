@@ -1,0 +1,184 @@
+"""A router process, and beside it two workers without a model and clients that load it, in processes of their own.
+
+The workers are those of the router's tests: they speak the real wire and make up tokens at a given pace.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import tokenizers
+import uvloop
+
+from benchmarks.load_client import HEADERS, open_session
+from benchmarks.router_bodies import LOADS
+from common.config import ModelSection, NetSection
+from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
+from router.tokenizer import Tokenizer
+from tests.fakes import FakeDecode, FakeModel, FakePrefill
+
+START_DEADLINE_S = 60.0
+REQUEST_DEADLINE_S = 120.0
+RETRY_AFTER_S = 1.0
+CLIENT_NICENESS = 10
+"""Loading clients stand for other machines: the processor is the router's first."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A router that serves."""
+
+    url: str
+    pid: int
+
+    def memory_bytes(self) -> int:
+        """Resident now, the router's child processes included."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return sum(map(_resident_bytes, [str(self.pid), *children]))
+
+    def cpu_s(self) -> float:
+        """Processor time of the router itself since it started."""
+        ticks = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def running_router(model: str, step_s: float) -> Iterator[Rig]:
+    """A router for `model`, a prefill and a decode worker that makes tokens every `step_s`; all end with the block."""
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as directory:
+        endpoint, port = f"ipc://{directory}/router", _free_port()
+        flags = ["--model-path", model, "--net-router-endpoint", endpoint, "--router-port", str(port)]
+        with Path(directory, "log").open("w") as log:
+            router = subprocess.Popen([sys.executable, "-m", "router", *flags], stderr=log, stdout=log)
+        workers = multiprocessing.get_context("spawn").Process(target=_serve_fakes, args=(model, endpoint, step_s))
+        workers.start()
+        try:
+            url = f"http://127.0.0.1:{port}"
+            asyncio.run(_until_ready(url))
+            yield Rig(url, router.pid)
+        finally:
+            workers.terminate()
+            router.terminate()
+            router.wait(REQUEST_DEADLINE_S)
+            workers.join(REQUEST_DEADLINE_S)
+
+
+@dataclass(slots=True)
+class Answers:
+    """What the loading clients got: requests by HTTP status (0: the connection broke)."""
+
+    by_status: dict[int, int] = field(default_factory=dict)
+
+    def count(self, status: int) -> None:
+        self.by_status[status] = self.by_status.get(status, 0) + 1
+
+    def __str__(self) -> str:
+        return ", ".join(f"{number} x {status}" for status, number in sorted(self.by_status.items())) or "-"
+
+
+class Clients:
+    """One load, sent from another process so that it does not disturb the watching one."""
+
+    def __init__(self, name: str, url: str, model: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ready, self._stop, self._answers = context.Event(), context.Event(), context.Queue()
+        args = (name, url, model, self._ready, self._stop, self._answers)
+        self._process = context.Process(target=_send_load, args=args)
+        self._process.start()
+
+    def started(self) -> bool:
+        """All bodies are made and the first are on their way."""
+        return self._ready.is_set()
+
+    def stop(self) -> tuple[Answers, float]:
+        """What was answered, and in how many seconds."""
+        self._stop.set()
+        by_status, duration_s = self._answers.get(timeout=REQUEST_DEADLINE_S)
+        self._process.join(REQUEST_DEADLINE_S)
+        return Answers(by_status), duration_s
+
+
+def _send_load(name: str, url: str, model: str, ready: Event, stop: Event, answers: Any) -> None:
+    os.nice(CLIENT_NICENESS)
+    load, clients = LOADS[name], Answers()
+    bodies = load.make(tokenizers.Tokenizer.from_file(str(Path(model) / "tokenizer.json")))
+    ready.set()
+    started_s = time.perf_counter()
+    uvloop.run(_keep_sending(url, bodies, load.num_clients, stop, clients))
+    answers.put((clients.by_status, time.perf_counter() - started_s))
+
+
+async def _keep_sending(url: str, bodies: list[bytes], num_clients: int, stop: Event, answers: Answers) -> None:
+    async def client(number: int) -> None:
+        while not stop.is_set():
+            status = await _post(session, url, bodies[number % len(bodies)])
+            answers.count(status)
+            number += num_clients
+            if status == 429:
+                await asyncio.sleep(RETRY_AFTER_S)  # as the server asks
+
+    async with open_session() as session:
+        await asyncio.gather(*map(client, range(num_clients)))
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> int:
+    try:
+        async with (
+            asyncio.timeout(REQUEST_DEADLINE_S),
+            session.post(f"{url}/v1/completions", data=body, headers=HEADERS) as response,
+        ):
+            await response.read()
+            return response.status
+    except (OSError, aiohttp.ClientError, TimeoutError):
+        return 0
+
+
+def _serve_fakes(model_dir: str, endpoint: str, step_s: float) -> None:
+    net, path = NetSection(router_endpoint=endpoint), Path(model_dir)
+    info = Tokenizer(ModelSection(path=model_dir)).info
+    model = FakeModel(info.name, model_fingerprint(path), tokenizer_fingerprint(path), info.vocab_size)
+    decode = FakeDecode(net, model, "decode-0", max_num_seqs=4096)
+    decode.step_s = step_s
+    for worker in (decode, FakePrefill(net, model, "prefill-0", max_batch_tokens=1 << 20)):
+        worker.start()
+    while True:
+        time.sleep(1.0)
+        decode.received.clear()
+
+
+async def _until_ready(url: str) -> None:
+    async with asyncio.timeout(START_DEADLINE_S), open_session() as session:
+        while True:
+            try:
+                async with session.get(f"{url}/health") as response:
+                    if response.status == 200:
+                        return
+            except OSError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+def _resident_bytes(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+    except (OSError, IndexError):
+        return 0  # it has ended
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
