@@ -1,91 +1,118 @@
 """Prompts computed by the decode worker itself, when no prefill worker can.
 
-One at a time and in small chunks between decode steps: the streams that run here slow down, and go on. A
-chunk is launched and not waited for, so the tokens of steps before it are sent meanwhile.
+In small chunks between decode steps: the streams that run here slow down, and go on. A chunk is of one prompt, and
+which that is, `common.serving.prompt_order` decides. It is launched and not waited for, so the tokens of steps before
+it are sent meanwhile.
 """
 
-from collections import deque
+from dataclasses import dataclass
 
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PendingPrompts, PromptRunner
+from common.serving.prompt_order import PromptOrder
 from decode_worker.scheduler import Scheduler
 from decode_worker.sequence import Key, Sequence
 
 
+@dataclass(slots=True, eq=False)
+class LocalPrompt:
+    """A prompt on its way."""
+
+    sequence: Sequence
+    priority: int
+    turn: int
+    is_started: bool = False  # it has blocks, and a row to come
+    num_launched_tokens: int = 0
+
+    @property
+    def num_left(self) -> int:
+        return len(self.sequence.token_ids) - self.num_launched_tokens
+
+    def take(self, num_tokens: int) -> PromptChunk:
+        """Its next tokens, which are launched."""
+        sequence, start = self.sequence, self.num_launched_tokens
+        self.num_launched_tokens += num_tokens
+        token_ids = sequence.token_ids[start : self.num_launched_tokens]
+        return PromptChunk(token_ids, start, sequence.block_ids, sequence.sampling, is_last=not self.num_left)
+
+
 class LocalPrompts:
-    """Waiting prompts, and the one being computed."""
+    """All prompts until they are complete; at most one chunk is in flight."""
 
     def __init__(self, runner: PromptRunner, scheduler: Scheduler, chunk_tokens: int) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self.chunk_tokens = chunk_tokens
-        self.waiting: deque[Sequence] = deque()
-        self.current: Sequence | None = None
-        self.num_launched_tokens = 0  # of the current prompt
-        self.in_flight: PendingPrompts | None = None
+        self.order = PromptOrder(max_tokens=chunk_tokens, max_seqs=1, max_mixed_tokens=chunk_tokens)
+        self.prompts: list[LocalPrompt] = []
+        self.next: tuple[LocalPrompt, int] | None = None  # with the number of tokens of its chunk
+        self.in_flight: tuple[LocalPrompt, PendingPrompts] | None = None
 
     def __len__(self) -> int:
-        return len(self.waiting) + (self.current is not None)
+        return len(self.prompts)
 
     def has(self, key: Key) -> bool:
-        """Whether a prompt waits; the one being computed is the scheduler's."""
+        """Whether a prompt waits; those that have begun are the scheduler's too."""
         return any(sequence.key == key for sequence in self.waiting)
 
-    def accept(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Those that hold nothing yet."""
+        return [prompt.sequence for prompt in self.prompts if not prompt.is_started]
+
+    def accept(self, sequence: Sequence, priority: int, turn: int) -> None:
+        self.prompts.append(LocalPrompt(sequence, priority, turn))
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Forget every attempt up to `attempt`."""
-        self.waiting = deque(s for s in self.waiting if s.request_id != request_id or s.attempt > attempt)
-        current = self.current
-        if current and current.request_id == request_id and current.attempt <= attempt:
-            self._drop_current()
+        for prompt in list(self.prompts):
+            if prompt.sequence.request_id == request_id and prompt.sequence.attempt <= attempt:
+                self._drop(prompt)
 
     def drop_all(self) -> None:
         """Forget everything."""
-        self.waiting.clear()
-        self._drop_current()
+        for prompt in list(self.prompts):
+            self._drop(prompt)
 
     def has_chunk(self) -> bool:
-        """Whether a chunk can be launched now: none is in flight, and there is a prompt to go on with or to begin."""
-        return self.in_flight is None and (self.current is not None or self._begin())
+        """Whether a chunk can be launched now: none is in flight, and some prompt can go on or begin."""
+        if self.in_flight is None and self.next is None:
+            self.next = next(iter(self.order.next_step(self.prompts, self._start)), None)
+        return self.next is not None
 
     def launch(self) -> None:
         """Start the chunk that there is."""
-        sequence, start = self.current, self.num_launched_tokens
-        assert sequence is not None and self.in_flight is None, "has_chunk is asked first"
-        token_ids = sequence.token_ids[start : start + self.chunk_tokens]
-        self.num_launched_tokens += len(token_ids)
-        is_last = self.num_launched_tokens == len(sequence.token_ids)
-        chunk = PromptChunk(token_ids, start, sequence.block_ids, sequence.sampling, is_last=is_last)
-        self.in_flight = self.runner.launch([chunk])
+        assert self.next is not None and self.in_flight is None, "has_chunk is asked first"
+        (prompt, num_tokens), self.next = self.next, None
+        self.in_flight = prompt, self.runner.launch([prompt.take(num_tokens)])
 
     def finish(self) -> tuple[Sequence, int] | None:
         """A sequence whose prompt is complete and its next token, if the chunk in flight is over and was its last."""
-        sequence = self.current
-        if sequence is None or self.in_flight is None or not self.in_flight.ready():
+        if self.in_flight is None or not self.in_flight[1].ready():
             return None
-        [token] = self.in_flight.tokens()
-        self.in_flight = None
-        if sequence.ended:
-            self._drop_current()
-        if sequence.ended or token is None:
+        (prompt, chunk), self.in_flight = self.in_flight, None
+        [token] = chunk.tokens()
+        if prompt.sequence.ended:
+            self._drop(prompt)
+        if prompt.sequence.ended or token is None:
             return None
-        self.current = None
-        return sequence, token
+        self.prompts.remove(prompt)
+        return prompt.sequence, token
 
-    def _drop_current(self) -> None:
-        """Free its blocks, or have that done when the chunk that writes them is over."""
-        if self.current is None:
-            return
-        self.current.ended = True
-        if self.in_flight is None:
-            self.scheduler.unreserve(self.current)
-            self.current = None
-
-    def _begin(self) -> bool:
-        if not self.waiting or not self.scheduler.has_room(len(self.waiting[0].token_ids)):
+    def _start(self, prompt: LocalPrompt) -> bool:
+        """Give it blocks and a row to come, if there is room."""
+        if not self.scheduler.has_room(len(prompt.sequence.token_ids)):
             return False
-        self.current, self.num_launched_tokens = self.waiting.popleft(), 0
-        self.scheduler.reserve(self.current)
+        self.scheduler.reserve(prompt.sequence)
+        prompt.is_started = True
         return True
+
+    def _drop(self, prompt: LocalPrompt) -> None:
+        """Free its blocks, or have that done when the chunk that writes them is over."""
+        prompt.sequence.ended = True
+        if self.in_flight is not None and self.in_flight[0] is prompt:
+            return
+        if self.next is not None and self.next[0] is prompt:
+            self.next = None
+        if prompt.is_started:
+            self.scheduler.unreserve(prompt.sequence)
+        self.prompts.remove(prompt)

@@ -177,7 +177,7 @@ class DecodeWorker:
     def give_everything_back(self) -> None:
         """Leave every request to the router: there is no more time for it here."""
         sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
-        sequences += self.intake.release_all() + list(self.local_prompts.waiting)
+        sequences += self.intake.release_all() + self.local_prompts.waiting
         for sequence in sequences:
             self._fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
 
@@ -299,7 +299,7 @@ class DecodeWorker:
         elif objection := self.scheduler.objection(sequence):
             self._fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
-            self.local_prompts.accept(sequence)
+            self.local_prompts.accept(sequence, message.priority, message.turn)
 
     def _abort(self, request_id: str, attempt: int) -> None:
         self.intake.abort(request_id, attempt)

@@ -199,3 +199,28 @@ def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: 
     rig.turn_until(lambda: bool(rig.sent("next")))
     assert not rig.sent("long")
     rig.allocator.check(rig.worker.scheduler.blocks())
+
+
+def test_a_short_local_prompt_overtakes_between_the_chunks_of_a_long_one(rig: Rig) -> None:
+    rig.ask("long", 100)
+    rig.ask("other", 100)
+    rig.ask("short", 4)
+    for _ in range(3):
+        finish_chunk(rig)
+    parts = [(chunk.chunk.start, len(chunk.chunk.token_ids)) for chunk in rig.chunks]
+    assert parts == [(0, 16), (0, 4), (16, 16), (32, 16)], "a third of the tokens goes ahead of its turn"
+    rig.turn_until(lambda: rig.sent("short")[:2] == [FIRST, NEXT])
+    assert len(rig.worker.local_prompts.waiting) == 1, "the other one holds nothing yet"
+
+
+def test_local_prompts_aborted_before_between_and_amid_their_chunks_leave_nothing(rig: Rig) -> None:
+    rig.ask("amid", 100)
+    rig.ask("before", 50)
+    rig.ask("between", 4)
+    finish_chunk(rig)
+    for name in ("amid", "before", "between"):
+        rig.router.send(connection_of("d", 1), Abort(name, 0))
+    rig.turn_until(lambda: rig.worker.intake.aborts.cover("between", 0))
+    rig.chunks[-1].over = True
+    rig.turn_until(lambda: not len(rig.worker.local_prompts))
+    rig.allocator.check([])
