@@ -87,3 +87,5 @@ class ErrorCode(IntEnum):
     """The worker is leaving and takes nothing new; send it elsewhere."""
     NEVER_FITS = 5
     """The request is larger than the worker's whole pool; no replay can help."""
+    NO_CHOICE = 6
+    """The model's logits were all NaN or -inf: there was no token to choose, and would be none elsewhere."""

@@ -25,8 +25,9 @@ from common.device.landing import LOOK_INTERVAL_S, PendingTokens
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import WAIT
 from common.errors import ErrorCode
+from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
-from common.serving.finish import finish_reason
+from common.serving.finish import NO_CHOICE_REASON, finish_reason
 from common.serving.inquiry import answer
 from common.wire.messages import (
     Abort,
@@ -241,14 +242,17 @@ class DecodeWorker:
                     self._append(sequence, token)
             self.scheduler.collected(in_flight.sequences)
 
-    def _append(self, sequence: Sequence, token: int) -> FinishReason:
+    def _append(self, sequence: Sequence, token: int) -> None:
+        if token == NO_CHOICE:
+            self.scheduler.end(sequence)
+            self._fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
+            return
         reason = finish_reason(token, sequence.num_outputs + 1, sequence.sampling)
         self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
         sequence.token_ids.append(token)
         sequence.num_outputs += 1
         if reason is not FinishReason.NOT_FINISHED:
             self.scheduler.end(sequence)
-        return reason
 
     def _begin_local(self, sequence: Sequence, token: int) -> None:
         """A prompt computed here: its first token is known to the host, the rest comes from steps."""

@@ -28,8 +28,9 @@ from common.device.landing import LOOK_INTERVAL_S
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import WAIT
 from common.errors import ErrorCode
+from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
-from common.serving.finish import finish_reason
+from common.serving.finish import NO_CHOICE_REASON, finish_reason
 from common.serving.inquiry import answer
 from common.wire.messages import (
     Abort,
@@ -127,15 +128,17 @@ class PrefillWorker:
         """First tokens to the router, then blocks to the decode workers."""
         columns, handed_off = TokenColumns(), []
         for sequence, token in ended:
+            block_ids = self.scheduler.take(sequence)
+            if token == NO_CHOICE:
+                self._fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
+                self._let_go(sequence, block_ids)
+                continue
             reason = finish_reason(token, sequence.num_outputs + 1, sequence.sampling)
             columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
-            block_ids = self.scheduler.take(sequence)
             if reason is FinishReason.NOT_FINISHED:
                 handed_off.append((sequence, token, block_ids))
             else:
-                self.engine.allocator.free(block_ids)
-                if sequence.was_announced:
-                    self._announce(sequence, [])
+                self._let_go(sequence, block_ids)
         if columns:
             self.link.send(columns.batch(self.worker_id, self.epoch))
         for sequence, token, block_ids in handed_off:
@@ -239,6 +242,12 @@ class PrefillWorker:
             self._fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
             self.scheduler.add(sequence)
+
+    def _let_go(self, sequence: Sequence, block_ids: list[int]) -> None:
+        """Free the blocks of a sequence that is over; who pulls them already is told that no handoff will come."""
+        self.engine.allocator.free(block_ids)
+        if sequence.was_announced:
+            self._announce(sequence, [])
 
     def _hand_off(self, sequence: Sequence, token: int, block_ids: list[int]) -> None:
         peer = self.peers.proven(sequence.decode_worker_id, sequence.decode_epoch)

@@ -39,7 +39,7 @@ class PendingTokens:
         return self.event is None or bool(self.event.query())
 
     def tokens(self) -> list[int]:
-        """The sampled token of each row; waits for the step."""
+        """The sampled token of each row, or NO_CHOICE; waits for the step."""
         if self.event is not None:
             self.event.synchronize()
         return self.read()

@@ -8,6 +8,8 @@ HEAD_DIMS = (32, 64, 128, 256)
 """Sizes of a head that attention is made for."""
 MAX_VOCAB = 1 << 20
 """Tokens whose probabilities, in fixed point, add up within int64."""
+NO_CHOICE = -2
+"""In place of the token of a row whose logits are all NaN or -inf, so that there is nothing to choose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from common.kernels import filter_threshold as filters
 from common.kernels.filter_histogram import load_logits
 from common.kernels.filter_threshold import FilterWorkspace
 from common.kernels.last_program import is_last
-from common.kernels.operands import SamplingTensors, TokenRing
+from common.kernels.operands import NO_CHOICE, SamplingTensors, TokenRing
 from common.kernels.pdl import wait_for_predecessor
 
 CHUNK = 1024  # logits of one program
+_NO_CHOICE = tl.constexpr(NO_CHOICE)
 
 
 @triton.jit
@@ -69,7 +70,8 @@ def _choose_kernel(
 ):
     """Grid: (num_rows, NUM_CHUNKS). One program the best token of a chunk, the last of a row the best of those.
 
-    Ties go to the lowest id. The noise is made before the wait: it needs nothing from this step.
+    Ties go to the lowest id. Where no token has a score, token 0 goes into the next step, whose row nobody reads, and
+    NO_CHOICE to the host. The noise is made before the wait: it needs nothing from this step.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -94,15 +96,18 @@ def _choose_kernel(
     if is_last(arrivals_ptr + row, NUM_CHUNKS):
         chunks = tl.arange(0, CHUNKS)
         bests = tl.load(best_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
-        _, winner = tl.max(bests, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        best, winner = tl.max(bests, axis=0, return_indices=True, return_indices_tie_break_left=True)
         token = tl.load(best_ids_ptr + winner)
-        tl.store(tokens_ptr + row, token)
+        chosen = tl.where(best > float("-inf"), token, _NO_CHOICE)
         if ADVANCE:  # every program of the row has read its position and turn
-            tl.store(ring_ptr + row * RING_SLOTS + turn, token)
+            tl.store(tokens_ptr + row, token)
+            tl.store(ring_ptr + row * RING_SLOTS + turn, chosen)
             tl.store(turns_ptr + row, (turn + 1) % RING_SLOTS)
             grows = (next_position > 0) & (next_position < max_len)  # padding stays padding
             tl.store(positions_ptr + row, next_position, mask=grows)
             tl.store(next_positions_ptr + row, next_position + 1, mask=grows)
+        else:
+            tl.store(tokens_ptr + row, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,7 @@ def sample(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """The token of each row, by the rules of `reference.sample`: `[num_rows]` int32, always within the vocabulary."""
+    """The token of each row, by the rules of `reference.sample`: `[num_rows]` int32."""
     tokens = torch.empty((logits.shape[0],), dtype=torch.int32, device=logits.device)
     _choose(logits, params, positions, None, None, tokens, workspace, pdl)
     return tokens

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.kernels.operands import AttentionWeights, RowState, RowUpdates, SamplingTensors, TokenRing
+from common.kernels.operands import NO_CHOICE, AttentionWeights, RowState, RowUpdates, SamplingTensors, TokenRing
 from common.ops.base import ForwardBatch
 
 PHILOX_ROUNDS = 10
@@ -106,10 +106,11 @@ def row_slots(positions: Tensor, seq_lens: Tensor, block_tables: Tensor, block_s
 def advance(batch: ForwardBatch, tokens: Tensor) -> None:
     """Make `tokens [num_rows]` int32 the last ones of a decode batch's rows; padding stays padding.
 
-    A row that is `max_seq_len` long stays so: its block table names no block for more.
+    A row with NO_CHOICE goes on with token 0, which every table has, until the host takes it out. One that is
+    `max_seq_len` long stays so: its block table names no block for more.
     """
     grows = ((batch.seq_lens > 0) & (batch.seq_lens < batch.max_seq_len)).int()
-    batch.token_ids.copy_(tokens)
+    batch.token_ids.copy_(tokens.clamp(min=0))
     batch.positions.add_(grows)
     batch.seq_lens.add_(grows)
 
@@ -145,12 +146,15 @@ def sample(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor
     Greedy rows take the largest logit, ties to the lowest id. Others take the largest of
     logit / temperature + Gumbel noise among the tokens that pass the filters, which is a draw from
     their softmax (Gumbel-max trick). The noise of token t is a function of (seed, positions[row], t).
+    NaN is never chosen over a number; a row of nothing but NaN and -inf gives NO_CHOICE.
     """
+    logits = logits.masked_fill(logits.isnan(), float("-inf"))
     greedy = params.temperature <= 0
     scaled = logits / torch.where(greedy, 1.0, params.temperature).unsqueeze(1)
     kept = scaled >= filter_threshold(scaled, params).unsqueeze(1)
     noisy = (scaled + gumbel(params.seed, positions, logits.shape[1])).masked_fill(~kept, float("-inf"))
-    return torch.where(greedy.unsqueeze(1), logits, noisy).argmax(dim=-1).int()
+    scores = torch.where(greedy.unsqueeze(1), logits, noisy)
+    return torch.where(scores.amax(dim=-1) > float("-inf"), scores.argmax(dim=-1), NO_CHOICE).int()
 
 
 def filter_threshold(scaled: Tensor, params: SamplingTensors) -> Tensor:

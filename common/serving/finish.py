@@ -3,6 +3,11 @@
 from common.wire.messages import FinishReason
 from common.wire.sampling_params import SamplingParams
 
+NO_CHOICE_REASON = (
+    "the model's logits are all NaN or -inf, so there is no token to choose; check its weights, and model.dtype: "
+    "float16 overflows where bfloat16 does not"
+)
+
 
 def finish_reason(token_id: int, num_outputs: int, sampling: SamplingParams) -> FinishReason:
     """Whether `token_id`, the output number `num_outputs` counted from 1, ends the request."""

@@ -13,6 +13,8 @@ from common.device.engine import Engine
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import Trace
+from common.errors import ErrorCode
+from common.kernels.operands import NO_CHOICE
 from common.kv.blocks import BlockAllocator
 from common.serving.drain import Drain
 from common.wire.messages import (
@@ -21,6 +23,7 @@ from common.wire.messages import (
     InquiryReply,
     Message,
     PrefillRequest,
+    RequestFailed,
     Role,
     TokenBatch,
     WorkerReady,
@@ -51,6 +54,7 @@ class Chunk:
 
     def __init__(self, chunk: PromptChunk) -> None:
         self.chunk = chunk
+        self.token = FIRST
         self.over = False
 
     def ready(self) -> bool:
@@ -58,20 +62,20 @@ class Chunk:
 
     def tokens(self) -> list[int | None]:
         assert self.over, "the loop waits for the chunk"
-        return [FIRST if self.chunk.is_last else None]
+        return [self.token if self.chunk.is_last else None]
 
 
 class Step:
     """A launched step, over at once as on a CPU."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
+    def __init__(self, tokens: list[int]) -> None:
+        self.sampled = tokens
 
     def ready(self) -> bool:
         return True
 
     def tokens(self) -> list[int]:
-        return [NEXT] * self.num_rows
+        return self.sampled
 
 
 class Rig:
@@ -83,6 +87,7 @@ class Rig:
         self.said: list[Message] = []
         self.steps: list[Step] = []
         self.chunks: list[Chunk] = []
+        self.without_choice: set[str] = set()  # requests whose logits are all NaN from now on
         self.allocator = BlockAllocator(num_blocks + 1)
         pool = SimpleNamespace(close=lambda: None)
         config = Config(
@@ -131,8 +136,13 @@ class Rig:
         rows = [pair for b in batches for pair in zip(b.request_ids, unpack_ids(b.token_ids), strict=True)]
         return [token for request_id, token in rows if request_id == name]
 
+    def failed(self, name: str) -> list[ErrorCode]:
+        """Why the router was told that a request failed."""
+        return [m.code for m in self.said if isinstance(m, RequestFailed) and m.request_id == name]
+
     def _launch_step(self, num_rows: int) -> Step:
-        self.steps.append(Step(num_rows))
+        names = [sequence.request_id for sequence in self.worker.scheduler.rows.sequences[:num_rows]]
+        self.steps.append(Step([NO_CHOICE if name in self.without_choice else NEXT for name in names]))
         return self.steps[-1]
 
     def _launch_chunk(self, chunks: list[PromptChunk]) -> Chunk:
@@ -224,3 +234,24 @@ def test_local_prompts_aborted_before_between_and_amid_their_chunks_leave_nothin
     rig.chunks[-1].over = True
     rig.turn_until(lambda: not len(rig.worker.local_prompts))
     rig.allocator.check([])
+
+
+def test_a_row_without_a_token_to_choose_fails_and_the_others_go_on(rig: Rig) -> None:
+    for name in ("bad", "good"):
+        begin(rig, name)
+    rig.without_choice.add("bad")
+    rig.turn_until(lambda: bool(rig.failed("bad")))
+    num_sent = len(rig.sent("good"))
+    rig.turn_until(lambda: len(rig.sent("good")) > num_sent + 3)
+    assert rig.failed("bad") == [ErrorCode.NO_CHOICE] and not rig.failed("good")
+    assert set(rig.sent("bad")) == {FIRST, NEXT}
+    assert [sequence.request_id for sequence in rig.worker.scheduler.rows.sequences] == ["good"]
+    rig.allocator.check(rig.worker.scheduler.blocks())
+
+
+def test_a_local_prompt_without_a_token_to_choose_fails_and_leaves_nothing(rig: Rig) -> None:
+    rig.ask("bad", 10)
+    rig.chunks[-1].token, rig.chunks[-1].over = NO_CHOICE, True
+    rig.turn_until(lambda: rig.failed("bad") == [ErrorCode.NO_CHOICE])
+    assert not rig.sent("bad") and not rig.worker.scheduler.active
+    assert rig.allocator.num_free == rig.allocator.capacity

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.device.landing import NO_TOKEN, make_ring
 from common.kernels import filter_threshold, sampling
-from common.kernels.operands import SamplingTensors
+from common.kernels.operands import NO_CHOICE, SamplingTensors
 from common.ops import reference
 from common.ops.base import ForwardBatch
 
@@ -289,15 +289,41 @@ def test_the_same_row_in_another_batch_draws_the_same(draw: Draw) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's numpy; that is the point here
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("row", [(0.0, 0, 1.0, 0.0, 1), (1.0, 0, 1.0, 0.0, 1), (1.0, 9, 0.5, 0.1, 1)])
-def test_bad_logits_give_an_id_of_the_vocabulary(
+def test_bad_logits_give_an_id_of_the_vocabulary_or_none(
     bad: float, row: tuple[float, int, float, float, int], draw: Draw
 ) -> None:
     logits = torch.randn(3, 1500)
     logits[0] = bad
     logits[1, 700:] = bad
     logits[2, 3] = bad
-    tokens = draw(logits, make_params([row] * 3), positions_of(3))
-    assert ((tokens >= 0) & (tokens < 1500)).all()
+    params = make_params([row] * 3)
+    tokens = draw(logits, params, positions_of(3))
+    assert ((tokens[1:] >= 0) & (tokens[1:] < 1500)).all()
+    if bad == float("inf"):
+        assert 0 <= tokens[0] < 1500
+    else:
+        assert tokens[0] == NO_CHOICE
+        assert torch.equal(tokens, reference.sample(logits, params, positions_of(3)))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_row_without_choice_goes_on_with_token_0_and_leaves_the_others_alone(
+    bad: float, device: torch.device
+) -> None:
+    logits, seq_lens = torch.randn(3, 2100), torch.tensor([5, 9, 12], dtype=torch.int32)
+    params = on(device, make_params([(0.8, 5, 0.9, 0.0, 1)] * 3))
+    expected = reference.sample(logits, make_params([(0.8, 5, 0.9, 0.0, 1)] * 3), seq_lens)
+    logits[1] = bad
+    batch = make_step(
+        torch.full((3,), 7, dtype=torch.int32, device=device), seq_lens.to(device) - 1, seq_lens.to(device)
+    )
+    workspace, ring = sampling.make_workspace(3, 2100, device), make_ring(3, device)
+    columns = (batch.token_ids, batch.positions, batch.seq_lens)
+    sampling.sample_and_advance(logits.to(device), params, *columns, 100, ring, workspace)
+    assert batch.token_ids.tolist() == [expected[0], 0, expected[2]]  # waits for the device
+    assert ring.tokens_cpu[:, 0].tolist() == [expected[0], NO_CHOICE, expected[2]]
+    assert batch.seq_lens.tolist() == [6, 10, 13]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")

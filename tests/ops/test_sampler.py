@@ -8,7 +8,7 @@ import torch
 
 from common.device.landing import NUM_SLOTS, PendingTokens, RingLanding, make_ring
 from common.kernels.gpu import gpu_of
-from common.kernels.operands import SamplingTensors
+from common.kernels.operands import NO_CHOICE, SamplingTensors
 from common.ops import reference
 from common.ops.base import ForwardBatch
 from common.ops.row_ops import RowOps
@@ -68,6 +68,21 @@ def test_a_step_ends_with_the_sampled_tokens_in_place_and_rows_advanced() -> Non
     assert batch.positions.tolist() == [1, 2, 3, 0]
     assert batch.seq_lens.tolist() == [2, 3, 4, 0]
     assert torch.equal(ring.tokens_cpu[:, 0], tokens)
+
+
+def test_a_row_without_choice_goes_on_with_token_0_and_the_host_learns_of_it() -> None:
+    device = torch.device("cpu")
+    batch, params, logits = (
+        make_step(4, 3, RowOps(device, pdl=False), device),
+        make_params(4, device),
+        torch.randn(4, 9),
+    )
+    expected = reference.sample(logits, params, batch.seq_lens)
+    logits[1], expected[1] = torch.nan, NO_CHOICE
+    landing = RingLanding(4, device)
+    Sampler("torch", 4, 9, device).sample_and_advance(logits, params, batch, landing.ring)
+    assert landing.launched(4, 4).tokens() == expected.tolist()
+    assert torch.equal(batch.token_ids, expected.clamp(min=0))
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import Trace
 from common.errors import ErrorCode
+from common.kernels.operands import NO_CHOICE
 from common.kv.blocks import BlockAllocator
 from common.serving.drain import Drain
 from common.wire.messages import (
@@ -57,13 +58,15 @@ class Step:
         self.chunks = chunks
         self.whole_gpu = whole_gpu
         self.over = False
+        self.without_choice: set[int] = set()  # chunks whose logits are all NaN
 
     def ready(self) -> bool:
         return self.over
 
     def tokens(self) -> list[int | None]:
         assert self.over, "the loop waits for the device"
-        return [TOKEN if chunk.is_last else None for chunk in self.chunks]
+        sampled = [NO_CHOICE if i in self.without_choice else TOKEN for i in range(len(self.chunks))]
+        return [token if chunk.is_last else None for token, chunk in zip(sampled, self.chunks, strict=True)]
 
 
 class Rig:
@@ -362,3 +365,19 @@ def test_a_prompt_longer_than_this_worker_takes_is_refused_and_the_others_go_on(
     [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
     assert (failed.request_id, failed.code) == ("long", ErrorCode.NEVER_FITS)
     assert "513 tokens" in failed.message and "at most 512" in failed.message
+
+
+def test_a_prompt_without_a_token_to_choose_fails_and_the_others_go_on(rig: Rig) -> None:
+    rig.ask("bad", 70)
+    rig.turn()  # 64 tokens of it
+    rig.ask("good", 20)
+    rig.turn()
+    rig.steps[0].over = True
+    rig.turn_until(lambda: len(rig.announced) == 1)
+    rig.steps[1].without_choice = {0}
+    rig.steps[1].over = True
+    rig.turn_until(lambda: rig.with_tokens() == [handoff.request_id for handoff in rig.handed_off] == ["good"])
+    failed = [(m.request_id, m.code) for m in rig.said if isinstance(m, RequestFailed)]
+    assert failed == [("bad", ErrorCode.NO_CHOICE)]
+    rig.turn_until(lambda: rig.announced[-1] == ("bad", []))
+    assert rig.allocator.num_free == rig.allocator.capacity - 2, "the blocks of the other alone are kept"

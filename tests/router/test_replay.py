@@ -105,6 +105,16 @@ def test_what_never_fits_is_the_clients_fault() -> None:
     assert ("p0", "cmpl-1", 0) in bench.aborts()
 
 
+def test_a_request_without_a_token_to_choose_ends_at_once() -> None:
+    bench = Bench(num_prefill=2)
+    completion = bench.submit()
+    bench.fail(bench.prefills[0], completion, ErrorCode.NO_CHOICE)
+    error = result_of(completion).error
+    assert error is not None
+    assert (error.status, error.code, completion.attempt) == (500, "no_token_to_choose", 0)
+    bench.assert_idle()
+
+
 def test_a_draining_worker_is_not_asked_again() -> None:
     bench = Bench(num_prefill=2)
     completion = bench.submit()
