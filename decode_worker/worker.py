@@ -100,13 +100,14 @@ class DecodeWorker:
 
     def run(self) -> None:
         """Work until drained."""
-        while not self.drain.finished(self._owns_something()):
+        while not self.drain.finished(self._owns_something() or self.link.is_needed()):
             if self.drain.begins():
                 self.link.leave()
             self._await_work()
             with self.trace.turn():
                 self.turn()
         self.give_everything_back()
+        self.link.farewell("drained")
         self.close()
         self.trace.finish()
 

@@ -96,7 +96,7 @@ class PrefillWorker:
 
     def run(self) -> None:
         """Work until drained."""
-        while not self.drain.finished(self._owns_something()):
+        while not self.drain.finished(self._owns_something() or self.link.is_needed()):
             if self.drain.begins():
                 self.link.leave()
             self._await_work()
@@ -107,6 +107,7 @@ class PrefillWorker:
                 self.step()
                 self.beat()
         self.give_everything_back()
+        self.link.farewell("drained")
         self.close()
         self.trace.finish()
 

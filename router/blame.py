@@ -21,8 +21,10 @@ MAX_RETURNS = 32
 
 
 def blame(lost: Sequence[Completion], worker: Worker, limits: RouterSection) -> None:
-    """Count the death of a worker against those of its completions that may have caused it."""
+    """Count the death of a worker, unless it was to leave, against those of its completions that may have caused it."""
     suspects = {completion for completion in lost if completion.is_unproven} or set(lost)
+    if worker.draining:
+        suspects.clear()
     most = limits.max_attempts if worker.has_trial else max(1, limits.max_attempts - 1)
     for completion in lost:
         if completion in suspects:

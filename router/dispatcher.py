@@ -68,6 +68,10 @@ class Dispatcher:
     def num_active(self) -> int:
         return len(self._active)
 
+    def num_bound(self, worker: Worker) -> int:
+        """Completions that need that worker."""
+        return sum(self._current(c.request_id, c.attempt, worker) is not None for c in self._active.values())
+
     def queue_sizes(self) -> tuple[int, int, int]:
         """Completions queued, their prompt tokens, completions at workers."""
         return len(self._queue), self._queue.num_tokens, self._num_served()

@@ -18,6 +18,8 @@ from common.wire.sockets import Hub
 
 logger = logging.getLogger(__name__)
 
+LINGER_MS = 200
+
 OnMessage = Callable[[bytes, Message], None]
 OnUnreachable = Callable[[bytes], None]
 
@@ -71,7 +73,7 @@ class AsyncHub:
         if self._loop is not None:
             self._loop.remove_reader(self._hub.socket.fileno())
             self._loop = None
-        self._hub.close()
+        self._hub.close(linger_ms=LINGER_MS)
         self._context.destroy(linger=0)
 
     def _schedule(self) -> None:

@@ -18,8 +18,9 @@ from common.wire.messages import (
     Refused,
     Reregister,
     Role,
+    StillBound,
     Welcome,
-    WorkerFailed,
+    WorkerGone,
     WorkerLeaving,
     WorkerReady,
 )
@@ -93,12 +94,19 @@ class Membership:
             worker.draining = True
             logger.info("%s is leaving; it gets nothing new", worker)
             self._dispatcher.pump()
+        num_bound = self._dispatcher.num_bound(worker) if worker is not None else 0
+        self._send(connection_of(leaving.worker_id, leaving.epoch), StillBound(num_bound))
 
-    def on_worker_failed(self, failed: WorkerFailed) -> None:
-        """It says itself that it is dead."""
-        worker = self._pool.get(failed.worker_id, failed.epoch)
+    def dismiss_all(self) -> None:
+        """The router ends: nobody need wait for requests from it."""
+        for worker in self._pool:
+            self._send(worker.connection, StillBound(0))
+
+    def on_worker_gone(self, gone: WorkerGone) -> None:
+        """It says itself that it is ending."""
+        worker = self._pool.get(gone.worker_id, gone.epoch)
         if worker is not None:
-            self._lose(worker, f"it met an unexpected error: {failed.reason[:300]}")
+            self._lose(worker, gone.reason[:300])
 
     def on_path(self, report: KVPathReport) -> None:
         """A KV path works, or does not."""

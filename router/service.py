@@ -26,9 +26,10 @@ from common.wire.messages import (
     Refused,
     RequestFailed,
     Reregister,
+    StillBound,
     TokenBatch,
     Welcome,
-    WorkerFailed,
+    WorkerGone,
     WorkerLeaving,
     WorkerReady,
 )
@@ -97,6 +98,7 @@ class Service:
         if self._clockwork is not None:
             self._clockwork.cancel()
             await asyncio.gather(self._clockwork, return_exceptions=True)
+        self._membership.dismiss_all()
         self.hub.close()
         await self.reader.close()
 
@@ -133,15 +135,16 @@ class Service:
                 self.dispatcher.on_failed(message)
             case WorkerReady():
                 self._membership.on_ready(identity, message)
-            case WorkerFailed():
-                self._membership.on_worker_failed(message)
+            case WorkerGone():
+                self._membership.on_worker_gone(message)
             case WorkerLeaving():
                 self._membership.on_leaving(message)
             case KVPathReport():
                 self._membership.on_path(message)
             case (
                 Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort()
-                | Inquiry() | KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult()
+                | Inquiry() | StillBound()
+                | KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult()
             ):  # fmt: skip
                 self.hub.refuse(identity, message, "only workers receive it")
             case _:

@@ -38,6 +38,7 @@ from common.wire.messages import (
     RequestFailed,
     Reregister,
     Role,
+    StillBound,
     TokenBatch,
     Welcome,
     WorkerReady,
@@ -203,7 +204,7 @@ class FakeWorker:
                     self._prefill(message)
             case Abort() | PeerGone() | DecodePeer():
                 self._note(message)
-            case Welcome():
+            case Welcome() | StillBound():
                 pass
             case Inquiry():
                 self._router.send(answer(message, self.worker_id, self.epoch, self._knows))

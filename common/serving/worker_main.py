@@ -77,7 +77,8 @@ def _run(worker: Worker) -> int:
         return 2
     except Exception as error:
         logger.exception("unexpected error, telling the router and exiting")
-        worker.link.fail(f"{type(error).__name__}: {error}"[:300])  # first: nothing else is sure to work any more
+        # First of all: nothing else is sure to work any more.
+        worker.link.farewell(f"it met an unexpected error: {type(error).__name__}: {error}"[:300])
         worker.close()
         return 1
     logger.info("drained, bye")

@@ -69,9 +69,6 @@ def unpack_ids(data: bytes) -> list[int]:
     return ids.tolist()
 
 
-# --- worker -> router ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
     """worker -> router: register; sent again whenever the router asks with `Reregister`."""
@@ -109,15 +106,15 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeaving:
-    """worker -> router: send nothing new; what is in flight is being finished."""
+    """worker -> router: send nothing new; what is in flight is being finished. Answered by `StillBound`."""
 
     worker_id: WorkerId
     epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFailed:
-    """worker -> router: an unexpected error ends this process; everything that it had is lost."""
+class WorkerGone:
+    """worker -> router: this process is ending, drained or by an error; what it still had is lost."""
 
     worker_id: WorkerId
     epoch: Epoch
@@ -178,9 +175,6 @@ class InquiryReply:
     are_here: Annotated[bytes, Length(0, MAX_ROWS)]  # a byte each, 0 for what it does not have
 
 
-# --- router -> worker ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Welcome:
     """router -> worker: registered. A new `router_epoch` means requests of an older one are void."""
@@ -200,6 +194,13 @@ class Reregister:
     """router -> worker: a heartbeat came from somebody unknown; send `WorkerReady` again."""
 
     router_epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class StillBound:
+    """router -> worker: answers `WorkerLeaving`: so many requests need it; a router that ends says 0 to everyone."""
+
+    num_requests: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +256,6 @@ class Inquiry:
     attempts: Column
 
 
-# --- prefill worker -> decode worker ------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class KVPoolExport:
     """prefill worker -> decode worker, once per meeting: where the pool is and how to prove it.
@@ -311,9 +309,6 @@ class KVProgress:
     block_ids: BlockIds  # from the first block on; none when there will be no handoff after all
 
 
-# --- decode worker -> prefill worker, leases back again ------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class KVLease:
     """decode -> prefill: keep these; prefill -> decode: these are kept (what is missing is lost)."""
@@ -344,7 +339,7 @@ class KVPathResult:
 
 
 Message = (
-    WorkerReady | Heartbeat | WorkerLeaving | WorkerFailed | KVPathReport | TokenBatch | RequestFailed | InquiryReply
-    | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort | Inquiry
+    WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | RequestFailed | InquiryReply
+    | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort | Inquiry | StillBound
     | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
 )  # fmt: skip

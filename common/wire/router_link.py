@@ -21,8 +21,9 @@ from common.wire.messages import (
     Message,
     Refused,
     Reregister,
+    StillBound,
     Welcome,
-    WorkerFailed,
+    WorkerGone,
     WorkerLeaving,
     WorkerReady,
 )
@@ -32,6 +33,8 @@ from common.wire.worker_id import BEAT_SUFFIX, connection_of
 logger = logging.getLogger(__name__)
 
 COMPLAINT_INTERVAL_S = 10.0
+ASK_INTERVAL_S = 0.1
+"""Between two questions of a leaving worker whether it is still needed."""
 
 
 @dataclass(slots=True)
@@ -69,7 +72,10 @@ class RouterLink:
         self.spoke = Spoke(context, net, self.endpoint, connection_of(ready.worker_id, ready.epoch))
         self.on_new_router = on_new_router
         self.router_epoch: int | None = None
-        self.complained_s = time.monotonic()
+        self.leaving = False
+        self.num_bound: int | None = None  # requests that need this worker, as the router last said
+        self.asked_s = self.answered_s = self.complained_s = time.monotonic()
+        self.answer_timeout_s = net.worker_timeout_s
         self.again = threading.Event()
         self.stop = threading.Event()
         self.beat = threading.Thread(target=self._beat, args=(context, net), name="beat", daemon=True)
@@ -91,18 +97,30 @@ class RouterLink:
             match message:
                 case Welcome():
                     self._welcomed(message.router_epoch)
+                case StillBound():
+                    self.num_bound, self.answered_s = message.num_requests, time.monotonic()
                 case Refused():
                     raise ConfigError(f"the router refused this worker: {message.reason}")
                 case _:
                     yield message
 
     def leave(self) -> None:
-        """Ask the router to send nothing new."""
-        self.spoke.send(WorkerLeaving(self.ready.worker_id, self.ready.epoch))
+        """Ask the router to send nothing new, and how much is still to come."""
+        self.leaving, self.answered_s = True, time.monotonic()
+        self._ask()
 
-    def fail(self, reason: str) -> None:
+    def is_needed(self) -> bool:
+        """Whether requests are on their way to a leaving worker; without an answer for long there is no router."""
+        if not self.leaving or self.num_bound == 0:
+            return False
+        now_s = time.monotonic()
+        if now_s - self.asked_s > ASK_INTERVAL_S:
+            self._ask()
+        return now_s - self.answered_s < self.answer_timeout_s
+
+    def farewell(self, reason: str) -> None:
         """Tell the router that this process is ending, and hang up."""
-        self.spoke.send(WorkerFailed(self.ready.worker_id, self.ready.epoch, reason))
+        self.spoke.send(WorkerGone(self.ready.worker_id, self.ready.epoch, reason))
         self.close()
 
     def close(self) -> None:
@@ -123,7 +141,13 @@ class RouterLink:
         logger.info("registered with the router")
         if self.router_epoch not in (None, router_epoch):
             self.on_new_router()
-        self.router_epoch = router_epoch
+        self.router_epoch, self.num_bound = router_epoch, None
+        if self.leaving:
+            self._ask()
+
+    def _ask(self) -> None:
+        self.asked_s = time.monotonic()
+        self.spoke.send(WorkerLeaving(self.ready.worker_id, self.ready.epoch))
 
     def _beat(self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection) -> None:
         identity = connection_of(self.ready.worker_id, self.ready.epoch) + BEAT_SUFFIX

@@ -74,9 +74,10 @@ class Hub:
         """Drop what was received."""
         self.drops.count(f"{type(message).__name__} of {identity!r:.60}: {why}")
 
-    def close(self) -> None:
+    def close(self, linger_ms: int = 0) -> None:
+        """Close; `linger_ms` lets last messages out."""
         release(self.endpoint)
-        self.socket.close(linger=0)
+        self.socket.close(linger=linger_ms)
 
 
 class Spoke:

@@ -124,6 +124,39 @@ async def test_terminated_processes_finish_what_runs_and_exit_0(checkpoint: Chec
         assert [c.text for c in await stream] == [reference.text(p, 100, ignore_eos=True) for p in asked]
 
 
+async def test_a_worker_that_leaves_waits_for_the_prompts_that_are_bound_to_it(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(12, 100, 120, seed=12)
+    with System(directory, "--prefill-max-num-seqs", "1").start(prefill=2, decode=2) as system:
+        stream = asyncio.create_task(complete_all(system.url, asked, max_tokens=3, ignore_eos=True))
+        await asyncio.to_thread(system.until, lambda: bound_prompts(system) > 100)
+        for name in ("decode-0", "prefill-0"):
+            assert await asyncio.to_thread(system.kill, name, signal.SIGTERM) == 0
+        reference = Reference(directory, model)
+        assert [c.text for c in await stream] == [reference.text(p, 3, ignore_eos=True) for p in asked]
+        assert "replayed" not in system.log("router"), system.log("router")
+
+
+def bound_prompts(system: System) -> int:
+    """Prompt tokens that prefill workers have not computed yet."""
+    return sum(worker["outstanding_prompt_tokens"] for worker in system.health()["workers"]["prefill"])
+
+
+async def test_each_request_goes_where_its_length_has_room(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = [*prompts(4, 10, 20, seed=13), *prompts(4, 70, 90, seed=14), *prompts(4, 150, 180, seed=15)]
+    with System(directory) as system:
+        system.start_router()
+        stream = asyncio.create_task(complete_all(system.url, asked, max_tokens=8, ignore_eos=True))
+        for name, max_len in (("prefill-0", 64), ("prefill-1", 100), ("decode-0", 64), ("decode-1", 200)):
+            system.start_worker(name, "--model-max-len", str(max_len))
+        reference = Reference(directory, model)
+        assert [c.text for c in await stream] == [reference.text(p, 8, ignore_eos=True) for p in asked]
+        system.wait_ready(2, 2)
+        [again] = await complete_all(system.url, asked[-1:], max_tokens=500, ignore_eos=True)
+        assert again.usage["total_tokens"] == 200, "no worker takes more"
+
+
 async def test_a_worker_of_another_model_is_refused_and_says_why(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     other, _ = checkpoint("qwen3-untied")

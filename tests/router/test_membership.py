@@ -9,7 +9,16 @@ import pytest
 import tokenizers
 
 from common.errors import ErrorCode
-from common.wire.messages import Abort, Inquiry, PeerGone, PrefillRequest, Refused, WorkerFailed, WorkerLeaving
+from common.wire.messages import (
+    Abort,
+    Inquiry,
+    PeerGone,
+    PrefillRequest,
+    Refused,
+    StillBound,
+    WorkerGone,
+    WorkerLeaving,
+)
 from common.wire.worker_id import connection_of
 from tests.fakes import FakeDecode
 from tests.router.conftest import Client, Cluster, StartCluster
@@ -174,7 +183,25 @@ async def test_a_worker_that_says_it_is_dead_is_gone_at_once(client: Client, clu
     await cluster.until(lambda: prefill.got(PrefillRequest), "the request")
     cluster.decode("decode-1")
     await cluster.until_paths(2)
-    first.say(WorkerFailed(first.worker_id, first.epoch, "out of luck"))
+    first.say(WorkerGone(first.worker_id, first.epoch, "out of luck"))
     assert (await running).choices[0].text == client.expected(PROMPT)
     assert [request.decode_worker_id for request in prefill.got(PrefillRequest)] == ["decode-0", "decode-1"]
     assert len(prefill.got(PeerGone)) == 1
+
+
+async def test_a_leaving_worker_is_told_how_many_requests_still_need_it(client: Client, cluster: Cluster) -> None:
+    prefill, first = cluster.workers
+    prefill.mute = True
+    running = asyncio.create_task(client.completions.create(model="tiny", prompt=PROMPT, n=2, temperature=0.5))
+    await cluster.until(lambda: len(prefill.got(PrefillRequest)) == 2, "prompts bound to it")
+    for leaving in (first, prefill):
+        leaving.say(WorkerLeaving(leaving.worker_id, leaving.epoch))
+    await cluster.until(lambda: first.got(StillBound) and prefill.got(StillBound), "the answers")
+    assert [bound.num_requests for bound in [*first.got(StillBound), *prefill.got(StillBound)]] == [2, 2]
+    running.cancel()
+    await cluster.until(lambda: cluster.service.dispatcher.num_active == 0, "the client is gone")
+    first.say(WorkerLeaving(first.worker_id, first.epoch))
+    await cluster.until(lambda: len(first.got(StillBound)) == 2, "the answer")
+    assert first.got(StillBound)[1].num_requests == 0
+    first.say(WorkerGone(first.worker_id, first.epoch, "drained"))
+    await cluster.until(lambda: not cluster.service.pool.find("decode-0"), "it is gone at once")

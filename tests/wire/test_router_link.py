@@ -1,6 +1,7 @@
 """A worker's connection to the router, with a hub in the router's place."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,20 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ConfigError
-from common.wire.messages import Heartbeat, Reregister, Role, Welcome, WorkerReady
+from common.wire.messages import (
+    Heartbeat,
+    Message,
+    Reregister,
+    Role,
+    StillBound,
+    Welcome,
+    WorkerGone,
+    WorkerLeaving,
+    WorkerReady,
+)
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
+from common.wire.worker_id import connection_of
 from tests.fakes import LAYOUT
 
 READY = WorkerReady("d", 1, Role.DECODE, 1, "cpu", "m", "f", "t", LAYOUT, 9, 99, 0, 4, "shm", "")
@@ -54,3 +66,73 @@ def serve(hub: Hub, link: RouterLink, seconds: float) -> int:
         list(link.receive())
         time.sleep(0.005)
     return num_registered
+
+
+class Desk:
+    """A worker's link, and the router's end of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        net = NetSection(router_endpoint=f"ipc://{directory}/router.sock", heartbeat_s=0.1, worker_timeout_s=0.5)
+        self.hub = Hub(self.context, net, net.router_endpoint)
+        self.link = RouterLink(self.context, net, READY, lambda: None)
+        self.heard: list[type[Message]] = []
+        self.await_at_router(WorkerReady)
+
+    def close(self) -> None:
+        self.link.close()
+        self.hub.close()
+        self.context.term()
+
+    def say(self, message: Message) -> None:
+        """From the router; returns when the worker has it."""
+        self.hub.send(connection_of(READY.worker_id, READY.epoch), message)
+        assert self.link.spoke.socket.poll(5000)
+        list(self.link.receive())
+
+    def await_at_router(self, kind: type[Message]) -> None:
+        end_s = time.monotonic() + 5.0
+        self.heard.clear()
+        while kind not in self.heard:
+            assert time.monotonic() < end_s, f"no {kind.__name__}"
+            self.hub.socket.poll(10)
+            self.heard += [type(message) for _, message in self.hub.receive()]
+            self.link.is_needed()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.close()
+
+
+def test_a_leaving_worker_is_needed_until_the_router_says_that_nothing_is_bound_to_it(desk: Desk) -> None:
+    assert not desk.link.is_needed(), "it is not leaving"
+    desk.link.leave()
+    assert desk.link.is_needed()
+    desk.await_at_router(WorkerLeaving)
+    desk.say(StillBound(2))
+    assert desk.link.is_needed()
+    desk.await_at_router(WorkerLeaving)  # it asks again
+    desk.say(Welcome(7))  # another router, which does not know that it is leaving
+    desk.await_at_router(WorkerLeaving)
+    desk.say(StillBound(0))
+    assert not desk.link.is_needed()
+
+
+def test_a_leaving_worker_does_not_wait_for_a_router_that_is_not_there(desk: Desk) -> None:
+    desk.say(StillBound(0))  # a router that ends
+    desk.link.leave()
+    assert not desk.link.is_needed()
+    desk.say(Welcome(7))
+    assert desk.link.is_needed()
+    end_s = time.monotonic() + 10.0
+    while desk.link.is_needed():
+        assert time.monotonic() < end_s, "the router does not answer"
+        time.sleep(0.01)
+
+
+def test_a_worker_that_ends_says_so(desk: Desk) -> None:
+    desk.link.farewell("drained")
+    desk.await_at_router(WorkerGone)
