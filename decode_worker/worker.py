@@ -12,7 +12,6 @@ Life of a request here:
     3. It ends by a stop token, by max_tokens, by `Abort`, or by preemption.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,35 +27,18 @@ from common.errors import ErrorCode
 from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, finish_reason
-from common.serving.inquiry import answer
-from common.wire.messages import (
-    Abort,
-    FinishReason,
-    Inquiry,
-    KVHandoff,
-    KVLease,
-    KVPoolExport,
-    KVProgress,
-    Message,
-    PeerGone,
-    PrefillRequest,
-    RequestFailed,
-    WorkerReady,
-    unpack_ids,
-)
+from common.wire.messages import FinishReason, WorkerReady
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.token_columns import TokenColumns
-from common.wire.worker_id import is_from
 from decode_worker.batch import DecodeBatch
+from decode_worker.inbox import Inbox
 from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.pace import Pace
 from decode_worker.runner import DecodeRunner
 from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Key, Sequence
-
-logger = logging.getLogger(__name__)
+from decode_worker.sequence import Sequence
 
 IDLE_POLL_MS = 50
 
@@ -94,6 +76,7 @@ class DecodeWorker:
         self.pace = Pace()
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
+        self.inbox = Inbox(self.link, hub, self.scheduler, self.intake, self.local_prompts, drain)
         self.poller = zmq.Poller()
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         self.poller.register(hub.socket, zmq.POLLIN)
@@ -112,9 +95,9 @@ class DecodeWorker:
         self.trace.finish()
 
     def turn(self) -> None:
-        """One turn of the loop."""
+        """What arrived, the next step, the last one's tokens; each part is a method below, in this order."""
         with self.trace.phase("receive"):
-            self.receive()
+            self.inbox.receive()
             self.admit()
         self.step()
         with self.trace.phase("emit"):
@@ -123,12 +106,6 @@ class DecodeWorker:
         with self.trace.phase("local prompt"):
             self.launch_prompt()
 
-    def receive(self) -> None:
-        for message in self.link.receive():
-            self._from_router(message)
-        for identity, message in self.hub.receive():
-            self._from_prefill(identity, message)
-
     def admit(self) -> None:
         """Move handoffs along; nothing here waits for a copy."""
         for sequence in self.intake.finish_pulls():
@@ -136,7 +113,7 @@ class DecodeWorker:
         self.intake.start_pulls()
         self.intake.tend()
         for failure in self.intake.take_failures():
-            self._fail(*failure)
+            self.inbox.fail(*failure)
 
     def step(self) -> None:
         """Launch the next step shortly before the running one ends, then collect that one."""
@@ -150,53 +127,18 @@ class DecodeWorker:
         if (finished := self.local_prompts.finish()) is not None:
             self._begin_local(*finished)
 
-    def emit(self) -> None:
-        """This turn's tokens, in one message."""
-        if self.columns:
-            self.link.send(self.columns.batch(self.worker_id, self.epoch))
-            self.columns = TokenColumns()
+    def _hold(self) -> None:
+        """Let handoffs join the next step for as long as the running one surely lasts."""
+        if self.in_flight is not None:
+            with self.trace.phase(WAIT):
+                self._tend(self.in_flight.step, self.pace.should_wait)
 
-    def launch_prompt(self) -> None:
-        """Start a chunk of a prompt that is computed here, behind the step in flight; no known token waits for it."""
-        if not self.local_prompts.has_chunk():
-            return
-        if self.in_flight is not None and self.in_flight.step.ready():  # as it always is on a CPU
-            collected, self.in_flight = self.in_flight, None
-            self._collect(collected)
-            self.emit()
-        self.local_prompts.launch()
-
-    def beat(self) -> None:
-        """Tell the beat thread how busy we are."""
-        load = self.link.load
-        load.num_waiting = len(self.intake.waiting) + len(self.local_prompts)
-        load.num_running, load.num_handoffs = len(self.scheduler.active), self.intake.num_handoffs()
-        load.num_free_blocks = self.engine.allocator.num_free
-        load.num_dropped_frames = self.hub.drops.dropped
-        if not load.num_running:
-            load.last_step_s = time.monotonic()
-
-    def give_everything_back(self) -> None:
-        """Leave every request to the router: there is no more time for it here."""
-        sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
-        sequences += self.intake.release_all() + self.local_prompts.waiting
-        for sequence in sequences:
-            self._fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
-
-    def forget_everything(self) -> None:
-        """The router restarted: nobody waits for what we hold."""
-        for sequence in list(self.scheduler.active.values()):
-            self.scheduler.end(sequence)
-        for handoff in self.intake.pulling:
-            handoff.aborted = True
-        self.intake.release_all()
-        self.local_prompts.drop_all()
-
-    def close(self) -> None:
-        self.intake.peers.close()
-        self.hub.close()
-        self.link.close()
-        self.engine.pool.close()
+    def _tend(self, step: PendingTokens, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Serve sockets and pulls while the device works on a step, and as long as it is wanted."""
+        while not step.ready() and wanted():
+            self.inbox.receive()
+            self.admit()
+            time.sleep(LOOK_INTERVAL_S)
 
     def _launch(self) -> InFlight | None:
         """Start a step over all rows; None when there is nothing to run."""
@@ -216,21 +158,8 @@ class DecodeWorker:
         self.scheduler.make_slots()
         while self.scheduler.is_starved() and not self.intake.make_way():
             victim = self.scheduler.preempt()
-            self._fail(victim.key, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
+            self.inbox.fail(victim.key, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
             self.scheduler.make_slots()
-
-    def _hold(self) -> None:
-        """Let handoffs join the next step for as long as the running one surely lasts."""
-        if self.in_flight is not None:
-            with self.trace.phase(WAIT):
-                self._tend(self.in_flight.step, self.pace.should_wait)
-
-    def _tend(self, step: PendingTokens, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Serve sockets and pulls while the device works on a step, and as long as it is wanted."""
-        while not step.ready() and wanted():
-            self.receive()
-            self.admit()
-            time.sleep(LOOK_INTERVAL_S)
 
     def _collect(self, in_flight: InFlight) -> None:
         """A step is over."""
@@ -246,7 +175,7 @@ class DecodeWorker:
     def _append(self, sequence: Sequence, token: int) -> None:
         if token == NO_CHOICE:
             self.scheduler.end(sequence)
-            self._fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
+            self.inbox.fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
             return
         reason = finish_reason(token, sequence.num_outputs + 1, sequence.sampling)
         self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
@@ -260,61 +189,53 @@ class DecodeWorker:
         self.scheduler.adopt(sequence, token)
         self._append(sequence, token)
 
-    def _from_router(self, message: Message) -> None:
-        match message:
-            case PrefillRequest():
-                self._accept_local(message)
-            case Abort():
-                self._abort(message.request_id, message.attempt)
-            case Inquiry():
-                self.link.send(answer(message, self.worker_id, self.epoch, self._has))
-            case PeerGone():
-                self.intake.forget(message.worker_id, message.epoch)
-            case _:
-                self.link.spoke.refuse(message, "a router does not send it to a decode worker")
+    def emit(self) -> None:
+        """This turn's tokens, in one message."""
+        if self.columns:
+            self.link.send(self.columns.batch(self.worker_id, self.epoch))
+            self.columns = TokenColumns()
 
-    def _from_prefill(self, identity: bytes, message: Message) -> None:
-        if not is_from(identity, message):
-            self.hub.refuse(identity, message, "not in the name of the worker whose connection it is")
+    def beat(self) -> None:
+        """Tell the beat thread how busy we are."""
+        load = self.link.load
+        load.num_waiting = len(self.intake.waiting) + len(self.local_prompts)
+        load.num_running, load.num_handoffs = len(self.scheduler.active), self.intake.num_handoffs()
+        load.num_free_blocks = self.engine.allocator.num_free
+        load.num_dropped_frames = self.hub.drops.dropped
+        if not load.num_running:
+            load.last_step_s = time.monotonic()
+
+    def launch_prompt(self) -> None:
+        """Start a chunk of a prompt that is computed here, behind the step in flight; no known token waits for it."""
+        if not self.local_prompts.has_chunk():
             return
-        match message:
-            case KVPoolExport():
-                self._meet(identity, message)
-            case KVHandoff():
-                self.intake.accept(message)
-            case KVProgress():
-                self.intake.progress(message)
-            case KVLease():
-                self.intake.confirm(message)
-            case _:
-                self.hub.refuse(identity, message, "a prefill worker does not send it")
+        if self.in_flight is not None and self.in_flight.step.ready():  # as it always is on a CPU
+            collected, self.in_flight = self.in_flight, None
+            self._collect(collected)
+            self.emit()
+        self.local_prompts.launch()
 
-    def _meet(self, identity: bytes, export: KVPoolExport) -> None:
-        """A prefill worker offers its pool; what an earlier incarnation of it held is lost."""
-        earlier = self.intake.peers.by_id.get(export.worker_id)
-        if earlier and earlier.epoch != export.epoch:
-            self.intake.forget(earlier.worker_id, earlier.epoch)
-        self.link.send(self.intake.peers.meet(identity, export))
+    def give_everything_back(self) -> None:
+        """Leave every request to the router: there is no more time for it here."""
+        sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
+        sequences += self.intake.release_all() + self.local_prompts.waiting
+        for sequence in sequences:
+            self.inbox.fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
 
-    def _accept_local(self, message: PrefillRequest) -> None:
-        token_ids = unpack_ids(message.token_ids)
-        sequence = Sequence(message.request_id, message.attempt, token_ids, message.num_outputs, message.sampling)
-        if self.drain.asked:
-            self._fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
-        elif objection := self.scheduler.objection(sequence):
-            self._fail(sequence.key, ErrorCode.NEVER_FITS, objection)
-        else:
-            self.local_prompts.accept(sequence, message.priority, message.turn)
-
-    def _abort(self, request_id: str, attempt: int) -> None:
-        self.intake.abort(request_id, attempt)
-        self.local_prompts.abort(request_id, attempt)
-        for sequence in self.scheduler.find(request_id, attempt):
+    def forget_everything(self) -> None:
+        """The router restarted: nobody waits for what we hold."""
+        for sequence in list(self.scheduler.active.values()):
             self.scheduler.end(sequence)
+        for handoff in self.intake.pulling:
+            handoff.aborted = True
+        self.intake.release_all()
+        self.local_prompts.drop_all()
 
-    def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
-        logger.warning("[%s #%d] %s", *key, message)
-        self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
+    def close(self) -> None:
+        self.intake.peers.close()
+        self.hub.close()
+        self.link.close()
+        self.engine.pool.close()
 
     def _await_work(self) -> None:
         """Sleep until a message comes, or a copy or a chunk may be over; not at all with steps to launch or collect."""
@@ -324,9 +245,6 @@ class DecodeWorker:
             time.sleep(LOOK_INTERVAL_S)
         else:
             self.poller.poll(IDLE_POLL_MS)
-
-    def _has(self, key: Key) -> bool:
-        return self.scheduler.has(key) or self.intake.has(key) or self.local_prompts.has(key)
 
     def _owns_something(self) -> bool:
         return bool(

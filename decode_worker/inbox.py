@@ -1,0 +1,117 @@
+"""What the router and prefill workers say to a decode worker, given to whom it concerns; and what failed, said back."""
+
+import logging
+
+from common.errors import ErrorCode
+from common.serving.drain import Drain
+from common.serving.inquiry import answer
+from common.wire.messages import (
+    Abort,
+    Inquiry,
+    KVHandoff,
+    KVLease,
+    KVPoolExport,
+    KVProgress,
+    Message,
+    PeerGone,
+    PrefillRequest,
+    RequestFailed,
+    unpack_ids,
+)
+from common.wire.router_link import RouterLink
+from common.wire.sockets import Hub
+from common.wire.worker_id import is_from
+from decode_worker.intake import Intake
+from decode_worker.local_prompts import LocalPrompts
+from decode_worker.scheduler import Scheduler
+from decode_worker.sequence import Key, Sequence
+
+logger = logging.getLogger(__name__)
+
+
+class Inbox:
+    """Reads both sockets; never waits."""
+
+    def __init__(
+        self,
+        link: RouterLink,
+        hub: Hub,
+        scheduler: Scheduler,
+        intake: Intake,
+        local_prompts: LocalPrompts,
+        drain: Drain,
+    ) -> None:
+        self.worker_id, self.epoch = link.ready.worker_id, link.ready.epoch
+        self.link, self.hub, self.drain = link, hub, drain
+        self.scheduler, self.intake, self.local_prompts = scheduler, intake, local_prompts
+
+    def receive(self) -> None:
+        """Act on everything that has arrived."""
+        for message in self.link.receive():
+            self._from_router(message)
+        for identity, message in self.hub.receive():
+            self._from_prefill(identity, message)
+
+    def fail(self, key: Key, code: ErrorCode, message: str) -> None:
+        """Tell the router that nothing is left of an attempt here."""
+        logger.warning("[%s #%d] %s", *key, message)
+        self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
+
+    def _from_router(self, message: Message) -> None:
+        match message:
+            case PrefillRequest():
+                self._accept_local(message)
+            case Abort():
+                self._abort(message.request_id, message.attempt)
+            case Inquiry():
+                self.link.send(answer(message, self.worker_id, self.epoch, self._has))
+            case PeerGone():
+                self.intake.forget(message.worker_id, message.epoch)
+            case _:
+                self.link.spoke.refuse(message, "a router does not send it to a decode worker")
+
+    def _from_prefill(self, identity: bytes, message: Message) -> None:
+        if not is_from(identity, message):
+            self.hub.refuse(identity, message, "not in the name of the worker whose connection it is")
+            return
+        match message:
+            case KVPoolExport():
+                self._meet(identity, message)
+            case KVHandoff():
+                self.intake.accept(message)
+            case KVProgress():
+                self.intake.progress(message)
+            case KVLease():
+                self.intake.confirm(message)
+            case _:
+                self.hub.refuse(identity, message, "a prefill worker does not send it")
+
+    def _meet(self, identity: bytes, export: KVPoolExport) -> None:
+        """A prefill worker offers its pool; what an earlier incarnation of it held is lost."""
+        earlier = self.intake.peers.by_id.get(export.worker_id)
+        if earlier and earlier.epoch != export.epoch:
+            self.intake.forget(earlier.worker_id, earlier.epoch)
+        self.link.send(self.intake.peers.meet(identity, export))
+
+    def _accept_local(self, message: PrefillRequest) -> None:
+        token_ids = unpack_ids(message.token_ids)
+        sequence = Sequence(message.request_id, message.attempt, token_ids, message.num_outputs, message.sampling)
+        if self.drain.asked:
+            self.fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
+        elif objection := self.scheduler.objection(sequence):
+            self.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
+        else:
+            self.local_prompts.accept(sequence, message.priority, message.turn)
+
+    def _abort(self, request_id: str, attempt: int) -> None:
+        self.intake.abort(request_id, attempt)
+        self.local_prompts.abort(request_id, attempt)
+        for sequence in self.scheduler.find(request_id, attempt):
+            self.scheduler.end(sequence)
+
+    def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
+        logger.warning("[%s #%d] %s", *key, message)
+        self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
+
+    def _has(self, key: Key) -> bool:
+        return self.scheduler.has(key) or self.intake.has(key) or self.local_prompts.has(key)
