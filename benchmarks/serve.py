@@ -2,8 +2,9 @@
 
     python -m benchmarks.serve --url http://127.0.0.1:8000 --concurrency 8 --input-len 1024 --output-len 128
 
-With `--vs` a second server gets the same prompts in the same run, turn by turn. Prompts are random
-token ids, so their lengths are exact; a reply of another length than asked for counts as an error.
+With `--beside` a second stream of requests runs at the same time, whose figures are kept apart: short prompts
+beside long ones, for example. With `--vs` a second server gets the same prompts in the same run, turn by turn. Prompts
+are random token ids, so their lengths are exact; a reply of another length than asked for counts as an error.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from rich.table import Table
 from benchmarks.load_client import Target, open_session, run_at, run_concurrent, served_model
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure, RequestRecord, parse_slo, summarize
-from benchmarks.workload import Lengths, Prompt, file_prompts, poisson_arrivals, random_prompts
+from benchmarks.workload import Lengths, Prompt, Stream, file_prompts, poisson_arrivals, random_prompts
 
 BUSY_CLIENT = 0.9
 """Share of a core above which the client itself may be what is measured."""
@@ -37,11 +38,16 @@ class System:
     url: str
     model: str = ""
     records: list[RequestRecord] = field(default_factory=list)
+    beside: list[RequestRecord] = field(default_factory=list)
     duration_s: float = 0.0
     client_cpu_s: float = 0.0
 
     def figures(self, slo_ms: dict[str, float]) -> list[Figure]:
-        return summarize(self.records, self.duration_s, slo_ms)
+        figures = summarize(self.records, self.duration_s, slo_ms)
+        if self.beside:
+            apart = summarize(self.beside, self.duration_s, {})
+            figures += [Figure(f"beside_{figure.name}", figure.value, figure.unit) for figure in apart]
+        return figures
 
 
 async def measure(args: argparse.Namespace, systems: list[System], console: Console) -> None:
@@ -81,13 +87,30 @@ async def _run_round(
     if args.concurrency:
         records = await run_concurrent(target, prompts, args.concurrency, on_end)
     else:
-        rate = args.rate
-        seed = _seed(args, f"arrivals of round {number}")
-        arrivals_s = poisson_arrivals(len(prompts), rate, seed) if rate else [0.0] * len(prompts)
-        records = await run_at(target, prompts, arrivals_s, on_end)
+        arrivals_s = _arrivals(args, number, len(prompts))
+        others, other_arrivals_s = _beside(args, number, arrivals_s[-1])
+        records = await run_at(target, prompts + others, arrivals_s + other_arrivals_s, on_end)
     system.duration_s += max(record.ended_s for record in records) - started_s
     system.client_cpu_s += time.process_time() - started_cpu_s
-    system.records += records
+    system.records += records[: len(prompts)]
+    system.beside += records[len(prompts) :]
+
+
+def _arrivals(args: argparse.Namespace, number: int, num_prompts: int) -> list[float]:
+    if not args.rate:
+        return [0.0] * num_prompts
+    return poisson_arrivals(num_prompts, args.rate, _seed(args, f"arrivals of round {number}"))
+
+
+def _beside(args: argparse.Namespace, number: int, last_s: float) -> tuple[list[Prompt], list[float]]:
+    """The second stream: prompts, and arrivals up to the last of the first."""
+    if args.beside is None:
+        return [], []
+    seed = _seed(args, f"beside in round {number}")
+    arrivals_s = [
+        s for s in poisson_arrivals(int(2 * args.beside.rate * last_s) + 1, args.beside.rate, seed) if s <= last_s
+    ]
+    return random_prompts(len(arrivals_s), args.beside.lengths, args.vocab_size, seed), arrivals_s
 
 
 def _prompts(args: argparse.Namespace, num_prompts: int, seed: str) -> list[Prompt]:
@@ -113,7 +136,8 @@ def workload_name(args: argparse.Namespace) -> str:
         return str(args.workload)
     mode = f"{args.rate:g} req/s" if args.rate else f"concurrency {args.concurrency}" if args.concurrency else "at once"
     source = args.prompt_file.name if args.prompt_file else _span(args.input_range, args.input_len)
-    return f"{mode}, {source}/{_span(args.output_range, args.output_len)}, {args.num_prompts * args.rounds} requests"
+    name = f"{mode}, {source}/{_span(args.output_range, args.output_len)}, {args.num_prompts * args.rounds} requests"
+    return f"{name}, beside {args.beside}" if args.beside else name
 
 
 def _span(given: tuple[int, int] | None, fixed: int) -> str:
@@ -135,7 +159,8 @@ def show(console: Console, systems: list[System], title: str, slo_ms: dict[str, 
         table.add_row(name, *cells)
     console.print(table)
     for system in systems:
-        for error, count in Counter(record.error for record in system.records if record.error).most_common(5):
+        records = system.records + system.beside
+        for error, count in Counter(record.error for record in records if record.error).most_common(5):
             console.print(f"{system.label}: {count} x {error}", style="red", markup=False)
         share = system.client_cpu_s / system.duration_s
         if share > BUSY_CLIENT:
@@ -172,6 +197,13 @@ def _range(text: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
+def _stream(text: str) -> Stream:
+    try:
+        return Stream.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _slo(text: str) -> dict[str, float]:
     try:
         return parse_slo(text)
@@ -192,6 +224,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not all(value is None or value > 0 for value in (args.rate, args.concurrency)):
         parser.error("--rate and --concurrency: above 0")
+    if args.beside and not args.rate:
+        parser.error("--beside: only with --rate")
     if min(args.num_prompts, args.rounds, args.input_len, args.output_len, args.vocab_size) < 1:
         parser.error("--num-prompts, --rounds, --input-len, --output-len and --vocab-size: at least 1")
     return args
@@ -217,6 +251,12 @@ def _add_workload_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-len", type=int, default=128, help="output tokens (default: 128)")
     parser.add_argument("--input-range", type=_range, metavar="LOW-HIGH", help="prompt tokens drawn evenly")
     parser.add_argument("--output-range", type=_range, metavar="LOW-HIGH", help="output tokens drawn evenly")
+    parser.add_argument(
+        "--beside",
+        type=_stream,
+        metavar="RATE:INPUT/OUTPUT",
+        help="another stream, such as 20:128/8, kept apart",
+    )
     parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
     parser.add_argument("--prompt-file", type=Path, help="texts instead of random ids: one a line, or JSONL")
     parser.add_argument(
@@ -235,7 +275,7 @@ def main(argv: list[str]) -> int:
     show(console, systems, workload_name(args), args.slo)
     if args.results:
         append_rows(args.results, rows(args, systems, args.slo))
-    failed = any(record.error for system in systems for record in system.records)
+    failed = any(record.error for system in systems for record in system.records + system.beside)
     return 1 if failed and not args.allow_errors else 0
 
 

@@ -17,6 +17,30 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """Requests of fixed lengths, `rate` a second on average."""
+
+    rate: float
+    lengths: Lengths
+
+    @staticmethod
+    def parse(text: str) -> "Stream":
+        """From `20:128/8`, 20 a second of 128 prompt and 8 output tokens; raises ValueError for anything else."""
+        try:
+            rate, _, lengths = text.partition(":")
+            num_inputs, num_outputs = map(int, lengths.split("/"))
+            stream = Stream(float(rate), Lengths((num_inputs, num_inputs), (num_outputs, num_outputs)))
+        except ValueError:
+            raise ValueError(f"{text!r}: a rate and two lengths, for example 20:128/8") from None
+        if not 0 < stream.rate < 1e6 or min(num_inputs, num_outputs) < 1:
+            raise ValueError(f"{text!r}: the rate above 0, the lengths at least 1")
+        return stream
+
+    def __str__(self) -> str:
+        return f"{self.rate:g} req/s of {self.lengths.input_range[0]}/{self.lengths.output_range[0]}"
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One request to come. `content` is token ids, or a text whose length the server counts."""
 

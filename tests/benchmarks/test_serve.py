@@ -152,6 +152,18 @@ def test_a_spoilt_reply_is_counted_and_shown(
     assert main(["--url", server.url, *flags, "--allow-errors"]) == 0
 
 
+def test_a_stream_beside_has_figures_of_its_own(servers: Running, tmp_path: Path) -> None:
+    server = servers.start(FakeServer())
+    results = tmp_path / "results.csv"
+    flags = shlex.split("--rate 20 --num-prompts 10 --warmup 0 --input-len 30 --output-len 2 --beside 100:4/3")
+    assert main(["--url", server.url, *flags, "--results", str(results)]) == 0
+    rows = figures(results)
+    num_beside = sum(len(request["prompt"]) == 4 and request["max_tokens"] == 3 for request in server.requests)
+    assert (rows["requests"]["value"], rows["beside_requests"]["value"]) == ("10", str(num_beside))
+    assert num_beside == len(server.requests) - 10 > 0
+    assert rows["beside_ttft_p99"]["workload"].endswith("beside 100 req/s of 4/3")
+
+
 def test_goodput_is_reported_when_limits_are_given(servers: Running, tmp_path: Path) -> None:
     server = servers.start(FakeServer())
     results = tmp_path / "results.csv"

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.workload import Lengths, file_prompts, poisson_arrivals, random_prompts
+from benchmarks.workload import Lengths, Stream, file_prompts, poisson_arrivals, random_prompts
 
 LENGTHS = Lengths((5, 9), (2, 4))
 
@@ -32,6 +32,15 @@ def test_file_prompts_are_lines_or_json_and_repeat(tmp_path: Path) -> None:
     assert [prompt.content for prompt in prompts] == ["a plain text", "another", "a plain text"]
     assert prompts[1].max_tokens == 77
     assert prompts[0].num_tokens is None
+
+
+def test_a_stream_is_a_rate_and_two_lengths() -> None:
+    stream = Stream.parse("0.5:128/8")
+    assert stream == Stream(0.5, Lengths((128, 128), (8, 8)))
+    assert str(stream) == "0.5 req/s of 128/8"
+    for text in ("", "20", "20:128", "0:128/8", "nan:1/1", "x:1/1", "20:0/8", "20:1/2/3"):
+        with pytest.raises(ValueError, match=r"20:128/8|at least 1"):
+            Stream.parse(text)
 
 
 def test_poisson_arrivals_ascend_at_the_rate() -> None:
