@@ -177,7 +177,9 @@ class KernelsSection:
     decode_attention: str = option("triton", "split-KV paged attention of one token a sequence", choices=KERNELS)
     sampling: str = option("triton", "choice of the next token", choices=KERNELS)
     linear: str = option("triton", "products of few tokens with weights; torch is cuBLAS for all", choices=KERNELS)
-    pdl: bool = option(True, "start kernels of a captured decode step before their predecessors have finished")
+    pdl: bool = option(
+        True, "start kernels of a captured decode step before their predecessors have finished, on GPUs from 9.0 on"
+    )
 
 
 @dataclass(frozen=True, slots=True)
