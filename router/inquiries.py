@@ -16,6 +16,9 @@ from router.dispatcher import Send
 from router.request_state import Completion, State
 from router.worker_pool import Worker
 
+BEATS = 2
+"""Silence after which to ask, in heartbeats: of a dead worker it tells as well, as the question cannot be sent."""
+
 
 class Inquiries:
     """Asks, and notes in each completion whether a worker has it; `deadlines.stall` says what follows."""
@@ -33,7 +36,7 @@ class Inquiries:
         quiet: defaultdict[Worker, list[Completion]] = defaultdict(list)
         for completion in completions:
             heard_s = max(completion.started_s, completion.last_token_s, completion.asked_s)
-            if (worker := _holder(completion)) is not None and now_s - heard_s > self._net.worker_timeout_s:
+            if (worker := _holder(completion)) is not None and now_s - heard_s > BEATS * self._net.heartbeat_s:
                 completion.asked_s = now_s
                 quiet[worker].append(completion)
         for worker, asked in quiet.items():

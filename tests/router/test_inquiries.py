@@ -1,12 +1,12 @@
 """A lost message is found out by asking, and neither a long queue nor a long prompt is taken for one."""
 
 from common.wire.messages import Inquiry, InquiryReply, Role, pack_ids, unpack_ids
-from router.inquiries import Inquiries
+from router.inquiries import BEATS, Inquiries
 from router.request_state import Completion, State
 from router.worker_pool import Worker
 from tests.router.bench import NET, Bench
 
-QUIET_S = NET.worker_timeout_s + 0.1
+QUIET_S = BEATS * NET.heartbeat_s + 0.1
 
 
 class Rig:
@@ -41,7 +41,7 @@ class Rig:
 def test_a_request_that_never_arrived_is_replayed_as_soon_as_both_workers_say_so() -> None:
     rig = Rig()
     lost, queued = rig.bench.submit(), rig.bench.submit()
-    rig.pass_time(NET.worker_timeout_s - 0.1)
+    rig.pass_time(BEATS * NET.heartbeat_s - 0.1)
     assert rig.asked() == []
     rig.pass_time()
     assert rig.asked() == [("p0", ["cmpl-1", "cmpl-2"], [0, 0])]
