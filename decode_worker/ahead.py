@@ -57,10 +57,12 @@ class Ahead:
             return
         new = slice(len(begun.source_ids), len(source_ids))
         begun.heard_s = time.monotonic()
-        if source_ids[new]:
+        if len(source_ids) > len(begun.block_ids):  # it is not the prompt that was begun
+            self._give_up([key])
+        elif source_ids[new]:
             begun.copies.start(begun.peer, source_ids[new], self.pool, begun.block_ids[new])
             begun.source_ids = source_ids
-        if begun.copies.problem:  # the handoff may have better luck
+        if begun.copies.problem and key in self.begun:  # the handoff may have better luck
             self._give_up([key])
 
     def find(self, key: Key, peer: PeerPool, source_ids: list[int]) -> Begun | None:

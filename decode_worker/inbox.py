@@ -5,6 +5,7 @@ import logging
 from common.errors import ErrorCode
 from common.serving.drain import Drain
 from common.serving.inquiry import answer
+from common.serving.vocabulary import stranger
 from common.wire.messages import (
     Abort,
     Inquiry,
@@ -77,6 +78,8 @@ class Inbox:
         match message:
             case KVPoolExport():
                 self._meet(identity, message)
+            case KVHandoff() if self._has((message.request_id, message.attempt)):
+                self.hub.refuse(identity, message, f"attempt {message.attempt} of {message.request_id} is here already")
             case KVHandoff():
                 self.intake.accept(message)
             case KVProgress():
@@ -96,8 +99,12 @@ class Inbox:
     def _accept_local(self, message: PrefillRequest) -> None:
         token_ids = unpack_ids(message.token_ids)
         sequence = Sequence(message.request_id, message.attempt, token_ids, message.num_outputs, message.sampling)
-        if self.drain.asked:
+        if self._has(sequence.key):
+            self.link.spoke.refuse(message, f"attempt {message.attempt} of {message.request_id} is here already")
+        elif self.drain.asked:
             self.fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
+        elif problem := stranger(token_ids, self.intake.engine.vocab_size):
+            self.fail(sequence.key, ErrorCode.INTERNAL, problem)
         elif objection := self.scheduler.objection(sequence):
             self.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
@@ -109,9 +116,6 @@ class Inbox:
         for sequence in self.scheduler.find(request_id, attempt):
             self.scheduler.end(sequence)
 
-    def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
-        logger.warning("[%s #%d] %s", *key, message)
-        self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
-
     def _has(self, key: Key) -> bool:
+        """Whether that attempt is being served: a second one of it would take its blocks' owner away."""
         return self.scheduler.has(key) or self.intake.has(key) or self.local_prompts.has(key)

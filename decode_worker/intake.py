@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from common.config import DecodeSection
 from common.device.engine import Engine
 from common.errors import ErrorCode
+from common.serving.vocabulary import stranger
 from common.wire.messages import KVHandoff, KVLease, KVProgress, KVRelease, pack_ids, unpack_ids
 from common.wire.sockets import Hub
 from decode_worker.aborts import Aborts
@@ -87,6 +88,8 @@ class Intake:
             self._release(handoff)
         elif objection := self.scheduler.objection(sequence):
             self._refuse(handoff, ErrorCode.NEVER_FITS, objection)
+        elif problem := stranger(token_ids, self.engine.vocab_size):
+            self._refuse(handoff, ErrorCode.INTERNAL, problem)
         elif len(handoff.source_ids) != (num_blocks := self.scheduler.num_blocks(len(token_ids) - 1)):
             problem = f"{len(handoff.source_ids)} blocks handed over, its tokens fill {num_blocks}"
             self._refuse(handoff, ErrorCode.INTERNAL, problem)
@@ -98,7 +101,8 @@ class Intake:
         request_id, attempt = key = (message.request_id, message.attempt)
         source_ids, peer = unpack_ids(message.block_ids), self.peers.find(message.worker_id, message.epoch)
         self.ahead.drop(request_id, attempt - 1 if source_ids else attempt)
-        if source_ids and peer is not None and not self.aborts.cover(*key):
+        is_possible = len(source_ids) * self.scheduler.block_size <= message.num_tokens
+        if source_ids and is_possible and peer is not None and not self.aborts.cover(*key):
             if not self.waiting:
                 self.ahead.begin(key, peer.pool, message.num_tokens)
             self.ahead.pull(key, source_ids)

@@ -32,6 +32,7 @@ from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, finish_reason
 from common.serving.inquiry import answer
+from common.serving.vocabulary import stranger
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -207,7 +208,7 @@ class PrefillWorker:
     def _from_router(self, message: Message) -> None:
         match message:
             case PrefillRequest():
-                self._accept(Sequence.of(message))
+                self._accept(message)
             case Abort():
                 self.scheduler.remove(message.request_id, message.attempt)
             case Inquiry():
@@ -236,9 +237,14 @@ class PrefillWorker:
             case _:
                 peer.spoke.refuse(message, "a decode worker does not send it")
 
-    def _accept(self, sequence: Sequence) -> None:
-        if self.drain.asked:
+    def _accept(self, request: PrefillRequest) -> None:
+        sequence = Sequence.of(request)
+        if self._has(sequence.key):
+            self.link.spoke.refuse(request, f"attempt {request.attempt} of {request.request_id} is here already")
+        elif self.drain.asked:
             self._fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
+        elif problem := stranger(sequence.token_ids, self.engine.vocab_size):
+            self._fail(sequence.key, ErrorCode.INTERNAL, problem)
         elif objection := self.scheduler.objection(sequence):
             self._fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:

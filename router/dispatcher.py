@@ -228,9 +228,9 @@ class Dispatcher:
         return completion if is_its else None
 
     def _accept(self, completion: Completion, output_index: int, token_id: int, finish: int, now_s: float) -> None:
-        """Deliver a token and those that waited for it; hold one that is early, drop a duplicate."""
+        """Deliver a token and those that waited for it; hold one that is early, drop a duplicate or one too many."""
         num_outputs = len(completion.outputs)
-        if output_index > num_outputs:
+        if num_outputs < output_index < completion.sampling.max_tokens:
             completion.hold(output_index, token_id, finish, now_s)
         elif output_index == num_outputs:
             self._deliver(completion, token_id, finish, now_s)

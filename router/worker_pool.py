@@ -183,12 +183,13 @@ class WorkerPool:
         self._paths = {key: path for key, path in self._paths.items() if identity not in (key[:2], key[2:])}
 
     def set_path(self, report: KVPathReport) -> bool:
-        """Note how blocks travel; False when the reporting decode worker is unknown, or it says what it said before.
+        """Note how blocks travel; False when it does not come from a decode worker, or says what it said before.
 
         The prefill worker may be unknown for now: after a restart of the router either comes first.
         """
         key = (report.prefill_worker_id, report.prefill_epoch, report.worker_id, report.epoch)
-        if self.get(report.worker_id, report.epoch) is None or self._paths.get(key) == report:
+        worker = self.get(report.worker_id, report.epoch)
+        if worker is None or worker.ready.role is not Role.DECODE or self._paths.get(key) == report:
             return False
         self._paths[key] = report
         self._was_paired |= not report.error

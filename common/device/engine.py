@@ -49,6 +49,11 @@ class Engine:
     max_len: int  # tokens
     graph_safe: bool  # whether a decode step may be captured in a CUDA graph
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self.model.config.vocab_size
+
 
 def build_engine(
     config: Config,

@@ -175,3 +175,14 @@ def test_what_can_never_be_decoded_here_is_refused_and_nobody_waits_behind_it() 
     assert sorted(rig.released()) == ["huge", "long", "uneven", "well"]
     rig.scheduler.end(*rig.scheduler.find("well", 0))
     assert rig.all_free()
+
+
+def test_progress_that_no_prompt_makes_is_ignored_and_ends_no_worker() -> None:
+    rig = Rig()
+    rig.progress("a", 7, [1, 2])  # two blocks are eight tokens
+    assert rig.all_free() and not rig.copied()
+    rig.progress("b", 8, [1])
+    rig.progress("b", 100, list(range(1, 20)))  # more than the prompt that was begun
+    rig.end_copies()
+    rig.turn()
+    assert rig.all_free()

@@ -40,6 +40,7 @@ from tests.fakes import LAYOUT, free_endpoint
 
 FIRST, NEXT = 7, 8
 """The token that ends a prompt, and that of every step."""
+VOCAB = 1000
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -97,7 +98,7 @@ class Rig:
         runner = SimpleNamespace(trace=Trace(), launch=self._launch_step, bucket=lambda num_rows: num_rows)
         self.worker = DecodeWorker(
             config,
-            cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512)),
+            cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)),
             cast(DecodeBatch, batch),
             cast(DecodeRunner, runner),
             cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
@@ -255,3 +256,17 @@ def test_a_local_prompt_without_a_token_to_choose_fails_and_leaves_nothing(rig: 
     rig.turn_until(lambda: rig.failed("bad") == [ErrorCode.NO_CHOICE])
     assert not rig.sent("bad") and not rig.worker.scheduler.active
     assert rig.allocator.num_free == rig.allocator.capacity
+
+
+def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given_back(rig: Rig) -> None:
+    begin(rig, "a")
+    again = PrefillRequest("a", 0, pack_ids(range(10)), 0, SamplingParams(), "d", 1, True, 0, 0)
+    rig.router.send(connection_of("d", 1), again)
+    strange = PrefillRequest("strange", 0, pack_ids([1, VOCAB]), 0, SamplingParams(), "d", 1, True, 0, 0)
+    rig.router.send(connection_of("d", 1), strange)
+    rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
+    assert rig.worker.link.spoke.drops.dropped == 1
+    [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
+    assert (failed.request_id, failed.code) == ("strange", ErrorCode.INTERNAL)
+    rig.turn_until(lambda: len(rig.sent("a")) == 100)
+    rig.allocator.check([])

@@ -42,6 +42,7 @@ from prefill_worker.worker import PrefillWorker
 from tests.fakes import LAYOUT, free_endpoint
 
 TOKEN = 7
+VOCAB = 1000
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -84,7 +85,7 @@ class Rig:
         pool = SimpleNamespace(close=lambda: None)
         self.worker = PrefillWorker(
             Config(net=NetSection(router_endpoint=self.router.endpoint), prefill=PrefillSection(**section)),
-            cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512)),
+            cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)),
             cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
             WorkerReady("p", 1, Role.PREFILL, 1, "cpu", "m", "f", "t", LAYOUT, num_blocks, 512, 64, 8, "shm", ""),
             KVPoolExport("p", 1, 1, "shm", "", b"", num_blocks, LAYOUT, 0),
@@ -381,3 +382,20 @@ def test_a_prompt_without_a_token_to_choose_fails_and_the_others_go_on(rig: Rig)
     assert failed == [("bad", ErrorCode.NO_CHOICE)]
     rig.turn_until(lambda: rig.announced[-1] == ("bad", []))
     assert rig.allocator.num_free == rig.allocator.capacity - 2, "the blocks of the other alone are kept"
+
+
+def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given_back(rig: Rig) -> None:
+    rig.ask("a", 30)
+    again = PrefillRequest("a", 0, pack_ids(range(30)), 0, SamplingParams(), "d", 1, False, 0, 0)
+    rig.tell(again)
+    rig.tell(PrefillRequest("strange", 0, pack_ids([1, VOCAB]), 0, SamplingParams(), "d", 1, False, 0, 0))
+    rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
+    rig.steps[0].over = True
+    rig.turn_until_over("a")
+    rig.tell(again)  # its blocks are kept for the decode worker
+    rig.turn_until(lambda: rig.worker.link.spoke.drops.dropped == 2)
+    assert rig.launched() == [[30]]
+    [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
+    assert (failed.request_id, failed.code) == ("strange", ErrorCode.INTERNAL)
+    assert f"token {VOCAB} is not among the {VOCAB}" in failed.message
+    rig.allocator.check(rig.worker.handoffs.blocks())

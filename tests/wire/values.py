@@ -2,6 +2,7 @@
 
 import dataclasses
 import typing
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from common.wire.messages import (
     Message,
     PrefillRequest,
     Role,
+    TokenBatch,
     WorkerReady,
 )
 
@@ -24,12 +26,34 @@ FEW = 6  # rows or ids of one message
 
 def messages() -> st.SearchStrategy[Message]:
     """Any message that may be sent."""
-    return st.one_of([messages_of(cls) for cls in TAGS.values()])
+    return st.one_of(list(_STRATEGIES.values()))
 
 
-def messages_of(cls: type[Any]) -> st.SearchStrategy[Any]:
-    """Messages of one kind; its columns are equally long."""
-    return st.integers(2, FEW).flatmap(lambda length: _instances(cls, length)).map(_consistent)
+@st.composite
+def aimed_messages(
+    draw: st.DrawFn, speaker: tuple[str, int], peers: Sequence[tuple[str, int]], kinds: Sequence[type[Any]]
+) -> Message:
+    """Messages that meet what is there: in the name of one worker, about few requests and workers, often of `kinds`."""
+    message = draw(st.one_of([messages(), *(_STRATEGIES[kind] for kind in kinds)]))
+    changes: dict[str, Any] = {}
+    for name in message.__dataclass_fields__:
+        if name == "worker_id":
+            changes["worker_id"], changes["epoch"] = draw(st.sampled_from([speaker, speaker, speaker, *peers]))
+        elif name in ("decode_worker_id", "prefill_worker_id"):
+            role = name.split("_")[0]
+            changes[name], changes[f"{role}_epoch"] = draw(st.sampled_from(peers))
+        elif name == "request_id":
+            changes["request_id"], changes["attempt"] = draw(st.sampled_from("ab")), draw(st.sampled_from([0, 0, 1]))
+        elif name == "request_ids":
+            changes["request_ids"] = tuple(draw(st.sampled_from("ab")) for _ in message.request_ids)
+        elif name == "sampling":
+            changes["sampling"] = dataclasses.replace(message.sampling, max_tokens=draw(st.integers(2, 40)))
+        elif name in ("token_ids", "block_ids") and draw(st.booleans()):
+            count = draw(st.sampled_from([1, 1, 2, 17, 40] if name == "block_ids" else [2, 17, 40]))
+            changes[name] = _packed(range(count))
+        elif name == "num_tokens":
+            changes[name] = draw(st.integers(1, 100))
+    return typing.cast(Message, _consistent(dataclasses.replace(message, **changes)))
 
 
 def wild_values() -> st.SearchStrategy[Any]:
@@ -37,6 +61,11 @@ def wild_values() -> st.SearchStrategy[Any]:
     numbers = st.integers(-(2**63), 2**64 - 1) | st.sampled_from([-1, 0, 1, 2**31, 10**9]) | st.floats()
     scalars = st.none() | st.booleans() | numbers | st.text(max_size=8) | st.binary(max_size=16)
     return scalars | st.lists(scalars, max_size=4) | st.dictionaries(st.text(max_size=3), scalars, max_size=2)
+
+
+def _messages_of(cls: type[Any]) -> st.SearchStrategy[Any]:
+    """Messages of one kind; its columns are equally long."""
+    return st.one_of([_instances(cls, length) for length in range(2, FEW)]).map(_consistent)
 
 
 def _instances(cls: type[Any], length: int) -> st.SearchStrategy[Any]:
@@ -76,11 +105,15 @@ def _allowed_by(rule: Rule, kind: type, length: int) -> st.SearchStrategy[Any]:
             return st.text(printable, max_size=20)
         case Packed():
             ids = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 40), min_size=length, max_size=length)
-            return ids.map(lambda ids: b"".join(i.to_bytes(ID_BYTES, "little") for i in ids))
+            return ids.map(_packed)
         case Codes(enum, _):
             return st.lists(st.sampled_from(list(enum)), min_size=length, max_size=length).map(bytes)
         case _:
             raise TypeError(f"no values for {rule!r}")
+
+
+def _packed(ids: Iterable[int]) -> bytes:
+    return b"".join(i.to_bytes(ID_BYTES, "little") for i in ids)
 
 
 def _consistent(message: Any) -> Any:
@@ -92,13 +125,18 @@ def _consistent(message: Any) -> Any:
             most = min(len(message.token_ids) // ID_BYTES, sampling.max_tokens) - least
             return dataclasses.replace(message, sampling=sampling, num_outputs=least + message.num_outputs % most)
         case KVProgress():
-            return dataclasses.replace(message, num_tokens=max(message.num_tokens, FEW))
+            return dataclasses.replace(message, num_tokens=max(message.num_tokens, len(message.block_ids) // ID_BYTES))
         case InquiryReply():
             num_rows = len(message.request_ids)
             return dataclasses.replace(message, are_here=message.are_here[:num_rows].ljust(num_rows, b"\0"))
         case KVPoolExport():
             return dataclasses.replace(message, proof_block=message.proof_block % message.num_blocks)
+        case TokenBatch():
+            return dataclasses.replace(message, token_ids=message.output_indices)
         case WorkerReady(role=Role.PREFILL):
             return dataclasses.replace(message, max_batch_tokens=max(message.max_batch_tokens, 1))
         case _:
             return message
+
+
+_STRATEGIES = {cls: _messages_of(cls) for cls in TAGS.values()}

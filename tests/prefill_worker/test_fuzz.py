@@ -1,0 +1,73 @@
+"""Whatever a router and a decode worker may say: dropped or done, and the worker serves on."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.device.prompt_buffers import PromptChunk
+from common.wire.frames import decode, encode
+from common.wire.messages import Abort, DecodePeer, Message, PrefillRequest
+from common.wire.worker_id import connection_of, is_from
+from tests.prefill_worker.test_worker import VOCAB, Rig, Step
+from tests.wire.values import aimed_messages
+
+PEERS = [("d", 1), ("e", 2)]
+
+
+class Careful(Rig):
+    """Its device stands no wrong operand."""
+
+    def _launch(self, chunks: list[PromptChunk], *, whole_gpu: bool) -> Step:
+        blocks = [block_id for chunk in chunks for block_id in chunk.block_ids]
+        assert len(set(blocks)) == len(blocks) and all(0 < i <= self.allocator.capacity for i in blocks)
+        assert all(0 <= token < VOCAB for chunk in chunks for token in chunk.token_ids)
+        assert all(chunk.end <= 16 * len(chunk.block_ids) for chunk in chunks)
+        return super()._launch(chunks, whole_gpu=whole_gpu)
+
+    def meet(self) -> None:
+        """The decode worker `d` is known, and it can pull from here."""
+        if self.worker.peers.proven("d", 1) is None:
+            self.worker.peers.join(DecodePeer("d", 1, self.decode.endpoint))
+            self.turn_until(lambda: self.worker.peers.proven("d", 1) is not None)
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Careful]:
+    rig = Careful(max_batch_tokens=64)
+    yield rig
+    rig.close()
+
+
+@given(st.lists(aimed_messages(("d", 1), PEERS, (PrefillRequest, Abort)), min_size=6, max_size=10))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]) -> None:
+    worker = rig.worker
+    for message in messages:
+        rig.meet()
+        message = decode(encode(message))
+        worker._from_router(message)
+        peer = worker.peers.by_id.get("d")
+        if peer is not None and is_from(connection_of(peer.worker_id, peer.epoch), message):
+            worker._from_peer(peer, message)
+        rig.turn()
+        for step in rig.steps:
+            step.over = True
+    worker.forget_everything()
+    held = [*worker.handoffs.blocks(), *(s.block_ids for s in worker.scheduler.sequences())]
+    rig.allocator.check(held)
+
+
+def test_after_all_that_it_serves(rig: Careful) -> None:
+    rig.worker.handoffs.drop_peer("d", 1)
+    rig.meet()
+    rig.handed_off.clear()
+    rig.ask("last", 40)
+
+    def over() -> bool:
+        for step in rig.steps:
+            step.over = True
+        return any(handoff.request_id == "last" for handoff in rig.handed_off)
+
+    rig.turn_until(over)

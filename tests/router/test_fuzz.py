@@ -1,0 +1,93 @@
+"""Whatever workers may say, in their own name or not: the router drops it or does it, and serves on."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.config import Config, ModelSection, NetSection, RouterSection
+from common.wire.frames import decode, encode
+from common.wire.messages import Heartbeat, KVPathReport, Message, RequestFailed, Role, TokenBatch, WorkerReady
+from common.wire.sampling_params import SamplingParams
+from common.wire.worker_id import BEAT_SUFFIX, connection_of
+from router.detokenizer import TextStream
+from router.request_state import Completion, Mailbox, State
+from router.service import Service
+from tests.fakes import LAYOUT, FakeModel, free_endpoint
+from tests.wire.values import aimed_messages
+
+PEERS = [("p", 1), ("d", 1), ("e", 2)]
+KINDS = (TokenBatch, KVPathReport, RequestFailed, Heartbeat)
+
+
+class Rig:
+    """A router without HTTP and without workers: their messages are put into its hands."""
+
+    def __init__(self, model_dir: Path, model: FakeModel) -> None:
+        net, limits = NetSection(router_endpoint=free_endpoint()), RouterSection(port=0)
+        self.service = Service(Config(model=ModelSection(path=str(model_dir)), net=net, router=limits))
+        self.model = model
+
+    def hear(self, connection: bytes, message: Message) -> None:
+        self.service._handle(connection, decode(encode(message)))
+
+    def meet(self) -> None:
+        """`p` and `d` are registered, whatever they have said, and blocks travel between them."""
+        self.service._membership._expelled.clear()
+        for worker_id, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+            worker = self.service.pool.get(worker_id, 1)
+            if worker is not None and worker.draining:
+                self.service.pool.remove(worker)
+            ready = WorkerReady(
+                worker_id, 1, role, 1, "cpu", self.model.name, self.model.fingerprint,
+                self.model.tokenizer_fingerprint, LAYOUT, 100, 600, 100, 8, "shm", "ipc:///nowhere",
+            )  # fmt: skip
+            self.hear(connection_of(worker_id, 1), ready)
+        self.hear(connection_of("d", 1), KVPathReport("d", 1, "p", 1, "shm", 1.0, ""))
+
+    def submit(self, name: str) -> Completion:
+        text = TextStream(self.service.tokenizer.decode, ())
+        completion = Completion(name, 0, [1, 2, 3], SamplingParams(max_tokens=20), text, Mailbox())
+        self.service.dispatcher.submit([completion])
+        return completion
+
+
+@pytest.fixture(scope="module")
+def rig(model_dir: Path, model: FakeModel) -> Iterator[Rig]:
+    rig = Rig(model_dir, model)
+    yield rig
+    asyncio.run(rig.service.close())
+
+
+@given(
+    st.lists(
+        st.tuples(aimed_messages(("d", 1), PEERS, KINDS), st.sampled_from(PEERS), st.booleans()),
+        min_size=6,
+        max_size=10,
+    )
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_message_costs_more_than_itself(rig: Rig, said: list[tuple[Message, tuple[str, int], bool]]) -> None:
+    rig.meet()
+    running = [rig.submit(name) for name in "ab"]
+    for message, speaker, over_beat in said:
+        rig.hear(connection_of(*speaker) + (BEAT_SUFFIX if over_beat else b""), message)
+        rig.service._membership.check()
+        rig.service.dispatcher.tick()
+    for completion in running:
+        rig.service.dispatcher.abort(completion)
+        assert completion.is_terminal
+    assert rig.service.dispatcher.queue_sizes() == (0, 0, 0)
+    assert all((worker.outstanding_tokens, worker.num_assigned) == (0, 0) for worker in rig.service.pool)
+
+
+def test_after_all_that_it_serves(rig: Rig) -> None:
+    for worker in list(rig.service.pool):
+        rig.service.pool.remove(worker)
+    rig.meet()
+    completion = rig.submit("last")
+    assert completion.state is State.PREFILLING
+    rig.service.dispatcher.abort(completion)
