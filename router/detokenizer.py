@@ -72,6 +72,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self.stopped = False
         self._stops = stops
+        self._starts = {stop[0] for stop in stops}
         self._max_withheld = max(map(len, stops), default=1) - 1
         self._withheld = ""
 
@@ -95,9 +96,9 @@ class StopMatcher:
 
     def _num_to_withhold(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
-        for num_chars in range(min(self._max_withheld, len(text)), 0, -1):
-            if any(stop.startswith(text[-num_chars:]) for stop in self._stops):
-                return num_chars
+        for start in range(max(0, len(text) - self._max_withheld), len(text)):
+            if text[start] in self._starts and any(stop.startswith(text[start:]) for stop in self._stops):
+                return len(text) - start
         return 0
 
 

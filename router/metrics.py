@@ -1,14 +1,18 @@
 """The router's Prometheus metrics, in a registry of its own.
 
 Counters and histograms are fed as things happen; gauges are read from the pool and the dispatcher
-when somebody scrapes. No label ever carries text that a client chose.
+when somebody scrapes. What every token feeds is plain numbers until then: the library's own take a lock each, and
+thousands of tokens pass a second. No label ever carries text that a client chose.
 """
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from common.wire.messages import Role
 from router.request_state import Completion, State
@@ -29,7 +33,6 @@ class Metrics:
         )  # stop, length, failed, aborted, rejected
         self.replays = Counter("baton_replays", "completions started again, by reason", ["reason"], registry=registry)
         self.prompt_tokens = Counter("baton_prompt_tokens", "prompt tokens of accepted completions", registry=registry)
-        self.generation_tokens = Counter("baton_generation_tokens", "tokens received in order", registry=registry)
         self.stale_tokens = Counter(
             "baton_stale_tokens", "tokens dropped: of a dead worker, an old attempt or an ended completion",
             registry=registry,
@@ -37,18 +40,17 @@ class Metrics:
         self.ttft_s = Histogram(
             "baton_time_to_first_token_seconds", "request to first token", buckets=TTFT_BUCKETS_S, registry=registry
         )
-        self.itl_s = Histogram(
-            "baton_inter_token_latency_seconds", "token to token", buckets=ITL_BUCKETS_S, registry=registry
-        )
+        self.tokens = _Tokens()
+        registry.register(self.tokens)
         self.e2e_s = Histogram(
             "baton_e2e_request_latency_seconds", "request to last token", buckets=E2E_BUCKETS_S, registry=registry
         )
 
     def token_arrived(self, completion: Completion, now_s: float) -> None:
         """Time one token, in order, and note when it came."""
-        self.generation_tokens.inc()
+        self.tokens.num_generated += 1
         if completion.first_token_s:
-            self.itl_s.observe(now_s - completion.last_token_s)
+            self.tokens.note_gap(now_s - completion.last_token_s)
         else:
             completion.first_token_s = now_s
             self.ttft_s.observe(now_s - completion.submitted_s)
@@ -69,6 +71,28 @@ class Metrics:
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self.registry)
+
+
+class _Tokens(Collector):
+    """What every token feeds; only the event loop does."""
+
+    def __init__(self) -> None:
+        self.num_generated = 0
+        self._num_gaps = [0] * (len(ITL_BUCKETS_S) + 1)  # by bucket, the last without a bound
+        self._sum_s = 0.0
+
+    def note_gap(self, gap_s: float) -> None:
+        """Time from one token to the next of its completion."""
+        self._num_gaps[bisect_left(ITL_BUCKETS_S, gap_s)] += 1
+        self._sum_s += gap_s
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("baton_generation_tokens", "tokens received in order", value=self.num_generated)
+        bounds: Sequence[str] = [*map(floatToGoString, ITL_BUCKETS_S), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._num_gaps), strict=True))
+        yield HistogramMetricFamily(
+            "baton_inter_token_latency_seconds", "token to token", buckets=buckets, sum_value=self._sum_s
+        )
 
 
 class _StateCollector(Collector):

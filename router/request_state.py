@@ -60,16 +60,18 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._deliveries: list[Delivery] = []
-        self._arrived = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
 
     def put(self, delivery: Delivery) -> None:
         self._deliveries.append(delivery)
-        self._arrived.set()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def take(self) -> list[Delivery]:
         """Everything that has arrived since the last call; waits for the first."""
-        await self._arrived.wait()
-        self._arrived.clear()
+        if not self._deliveries:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
 
