@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from common.wire.messages import PrefillRequest, pack_ids
 from router.request_state import Completion
 from router.waiting_queue import WaitingQueue
 from router.worker_pool import LEAST, Demand, Route, WorkerPool
@@ -38,3 +39,19 @@ def _ahead(queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | 
         if (route := pool.choose(completion.demand(), overtakes=True)) is not None:
             return completion, route
     return None
+
+
+def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> PrefillRequest:
+    """What its prefill worker is sent: what it has put out so far is part of the prompt."""
+    return PrefillRequest(
+        request_id=completion.request_id,
+        attempt=completion.attempt,
+        token_ids=pack_ids(completion.prompt_ids) + pack_ids(completion.outputs),
+        num_outputs=len(completion.outputs),
+        sampling=completion.sampling,
+        decode_worker_id=route.decode.id,
+        decode_epoch=route.decode.epoch,
+        whole_gpu=whole_gpu,
+        priority=completion.priority,
+        turn=completion.turn,
+    )

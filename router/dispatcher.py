@@ -8,6 +8,8 @@ that joins gets its share. What only a dead worker knew is never needed: the tok
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
 
 from common.config import NetSection, RouterSection
 from common.errors import ErrorCode, RequestError
@@ -15,13 +17,11 @@ from common.wire.messages import (
     Abort,
     FinishReason,
     Message,
-    PrefillRequest,
     RequestFailed,
     TokenBatch,
-    pack_ids,
     unpack_ids,
 )
-from router.binding import starts
+from router.binding import prefill_request, starts
 from router.blame import UNCOUNTED, blame, verdict
 from router.deadlines import overdue, stall, unserved
 from router.health import problems
@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 Send = Callable[[str, Message], None]
 """Queue a message for a worker, by worker id."""
+Defer = Callable[[Callable[[], None]], object]
+"""Have something called once everybody else had a turn."""
+MAX_AT_ONCE = 32
+"""Completions started or aborted in one turn of the event loop: 2048 would hold up all streams for 0.3 s."""
 
 
 class Dispatcher:
@@ -48,6 +52,7 @@ class Dispatcher:
         send: Send,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        defer: Defer = lambda act: act(),
     ) -> None:
         self.draining = False
         self._limits = limits
@@ -57,6 +62,8 @@ class Dispatcher:
         self._send = send
         self._metrics = metrics
         self._clock = clock
+        self._defer = defer
+        self._pumps_later = False
         self._active: dict[str, Completion] = {}
         self._queue = WaitingQueue(limits)
 
@@ -74,7 +81,7 @@ class Dispatcher:
 
     def queue_sizes(self) -> tuple[int, int, int]:
         """Completions queued, their prompt tokens, completions at workers."""
-        return len(self._queue), self._queue.num_tokens, self._num_served()
+        return len(self._queue), self._queue.num_tokens, len(self._active) - len(self._queue)
 
     # --- from the HTTP side ---------------------------------------------------------------------
 
@@ -101,11 +108,15 @@ class Dispatcher:
         self._metrics.prompt_tokens.inc(num_tokens)
         self.pump()
 
-    def abort(self, completion: Completion) -> None:
-        """End it because nobody wants it any more; no-op after its end."""
-        if not completion.is_terminal:
+    def abort(self, *completions: Completion) -> None:
+        """End them because nobody wants them any more; no-op for those that have ended."""
+        wanted = [completion for completion in completions if not completion.is_terminal]
+        for completion in wanted[:MAX_AT_ONCE]:
             self._cancel_at_workers(completion)
             self._end(completion, State.ABORTED)
+        if len(wanted) > MAX_AT_ONCE:
+            self._defer(partial(self.abort, *wanted[MAX_AT_ONCE:]))
+        elif wanted:
             self.pump()
 
     def fail_all(self, error: RequestError) -> None:
@@ -172,11 +183,22 @@ class Dispatcher:
         self.pump()
 
     def pump(self) -> None:
-        """Start what is queued while some pair of workers has room for it."""
-        for completion, route in starts(self._queue, self._pool):
+        """Start what is queued while some pair of workers has room for it; many in several turns of the loop."""
+        if self._pumps_later:
+            return
+        num_left = MAX_AT_ONCE
+        for completion, route in islice(starts(self._queue, self._pool), MAX_AT_ONCE):
             self._start(completion, route)
+            num_left -= 1
+        if num_left == 0:
+            self._pumps_later = True
+            self._defer(self._pump_rest)
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _pump_rest(self) -> None:
+        self._pumps_later = False
+        self.pump()
 
     def _act_on(self, completion: Completion, act: Callable[..., None], *args: object) -> None:
         """Do something to one of several completions: a bug that it meets ends that one, and the others go on."""
@@ -191,33 +213,13 @@ class Dispatcher:
     def _start(self, completion: Completion, route: Route) -> None:
         self._queue.take(completion)
         completion.move_to(State.PREFILLING)
-        token_ids = pack_ids(completion.prompt_ids) + pack_ids(completion.outputs)
         completion.route, completion.avoided = route, None
         completion.sent_tokens = len(completion.prompt_ids) + len(completion.outputs)
         completion.started_s = self._clock()
         completion.is_unproven = True
         self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
-        request = PrefillRequest(
-            request_id=completion.request_id,
-            attempt=completion.attempt,
-            token_ids=token_ids,
-            num_outputs=len(completion.outputs),
-            sampling=completion.sampling,
-            decode_worker_id=route.decode.id,
-            decode_epoch=route.decode.epoch,
-            whole_gpu=self._pool.has_gpu_alone(route) or self._has_backlog(),
-            priority=completion.priority,
-            turn=completion.turn,
-        )
-        self._send(route.prefill.id, request)
-
-    def _has_backlog(self) -> bool:
-        """Whether so much is queued that all are better off if prompts get done."""
-        return self._queue.num_tokens >= self._limits.backlog_tokens * self._pool.num_prompt_gpus()
-
-    def _num_served(self) -> int:
-        """Completions at workers."""
-        return len(self._active) - len(self._queue)
+        whole_gpu = self._pool.has_gpu_alone(route) or self._queue.is_backlog(self._pool.num_prompt_gpus())
+        self._send(route.prefill.id, prefill_request(completion, route, whole_gpu))
 
     def _current(self, request_id: str, attempt: int, worker: Worker) -> Completion | None:
         """The completion that this worker runs under this attempt, if it does; once it decodes only one does."""

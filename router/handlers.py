@@ -38,6 +38,7 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
         await body.receive(request)
         checked = await service.reader.read(body.pieces, service.max_model_len)
     job = make_job(service, checked, request[REQUEST_ID])
+    await asyncio.sleep(0)  # thousands of completions took a while
     try:
         async with asyncio.timeout(service.config.router.request_timeout_s + SLOW_CLIENT_S):
             with submitted(service.dispatcher, job):

@@ -7,6 +7,7 @@ send, another receive is scheduled, so no message waits for the next edge.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 import zmq
@@ -19,6 +20,8 @@ from common.wire.sockets import Hub
 logger = logging.getLogger(__name__)
 
 LINGER_MS = 200
+MAX_TURN_S = 0.005
+"""How long messages may be handled before clients have a turn."""
 
 OnMessage = Callable[[bytes, Message], None]
 OnUnreachable = Callable[[bytes], None]
@@ -85,10 +88,13 @@ class AsyncHub:
         self._scheduled = False
         if self._loop is None or self._on_message is None:
             return  # closed meanwhile
+        until_s = time.monotonic() + MAX_TURN_S
         for identity, message in self._hub.receive():
             try:
                 self._on_message(identity, message)
             except Exception:  # a bug met by one message must not cut off all workers
                 logger.exception("handling %s from %r failed", type(message).__name__, identity[:60])
+            if time.monotonic() > until_s:
+                break
         if self._hub.socket.poll(0, zmq.POLLIN):
             self._schedule()

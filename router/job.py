@@ -61,5 +61,4 @@ def submitted(dispatcher: Dispatcher, job: Job) -> Iterator[None]:
     try:
         yield
     finally:
-        for completion in job.completions:
-            dispatcher.abort(completion)
+        dispatcher.abort(*job.completions)

@@ -63,8 +63,9 @@ class Service:
         self.metrics = Metrics()
         self.pool = WorkerPool(config.net, config.router.prefill_window)
         self.dispatcher = Dispatcher(
-            config.router, config.net, self.tokenizer.info.vocab_size, self.pool, self._send, self.metrics
-        )
+            config.router, config.net, self.tokenizer.info.vocab_size, self.pool, self._send, self.metrics,
+            defer=lambda act: asyncio.get_running_loop().call_soon(act),
+        )  # fmt: skip
         router_epoch = secrets.randbits(62)
         self._membership = Membership(
             config.net, self.tokenizer.info, router_epoch, self.pool, self.dispatcher, self.hub.send

@@ -77,6 +77,10 @@ class WaitingQueue:
         shortest = [completion for _, completion in self._by_length[:num]]
         return [completion for completion in shortest if completion.priority == shortest[0].priority]
 
+    def is_backlog(self, num_gpus: int) -> bool:
+        """Whether so much is queued for the GPUs that compute prompts that all are better off if prompts get done."""
+        return self.num_tokens >= self._limits.backlog_tokens * num_gpus
+
     def take(self, completion: Completion) -> None:
         """It leaves for a worker."""
         self._turns.serve(completion.num_tokens, len(self._num_queued), self._by_turn[0][1].turn)

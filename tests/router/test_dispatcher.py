@@ -1,9 +1,12 @@
 """Order of tokens, ends, deadlines and backpressure; what happens after a loss is in `test_replay`."""
 
+import asyncio
 import random
+from collections.abc import Callable
 
 import pytest
 
+import router.dispatcher
 from common.errors import RequestError
 from common.wire.messages import (
     Role,
@@ -12,7 +15,7 @@ from common.wire.messages import (
     pack_ids,
     unpack_ids,
 )
-from router.request_state import Delivery, State
+from router.request_state import Delivery, Mailbox, State
 from router.worker_pool import Worker
 from tests.fakes import LAYOUT
 from tests.router.bench import EOS, LENGTH, STOP, Bench, Result, result_of
@@ -287,3 +290,41 @@ def test_what_is_too_long_for_all_that_have_room_lets_others_pass() -> None:
     assert error is not None
     assert (error.status, error.code) == (400, "context_length_exceeded")
     assert "504 tokens" in error.message and "no worker takes more than 64" in error.message
+
+
+def test_many_at_once_take_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.dispatcher, "MAX_AT_ONCE", 3)
+    bench = Bench(num_prefill=1, num_decode=0)
+    later: list[Callable[[], None]] = []
+    bench.dispatcher._defer = later.append
+    completions = [bench.submit(num_prompt_tokens=1) for _ in range(8)]
+    bench.join("d0", Role.DECODE)
+    assert len(bench.requests()) == 3
+    bench.dispatcher.pump()  # whatever else calls for it
+    assert (len(bench.requests()), len(later)) == (3, 1)
+    for num_started in (6, 8):
+        later.pop()()
+        assert len(bench.requests()) == num_started
+    bench.dispatcher.abort(*completions)
+    for num_left in (5, 2, 0):
+        assert bench.dispatcher.num_active == num_left
+        if num_left:
+            later.pop()()
+    assert later == []
+    bench.assert_idle()
+
+
+async def test_a_mailbox_loses_nothing_whoever_comes_first() -> None:
+    mailbox = Mailbox()
+    mailbox.put(Delivery(0, "a"))
+    mailbox.put(Delivery(0, "b"))
+    assert [delivery.text for delivery in await mailbox.take()] == ["a", "b"]
+    given_up = asyncio.create_task(mailbox.take())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    waiting = asyncio.create_task(mailbox.take())
+    await asyncio.sleep(0)
+    mailbox.put(Delivery(0, "c"))
+    mailbox.put(Delivery(0, "d"))
+    assert [delivery.text for delivery in await waiting] == ["c", "d"]

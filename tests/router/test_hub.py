@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 import pytest
 import zmq
@@ -6,7 +7,7 @@ import zmq
 from common.config import NetSection
 from common.wire.messages import Heartbeat, Message, Reregister
 from common.wire.sockets import MAX_RECEIVED_AT_ONCE, Spoke
-from router.hub import AsyncHub
+from router.hub import MAX_TURN_S, AsyncHub
 from tests.fakes import free_endpoint
 
 NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
@@ -51,3 +52,29 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
     assert "a bug" in caplog.text
     assert unreachable == [b"nobody"]
     assert hub.num_dropped == 1
+
+
+async def test_clients_have_a_turn_between_messages_that_take_long() -> None:
+    hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    spoke = Spoke(context, NetSection(), hub.endpoint, b"w")
+    order: list[str] = []
+
+    def on_message(identity: bytes, message: Message) -> None:
+        order.append("message")
+        asyncio.get_running_loop().call_soon(order.append, "client")
+        time.sleep(2 * MAX_TURN_S)
+
+    try:
+        for i in range(4):
+            spoke.send(Heartbeat("w", 1, i, 0, 0, 0, 0.0, 0))
+        await asyncio.sleep(0.3)
+        hub.start(on_message, lambda _: None)
+        async with asyncio.timeout(30):
+            while len(order) < 8:
+                await asyncio.sleep(0.01)
+        assert "client" in order[:4]
+    finally:
+        spoke.close()
+        hub.close()
+        context.destroy(linger=0)
