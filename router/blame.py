@@ -7,7 +7,7 @@ so if one dies, that was the cause. Only a trial can end a request for a death; 
 failures forgotten.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from common.config import RouterSection
 from common.errors import ErrorCode, RequestError
@@ -20,11 +20,10 @@ MAX_RETURNS = 32
 """Such replays in a row, without the request getting on, after which it is given up."""
 
 
-def blame(lost: Sequence[Completion], worker: Worker, limits: RouterSection) -> None:
+def blame(lost: Sequence[Completion], worker: Worker, limits: RouterSection, unsent: Set[str]) -> None:
     """Count the death of a worker, unless it was to leave, against those of its completions that may have caused it."""
-    suspects = {completion for completion in lost if completion.is_unproven} or set(lost)
-    if worker.draining:
-        suspects.clear()
+    received = [completion for completion in lost if completion.request_id not in unsent and not worker.draining]
+    suspects = {completion for completion in received if completion.is_unproven} or set(received)
     most = limits.max_attempts if worker.has_trial else max(1, limits.max_attempts - 1)
     for completion in lost:
         if completion in suspects:

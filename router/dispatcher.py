@@ -7,7 +7,7 @@ that joins gets its share. What only a dead worker knew is never needed: the tok
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from itertools import islice
 
@@ -167,10 +167,10 @@ class Dispatcher:
             self._replay(completion, failed.code.name.lower(), message)
         self.pump()
 
-    def on_worker_lost(self, worker: Worker, reason: str) -> None:
-        """Replay what needs that incarnation; it is no longer in the pool."""
+    def on_worker_lost(self, worker: Worker, reason: str, unsent: Set[str] = frozenset()) -> None:
+        """Replay what needs that incarnation, which is no longer in the pool; requests `unsent` never got there."""
         lost = [c for c in self._active.values() if self._current(c.request_id, c.attempt, worker) is not None]
-        blame(lost, worker, self._limits)
+        blame(lost, worker, self._limits, unsent)
         for completion in lost:
             self._act_on(completion, self._replay, "worker_lost", f"{worker.id}: {reason}")
         self.pump()

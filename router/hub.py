@@ -24,13 +24,14 @@ MAX_TURN_S = 0.005
 """How long messages may be handled before clients have a turn."""
 
 OnMessage = Callable[[bytes, Message], None]
-OnUnreachable = Callable[[bytes], None]
+Undelivered = list[tuple[bytes, Message]]
+OnUnreachable = Callable[[Undelivered], None]
 
 
 class AsyncHub:
     """Calls `on_message(identity, message)` on the event loop for everything that arrives.
 
-    And, soon after a message was sent to nobody, `on_unreachable(identity)`.
+    And, soon after messages were sent to nobody, `on_unreachable` with each and the identity it was meant for.
     """
 
     def __init__(self, net: NetSection) -> None:
@@ -45,6 +46,7 @@ class AsyncHub:
         self._on_message: OnMessage | None = None
         self._on_unreachable: OnUnreachable | None = None
         self._scheduled = False
+        self._undelivered: Undelivered = []
 
     @property
     def endpoint(self) -> str:
@@ -64,8 +66,10 @@ class AsyncHub:
 
     def send(self, identity: bytes, message: Message) -> None:
         """Queue for one worker; never waits."""
-        if not self._hub.send(identity, message) and self._loop is not None and self._on_unreachable is not None:
-            self._loop.call_soon(self._on_unreachable, identity)  # not now: the sender is in the middle of something
+        if not self._hub.send(identity, message) and self._loop is not None:
+            if not self._undelivered:
+                self._loop.call_soon(self._report_undelivered)  # not now: the sender is in the middle of something
+            self._undelivered.append((identity, message))
         self._schedule()
 
     def refuse(self, identity: bytes, message: Message, why: str) -> None:
@@ -78,6 +82,11 @@ class AsyncHub:
             self._loop = None
         self._hub.close(linger_ms=LINGER_MS)
         self._context.destroy(linger=0)
+
+    def _report_undelivered(self) -> None:
+        undelivered, self._undelivered = self._undelivered, []
+        if self._on_unreachable is not None:
+            self._on_unreachable(undelivered)
 
     def _schedule(self) -> None:
         if self._loop is not None and not self._scheduled:

@@ -6,7 +6,7 @@ this one place; and no worker with another model or tokenizer ever enters.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from common.config import NetSection
 from common.wire.messages import (
@@ -15,6 +15,7 @@ from common.wire.messages import (
     KVPathReport,
     Message,
     PeerGone,
+    PrefillRequest,
     Refused,
     Reregister,
     Role,
@@ -26,6 +27,7 @@ from common.wire.messages import (
 )
 from common.wire.worker_id import connection_of
 from router.dispatcher import Dispatcher
+from router.hub import Undelivered
 from router.tokenizer import ModelInfo
 from router.worker_pool import NO_TRANSPORT, Worker, WorkerPool
 
@@ -119,11 +121,15 @@ class Membership:
             logger.info("%s works: %.1f GB/s", where, report.gb_per_s)
         self._dispatcher.pump()
 
-    def on_unreachable(self, identity: bytes) -> None:
-        """A worker's connection is gone, mostly with the worker; one that lives registers again."""
-        worker = next((worker for worker in self._pool if worker.connection == identity), None)
-        if worker is not None:
-            self._lose(worker, "its connection is gone")
+    def on_unreachable(self, undelivered: Undelivered) -> None:
+        """Connections of workers are gone, mostly with the workers; those that live register again."""
+        identities = {identity for identity, _ in undelivered}
+        gone = [worker for worker in self._pool if worker.connection in identities]
+        unsent = {message.request_id for _, message in undelivered if isinstance(message, PrefillRequest)}
+        for worker in gone:
+            worker.silent = True  # all of them first: what one had must not go to the next
+        for worker in gone:
+            self._lose(worker, "its connection is gone", unsent)
 
     def check(self) -> None:
         """Remove workers that are silent or stuck; call a few times a second."""
@@ -172,11 +178,11 @@ class Membership:
             del self._expelled[next(iter(self._expelled))]
         self._lose(worker, reason)
 
-    def _lose(self, worker: Worker, reason: str) -> None:
+    def _lose(self, worker: Worker, reason: str, unsent: Set[str] = frozenset()) -> None:
         self._pool.remove(worker)
         log = logger.info if worker.draining else logger.warning
         log("%s is %s: %s", worker, "gone after leaving" if worker.draining else "lost", reason)
         for other in self._pool:
             if other.ready.role is not worker.ready.role:
                 self._send(other.connection, PeerGone(worker.id, worker.epoch))
-        self._dispatcher.on_worker_lost(worker, reason)
+        self._dispatcher.on_worker_lost(worker, reason, unsent)

@@ -7,7 +7,7 @@ import zmq
 from common.config import NetSection
 from common.wire.messages import Heartbeat, Message, Reregister
 from common.wire.sockets import MAX_RECEIVED_AT_ONCE, Spoke
-from router.hub import MAX_TURN_S, AsyncHub
+from router.hub import MAX_TURN_S, AsyncHub, Undelivered
 from tests.fakes import free_endpoint
 
 NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
@@ -20,7 +20,7 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     spoke = Spoke(context, NetSection(), hub.endpoint, b"w")
     received: list[int] = []
-    unreachable: list[bytes] = []
+    unreachable: list[Undelivered] = []
 
     def on_message(identity: bytes, message: Message) -> None:
         assert isinstance(message, Heartbeat)
@@ -35,7 +35,9 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
             spoke.send(Heartbeat("w", 1, i, 0, 0, 0, 0.0, 0))
         await asyncio.sleep(0.3)  # all of them wait in the hub's queue before its first receive
         hub.start(on_message, unreachable.append)
-        hub.send(b"nobody", Reregister(0))
+        undelivered: Undelivered = [(b"nobody", Reregister(0)), (b"nobody else", Reregister(1))]
+        for identity, message in undelivered:
+            hub.send(identity, message)
         async with asyncio.timeout(30):
             while len(received) < NUM_MESSAGES:
                 await asyncio.sleep(0.01)
@@ -50,8 +52,8 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
         hub.close()
         context.destroy(linger=0)
     assert "a bug" in caplog.text
-    assert unreachable == [b"nobody"]
-    assert hub.num_dropped == 1
+    assert unreachable == [undelivered], "all of them at once"
+    assert hub.num_dropped == 2
 
 
 async def test_clients_have_a_turn_between_messages_that_take_long() -> None:

@@ -205,3 +205,18 @@ async def test_a_leaving_worker_is_told_how_many_requests_still_need_it(client: 
     assert first.got(StillBound)[1].num_requests == 0
     first.say(WorkerGone(first.worker_id, first.epoch, "drained"))
     await cluster.until(lambda: not cluster.service.pool.find("decode-0"), "it is gone at once")
+
+
+async def test_a_request_that_finds_many_workers_dead_is_not_blamed_for_any(
+    start_cluster: StartCluster, tokenizer: tokenizers.Tokenizer
+) -> None:
+    cluster = await start_cluster(max_attempts=2)
+    cluster.decode()
+    prefills = [cluster.prefill(f"prefill-{i}") for i in range(6)]
+    await cluster.until_paths(6)
+    client = Client(cluster, tokenizer)
+    await asyncio.gather(*(asyncio.to_thread(prefill.kill) for prefill in prefills))
+    assert len(list(cluster.service.pool)) == 7, "the router does not know yet"
+    response = await client.completions.create(model="tiny", prompt=PROMPT, temperature=0)
+    assert response.choices[0].text == client.expected(PROMPT)
+    await client.openai.close()
