@@ -13,6 +13,7 @@ VLLM = "vllm"
 STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
 PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
 KERNEL = re.compile(r"kernel decode ((.+) \(.+\)), ([\d.]+) MB")
+ROUTER = re.compile(r"8 streams at 10 ms beside (.+)")
 PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
 
 LOADS = {
@@ -180,6 +181,24 @@ def pulls(rows: Sequence[Row]) -> TableData:
     return TableData("H200s, KV of Qwen3-4B's shapes", "prompt", titles, lines)
 
 
+def router(rows: Sequence[Row]) -> TableData:
+    """What streams notice of other clients' requests, and what these cost the router."""
+    columns = {
+        "longest gap, ms": "gap_max",
+        "slowest /live, ms": "live_max",
+        "memory at most, MB": "memory_peak",
+        "memory after, MB": "memory_after",
+        "answers/s": "request_throughput",
+    }
+    found: dict[str, dict[str, Cell]] = {}
+    for row in rows:
+        if match := ROUTER.fullmatch(row.workload):
+            found.setdefault(match[1], {})[row.figure] = Cell(row, float(row.value))
+    lines: list[Line] = [(load, [cells.get(name) for name in columns.values()]) for load, cells in found.items()]
+    subject = "a router on two cores that clients and workers share; 8 streams of a token every 10 ms"
+    return TableData(subject, "beside", list(columns), lines)
+
+
 def _present(lines: Iterable[Line]) -> list[Line]:
     """Those that have been measured at all."""
     return [(label, cells) for label, cells in lines if any(cells)]
@@ -199,4 +218,5 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
         grid, PROMPT, "prompt", "ms a prompt; one H200, no server", "prompt", "{} % of the GPU", "{:,} tokens"
     ),
     "pulls": pulls,
+    "router": router,
 }
