@@ -89,6 +89,11 @@ class RouterSection:
     def __post_init__(self) -> None:
         _require(0 <= self.port < 65536, f"router.port = {self.port}: 0 to 65535")
         _require(self.max_attempts >= 1, f"router.max_attempts = {self.max_attempts}: at least 1")
+        _require(
+            self.max_bodies_bytes >= self.max_body_bytes,
+            f"router.max_bodies_bytes = {self.max_bodies_bytes}: at least router.max_body_bytes, {self.max_body_bytes}, "
+            "or the largest body would never be taken",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 import router.bodies
-from common.errors import RequestError
+from common.config import RouterSection
+from common.errors import ConfigError, RequestError
 from router.bodies import NUM_FREE_BYTES
 from router.reader_process import ReaderProcess
 from tests.router.conftest import Cluster, StartCluster
@@ -166,3 +167,8 @@ async def test_a_process_that_cannot_be_started_is_an_error_of_the_request(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
     with pytest.raises(RequestError, match="could not be read"):
         await cluster.service.reader.read([long_body()], 100)
+
+
+def test_the_largest_body_has_room_among_all() -> None:
+    with pytest.raises(ConfigError, match=r"max_bodies_bytes = 9: at least router\.max_body_bytes, 10"):
+        RouterSection(max_body_bytes=10, max_bodies_bytes=9)
