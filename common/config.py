@@ -91,8 +91,7 @@ class RouterSection:
         _require(self.max_attempts >= 1, f"router.max_attempts = {self.max_attempts}: at least 1")
         _require(
             self.max_bodies_bytes >= self.max_body_bytes,
-            f"router.max_bodies_bytes = {self.max_bodies_bytes}: at least router.max_body_bytes, {self.max_body_bytes}, "
-            "or the largest body would never be taken",
+            f"router.max_bodies_bytes = {self.max_bodies_bytes}: at least router.max_body_bytes, {self.max_body_bytes}",
         )
 
 
