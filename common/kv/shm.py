@@ -1,5 +1,6 @@
-"""Pools in POSIX shared memory, for workers on a CPU. A pull is a copy between two mappings.
+"""Pools in POSIX shared memory, for workers on a CPU. A pull reads the peer's segment as a file.
 
+Were it mapped, a segment that becomes shorter would end this process with SIGBUS.
 The owner holds a lock on its segment while it lives, so that whoever starts next can tell the
 segments that a killed worker left behind and remove them.
 """
@@ -57,27 +58,29 @@ class ShmPeerPool:
             raise TransferFailed(f"worker {export.worker_id} names no shared memory segment: {name!r:.80}")
         num_bytes = export.num_blocks * export.layout.block_bytes
         try:
-            with (SHM_DIR / name).open("r+b") as file:
-                if os.fstat(file.fileno()).st_size < num_bytes:
-                    raise TransferFailed(f"segment {name} is smaller than {export.num_blocks} blocks")
-                memory = _mapped(file.fileno(), num_bytes)
+            self.file = (SHM_DIR / name).open("rb", buffering=0)
         except OSError as error:
             raise TransferFailed(
-                f"cannot map segment {name} of worker {export.worker_id} ({error.strerror}); "
+                f"cannot open segment {name} of worker {export.worker_id} ({error.strerror}); "
                 "do the workers share /dev/shm (docker: the same ipc namespace)?"
             ) from None
-        self.num_blocks = export.num_blocks
-        self.blocks = memory.view(export.num_blocks, export.layout.block_bytes)
+        self.name, self.num_blocks = name, export.num_blocks
+        if os.fstat(self.file.fileno()).st_size < num_bytes:
+            self.file.close()
+            raise TransferFailed(f"segment {name} is smaller than {export.num_blocks} blocks")
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "FinishedPull":
         """Copies before it returns: on a CPU there is nobody else to do it."""
         check_sources(source_ids, self.num_blocks)
+        blocks = target.blocks.numpy()  # [num_blocks, block_bytes]
+        block_bytes = target.layout.block_bytes
         for source_id, target_id in zip(source_ids, target_ids, strict=True):
-            target.blocks[target_id].copy_(self.blocks[source_id])
+            if os.preadv(self.file.fileno(), [blocks[target_id]], source_id * block_bytes) != block_bytes:
+                raise TransferFailed(f"segment {self.name} has become shorter: block {source_id} is not all there")
         return FinishedPull()
 
     def close(self) -> None:
-        del self.blocks
+        self.file.close()
 
 
 class FinishedPull:
@@ -110,7 +113,7 @@ def remove_abandoned() -> None:
 def _reserved(path: Path, num_bytes: int) -> BinaryIO:
     """A new locked file of that size; it gets its name, and so is seen by others, when it is locked."""
     unlocked = path.with_name(f".{path.name}")
-    file = unlocked.open("x+b")
+    file = os.fdopen(os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fallocate(file.fileno(), 0, num_bytes)

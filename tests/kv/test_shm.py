@@ -1,11 +1,16 @@
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 import pytest
+import torch
 
-from common.errors import ConfigError
-from common.kv.shm import SHM_DIR, ShmMemory, remove_abandoned
+from common.errors import ConfigError, TransferFailed
+from common.kv.pool import KVPool
+from common.kv.shm import SHM_DIR, ShmMemory, ShmPeerPool, remove_abandoned
+from common.wire.messages import KVPoolExport
+from tests.kv.peer_process import LAYOUT
 
 
 def test_segments_of_the_dead_are_removed_and_those_of_the_living_kept() -> None:
@@ -30,3 +35,28 @@ def test_a_segment_is_locked_by_its_owner() -> None:
     with memory.path.open("rb") as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     memory.close()
+
+
+def test_a_segment_is_for_its_own_user_alone() -> None:
+    before = os.umask(0)
+    try:
+        memory = ShmMemory(4096, f"private-{os.getpid()}")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(memory.path.stat().st_mode) == 0o600
+    memory.close()
+
+
+def test_a_segment_that_becomes_shorter_after_it_was_opened_fails_the_pull_and_not_the_process() -> None:
+    theirs = ShmMemory(4 * LAYOUT.block_bytes, f"shorter-{os.getpid()}")
+    theirs.tensor.fill_(7)
+    ours = KVPool(LAYOUT, ShmMemory(4 * LAYOUT.block_bytes, f"ours-{os.getpid()}"))
+    peer = ShmPeerPool(KVPoolExport("p", 1, 1, "shm", "", theirs.handle(), 4, LAYOUT, 0))
+    assert peer.pull([3], ours, [0]).done()
+    assert torch.equal(ours.blocks[0], torch.full((LAYOUT.block_bytes,), 7, dtype=torch.uint8))
+    os.truncate(theirs.path, LAYOUT.block_bytes + 1)
+    with pytest.raises(TransferFailed, match="has become shorter: block 1 is not all there"):
+        peer.pull([0, 1], ours, [1, 2])
+    peer.close()
+    ours.close()
+    theirs.close()
