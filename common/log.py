@@ -1,26 +1,65 @@
-"""One log line format for every process: time, level, process, request, text."""
+"""One log line format for every process: time, level, process, request, text.
 
+Whoever logs never waits: lines are queued, and a thread writes them. When nobody reads what is written, lines are
+dropped and counted, and serving goes on.
+"""
+
+import contextlib
 import logging
+import os
+import queue
 import sys
+import threading
+
+MAX_QUEUED_LINES = 10_000
+FLUSH_S = 1.0
+"""How long the end of the process may wait for its last lines to be read."""
+
+
+class LineWriter(logging.Handler):
+    """Writes lines to a file descriptor, from a thread of its own."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lines: queue.Queue[str] = queue.Queue(MAX_QUEUED_LINES)
+        self._num_dropped = 0
+        threading.Thread(target=self._write_forever, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._num_dropped += 1
+
+    def flush(self) -> None:
+        """Wait until all is written, but not for long."""
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, FLUSH_S)
+
+    def _write_forever(self) -> None:
+        num_reported = 0
+        while True:
+            line = self._lines.get()
+            if num_new := self._num_dropped - num_reported:
+                line += f"\n({num_new} lines were dropped here, as nobody read them)"
+                num_reported += num_new
+            self._write(f"{line}\n".encode(errors="backslashreplace"))
+            self._lines.task_done()
+
+    def _write(self, data: bytes) -> None:
+        """Not through `sys.stderr`: a process cannot end in order while a thread waits in there for a reader."""
+        with contextlib.suppress(OSError):  # the other end is closed, or does not block and is full
+            while data:
+                data = data[os.write(self._descriptor, data) :]
 
 
 def setup_logging(process: str, level: str = "INFO") -> None:
     """Send the root logger to stderr, each line tagged with `process` (for example `prefill-0`)."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
+    writer = LineWriter(sys.stderr.fileno())
+    writer.setFormatter(
         logging.Formatter(f"%(asctime)s.%(msecs)03d %(levelname).1s [{process}] %(message)s", "%H:%M:%S")
     )
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [writer]
     root.setLevel(level)
-
-
-class RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose lines carry a request id and attempt: `[cmpl-3f2a #0] ...`."""
-
-    def __init__(self, logger: logging.Logger, request_id: str, attempt: int) -> None:
-        super().__init__(logger, {})
-        self.prefix = f"[{request_id} #{attempt}]"
-
-    def process(self, msg: object, kwargs: object) -> tuple[str, object]:  # type: ignore[override]
-        return f"{self.prefix} {msg}", kwargs

@@ -1,0 +1,39 @@
+"""Logging goes where it is read, and holds nobody up where it is not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+FLOOD = """
+import logging, sys
+from common import log
+log.MAX_QUEUED_LINES = 100
+log.setup_logging("flood")
+for number in range(5000):
+    logging.info("line %d %s", number, "x" * 100)
+sys.stdout.write("logged"); sys.stdout.flush()
+sys.stdin.read()
+logging.info("the last line")
+"""
+
+
+def test_lines_that_nobody_reads_are_dropped_counted_and_hold_up_neither_the_loop_nor_the_end() -> None:
+    reader, writer = os.pipe()
+    command = [sys.executable, "-c", FLOOD]
+    ran = subprocess.run(command, cwd=ROOT, input=b"", stdout=subprocess.PIPE, stderr=writer, timeout=30, check=True)
+    os.close(writer)
+    os.close(reader)
+    assert ran.stdout == b"logged"
+
+
+def test_the_last_lines_are_written_and_what_was_dropped_is_counted() -> None:
+    command = [sys.executable, "-c", FLOOD]
+    ran = subprocess.run(command, cwd=ROOT, input=b"", capture_output=True, timeout=30, check=True)
+    lines = ran.stderr.decode().splitlines()
+    shown = [line for line in lines if " I [flood] line " in line]
+    dropped = [int(line.split()[0][1:]) for line in lines if "lines were dropped here" in line]
+    assert lines[-1].endswith("I [flood] the last line") or "dropped" in lines[-1]
+    assert len(shown) + sum(dropped) == 5000
