@@ -19,8 +19,9 @@ from router.service import Service
 
 logger = logging.getLogger(__name__)
 
-STARTED = web.RequestKey("response_started", bool)
+STARTED = web.RequestKey("response_started", web.StreamResponse)
 CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
+CLIENT_CLOSED_REQUEST = 499
 SHUTDOWN_S = 2.0
 """How long connections may take to close once their requests have ended."""
 BACKLOG = 2048
@@ -82,8 +83,9 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
-    except ConnectionError:
-        raise  # the client left while it was written to
+    except ConnectionError as error:  # the client left: whatever is returned goes nowhere, and aiohttp lets it
+        logger.info("[%s] nobody reads the response: %s", response_id, error)
+        return request[STARTED] if STARTED in request else web.Response(status=CLIENT_CLOSED_REQUEST)
     except Exception:  # a bug of ours costs this request, in OpenAI's error shape, and no other
         if STARTED in request:
             raise  # too late for a status: aiohttp logs it and cuts the connection
@@ -92,7 +94,7 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 async def _on_response_prepare(request: web.Request, response: web.StreamResponse) -> None:
-    request[STARTED] = True
+    request[STARTED] = response
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
 

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import logging
 import subprocess
 import sys
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from common.errors import RequestError
 from common.wire.messages import Abort, PrefillRequest
 from common.wire.sampling_params import SamplingParams
+from router.app import _on_response_prepare, shape_errors
 from router.openai_api import choice_seed
 from tests.router.conftest import EOS, MAX_MODEL_LEN, Client, Cluster, StartCluster
 
@@ -96,6 +100,35 @@ async def test_max_tokens_is_fitted_and_long_prompts_are_refused(client: Client)
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
         await client.completions.create(model="tiny", prompt="the fox " * 5000)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_client_that_leaves_while_it_is_written_to_costs_one_line_and_no_traceback(
+    caplog: pytest.LogCaptureFixture, has_begun: bool
+) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        if has_begun:
+            await response.prepare(request)
+        assert request.transport is not None
+        request.transport.close()
+        if not has_begun:
+            await response.prepare(request)
+        await response.write(b"too late")
+        raise AssertionError("unreachable")
+
+    app = web.Application(middlewares=[shape_errors])
+    app.on_response_prepare.append(_on_response_prepare)
+    app.router.add_post("/", respond)
+    with caplog.at_level(logging.INFO):
+        async with TestServer(app) as server, aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientError):
+                async with session.post(server.make_url("/")) as response:
+                    await response.read()
+    assert [record.getMessage().split("] ")[1] for record in caplog.records if record.name == "router.app"] == [
+        "nobody reads the response: Cannot write to closing transport"
+    ]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_a_client_that_leaves_frees_both_workers(client: Client, cluster: Cluster) -> None:
