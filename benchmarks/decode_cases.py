@@ -133,6 +133,8 @@ def attention_case(num_seqs: int, seq_len: int) -> Case:
     pool, batch = decode_batch(num_seqs, seq_len, num_layers)
     ops, weights, qkv = decode_ops(pool, num_seqs), attention_weights(seq_len), random(num_seqs, QKV)
 
+    batch = ops.begin(batch, NUM_Q)
+
     def run(i: int) -> Tensor:
         return ops.attention(qkv, weights, i, batch)
 

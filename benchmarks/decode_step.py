@@ -1,8 +1,10 @@
 """How long a decode step takes on the GPU, by batch and context, without a server around it.
 
     python -m benchmarks.decode_step MODEL_DIR [--batches 1,8,64] [--contexts 1024] [--profile]
+    python -m benchmarks.decode_step MODEL_DIR --mixes 64x1024+1x32768,256~2048
 
 Without more flags: every batch of 1 to 256 at every context of 128 to 32,768 tokens that fits in the pool.
+A mix, of contexts that differ, is measured beside as many sequences of one length with as many keys in all.
 Uses the decode worker's own engine, batch and captured graphs. The floor is what a step must read,
 weights once and the KV of every sequence, at the read bandwidth that this GPU reaches today.
 `--profile` lists the kernels of a step by time.
@@ -11,14 +13,17 @@ weights once and the KV of every sequence, at the read bandwidth that this GPU r
 import argparse
 import statistics
 import sys
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
-from benchmarks.results import Row, append_rows, hardware, row_of
+from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from common.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
 from common.device.engine import Engine, build_engine
@@ -26,7 +31,7 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Change, Fill
 from decode_worker.runner import DecodeRunner
-from decode_worker.sequence import Sequence
+from decode_worker.sequence import Sequence as DecodeSequence
 
 STEPS = 40
 WARM_UP_STEPS = 5
@@ -48,31 +53,33 @@ class StepBench:
         self.engine: Engine = build_engine(config, "bench", step_tokens=2048, logit_rows=self.max_rows)
         self.block_size = config.kv.block_size
         engine = self.engine
-        self.batch = DecodeBatch(self.max_rows, engine.max_len, self.block_size, engine.device, pdl=engine.pdl)
+        self.batch = DecodeBatch(self.max_rows, engine.max_len, self.block_size, engine.device)
         self.runner = DecodeRunner(self.engine, self.batch, self.max_rows, use_graphs=True)
         self.runner.buckets = sorted(args.batches)
         self.runner.prepare()
 
-    def fill(self, num_rows: int, context: int) -> bool:
-        """Give every row a context of scattered blocks; False when that is too long or the pool too small."""
-        num_tokens = context + STEPS + WARM_UP_STEPS + 1
-        if not self.fits(num_rows, num_tokens):
+    def fill(self, contexts: Sequence[int]) -> bool:
+        """Give every row a context of scattered blocks; False when one is too long or the pool too small."""
+        lengths = [context + STEPS + WARM_UP_STEPS + 1 for context in contexts]
+        if not self.fits(lengths):
             return False
-        num_blocks = -(-num_tokens // self.block_size)
         generator = torch.Generator().manual_seed(0)
-        ids = (torch.randperm(self.engine.allocator.capacity, generator=generator) + 1).tolist()
+        ids = iter((torch.randperm(self.engine.allocator.capacity, generator=generator) + 1).tolist())
         changes: list[Change] = []
-        for row in range(num_rows):
-            blocks = ids[row * num_blocks : (row + 1) * num_blocks]
-            sequence = Sequence("bench", 0, [row + 7] * context, 1, SamplingParams(temperature=0.0), blocks)
+        for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
+            blocks = list(islice(ids, self._num_blocks(length)))
+            sequence = DecodeSequence("bench", 0, [row + 7] * context, 1, SamplingParams(temperature=0.0), blocks)
             changes.append(Fill(row, sequence))
         self.batch.apply(changes)
         return True
 
-    def fits(self, num_rows: int, num_tokens: int) -> bool:
-        """Whether the pool holds that many sequences of that length, and the model allows it."""
-        num_blocks = num_rows * -(-num_tokens // self.block_size)
-        return num_tokens <= self.engine.max_len and num_blocks <= self.engine.allocator.capacity
+    def fits(self, lengths: Sequence[int]) -> bool:
+        """Whether the pool holds sequences of those lengths, and the model allows them."""
+        num_blocks = sum(map(self._num_blocks, lengths))
+        return max(lengths) <= self.engine.max_len and num_blocks <= self.engine.allocator.capacity
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return self.engine.pool.layout.num_blocks_for(num_tokens)
 
     def median_ms(self, num_rows: int) -> float:
         """Time of one step, from events on the stream."""
@@ -87,11 +94,12 @@ class StepBench:
                 times.append(begin.elapsed_time(end))
         return float(statistics.median(times))
 
-    def floor_ms(self, num_rows: int, context: int, bytes_per_s: float) -> float:
+    def floor_ms(self, num_tokens: int, bytes_per_s: float) -> float:
+        """What reading the weights once and `num_tokens` keys and values takes."""
         model = self.engine.model
         weights = sum(w.numel() for layer in model.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down))
         weight_bytes = (weights + model.lm_head.numel()) * model.lm_head.element_size()
-        return (weight_bytes + num_rows * context * self.engine.pool.layout.token_bytes) / bytes_per_s * 1e3
+        return (weight_bytes + num_tokens * self.engine.pool.layout.token_bytes) / bytes_per_s * 1e3
 
     def profile(self, num_rows: int) -> str:
         """Kernels of one step by time; a profiler sees graph nodes as kernels."""
@@ -105,6 +113,13 @@ class StepBench:
 
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
+
+
+def mixes(text: str) -> list[ContextMix]:
+    try:
+        return [parse_mix(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> None:
@@ -127,40 +142,55 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--contexts", type=numbers, default=CONTEXTS, help=f"tokens, separated by commas (default: {shown})"
     )
+    parser.add_argument("--mixes", type=mixes, default=[], help="instead, contexts that differ, separated by commas")
     parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.mixes:
+        args.batches = sorted({len(mix.contexts) for mix in args.mixes})
+    return args
 
 
 def main() -> int:
     args = parse_args()
     bytes_per_s = read_ceiling()
     bench = StepBench(args)
-    table = Table(
-        "batch", "context", "ms", "floor ms", "% of ceiling", title=f"decode step, {bytes_per_s / 1e12:.2f} TB/s"
-    )
+    table = Table("batch", "ms", "beside ms", "%", title=f"decode step, {bytes_per_s / 1e12:.2f} TB/s")
     rows = []
-    for context in args.contexts:
-        for num_rows in args.batches:
-            if not bench.fill(num_rows, context):
-                print(f"{num_rows} sequences at {context} tokens do not fit, skipped")
-                continue
-            step_ms, floor_ms = bench.median_ms(num_rows), bench.floor_ms(num_rows, context, bytes_per_s)
-            table.add_row(
-                str(num_rows), str(context), f"{step_ms:.3f}", f"{floor_ms:.3f}", f"{100 * floor_ms / step_ms:.0f}"
-            )
-            rows.append(_row(args, num_rows, context, step_ms, floor_ms))
-            if args.profile:
-                print(bench.profile(num_rows))
+    grid = [uniform(num_rows, context) for context in args.contexts for num_rows in args.batches]
+    for mix in args.mixes or grid:
+        step_ms = measured_ms(bench, mix, args.profile)
+        if step_ms is None:
+            print(f"{mix.name} do not fit, skipped")
+            continue
+        beside = _beside(bench, mix, bytes_per_s) if mix in grid else _beside_evened(bench, mix)
+        table.add_row(mix.name, f"{step_ms:.3f}", f"{beside[1]:.3f}", f"{100 * beside[1] / step_ms:.0f}")
+        step = Figure("step", step_ms, "ms")
+        workload = f"decode step alone, {mix.name}"
+        rows.append(row_of(args.hardware, Path(args.model_dir).name, workload, step, beside=beside))
     Console().print(table)
     if args.results:
         append_rows(args.results, rows)
     return 0
 
 
-def _row(args: argparse.Namespace, num_rows: int, context: int, step_ms: float, floor_ms: float) -> Row:
-    workload = f"decode step alone, {num_rows} sequences at {context} tokens"
-    step, floor = Figure("step", step_ms, "ms"), ("read floor", floor_ms)
-    return row_of(args.hardware, Path(args.model_dir).name, workload, step, beside=floor)
+def measured_ms(bench: StepBench, mix: ContextMix, profile: bool) -> float | None:
+    """Time of a step over such a batch, or None if it does not fit."""
+    if not bench.fill(mix.contexts):
+        return None
+    step_ms = bench.median_ms(len(mix.contexts))
+    if profile:
+        print(bench.profile(len(mix.contexts)))
+    return step_ms
+
+
+def _beside(bench: StepBench, mix: ContextMix, bytes_per_s: float) -> tuple[str, float]:
+    return "read floor", bench.floor_ms(mix.num_tokens, bytes_per_s)
+
+
+def _beside_evened(bench: StepBench, mix: ContextMix) -> tuple[str, float]:
+    step_ms = measured_ms(bench, mix.evened(), profile=False)
+    assert step_ms is not None, "what fits unevenly fits evenly"
+    return "as many keys evenly", step_ms
 
 
 if __name__ == "__main__":

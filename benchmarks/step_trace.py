@@ -43,7 +43,7 @@ class LaunchAhead:
     def enter(self, num_rows: int, context: int, num_steps: int) -> bool:
         """Fill the batch; False when it does not fit. Contexts differ, so that not all rows grow at once."""
         max_tokens = num_steps + 2
-        if not self.bench.fits(num_rows, context + self.bench.block_size + max_tokens):
+        if not self.bench.fits([context + self.bench.block_size + max_tokens] * num_rows):
             return False
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         for row in range(num_rows):
