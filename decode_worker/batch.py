@@ -16,16 +16,9 @@ from decode_worker.rows import Change
 
 
 class DecodeBatch:
-    """Row state of up to `max_rows` sequences of up to `max_len` tokens.
+    """Row state of up to `max_rows` sequences of up to `max_len` tokens."""
 
-    Args:
-        pdl: launch the kernels of a step before their predecessors have finished.
-    """
-
-    def __init__(
-        self, max_rows: int, max_len: int, block_size: int, device: torch.device, *, pdl: bool = False
-    ) -> None:
-        self.block_size = block_size
+    def __init__(self, max_rows: int, max_len: int, block_size: int, device: torch.device) -> None:
         self.max_len = max_len
         max_blocks = -(-max_len // block_size)
 
@@ -46,20 +39,18 @@ class DecodeBatch:
             ),
         )
         self.cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)  # [max_rows + 1]
-        self._ops = RowOps(device, pdl=pdl)
+        self._ops = RowOps(device)
         self._uploader = RowUploader(max_blocks, max_len, device)
 
-    def forward_batch(self, num_rows: int, *, with_slots: bool = True) -> ForwardBatch:
-        """The first rows, as the model wants them; slots, if wanted, are computed from the block tables."""
+    def forward_batch(self, num_rows: int) -> ForwardBatch:
+        """The first rows, as the model wants them."""
         state = self.state
-        positions, seq_lens = state.positions[:num_rows], state.seq_lens[:num_rows]
-        tables = state.block_tables[:num_rows]
         return ForwardBatch(
             token_ids=state.token_ids[:num_rows],
-            positions=positions,
-            slot_mapping=self._ops.slots(positions, seq_lens, tables, self.block_size) if with_slots else None,
-            block_tables=tables,
-            seq_lens=seq_lens,
+            positions=state.positions[:num_rows],
+            slot_mapping=None,
+            block_tables=state.block_tables[:num_rows],
+            seq_lens=state.seq_lens[:num_rows],
             cu_seqlens=self.cu_seqlens[: num_rows + 1],
             last_tokens=None,
             max_query_len=1,

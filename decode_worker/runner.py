@@ -36,7 +36,6 @@ class DecodeRunner:
         self.buckets = batch_buckets(max_rows)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.landing = RingLanding(max_rows, engine.device)
-        self.with_slots = engine.step_ops.needs_slots(engine.model.config.num_q_heads)
         self.trace = Trace()
 
     def prepare(self) -> None:
@@ -72,7 +71,7 @@ class DecodeRunner:
             return self.landing.launched(num_rows, bucket)
 
     def _step(self, num_rows: int) -> None:
-        forward_batch = self.batch.forward_batch(num_rows, with_slots=self.with_slots)
+        forward_batch = self.batch.forward_batch(num_rows)
         logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
         sampling = self.batch.sampling_rows(num_rows)
         self.engine.sampler.sample_and_advance(logits, sampling, forward_batch, self.landing.ring)

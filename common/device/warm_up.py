@@ -42,7 +42,7 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
     for rows in (rows for rows in DECODE_ROWS if rows < 2 * most_rows):
         tasks += [*_products(engine, ops, rows), partial(_logits_of, engine, ops, rows)]
     batches = [_padding(engine, rows, rows) for rows in row_counts]
-    tasks += [partial(_attend, engine, ops.attention, batch) for batch in batches]
+    tasks += [partial(_attend, engine, ops, ops.attention, batch) for batch in batches]
     logits, sampling = _logits(engine, 1), _sampling(1, engine.device)
     ring = make_ring(1, engine.device)  # kept until the device is done with it
     tasks += [  # the same for any count
@@ -59,7 +59,9 @@ def compile_prompt_kernels(engine: Engine) -> None:
     for num_tokens in PROMPT_LENGTHS:
         batch = _padding(engine, num_tokens, 1)
         tasks += _products(engine, ops, num_tokens)
-        tasks += [partial(_attend, engine, attention, batch) for attention in (ops.attention, ops.attention_of_last)]
+        tasks += [
+            partial(_attend, engine, ops, attention, batch) for attention in (ops.attention, ops.attention_of_last)
+        ]
     tasks += [
         partial(_logits_of, engine, ops, 1),
         lambda: engine.sampler.sample(_logits(engine, 1), _sampling(1, engine.device), position),
@@ -117,8 +119,9 @@ def _products(engine: Engine, ops: Ops, num_tokens: int) -> list[Task]:
     ]
 
 
-def _attend(engine: Engine, attention: Attention, batch: ForwardBatch) -> None:
+def _attend(engine: Engine, ops: Ops, attention: Attention, batch: ForwardBatch) -> None:
     layer = engine.model.layers[0]
+    batch = ops.begin(batch, layer.attention.num_q_heads)
     attention(_zeros(engine, batch.token_ids.shape[0], layer.qkv.shape[0]), layer.attention, 0, batch)
 
 

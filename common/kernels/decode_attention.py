@@ -1,4 +1,4 @@
-"""Attention of one token a sequence, with the context divided over programs as in `decode_splits`.
+"""Attention of one token a sequence, each program an item of the batch's division (`decode_division`).
 
 All query heads of a KV head share one tile, so K and V are read once.
 """
@@ -8,7 +8,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.decode_splits import LOG2_E, TILE, DecodeWorkspace, check_room, combine, divide_keys, num_splits_for
+from common.kernels.decode_division import ITEM_WORDS, load_item, next_item
+from common.kernels.decode_parts import (
+    LOG2_E,
+    MAX_PARTS,
+    NO_KEYS,
+    TILE,
+    PartsWorkspace,
+    check_room,
+    fold,
+    join_parts_of_contexts,
+    num_tiles_of,
+    part_tiles_of,
+)
+from common.kernels.operands import HEAD_DIMS, Division
 from common.kernels.pdl import wait_for_predecessor
 
 MIN_ROWS = 16  # of a matrix product on tensor cores
@@ -22,51 +35,90 @@ def _decode_attention_kernel(
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
     v_cache_ptr,  # the same
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
-    seq_lens_ptr,  # [num_seqs] int32
-    out_ptr,  # [num_seqs, num_q, head_dim], contiguous; written here if NUM_SPLITS is 1
-    partial_ptr,  # [num_seqs, num_q, NUM_SPLITS, head_dim] fp32
-    lse_ptr,  # [num_seqs, num_q, NUM_SPLITS] fp32, in units of log2
+    items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`, as the next
+    counts_ptr,
+    out_ptr,  # [num_seqs, num_q, head_dim], contiguous; written here for contexts that are whole
+    partial_ptr,  # [max_joins, MAX_PARTS, num_q, head_dim] fp32, of `PartsWorkspace`, as the next two
+    maxima_ptr,
+    sums_ptr,
     scale_log2,  # softmax scale times log2(e)
     table_stride,
     stride_block,  # of both caches, in elements, as the next two
     stride_token,
     stride_head,
     NUM_Q: tl.constexpr,
-    GROUP: tl.constexpr,  # query heads of a KV head
-    ROWS: tl.constexpr,  # power of two, at least GROUP and MIN_ROWS
+    NUM_KV: tl.constexpr,
+    ROWS: tl.constexpr,  # power of two, at least the query heads of a KV head and MIN_ROWS
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    ITEM_WORDS: tl.constexpr,
     TILE: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (num_seqs, num_kv, NUM_SPLITS). One program a split of a sequence's keys, for one KV head."""
-    seq = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    seq_len = tl.load(seq_lens_ptr + seq)
-    split_keys, _ = divide_keys(seq_len, NUM_SPLITS, TILE)
-    begin = split * split_keys
+    """Grid: any number. Each program has an item of a KV head, and draws another one when it is done."""
+    num_items = tl.load(counts_ptr) * NUM_KV
+    index = tl.program_id(0)
+    while index < num_items:
+        _attend_item(
+            items_ptr + index // NUM_KV * ITEM_WORDS, index % NUM_KV, q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr,
+            out_ptr, partial_ptr, maxima_ptr, sums_ptr,
+            scale_log2, table_stride, stride_block, stride_token, stride_head,
+            NUM_Q, NUM_KV, ROWS, HEAD_DIM, BLOCK_SIZE, TILE, MAX_PARTS, PDL,
+        )  # fmt: skip
+        index = next_item(counts_ptr, num_items)
+
+
+@triton.jit
+def _attend_item(
+    item_ptr,  # [ITEM_WORDS] int32
+    kv_head,
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_tables_ptr,
+    out_ptr,
+    partial_ptr,
+    maxima_ptr,
+    sums_ptr,
+    scale_log2,
+    table_stride,
+    stride_block,
+    stride_token,
+    stride_head,
+    NUM_Q: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    GROUP: tl.constexpr = NUM_Q // NUM_KV
+    seq, seq_len, begin, end, join = load_item(item_ptr)
+    part_tiles = part_tiles_of(num_tiles_of(seq_len, TILE), MAX_PARTS)
     table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
     k_ptr = k_cache_ptr + kv_head * stride_head
     v_ptr = v_cache_ptr + kv_head * stride_head
     wait_for_predecessor(PDL)
-    if (begin >= seq_len) & (NUM_SPLITS > 1):  # a single split goes on, to write zeros for a row of padding
-        return
 
     group = tl.arange(0, ROWS)
     columns = tl.arange(0, HEAD_DIM)[None, :]
-    heads = seq.to(tl.int64) * NUM_Q + kv_head * GROUP + group  # [ROWS], over all sequences
+    heads = kv_head * GROUP + group  # [ROWS], of the sequence
+    row_heads = seq.to(tl.int64) * NUM_Q + heads  # over all sequences
     present = (group < GROUP)[:, None]
-    q = tl.load(q_ptr + heads[:, None] * HEAD_DIM + columns, mask=present, other=0.0)
+    q = tl.load(q_ptr + row_heads[:, None] * HEAD_DIM + columns, mask=present, other=0.0)
 
-    acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
-    row_max = tl.full((ROWS,), float("-inf"), tl.float32)
+    acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)  # of the part under way, as the next two
+    row_max = tl.full((ROWS,), NO_KEYS, tl.float32)
     row_sum = tl.zeros((ROWS,), tl.float32)
-    end = tl.minimum(seq_len, begin + split_keys)
-    for start in tl.range(begin, end, TILE):
-        keys = start + tl.arange(0, TILE)
-        inside = keys < end
+    whole_acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)  # of the parts joined so far
+    whole_max = tl.full((ROWS,), NO_KEYS, tl.float32)
+    whole_sum = tl.zeros((ROWS,), tl.float32)
+    for tile in tl.range(begin, end):
+        keys = tile * TILE + tl.arange(0, TILE)
+        inside = keys < seq_len
         blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         elements = (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None] + columns
         k = tl.load(k_ptr + elements, mask=inside[:, None], other=0.0)
@@ -79,14 +131,25 @@ def _decode_attention_kernel(
         v = tl.load(v_ptr + elements, mask=inside[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         row_max = new_max
+        if ((tile + 1) % part_tiles == 0) | (tile + 1 == end):  # the part is over
+            if join < 0:
+                whole_max, scale, part_scale = fold(whole_max, row_max)
+                whole_acc = tl.fma(whole_acc, scale[:, None] + tl.zeros_like(acc), acc * part_scale[:, None])
+                whole_sum = tl.fma(whole_sum, scale, row_sum * part_scale)
+            else:
+                part = join.to(tl.int64) * MAX_PARTS + tile // part_tiles
+                indices = part * NUM_Q + heads
+                tl.store(partial_ptr + indices[:, None] * HEAD_DIM + columns, acc, mask=present)
+                tl.store(maxima_ptr + indices, row_max, mask=group < GROUP)
+                tl.store(sums_ptr + indices, row_sum, mask=group < GROUP)
+            acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+            row_max = tl.full((ROWS,), NO_KEYS, tl.float32)
+            row_sum = tl.zeros((ROWS,), tl.float32)
 
-    out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # a row of padding gives zeros
-    if NUM_SPLITS == 1:
-        tl.store(out_ptr + heads[:, None] * HEAD_DIM + columns, out.to(out_ptr.dtype.element_ty), mask=present)
-    else:
-        parts = heads * NUM_SPLITS + split
-        tl.store(partial_ptr + parts[:, None] * HEAD_DIM + columns, out, mask=present)
-        tl.store(lse_ptr + parts, row_max + tl.log2(row_sum), mask=group < GROUP)
+    if join < 0:
+        out = whole_acc / tl.where(whole_sum > 0, whole_sum, 1.0)[:, None]  # a row of padding gives zeros
+        elements = row_heads[:, None] * HEAD_DIM + columns
+        tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
 
 
 def decode_attention(
@@ -96,7 +159,8 @@ def decode_attention(
     block_tables: Tensor,  # [num_seqs, max_blocks] int32
     seq_lens: Tensor,  # [num_seqs] int32; 0 is padding
     scale: float,
-    workspace: DecodeWorkspace,
+    division: Division,  # of `seq_lens` and the cache's KV heads
+    workspace: PartsWorkspace,
     *,
     pdl: bool = False,
 ) -> Tensor:
@@ -107,43 +171,44 @@ def decode_attention(
     out = torch.empty_like(q)
     if num_seqs == 0:
         return out
-    num_splits = num_splits_for(num_seqs, num_kv, workspace.num_sms)
-    check_room(workspace, num_seqs, num_q, num_splits, head_dim)
-    _decode_attention_kernel[(num_seqs, num_kv, num_splits)](
+    check_room(workspace, division, num_q, head_dim)
+    _decode_attention_kernel[(min(division.items.shape[0] * num_kv, division.num_slots),)](
         q_ptr=q,
         k_cache_ptr=k_cache,
         v_cache_ptr=v_cache,
         block_tables_ptr=block_tables,
-        seq_lens_ptr=seq_lens,
+        items_ptr=division.items,
+        counts_ptr=division.counts,
         out_ptr=out,
         partial_ptr=workspace.partial,
-        lse_ptr=workspace.lse,
+        maxima_ptr=workspace.maxima,
+        sums_ptr=workspace.sums,
         scale_log2=scale * LOG2_E,
         table_stride=block_tables.stride(0),
         stride_block=k_cache.stride(0),
         stride_token=k_cache.stride(1),
         stride_head=k_cache.stride(2),
         NUM_Q=num_q,
-        GROUP=num_q // num_kv,
+        NUM_KV=num_kv,
         ROWS=max(MIN_ROWS, triton.next_power_of_2(num_q // num_kv)),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=k_cache.shape[1],
-        NUM_SPLITS=num_splits,
+        ITEM_WORDS=ITEM_WORDS,
         TILE=TILE,
+        MAX_PARTS=MAX_PARTS,
         PDL=pdl,
         num_warps=NUM_WARPS,
         launch_pdl=pdl,
         num_stages=1 if q.dtype == torch.float32 else NUM_STAGES,
     )
-    if num_splits > 1:
-        combine(out, seq_lens, workspace, num_splits, pdl=pdl)
+    join_parts_of_contexts(out, division, workspace, pdl=pdl)
     return out
 
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
     num_seqs, num_q, head_dim = q.shape
     assert q.is_contiguous(), f"q strides {q.stride()}: contiguous needed"
-    assert head_dim in (32, 64, 128, 256), f"head_dim {head_dim}: 32, 64, 128 or 256 needed"
+    assert head_dim in HEAD_DIMS, f"head_dim {head_dim}: one of {HEAD_DIMS} needed"
     assert k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride(), "k and v caches are laid out alike"
     assert k_cache.shape[3] == head_dim and k_cache.stride(3) == 1, f"cache {tuple(k_cache.shape)}: head_dim differs"
     assert k_cache.dtype == v_cache.dtype == q.dtype, f"cache {k_cache.dtype}, q {q.dtype}: one dtype needed"

@@ -74,3 +74,13 @@ class RowUpdates:
     @staticmethod
     def num_words(num_rows: int, num_entries: int) -> int:
         return 10 * num_rows + 2 * num_entries
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Who computes what of a decode step's attention, the same for all layers and KV heads (`decode_division`)."""
+
+    items: Tensor  # [max_items, ITEM_WORDS] int32
+    joins: Tensor  # [max_joins, 2] int32: row and number of parts of each context that several items have parts of
+    counts: Tensor  # [3] int32: items, joins, and items drawn by programs beyond their first (0 between two kernels)
+    num_slots: int  # programs that run at once

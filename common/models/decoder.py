@@ -134,6 +134,7 @@ class Decoder:
     def forward(self, batch: ForwardBatch, ops: Ops) -> Tensor:
         """Logits of the tokens that `batch` wants, fp32 `[num_wanted, vocab]`; K and V of all tokens are written."""
         eps, last_layer = self.config.norm_eps, len(self.layers) - 1
+        batch = ops.begin(batch, self.config.num_q_heads)
         x = ops.embed(batch.token_ids, self.embed)
         for layer_id, layer in enumerate(self.layers):
             qkv = ops.norm_linear(x, layer.attention_norm, eps, layer.qkv)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from common.kernels.operands import AttentionWeights as AttentionWeights  # models know no kernels
+from common.kernels.operands import Division
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +19,16 @@ class ForwardBatch:
     """Which tokens of which sequences one step computes; ragged, without padding between sequences.
 
     A decode batch has one token a sequence (`max_query_len` 1), the last: its position is seq_len - 1, its
-    slot that position's in the block table, which some operations find there themselves (`Ops.needs_slots`).
+    slot that position's in the block table.
     A row may be padding: its slot is -1 and its seq_len 0; nothing is written for it and its output is
     unspecified but finite.
     """
 
     token_ids: Tensor  # [num_tokens] int32
     positions: Tensor  # [num_tokens] int32, from 0 in each sequence
-    slot_mapping: Tensor | None  # [num_tokens] int64: where K and V of the token go, -1 for padding; None: not needed
+    slot_mapping: (
+        Tensor | None
+    )  # [num_tokens] int64: where K and V of the token go, -1 for padding; None in a decode batch
     block_tables: Tensor  # [num_seqs, max_blocks] int32
     seq_lens: Tensor  # [num_seqs] int32: KV length, this step's tokens included
     cu_seqlens: Tensor  # [num_seqs + 1] int32: where each sequence's tokens begin
@@ -33,6 +36,11 @@ class ForwardBatch:
     max_query_len: int
     max_seq_len: int
     num_keys: int = 0  # at least the sum of seq_lens; 0 where the host knows no bound (captured steps)
+    division: Division | None = None  # of a decode batch, where `Ops.begin` has made one
+
+    @property
+    def one_token_each(self) -> bool:
+        return self.max_query_len == 1 and self.token_ids.shape[0] == self.seq_lens.shape[0]
 
     def one_query_each(self) -> "ForwardBatch":
         """What attention of each sequence's last token alone reads: the same keys; token by token nothing changes."""
@@ -51,16 +59,16 @@ class Residual:
 class Ops(Protocol):
     """Activations are `[num_tokens, ...]` in the model's dtype; weights are `[out, in]`, contiguous."""
 
+    def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
+        """The batch with what `attention` of all layers shares worked out; comes before anything else of a step."""
+        ...
+
     def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
         """Rows of `table [vocab, hidden]`: `[num_tokens, hidden]`."""
         ...
 
     def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         """`rms_norm(x) @ weight.T`: `[num_tokens, out]`."""
-        ...
-
-    def needs_slots(self, num_q_heads: int) -> bool:
-        """Whether `attention` of a decode batch asks for its `slot_mapping`."""
         ...
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:

@@ -1,12 +1,15 @@
 """The operations on a GPU: Triton kernels around products that a plan chooses for."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from common.config import KernelsSection
 from common.kernels.decode_attention import decode_attention
-from common.kernels.decode_splits import DecodeWorkspace, make_workspace
+from common.kernels.decode_division import MOST_PROGRAMS_PER_SM, divide, limits_for, programs_per_sm
+from common.kernels.decode_parts import PartsWorkspace, make_workspace
 from common.kernels.embedding import embedding
 from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
 from common.kernels.gpu import gpu_of
@@ -14,6 +17,7 @@ from common.kernels.long_attention import long_attention
 from common.kernels.operands import AttentionWeights
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
+from common.kernels.row_slots import row_slots
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import ForwardBatch, Residual
@@ -46,7 +50,7 @@ class CudaOps:
             norm=None if kernels.norm == "triton" else reference.rms_norm,
             activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
         )
-        self._workspace: DecodeWorkspace | None = None
+        self._workspace: PartsWorkspace | None = None
 
     @property
     def graph_safe(self) -> bool:
@@ -60,6 +64,18 @@ class CudaOps:
         chosen = self.kernels.rope == self.kernels.decode_attention == "triton"
         return chosen and self._gpu.is_hopper and is_supported(num_q_heads, self.kv_cache)
 
+    def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
+        if not batch.one_token_each:
+            return batch
+        if batch.slot_mapping is None and not self.fuses_attention(num_q_heads):
+            block_size = self.kv_cache.shape[3]
+            slots = row_slots(batch.positions, batch.seq_lens, batch.block_tables, block_size, pdl=self.pdl)
+            batch = replace(batch, slot_mapping=slots)
+        if self.kernels.decode_attention == "torch":
+            return batch
+        num_slots = self._programs_per_sm(batch) * self._gpu.num_sms
+        return replace(batch, division=divide(batch.seq_lens, self.kv_cache.shape[4], num_slots, pdl=self.pdl))
+
     def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
         if self.pdl:
             return Residual(embedding(token_ids, table, pdl=True))
@@ -69,20 +85,12 @@ class CudaOps:
         plan = self._plan(Fusion.NORM, x.rows, weight.shape[0])
         return self._linear.norm_linear(plan, x, norm, eps, weight, x.rows.dtype, self.pdl)
 
-    def needs_slots(self, num_q_heads: int) -> bool:
-        return not self.fuses_attention(num_q_heads)
-
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        one_token_each = batch.max_query_len == 1 and qkv.shape[0] == batch.seq_lens.shape[0]
-        if one_token_each and self.fuses_attention(weights.num_q_heads):
-            workspace = self._decode_workspace(weights.num_q_heads)
-            tables, seq_lens = batch.block_tables, batch.seq_lens
-            return fused_decode_attention(
-                qkv, weights, self.kv_cache, layer_id, tables, seq_lens, workspace, pdl=self.pdl
-            )
+        if batch.one_token_each and self.fuses_attention(weights.num_q_heads):
+            return self._fused_attention(qkv, weights, layer_id, batch)
         k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
         q = self._rotate_and_write(qkv, weights, batch, k_cache, v_cache)
-        attend = self._decode_attention if one_token_each else self._prefill_attention
+        attend = self._decode_attention if batch.one_token_each else self._prefill_attention
         return attend(q, k_cache, v_cache, batch).flatten(1)
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
@@ -133,10 +141,26 @@ class CudaOps:
             gpu=self._gpu,
         )
 
+    def _fused_attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        assert batch.division is not None, "a step begins with `begin`"
+        return fused_decode_attention(
+            qkv=qkv,
+            weights=weights,
+            kv_cache=self.kv_cache,
+            layer_id=layer_id,
+            block_tables=batch.block_tables,
+            seq_lens=batch.seq_lens,
+            division=batch.division,
+            workspace=self._parts_workspace(weights.num_q_heads),
+            programs_per_sm=self._programs_per_sm(batch),
+            pdl=self.pdl,
+        )
+
     def _decode_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: ForwardBatch) -> Tensor:
         scale = q.shape[2] ** -0.5
         if self.kernels.decode_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, batch, scale)
+        assert batch.division is not None, "a step begins with `begin`"
         return decode_attention(
             q=q,
             k_cache=k_cache,
@@ -144,20 +168,18 @@ class CudaOps:
             block_tables=batch.block_tables,
             seq_lens=batch.seq_lens,
             scale=scale,
-            workspace=self._decode_workspace(q.shape[1]),
+            division=batch.division,
+            workspace=self._parts_workspace(q.shape[1]),
             pdl=self.pdl,
         )
 
-    def _decode_workspace(self, num_q_heads: int) -> DecodeWorkspace:
+    def _programs_per_sm(self, batch: ForwardBatch) -> int:
+        return programs_per_sm(batch.seq_lens.shape[0], self.kv_cache.shape[4], self._gpu.num_sms)
+
+    def _parts_workspace(self, num_q_heads: int) -> PartsWorkspace:
         """Made by the first decode step, which runs before any graph is captured."""
         if self._workspace is None:
-            device = self.kv_cache.device
-            self._workspace = make_workspace(
-                max_num_seqs=self.max_num_seqs,
-                num_q_heads=num_q_heads,
-                num_kv_heads=self.kv_cache.shape[4],
-                head_dim=self.kv_cache.shape[5],
-                num_sms=self._gpu.num_sms,
-                device=device,
-            )
+            limits = limits_for(self.max_num_seqs, self.kv_cache.shape[4], MOST_PROGRAMS_PER_SM * self._gpu.num_sms)
+            head_dim, device = self.kv_cache.shape[5], self.kv_cache.device
+            self._workspace = make_workspace(limits.max_joins, num_q_heads, head_dim, device)
         return self._workspace

@@ -1,5 +1,7 @@
 """The operations in plain torch: the CPU backend, and what the GPU's are compared with."""
 
+from dataclasses import replace
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,17 +20,20 @@ class TorchOps:
     def __init__(self, kv_cache: Tensor) -> None:
         self.kv_cache = kv_cache
 
+    def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
+        if batch.slot_mapping is not None:
+            return batch
+        slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables, self.kv_cache.shape[3])
+        return replace(batch, slot_mapping=slots)
+
     def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
         return Residual(functional.embedding(token_ids, table))
 
     def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         return functional.linear(reference.rms_norm(x.rows, norm, eps), weight)
 
-    def needs_slots(self, num_q_heads: int) -> bool:
-        return True
-
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        assert batch.slot_mapping is not None, "the reference does not find slots in block tables"
+        assert batch.slot_mapping is not None, "a step begins with `begin`"
         k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
         q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache)
         return reference.paged_attention(q, k_cache, v_cache, batch, weights.head_dim**-0.5).flatten(1)

@@ -107,7 +107,7 @@ def start(model: Decoder) -> Iterator[Start]:
         ops, sampler = step_ops(pool, bucket, pdl), WatchedSampler(bucket, pdl=pdl)
         allocator = BlockAllocator(pool.num_blocks)
         engine = Engine(DEVICE, model, ops, ops, pdl, sampler, pool, allocator, transport, MAX_LEN, graph_safe=True)
-        batch = DecodeBatch(bucket, MAX_LEN, BLOCK_SIZE, DEVICE, pdl=pdl)
+        batch = DecodeBatch(bucket, MAX_LEN, BLOCK_SIZE, DEVICE)
         runner = DecodeRunner(engine, batch, bucket, use_graphs=True)
         runner.buckets = [bucket]
         runner.prepare()

@@ -52,8 +52,8 @@ class Device:
         self.batch.apply(self.scheduler.rows.take_changes())
         num_rows = len(self.scheduler.rows)
         batch = self.batch.forward_batch(num_rows)
-        assert batch.slot_mapping is not None
-        for slot, token in zip(batch.slot_mapping.tolist(), batch.token_ids.tolist(), strict=True):
+        slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables, BLOCK_SIZE)
+        for slot, token in zip(slots.tolist(), batch.token_ids.tolist(), strict=True):
             self.keys[slot] = token
         tokens = [next_token(self._context(row)) for row in range(num_rows)]
         reference.advance(batch, torch.tensor(tokens, dtype=torch.int32))

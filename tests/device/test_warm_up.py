@@ -73,7 +73,7 @@ def test_prompts_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
     engine = engine_of(real_shapes, lambda engine: compile_decode_kernels(engine, batch_buckets(MAX_ROWS)))
-    batch = DecodeBatch(MAX_ROWS, engine.max_len, 16, engine.device, pdl=engine.pdl)
+    batch = DecodeBatch(MAX_ROWS, engine.max_len, 16, engine.device)
     runner = DecodeRunner(engine, batch, MAX_ROWS, use_graphs=True)
     compiled.clear()
     runner.prepare()

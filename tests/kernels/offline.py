@@ -152,7 +152,9 @@ def run_large_heads(gpu: Gpu) -> None:
     for num_tokens, num_seqs in ((64, 64), (40, 1), (1100, 1)):
         pdl = gpu.has_dependent_launch and num_tokens == num_seqs
         ops = make_ops(num_kv, head_dim, num_seqs, pdl=pdl)
-        ops.attention(empty(num_tokens, width, dtype=BF16), weights, 0, make_batch(num_tokens, num_seqs))
+        ops.attention(
+            empty(num_tokens, width, dtype=BF16), weights, 0, ops.begin(make_batch(num_tokens, num_seqs), num_q)
+        )
 
 
 def run_odd_shape(gpu: Gpu) -> None:

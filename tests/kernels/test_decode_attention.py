@@ -1,13 +1,15 @@
-"""Split-KV attention against the reference, with few and many splits, and rows of padding."""
+"""Attention of one token a sequence against the reference, whole and cut, and the same to the bit in any company."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from common.kernels.decode_attention import decode_attention
-from common.kernels.decode_splits import make_workspace
+from common.kernels.decode_division import divide, limits_for
+from common.kernels.decode_parts import make_workspace
 from common.ops import reference
 from common.ops.base import ForwardBatch
 
@@ -15,7 +17,27 @@ AssertClose = Callable[[Tensor, Tensor], None]
 MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
 
 
-@pytest.mark.parametrize("num_sms", [1, 4, 132])  # more multiprocessors, more splits
+def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, num_slots: int, scale: float | None = None) -> Tensor:
+    """Over layer 1 of the pool, with contexts divided for `num_slots` programs."""
+    num_kv, head_dim = pool.shape[4:]
+    limits = limits_for(len(q), num_kv, num_slots)
+    return decode_attention(
+        q=q,
+        k_cache=pool[:, 1, 0],
+        v_cache=pool[:, 1, 1],
+        block_tables=batch.block_tables,
+        seq_lens=batch.seq_lens,
+        scale=scale or head_dim**-0.5,
+        division=divide(batch.seq_lens, num_kv, num_slots),
+        workspace=make_workspace(limits.max_joins + 1, q.shape[1], head_dim, q.device),
+    )
+
+
+def expected(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float | None = None) -> Tensor:
+    return reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, scale or q.shape[2] ** -0.5)
+
+
+@pytest.mark.parametrize("num_slots", [1, 4, 396])  # the more programs, the more contexts are cut
 @pytest.mark.parametrize(
     ("seq_lens", "block_size", "num_q", "num_kv", "head_dim"),
     [
@@ -33,39 +55,42 @@ def test_equals_reference(
     num_q: int,
     num_kv: int,
     head_dim: int,
-    num_sms: int,
-    device: torch.device,
+    num_slots: int,
     make_paged: MakePaged,
     assert_close: AssertClose,
 ) -> None:
     pool, batch = make_paged([1] * len(seq_lens), seq_lens, block_size, num_kv, head_dim)
     q = torch.randn(len(seq_lens), num_q, head_dim).to(pool)
-    workspace = make_workspace(len(seq_lens) + 2, num_q, num_kv, head_dim, num_sms, device)
-    k, v = pool[:, 1, 0], pool[:, 1, 1]
-    out = decode_attention(q, k, v, batch.block_tables, batch.seq_lens, head_dim**-0.5, workspace)
-    assert_close(out, reference.paged_attention(q, k, v, batch, head_dim**-0.5))
+    out = attend(q, pool, batch, num_slots)
+    assert_close(out, expected(q, pool, batch))
     assert (out[batch.seq_lens == 0] == 0).all()
 
 
-def test_large_scores_do_not_overflow(device: torch.device, make_paged: MakePaged, assert_close: AssertClose) -> None:
+def test_a_sequence_has_the_same_bits_in_any_company(make_paged: MakePaged) -> None:
+    """Alone and cut to the last part, or whole among many."""
+    seq_lens = [700, 64, 3000, 65, 1, 0, 2049, 128]
+    pool, batch = make_paged([1] * len(seq_lens), seq_lens, 16, 2, 64)
+    q = torch.randn(len(seq_lens), 4, 64).to(pool)
+    together = attend(q, pool, batch, 1)
+    for row in range(len(seq_lens)):
+        tables, lens = batch.block_tables[row : row + 1], batch.seq_lens[row : row + 1]
+        alone = replace(batch, block_tables=tables, seq_lens=lens)
+        assert torch.equal(attend(q[row : row + 1], pool, alone, 396), together[row : row + 1])
+    assert torch.equal(attend(q, pool, batch, 4), together)
+    assert torch.equal(attend(q, pool, batch, 396), together)
+
+
+def test_large_scores_do_not_overflow(make_paged: MakePaged, assert_close: AssertClose) -> None:
     pool, batch = make_paged([1], [400], 16, 1, 64)
     q = (torch.randn(1, 4, 64) * 30).to(pool)
-    workspace = make_workspace(1, 4, 1, 64, 132, device)
-    k, v = pool[:, 1, 0], pool[:, 1, 1]
-    out = decode_attention(q, k, v, batch.block_tables, batch.seq_lens, 1.0, workspace)
-    assert_close(out, reference.paged_attention(q, k, v, batch, 1.0))
+    assert_close(attend(q, pool, batch, 396, scale=1.0), expected(q, pool, batch, scale=1.0))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_seqs", [1, 3, 64, 256])
-def test_full_size_equals_reference(
-    num_seqs: int, cuda: torch.device, make_paged: MakePaged, assert_close: AssertClose
-) -> None:
+def test_full_size_equals_reference(num_seqs: int, make_paged: MakePaged, assert_close: AssertClose) -> None:
     seq_lens = [int(n) for n in torch.randint(0, 500, (num_seqs,))]
     seq_lens[0] = 9001
     pool, batch = make_paged([1] * num_seqs, seq_lens, 16, 8, 128)
     q = torch.randn(num_seqs, 32, 128).to(pool)
-    workspace = make_workspace(256, 32, 8, 128, 132, cuda)
-    k, v = pool[:, 1, 0], pool[:, 1, 1]
-    out = decode_attention(q, k, v, batch.block_tables, batch.seq_lens, 128**-0.5, workspace)
-    assert_close(out, reference.paged_attention(q, k, v, batch, 128**-0.5))
+    assert_close(attend(q, pool, batch, 396), expected(q, pool, batch))

@@ -1,4 +1,4 @@
-"""Norms, rotation, the write of K and V, and split attention in one kernel, against the reference. Hopper only.
+"""Norms, rotation, the write of K and V, and divided attention in one kernel, against the reference. Hopper only.
 
 Few shapes, since each is compiled anew: every value of every parameter is there, not every combination.
 """
@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.decode_splits import PROGRAMS_PER_SM, DecodeWorkspace, make_workspace, num_splits_for
-from common.kernels.fused_decode_attention import Division, division_for, fused_decode_attention, is_supported
+from common.kernels.decode_division import divide, limits_for
+from common.kernels.decode_parts import PartsWorkspace, make_workspace
+from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
 from common.kernels.gpu import gpu_of
 from common.kernels.operands import AttentionWeights
 from common.ops import reference
@@ -21,7 +22,7 @@ AssertClose = Callable[[Tensor, Tensor], None]
 MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
 
 LAYER = 1  # of the two of `make_paged`, the one that is not NaN
-# Padding, few and many live splits, and a last one that is full, partly full, or has the new key only.
+# Padding, few and many parts, and a last one that is full, partly full, or has the new key only.
 SEQ_LENS = [500, 0, 1, 2, 16, 17, 63, 64, 65, 66, 0, 128, 129, 1023, 1025, 4096, 4097, 4600]
 
 
@@ -31,23 +32,23 @@ class Shape:
     num_kv: int
     head_dim: int
     block_size: int
-    num_splits: int
+    num_slots: int  # programs that contexts are divided for: the more, the more are cut
     has_norm: bool = True
-    stages: int = 2
+    programs_per_sm: int = 3
 
 
-ONE_PART = Shape(8, 2, 128, 16, num_splits=1, stages=3)
-MANY_PARTS = Shape(8, 2, 128, 16, num_splits=64, has_norm=False)
-ODD_GROUP = Shape(5, 1, 128, 16, num_splits=8)
+ONE_PART = Shape(8, 2, 128, 16, num_slots=1, programs_per_sm=2)
+MANY_PARTS = Shape(8, 2, 128, 16, num_slots=2700, has_norm=False)
+ODD_GROUP = Shape(5, 1, 128, 16, num_slots=396)
 SHAPES = [
     ONE_PART,
     MANY_PARTS,
     ODD_GROUP,
-    Shape(2, 2, 64, 16, num_splits=8),
-    Shape(10, 2, 64, 64, num_splits=1, has_norm=False),
-    Shape(8, 1, 128, 64, num_splits=2, stages=1),
-    Shape(24, 2, 64, 16, num_splits=64),
-    Shape(16, 1, 128, 32, num_splits=8, has_norm=False, stages=4),
+    Shape(2, 2, 64, 16, num_slots=396),
+    Shape(10, 2, 64, 64, num_slots=1, has_norm=False),
+    Shape(8, 1, 128, 64, num_slots=60),
+    Shape(24, 2, 64, 16, num_slots=2700),
+    Shape(16, 1, 128, 32, num_slots=396, has_norm=False, programs_per_sm=2),
 ]
 
 
@@ -72,7 +73,7 @@ class Step:
     weights: AttentionWeights
     pool: Tensor  # [num_blocks, 2, 2, block_size, num_kv, head_dim]
     batch: ForwardBatch
-    division: Division
+    shape: Shape
 
     @property
     def slots(self) -> Tensor:
@@ -88,18 +89,23 @@ class Step:
         written[slots // block_size, LAYER, :, slots % block_size] = True
         return written
 
-    def workspace(self, num_splits: int) -> DecodeWorkspace:
-        """One with which contexts are divided into so many splits."""
-        num_seqs, weights = self.qkv.shape[0], self.weights
-        num_sms = -(-num_splits * num_seqs * weights.num_kv_heads // PROGRAMS_PER_SM)
-        assert num_splits_for(num_seqs, weights.num_kv_heads, num_sms) == num_splits
-        heads = weights.num_q_heads, weights.num_kv_heads
-        return make_workspace(num_seqs, *heads, weights.head_dim, num_sms, self.qkv.device)
+    def workspace(self) -> PartsWorkspace:
+        shape = self.shape
+        limits = limits_for(self.qkv.shape[0], shape.num_kv, shape.num_slots)
+        return make_workspace(limits.max_joins, shape.num_q, shape.head_dim, self.qkv.device)
 
-    def run(self, pool: Tensor, workspace: DecodeWorkspace, layer_id: int = LAYER, *, pdl: bool = False) -> Tensor:
-        tables, seq_lens = self.batch.block_tables, self.batch.seq_lens
+    def run(self, pool: Tensor, workspace: PartsWorkspace, layer_id: int = LAYER, *, pdl: bool = False) -> Tensor:
         return fused_decode_attention(
-            self.qkv, self.weights, pool, layer_id, tables, seq_lens, workspace, pdl=pdl, division=self.division
+            qkv=self.qkv,
+            weights=self.weights,
+            kv_cache=pool,
+            layer_id=layer_id,
+            block_tables=self.batch.block_tables,
+            seq_lens=self.batch.seq_lens,
+            division=divide(self.batch.seq_lens, self.shape.num_kv, self.shape.num_slots),
+            workspace=workspace,
+            programs_per_sm=self.shape.programs_per_sm,
+            pdl=pdl,
         )
 
     def expected(self, pool: Tensor) -> Tensor:
@@ -125,7 +131,7 @@ def make_step(make_paged: MakePaged) -> MakeStep:
         qkv = torch.randn(len(seq_lens), (num_q + 2 * num_kv) * head_dim).to(pool)
         qkv[batch.seq_lens == 0] = float("nan")
         weights = AttentionWeights(norms[0], norms[1], 1e-6, rope, num_q, num_kv, head_dim)
-        step = Step(qkv, weights, pool, batch, Division(shape.num_splits, shape.stages))
+        step = Step(qkv, weights, pool, batch, shape)
         pool[step.written()] = float("nan")
         return step
 
@@ -135,7 +141,7 @@ def make_step(make_paged: MakePaged) -> MakeStep:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_reference_to_the_bit_every_time(shape: Shape, make_step: MakeStep, assert_close: AssertClose) -> None:
     step = make_step(SEQ_LENS, shape)
-    ours, theirs, workspace = step.pool.clone(), step.pool.clone(), step.workspace(shape.num_splits)
+    ours, theirs, workspace = step.pool.clone(), step.pool.clone(), step.workspace()
     out = step.run(ours, workspace)
     assert_close(out, step.expected(theirs))
     assert (out[step.batch.seq_lens == 0] == 0).all()
@@ -155,7 +161,7 @@ def test_equals_reference_to_the_bit_every_time(shape: Shape, make_step: MakeSte
 @pytest.mark.parametrize("shape", [ONE_PART, ODD_GROUP], ids=str)
 def test_only_padding(shape: Shape, make_step: MakeStep) -> None:
     step = make_step([0, 0, 0], shape)
-    out = step.run(step.pool, step.workspace(shape.num_splits))
+    out = step.run(step.pool, step.workspace())
     assert (out == 0).all()
     assert step.pool.isnan().all()
 
@@ -164,17 +170,30 @@ def test_large_scores_do_not_overflow(make_step: MakeStep, assert_close: AssertC
     step = make_step([400, 1000], MANY_PARTS)
     step = replace(step, qkv=step.qkv * 30)
     ours, theirs = step.pool.clone(), step.pool.clone()
-    assert_close(step.run(ours, step.workspace(MANY_PARTS.num_splits)), step.expected(theirs))
+    assert_close(step.run(ours, step.workspace()), step.expected(theirs))
 
 
-@pytest.mark.parametrize(("num_seqs", "num_splits"), [(1, 64), (8, 8), (64, 1)])
+def test_a_sequence_has_the_same_bits_in_any_company(make_step: MakeStep) -> None:
+    """Alone and cut to the last part, or whole among many, with more or fewer tiles on the way."""
+    step = make_step(SEQ_LENS, ONE_PART)
+    together = step.run(step.pool.clone(), step.workspace())
+    for row, seq_len in enumerate(SEQ_LENS):
+        one = slice(row, row + 1)
+        batch = replace(step.batch, block_tables=step.batch.block_tables[one], seq_lens=step.batch.seq_lens[one])
+        for num_slots, programs_per_sm in ((2700, 3), (80, 2)):
+            shape = replace(step.shape, num_slots=num_slots, programs_per_sm=programs_per_sm)
+            alone = replace(step, qkv=step.qkv[one], batch=batch, shape=shape)
+            assert torch.equal(alone.run(step.pool.clone(), alone.workspace()), together[one]), f"{seq_len} tokens"
+
+
+@pytest.mark.parametrize(("num_seqs", "num_slots"), [(1, 396), (8, 396), (64, 264), (64, 1)])
 def test_overlapping_layers_of_a_graph_share_the_workspace(
-    num_seqs: int, num_splits: int, make_step: MakeStep, assert_close: AssertClose, monkeypatch: pytest.MonkeyPatch
+    num_seqs: int, num_slots: int, make_step: MakeStep, assert_close: AssertClose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seq_lens = [int(n) for n in torch.randint(0, 500, (num_seqs,))]
     seq_lens[0] = 9001
-    step = make_step(seq_lens, Shape(32, 8, 128, 16, num_splits))
-    workspace = step.workspace(num_splits)
+    step = make_step(seq_lens, Shape(32, 8, 128, 16, num_slots))
+    workspace = step.workspace()
     pool = step.pool[:, LAYER:].repeat(1, 4, 1, 1, 1, 1)  # four layers alike
     steps = [replace(step, qkv=step.qkv * scale) for scale in (0.5, 1.0, 1.5, 2.0)]
     alone = []
@@ -211,11 +230,3 @@ def test_says_what_it_is_for(
     num_q: int, num_kv: int, head_dim: int, block_size: int, dtype: torch.dtype, supported: bool
 ) -> None:
     assert is_supported(num_q, torch.zeros(1, 1, 2, block_size, num_kv, head_dim, dtype=dtype)) == supported
-
-
-@pytest.mark.parametrize(
-    ("num_seqs", "division"),
-    [(1, (64, 2)), (8, (8, 2)), (24, (2, 2)), (25, (1, 3)), (45, (1, 3)), (46, (1, 2)), (49, (1, 2)), (50, (1, 3))],
-)
-def test_divides_no_more_than_it_takes_to_fill_the_gpu(num_seqs: int, division: tuple[int, int]) -> None:
-    assert division_for(num_seqs, 8, 132) == Division(*division)

@@ -104,11 +104,10 @@ def test_a_layer_equals_the_reference(
     both = (CudaOps(pools[0], kernels, 3), TorchOps(pools[1]))
     for step in STEPS:
         whole = make_batch(step, tables)
-        without_slots = dataclasses.replace(whole, slot_mapping=None)
         logits = []
         for ops in both:
-            slots = is_last or whole.max_query_len > 1 or ops.needs_slots(NUM_Q)
-            batch = whole if slots else without_slots
+            decodes = whole.max_query_len == 1 and not is_last
+            batch = ops.begin(dataclasses.replace(whole, slot_mapping=None) if decodes else whole, NUM_Q)
             x = ops.embed(batch.token_ids, weights.table)
             qkv = ops.norm_linear(x, weights.norm, EPS, weights.qkv)
             attend = ops.attention_of_last if is_last else ops.attention
@@ -154,7 +153,7 @@ def test_attention_is_fused_on_hopper(cuda: torch.device) -> None:
     pool = torch.zeros((1, 1, 2, 16, 2, 64), device=cuda, dtype=torch.bfloat16)
     hopper = gpu_of(cuda).is_hopper
     ops = CudaOps(pool, KernelsSection(), 1)
-    assert (ops.fuses_attention(8), ops.needs_slots(8)) == (hopper, not hopper)
+    assert ops.fuses_attention(8) == hopper
     assert not CudaOps(pool.float(), KernelsSection(), 1).fuses_attention(8)
     assert not CudaOps(pool, KernelsSection(decode_attention="torch"), 1).fuses_attention(8)
     assert not CudaOps(pool, KernelsSection(rope="torch"), 1).fuses_attention(8)

@@ -9,9 +9,9 @@ import torch
 from common.device.landing import NUM_SLOTS, PendingTokens, RingLanding, make_ring
 from common.kernels.gpu import gpu_of
 from common.kernels.operands import NO_CHOICE, SamplingTensors
+from common.kernels.row_slots import row_slots
 from common.ops import reference
 from common.ops.base import ForwardBatch
-from common.ops.row_ops import RowOps
 from common.ops.sampler import Sampler
 
 
@@ -34,7 +34,7 @@ def test_without_kernels_it_is_the_reference() -> None:
     assert torch.equal(tokens, reference.sample(logits, params, positions))
 
 
-def make_step(num_rows: int, num_blocks: int, row_ops: RowOps, device: torch.device) -> ForwardBatch:
+def make_step(num_rows: int, num_blocks: int, device: torch.device) -> ForwardBatch:
     """A decode batch of rows with 1, 2, ... tokens; the last row is padding."""
     seq_lens = torch.arange(1, num_rows + 1, dtype=torch.int32, device=device)
     seq_lens[-1] = 0
@@ -43,7 +43,7 @@ def make_step(num_rows: int, num_blocks: int, row_ops: RowOps, device: torch.dev
     return ForwardBatch(
         token_ids=torch.arange(num_rows, dtype=torch.int32, device=device),
         positions=positions,
-        slot_mapping=row_ops.slots(positions, seq_lens, tables, 4),
+        slot_mapping=None,
         block_tables=tables,
         seq_lens=seq_lens,
         cu_seqlens=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
@@ -56,11 +56,7 @@ def make_step(num_rows: int, num_blocks: int, row_ops: RowOps, device: torch.dev
 def test_a_step_ends_with_the_sampled_tokens_in_place_and_rows_advanced() -> None:
     torch.manual_seed(14)
     device = torch.device("cpu")
-    batch, params, logits = (
-        make_step(4, 3, RowOps(device, pdl=False), device),
-        make_params(4, device),
-        torch.randn(4, 9),
-    )
+    batch, params, logits = make_step(4, 3, device), make_params(4, device), torch.randn(4, 9)
     tokens = reference.sample(logits, params, batch.seq_lens)
     ring = make_ring(4, device)
     Sampler("torch", 4, 9, device).sample_and_advance(logits, params, batch, ring)
@@ -73,7 +69,7 @@ def test_a_step_ends_with_the_sampled_tokens_in_place_and_rows_advanced() -> Non
 def test_a_row_without_choice_goes_on_with_token_0_and_the_host_learns_of_it() -> None:
     device = torch.device("cpu")
     batch, params, logits = (
-        make_step(4, 3, RowOps(device, pdl=False), device),
+        make_step(4, 3, device),
         make_params(4, device),
         torch.randn(4, 9),
     )
@@ -94,13 +90,13 @@ def test_a_captured_chain_of_dependent_launches_decodes_what_the_references_deco
     device, num_rows, vocab = torch.device("cuda"), 6, 3000
     table = torch.randn(vocab, vocab, device=device) * 2
     pdl = gpu_of(device).has_dependent_launch
-    row_ops, sampler = RowOps(device, pdl=pdl), Sampler("triton", num_rows, vocab, device, pdl=pdl)
+    sampler = Sampler("triton", num_rows, vocab, device, pdl=pdl)
     params = make_params(num_rows, device)
-    batch, expected = (make_step(num_rows, 16, row_ops, device) for _ in range(2))
+    batch, expected = (make_step(num_rows, 16, device) for _ in range(2))
     ring = make_ring(num_rows, device)
 
     def step() -> torch.Tensor:
-        slots = row_ops.slots(batch.positions, batch.seq_lens, batch.block_tables, 4)
+        slots = row_slots(batch.positions, batch.seq_lens, batch.block_tables, 4, pdl=True)
         sampler.sample_and_advance(torch.nn.functional.embedding(batch.token_ids, table), params, batch, ring)
         return slots
 
@@ -134,7 +130,7 @@ def test_tokens_of_steps_in_flight_do_not_overwrite_one_another() -> None:
     table = torch.randn(vocab, vocab, device=device) * 2
     pdl = gpu_of(device).has_dependent_launch
     landing, sampler = RingLanding(max_rows, device), Sampler("triton", max_rows, vocab, device, pdl=pdl)
-    batch, params = make_step(max_rows, 64, RowOps(device, pdl=pdl), device), make_params(max_rows, device)
+    batch, params = make_step(max_rows, 64, device), make_params(max_rows, device)
 
     def step(num_rows: int) -> None:
         names = ("token_ids", "positions", "seq_lens")

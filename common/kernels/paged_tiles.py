@@ -1,0 +1,48 @@
+"""Tiles of keys and values on their way from the blocks of a sequence into shared memory. Gluon, Hopper only."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+
+@gluon.jit
+def load_tile(
+    pool_desc,  # [num_blocks * block_rows, NUM_KV * HEAD_DIM], tiles of BLOCK_SIZE x HEAD_DIM
+    table_ptr,  # of the sequence
+    k_tile,  # [TILE, HEAD_DIM], shared memory
+    v_tile,
+    arrived,  # barrier of the two
+    first_block,
+    num_blocks,  # of the sequence
+    block_rows,
+    layer_row,
+    column,
+    pred,
+    BLOCK_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+):
+    """Begin loading TILE keys and values; past the sequence's last block they are zero."""
+    mbarrier.expect(arrived, 2 * TILE * HEAD_DIM * 2, pred=pred)
+    for i in gl.static_range(TILE // BLOCK_SIZE):
+        index = first_block + i
+        # Row -1 of the table lies before the pool, where nothing is read and zeros arrive.
+        block = gl.load(table_ptr + index, mask=index < num_blocks, other=-1)
+        row = block * block_rows + layer_row
+        k_slice = k_tile.slice(i * BLOCK_SIZE, BLOCK_SIZE, dim=0)
+        v_slice = v_tile.slice(i * BLOCK_SIZE, BLOCK_SIZE, dim=0)
+        tma.async_copy_global_to_shared(pool_desc, [row, column], arrived, k_slice, pred=pred)
+        tma.async_copy_global_to_shared(pool_desc, [row + BLOCK_SIZE, column], arrived, v_slice, pred=pred)
+
+
+@gluon.jit
+def clear_end(v_tile, num_keys, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Zero what the block that the context ends in holds behind its end: it has weight 0, but may be NaN."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0])
+    rows = gl.arange(0, BLOCK_SIZE, gl.SliceLayout(1, layout))
+    for i in gl.static_range(TILE // BLOCK_SIZE):
+        left = num_keys - i * BLOCK_SIZE
+        if (left > 0) & (left < BLOCK_SIZE):
+            v_slice = v_tile.slice(i * BLOCK_SIZE, BLOCK_SIZE, dim=0)
+            values = v_slice.load(layout)
+            v_slice.store(gl.where((rows < left)[:, None], values, gl.zeros_like(values)))
