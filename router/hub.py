@@ -23,6 +23,9 @@ LINGER_MS = 200
 MAX_TURN_S = 0.005
 """How long messages may be handled before clients have a turn."""
 
+MAX_WORKER_FRAME_BYTES = 1 << 20
+"""What workers tell the router is small: a step of 1024 rows is 50 kB. Reading more would hold up every stream."""
+
 OnMessage = Callable[[bytes, Message], None]
 Undelivered = list[tuple[bytes, Message]]
 OnUnreachable = Callable[[Undelivered], None]
@@ -38,7 +41,8 @@ class AsyncHub:
         """Bind; raises ConfigError when the endpoint cannot be bound."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._hub = Hub(self._context, net, resolved(net.router_endpoint, ROUTER_SOCKET))
+            endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
+            self._hub = Hub(self._context, net, endpoint, max_frame_bytes=MAX_WORKER_FRAME_BYTES)
         except BaseException:  # whatever it was, the context must not outlive this object
             self._context.destroy(linger=0)
             raise

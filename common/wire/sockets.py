@@ -30,13 +30,25 @@ KEEPALIVE_S = 5
 
 
 class Hub:
-    """Binds; knows its spokes by the identity they chose."""
+    """Binds; knows its spokes by the identity they chose.
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection, endpoint: str) -> None:
+    Args:
+        max_frame_bytes: a spoke that sends a larger frame loses its connection before the frame is read.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        net: NetSection,
+        endpoint: str,
+        *,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
         secret = _secret(net)
         require_protected(endpoint, has_secret=secret is not None)
         claim(endpoint)
         self.socket = _socket(context, zmq.ROUTER, net)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what is sent to nobody is dropped without a word
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who reconnects need not wait for its old connection's end
         if secret is not None:

@@ -7,7 +7,7 @@ import zmq
 from common.config import NetSection
 from common.wire.messages import Heartbeat, Message, Reregister
 from common.wire.sockets import MAX_RECEIVED_AT_ONCE, Spoke
-from router.hub import MAX_TURN_S, AsyncHub, Undelivered
+from router.hub import MAX_TURN_S, MAX_WORKER_FRAME_BYTES, AsyncHub, Undelivered
 from tests.fakes import free_endpoint
 
 NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
@@ -80,3 +80,24 @@ async def test_clients_have_a_turn_between_messages_that_take_long() -> None:
         spoke.close()
         hub.close()
         context.destroy(linger=0)
+
+
+async def test_a_frame_larger_than_any_worker_sends_is_not_even_read() -> None:
+    hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    received: list[bytes] = []
+    spokes = [Spoke(context, NetSection(), hub.endpoint, name) for name in (b"large", b"small")]
+    try:
+        hub.start(lambda identity, message: received.append(identity), lambda _: None)
+        spokes[0].socket.send(bytes(MAX_WORKER_FRAME_BYTES + 1))
+        await asyncio.sleep(0.1)
+        spokes[1].send(Heartbeat("small", 1, 0, 0, 0, 0, 0.0, 0))
+        async with asyncio.timeout(30):
+            while not received:
+                await asyncio.sleep(0.01)
+    finally:
+        for spoke in spokes:
+            spoke.close()
+        hub.close()
+        context.destroy(linger=0)
+    assert received == [b"small"] and hub.num_dropped == 0
