@@ -35,22 +35,28 @@ def test_the_newest_row_of_a_load_counts_alone_or_in_company() -> None:
 def test_the_better_of_two_is_bold_whichever_way_is_better() -> None:
     rows = [
         beside("18.04", "30.27"),
+        beside("40.5", "35.25", figure="ttft_p99"),
+        beside("3.73", "2.07", figure="first_gap_p50"),
+        beside("4.64", "5.72", figure="first_gap_p99"),
         beside("9.5", "4.25", figure="itl_p99"),
         beside("1000", "2000.4", figure="output_throughput", unit="tokens/s"),
         beside("5", "5", figure="tpot_p50"),
         beside("22.784", "134.6", workload="start, nothing compiled", figure="ready", unit="s"),
     ]
     stream, start = render(beside_vllm(rows)).splitlines()[2:4]
-    assert stream == "| one stream, 1024/128 | **18.0** · 30.3 | 5.00 · 5.00 | 9.50 · **4.25** | 1,000 · **2,000** |"
-    assert start == "| ready from a cold start | **22.8 s** · 135 s |  |  |  |"
+    assert stream == (
+        "| one stream, 1024/128 | **18.0** · 30.3 | 40.5 · **35.2** | 3.73 · **2.07** | **4.64** · 5.72 | 5.00 · 5.00 "
+        "| 9.50 · **4.25** | 1,000 · **2,000** |"
+    )
+    assert start == "| ready from a cold start | **22.8 s** · 135 s |  |  |  |  |  |  |"
 
 
 def test_a_table_says_where_its_rows_are_from() -> None:
     later = replace(ROW, date="2026-01-03", commit="def", workload="at once, 1024/128, 512 requests", value="3379.2")
     text = render(serving(ONE_GPU, "baton", "one GPU", [ROW, later]))
     assert text.splitlines()[2:] == [
-        "| one stream, 1024/128 | 16.6 |  |  |  |  |",
-        "| 512 at once, 1024/128 | 3,379 |  |  |  |  |",
+        "| one stream, 1024/128 | 16.6 |  |  |  |  |  |  |",
+        "| 512 at once, 1024/128 | 3,379 |  |  |  |  |  |  |",
         "",
         "(one GPU; 2026-01-02, commit abc; 2026-01-03, commit def)",
     ]
