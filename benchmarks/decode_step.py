@@ -25,6 +25,7 @@ from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
 from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure
+from benchmarks.workload import numbers
 from common.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
 from common.device.engine import Engine, build_engine
 from common.wire.sampling_params import SamplingParams
@@ -109,10 +110,6 @@ class StepBench:
                 self.runner.launch(num_rows)
             torch.cuda.synchronize()
         return str(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def mixes(text: str) -> list[ContextMix]:

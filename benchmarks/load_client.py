@@ -30,9 +30,13 @@ class Target:
     def prepare(self, prompts: Sequence[Prompt]) -> list[bytes]:
         return [prompt.body(self._model) for prompt in prompts]
 
-    async def complete(self, prompt: Prompt, body: bytes) -> RequestRecord:
-        """Send one request and follow its stream to the end; whatever goes wrong is in the record."""
-        record = RequestRecord(sent_s=time.perf_counter(), num_prompt_tokens=prompt.num_tokens or 0)
+    async def complete(self, prompt: Prompt, body: bytes, record: RequestRecord | None = None) -> RequestRecord:
+        """Send one request and follow its stream to the end; whatever goes wrong is in the record.
+
+        A `record` that is given can be looked at before.
+        """
+        record = record or RequestRecord(sent_s=time.perf_counter())
+        record.num_prompt_tokens = prompt.num_tokens or 0
         try:
             async with asyncio.timeout(self._deadline_s):
                 await self._follow(prompt, body, record)

@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.decode_step import numbers
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
+from benchmarks.workload import numbers
 from common.config import Config, ModelSection, PrefillSection, WorkerSection
 from common.device.engine import Engine, build_engine
 from common.device.gpu_share import make_share

@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 
+def numbers(text: str) -> list[int]:
+    """Of a list with commas, as an option."""
+    return [int(part) for part in text.split(",")]
+
+
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Prompt and output lengths in tokens, each drawn evenly from an inclusive range."""

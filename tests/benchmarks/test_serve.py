@@ -1,100 +1,13 @@
 """The load generator against a small server that speaks the same protocol, well or badly."""
 
-import asyncio
-import csv
 import json
 import shlex
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
 
 from benchmarks.serve import main
-
-DEADLINE_S = 30.0
-
-
-@dataclass
-class FakeServer:
-    """Streams as many tokens as asked, `tokens_per_event` in each event; `fault` spoils each third reply."""
-
-    tokens_per_event: int = 1
-    fault: str = ""
-    url: str = ""
-    requests: list[dict[str, Any]] = field(default_factory=list)
-
-    async def models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "fake-model"}]})
-
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        self.requests.append(asked)
-        fault = self.fault if len(self.requests) % 3 == 0 else ""
-        if fault == "refused":
-            return web.json_response({"error": {"message": "busy"}}, status=503)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        num_tokens = asked["max_tokens"] - (fault == "short")
-        for first in range(0, num_tokens, self.tokens_per_event):
-            await self.event(response, {"choices": [{"text": f"{first} ", "index": 0}]})
-            if fault == "broken":
-                await self.event(response, {"error": {"message": "worker lost"}})
-                return response
-            if fault == "cut":
-                return response
-        usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": num_tokens}
-        await self.event(response, {"choices": [], "usage": usage})
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    async def event(self, response: web.StreamResponse, body: dict[str, Any]) -> None:
-        await response.write(f"data: {json.dumps(body)}\n\n".encode())
-
-
-class Running:
-    """Runs fake servers on a loop in a thread of its own, as the program under test has its own loop."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-        self.runners: list[web.AppRunner] = []
-
-    def start(self, server: FakeServer) -> FakeServer:
-        server.url = asyncio.run_coroutine_threadsafe(self._start(server), self.loop).result(DEADLINE_S)
-        return server
-
-    async def _start(self, server: FakeServer) -> str:
-        app = web.Application()
-        app.add_routes([web.get("/v1/models", server.models), web.post("/v1/completions", server.completions)])
-        runner = web.AppRunner(app, shutdown_timeout=1)
-        await runner.setup()
-        self.runners.append(runner)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    def close(self) -> None:
-        for runner in self.runners:
-            asyncio.run_coroutine_threadsafe(runner.cleanup(), self.loop).result(DEADLINE_S)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(DEADLINE_S)
-        self.loop.close()
-
-
-@pytest.fixture
-def servers() -> Iterator[Running]:
-    running = Running()
-    yield running
-    running.close()
-
-
-def figures(path: Path) -> dict[str, dict[str, str]]:
-    with path.open(newline="") as file:
-        return {row["figure"]: row for row in csv.DictReader(file)}
+from tests.benchmarks.fake_server import FakeServer, Running, figures
 
 
 @pytest.mark.parametrize("mode", [["--rate", "200"], ["--concurrency", "3"], ["--all-at-once"]])
