@@ -32,7 +32,7 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Change, Fill
 from decode_worker.runner import DecodeRunner
-from decode_worker.sequence import Sequence as DecodeSequence
+from decode_worker.sequence import DecodeSequence
 
 STEPS = 40
 WARM_UP_STEPS = 5

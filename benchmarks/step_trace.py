@@ -24,8 +24,8 @@ from benchmarks.stats import Figure, percentile
 from common.device.landing import LOOK_INTERVAL_S, PendingTokens
 from common.device.step_trace import WAIT, StepTrace, Trace, timing_events
 from common.wire.sampling_params import SamplingParams
-from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Sequence
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sequence import DecodeSequence
 
 WARM_UP_STEPS = 20
 HOST_PHASES = ("apply", "launch", "collect")
@@ -37,8 +37,8 @@ class LaunchAhead:
     def __init__(self, bench: StepBench) -> None:
         self.bench = bench
         self.trace = Trace()
-        self.scheduler = Scheduler(bench.engine.allocator, bench.block_size, bench.max_rows, bench.engine.max_len)
-        self.in_flight: tuple[PendingTokens, list[Sequence]] | None = None
+        self.scheduler = DecodeScheduler(bench.engine.allocator, bench.block_size, bench.max_rows, bench.engine.max_len)
+        self.in_flight: tuple[PendingTokens, list[DecodeSequence]] | None = None
 
     def enter(self, num_rows: int, context: int, num_steps: int) -> bool:
         """Fill the batch; False when it does not fit. Contexts differ, so that not all rows grow at once."""
@@ -48,7 +48,7 @@ class LaunchAhead:
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         for row in range(num_rows):
             token_ids = [row + 7] * (context + row % self.bench.block_size)
-            sequence = Sequence(str(row), 0, token_ids, 0, sampling)
+            sequence = DecodeSequence(str(row), 0, token_ids, 0, sampling)
             self.scheduler.reserve(sequence)
             self.scheduler.activate(sequence)
         return True
@@ -68,7 +68,7 @@ class LaunchAhead:
             self.scheduler.end(sequence)
         self.bench.batch.apply(self.scheduler.rows.take_changes())
 
-    def _launch(self) -> tuple[PendingTokens, list[Sequence]]:
+    def _launch(self) -> tuple[PendingTokens, list[DecodeSequence]]:
         with self.trace.phase("apply"):
             self.scheduler.make_slots()
             assert not self.scheduler.resting, "`enter` saw to it that the pool suffices"
@@ -76,7 +76,7 @@ class LaunchAhead:
         with self.trace.phase("launch"):
             return self.bench.runner.launch(len(self.scheduler.rows)), self.scheduler.launched()
 
-    def _exchange(self, launched: tuple[PendingTokens, list[Sequence]] | None) -> None:
+    def _exchange(self, launched: tuple[PendingTokens, list[DecodeSequence]] | None) -> None:
         """Collect the step in flight; the one launched takes its place."""
         collected, self.in_flight = self.in_flight, launched
         if collected is None:

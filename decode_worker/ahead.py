@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from common.kv.pool import KVPool
 from common.kv.transport import PeerPool
 from decode_worker.copies import Copies
-from decode_worker.scheduler import Scheduler
+from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import Key
 
 SILENCE_S = 30.0
@@ -35,7 +35,7 @@ class Begun:
 class Ahead:
     """Owner of blocks until they are taken or free."""
 
-    def __init__(self, scheduler: Scheduler, pool: KVPool) -> None:
+    def __init__(self, scheduler: DecodeScheduler, pool: KVPool) -> None:
         self.scheduler = scheduler
         self.pool = pool
         self.begun: dict[Key, Begun] = {}

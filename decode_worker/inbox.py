@@ -24,8 +24,8 @@ from common.wire.sockets import Hub
 from common.wire.worker_id import is_from
 from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
-from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Key, Sequence
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sequence import DecodeSequence, Key
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Inbox:
         self,
         link: RouterLink,
         hub: Hub,
-        scheduler: Scheduler,
+        scheduler: DecodeScheduler,
         intake: Intake,
         local_prompts: LocalPrompts,
         drain: Drain,
@@ -98,7 +98,7 @@ class Inbox:
 
     def _accept_local(self, message: PrefillRequest) -> None:
         token_ids = unpack_ids(message.token_ids)
-        sequence = Sequence(message.request_id, message.attempt, token_ids, message.num_outputs, message.sampling)
+        sequence = DecodeSequence(message.request_id, message.attempt, token_ids, message.num_outputs, message.sampling)
         if self._has(sequence.key):
             self.link.spoke.refuse(message, f"attempt {message.attempt} of {message.request_id} is here already")
         elif self.drain.asked:

@@ -23,8 +23,8 @@ from decode_worker.ahead import Ahead
 from decode_worker.copies import Copies
 from decode_worker.lease import Lease
 from decode_worker.peers import Peer, Peers
-from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Key, Sequence
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sequence import DecodeSequence, Key
 
 CHORES_INTERVAL_S = 0.1
 """Between two looks at what only time brings about; other looks are many more."""
@@ -38,7 +38,7 @@ Failure = tuple[Key, ErrorCode, str]
 class Handoff:
     """Blocks that a prefill worker keeps for us."""
 
-    sequence: Sequence
+    sequence: DecodeSequence
     peer: Peer
     source_ids: list[int]
     lease: Lease
@@ -50,7 +50,7 @@ class Intake:
     """Owns handoffs; sequences that are pulled belong to the scheduler."""
 
     def __init__(
-        self, engine: Engine, scheduler: Scheduler, section: DecodeSection, hub: Hub, worker_id: str, epoch: int
+        self, engine: Engine, scheduler: DecodeScheduler, section: DecodeSection, hub: Hub, worker_id: str, epoch: int
     ) -> None:
         self.engine = engine
         self.scheduler = scheduler
@@ -81,7 +81,7 @@ class Intake:
             )
             return
         token_ids = unpack_ids(message.token_ids)
-        sequence = Sequence(*key, token_ids, message.num_outputs, message.sampling)
+        sequence = DecodeSequence(*key, token_ids, message.num_outputs, message.sampling)
         lease = Lease.begun(message.lease_s, time.monotonic())
         handoff = Handoff(sequence, peer, unpack_ids(message.block_ids), lease)
         if self.aborts.cover(*key):
@@ -141,7 +141,7 @@ class Intake:
 
     # --- a turn of the loop ---------------------------------------------------------------------
 
-    def finish_pulls(self) -> list[Sequence]:
+    def finish_pulls(self) -> list[DecodeSequence]:
         """Sequences whose blocks have arrived; their peers are told to let go."""
         over = [h for h in self.pulling if h.copies.over()]
         for handoff in over:
@@ -186,7 +186,7 @@ class Intake:
         self.ahead.tend()
         return had_any
 
-    def release_all(self) -> list[Sequence]:
+    def release_all(self) -> list[DecodeSequence]:
         """Give every handoff that is not being pulled back; returns their sequences."""
         self.ahead.drop_all()
         waiting, self.waiting = self.waiting, deque()
@@ -262,5 +262,5 @@ class Intake:
         self.hub.send(handoff.peer.identity, KVRelease(self.worker_id, self.epoch, request_id, attempt))
 
 
-def _is_attempt(sequence: Sequence, request_id: str, attempt: int) -> bool:
+def _is_attempt(sequence: DecodeSequence, request_id: str, attempt: int) -> bool:
     return sequence.request_id == request_id and sequence.attempt <= attempt

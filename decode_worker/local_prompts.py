@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PendingPrompts, PromptRunner
 from common.serving.prompt_order import PromptOrder
-from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Key, Sequence
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sequence import DecodeSequence, Key
 
 
 @dataclass(slots=True, eq=False)
 class LocalPrompt:
     """A prompt on its way."""
 
-    sequence: Sequence
+    sequence: DecodeSequence
     priority: int
     turn: int
     is_started: bool = False  # it has blocks, and a row to come
@@ -39,7 +39,7 @@ class LocalPrompt:
 class LocalPrompts:
     """All prompts until they are complete; at most one chunk is in flight."""
 
-    def __init__(self, runner: PromptRunner, scheduler: Scheduler, chunk_tokens: int) -> None:
+    def __init__(self, runner: PromptRunner, scheduler: DecodeScheduler, chunk_tokens: int) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.order = PromptOrder(max_tokens=chunk_tokens, max_seqs=1, max_mixed_tokens=chunk_tokens)
@@ -55,11 +55,11 @@ class LocalPrompts:
         return any(sequence.key == key for sequence in self.waiting)
 
     @property
-    def waiting(self) -> list[Sequence]:
+    def waiting(self) -> list[DecodeSequence]:
         """Those that hold nothing yet."""
         return [prompt.sequence for prompt in self.prompts if not prompt.is_started]
 
-    def accept(self, sequence: Sequence, priority: int, turn: int) -> None:
+    def accept(self, sequence: DecodeSequence, priority: int, turn: int) -> None:
         self.prompts.append(LocalPrompt(sequence, priority, turn))
 
     def abort(self, request_id: str, attempt: int) -> None:
@@ -85,7 +85,7 @@ class LocalPrompts:
         (prompt, num_tokens), self.next = self.next, None
         self.in_flight = prompt, self.runner.launch([prompt.take(num_tokens)])
 
-    def finish(self) -> tuple[Sequence, int] | None:
+    def finish(self) -> tuple[DecodeSequence, int] | None:
         """A sequence whose prompt is complete and its next token, if the chunk in flight is over and was its last."""
         if self.in_flight is None or not self.in_flight[1].ready():
             return None

@@ -6,7 +6,7 @@ change hands between two steps, the tensors are told once, of the outcome. Torch
 
 from dataclasses import dataclass
 
-from decode_worker.sequence import Sequence
+from decode_worker.sequence import DecodeSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Fill:
     """
 
     row: int
-    sequence: Sequence
+    sequence: DecodeSequence
     source: int = -1
 
 
@@ -46,19 +46,19 @@ class Rows:
     """Sequences by row."""
 
     def __init__(self) -> None:
-        self.sequences: list[Sequence] = []
-        self._told: list[Sequence] = []  # by row, what the tensors hold
-        self._grown: list[tuple[Sequence, int, int]] = []  # sequence, index, block_id
+        self.sequences: list[DecodeSequence] = []
+        self._told: list[DecodeSequence] = []  # by row, what the tensors hold
+        self._grown: list[tuple[DecodeSequence, int, int]] = []  # sequence, index, block_id
 
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def enter(self, sequence: Sequence) -> None:
+    def enter(self, sequence: DecodeSequence) -> None:
         """Put a sequence into the next row."""
         sequence.row = len(self.sequences)
         self.sequences.append(sequence)
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: DecodeSequence) -> None:
         """Take a sequence out; harmless when it is in no row."""
         if sequence.row < 0:
             return
@@ -68,7 +68,7 @@ class Rows:
             last.row = sequence.row
         sequence.row = -1
 
-    def grow(self, sequence: Sequence, block_id: int) -> None:
+    def grow(self, sequence: DecodeSequence, block_id: int) -> None:
         """Append a block to a sequence's table."""
         self._grown.append((sequence, len(sequence.block_ids), block_id))
         sequence.block_ids.append(block_id)

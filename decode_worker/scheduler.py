@@ -15,10 +15,10 @@ from collections.abc import Iterable
 
 from common.kv.blocks import BlockAllocator
 from decode_worker.rows import Rows
-from decode_worker.sequence import Key, Sequence
+from decode_worker.sequence import DecodeSequence, Key
 
 
-class Scheduler:
+class DecodeScheduler:
     """Owner of every sequence that has blocks here.
 
     Args:
@@ -31,12 +31,12 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_len = min(max_len, allocator.capacity * block_size)
         self.rows = Rows()
-        self.reserved: dict[Key, Sequence] = {}  # blocks are being filled
-        self.active: dict[Key, Sequence] = {}  # oldest first
-        self.resting: list[Sequence] = []  # active, without a row for want of a block, longest first
-        self.lingering: list[Sequence] = []  # ended, blocks still touched by steps in flight
+        self.reserved: dict[Key, DecodeSequence] = {}  # blocks are being filled
+        self.active: dict[Key, DecodeSequence] = {}  # oldest first
+        self.resting: list[DecodeSequence] = []  # active, without a row for want of a block, longest first
+        self.lingering: list[DecodeSequence] = []  # ended, blocks still touched by steps in flight
 
-    def objection(self, sequence: Sequence) -> str:
+    def objection(self, sequence: DecodeSequence) -> str:
         """Why it can never be decoded here, however idle the worker is; empty when it can."""
         if sequence.max_total_tokens <= self.max_len:
             return ""
@@ -57,25 +57,25 @@ class Scheduler:
         """Whether there are blocks for a sequence that brings `num_held`, and one for each other to grow."""
         return self.num_blocks(num_tokens) - num_held + self._num_taken <= self.allocator.num_free
 
-    def reserve(self, sequence: Sequence, held: Iterable[int] = ()) -> None:
+    def reserve(self, sequence: DecodeSequence, held: Iterable[int] = ()) -> None:
         """Admit: the sequence has a row to come and blocks for the tokens it has, first of all those it brings."""
         sequence.block_ids = list(held)
         num_lacking = self.num_blocks(len(sequence.token_ids)) - len(sequence.block_ids)
         sequence.block_ids += self.allocator.allocate(num_lacking)
         self.reserved[sequence.key] = sequence
 
-    def unreserve(self, sequence: Sequence) -> None:
+    def unreserve(self, sequence: DecodeSequence) -> None:
         """It will not come, and nothing copies into its blocks any more."""
         del self.reserved[sequence.key]
         self._free(sequence)
 
-    def activate(self, sequence: Sequence) -> None:
+    def activate(self, sequence: DecodeSequence) -> None:
         """The KV of a reserved sequence is complete: it joins the next step."""
         del self.reserved[sequence.key]
         self.active[sequence.key] = sequence
         self.rows.enter(sequence)
 
-    def adopt(self, sequence: Sequence, token: int) -> None:
+    def adopt(self, sequence: DecodeSequence, token: int) -> None:
         """Activate a sequence whose prompt was computed here and whose next token is `token`."""
         sequence.num_scheduled += 1
         self.activate(sequence)
@@ -86,7 +86,7 @@ class Scheduler:
         """Whether it is active, or will be."""
         return key in self.active or key in self.reserved
 
-    def find(self, request_id: str, attempt: int) -> list[Sequence]:
+    def find(self, request_id: str, attempt: int) -> list[DecodeSequence]:
         """Active attempts of a request up to `attempt`."""
         return [s for s in self.active.values() if s.request_id == request_id and s.attempt <= attempt]
 
@@ -108,13 +108,13 @@ class Scheduler:
         num_wanted = sum(not sequence.num_in_flight for sequence in self.resting)
         return num_wanted > sum(len(sequence.block_ids) for sequence in self.lingering)
 
-    def preempt(self) -> Sequence:
+    def preempt(self) -> DecodeSequence:
         """End the sequence that was admitted last."""
         youngest = next(reversed(self.active.values()))
         self.end(youngest)
         return youngest
 
-    def launched(self) -> list[Sequence]:
+    def launched(self) -> list[DecodeSequence]:
         """A step over all rows is on its way; returns its sequences by row."""
         sequences = list(self.rows.sequences)
         for sequence in sequences:
@@ -124,7 +124,7 @@ class Scheduler:
                 self.rows.leave(sequence)
         return sequences
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, sequence: DecodeSequence) -> None:
         """Finished, failed or aborted; its blocks follow when no step touches them."""
         sequence.ended = True
         del self.active[sequence.key]
@@ -136,7 +136,7 @@ class Scheduler:
         else:
             self._free(sequence)
 
-    def collected(self, sequences: list[Sequence]) -> None:
+    def collected(self, sequences: list[DecodeSequence]) -> None:
         """A step is over: sequences that ended meanwhile may let go of their blocks."""
         for sequence in sequences:
             sequence.num_in_flight -= 1
@@ -157,7 +157,7 @@ class Scheduler:
         """Rows that are taken, or will be."""
         return len(self.active) + len(self.reserved)
 
-    def _has_slot(self, sequence: Sequence) -> bool:
+    def _has_slot(self, sequence: DecodeSequence) -> bool:
         """Whether its next token has a slot, in a new block if it needs one."""
         if len(sequence.block_ids) < self.num_blocks(sequence.num_scheduled):
             if not self.allocator.num_free:
@@ -165,6 +165,6 @@ class Scheduler:
             self.rows.grow(sequence, self.allocator.allocate(1)[0])
         return True
 
-    def _free(self, sequence: Sequence) -> None:
+    def _free(self, sequence: DecodeSequence) -> None:
         block_ids, sequence.block_ids = sequence.block_ids, []
         self.allocator.free(block_ids)

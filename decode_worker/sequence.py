@@ -9,7 +9,7 @@ Key = tuple[str, int]
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class DecodeSequence:
     """What is known of one request.
 
     `token_ids` is the prompt and every output collected so far. `num_scheduled` also counts the

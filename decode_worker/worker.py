@@ -37,18 +37,18 @@ from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.pace import Pace
 from decode_worker.runner import DecodeRunner
-from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Sequence
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sequence import DecodeSequence
 
 IDLE_POLL_MS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class DecodeStep:
     """A launched step and the sequences of its rows."""
 
-    step: PendingTokens
-    sequences: list[Sequence]
+    pending: PendingTokens
+    sequences: list[DecodeSequence]
 
 
 class DecodeWorker:
@@ -68,11 +68,11 @@ class DecodeWorker:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.worker_id, self.epoch = ready.worker_id, ready.epoch
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, batch, runner, hub, drain
-        self.scheduler = Scheduler(engine.allocator, config.kv.block_size, ready.max_num_seqs, engine.max_len)
+        self.scheduler = DecodeScheduler(engine.allocator, config.kv.block_size, ready.max_num_seqs, engine.max_len)
         self.intake = Intake(engine, self.scheduler, config.decode, hub, self.worker_id, self.epoch)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, config.decode.local_chunk_tokens)
         self.trace = runner.trace
-        self.in_flight: InFlight | None = None
+        self.in_flight: DecodeStep | None = None
         self.pace = Pace()
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
@@ -122,7 +122,7 @@ class DecodeWorker:
         collected, self.in_flight = self.in_flight, launched
         if collected is not None:
             with self.trace.phase(WAIT):
-                self._tend(collected.step)
+                self._tend(collected.pending)
             self._collect(collected)
         if (finished := self.local_prompts.finish()) is not None:
             self._begin_local(*finished)
@@ -131,16 +131,16 @@ class DecodeWorker:
         """Let handoffs join the next step for as long as the running one surely lasts."""
         if self.in_flight is not None:
             with self.trace.phase(WAIT):
-                self._tend(self.in_flight.step, self.pace.should_wait)
+                self._tend(self.in_flight.pending, self.pace.should_wait)
 
-    def _tend(self, step: PendingTokens, wanted: Callable[[], bool] = lambda: True) -> None:
+    def _tend(self, pending: PendingTokens, wanted: Callable[[], bool] = lambda: True) -> None:
         """Serve sockets and pulls while the device works on a step, and as long as it is wanted."""
-        while not step.ready() and wanted():
+        while not pending.ready() and wanted():
             self.inbox.receive()
             self.admit()
             time.sleep(LOOK_INTERVAL_S)
 
-    def _launch(self) -> InFlight | None:
+    def _launch(self) -> DecodeStep | None:
         """Start a step over all rows; None when there is nothing to run."""
         with self.trace.phase("apply"):
             self._make_slots()
@@ -149,9 +149,9 @@ class DecodeWorker:
         if not num_rows:
             return None
         with self.trace.phase("launch"):
-            step = self.runner.launch(num_rows)
+            pending = self.runner.launch(num_rows)
             self.pace.launched(self.runner.bucket(num_rows))
-            return InFlight(step, self.scheduler.launched())
+            return DecodeStep(pending, self.scheduler.launched())
 
     def _make_slots(self) -> None:
         """Blocks for every row's next token: who gets none sits out, and if that does not help, somebody has to go."""
@@ -161,18 +161,18 @@ class DecodeWorker:
             self.inbox.fail(victim.key, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
             self.scheduler.make_slots()
 
-    def _collect(self, in_flight: InFlight) -> None:
+    def _collect(self, step: DecodeStep) -> None:
         """A step is over."""
         with self.trace.phase("collect"):
-            tokens = in_flight.step.tokens()
+            tokens = step.pending.tokens()
             self.pace.ended()
             self.link.load.last_step_s = time.monotonic()
-            for sequence, token in zip(in_flight.sequences, tokens, strict=True):
+            for sequence, token in zip(step.sequences, tokens, strict=True):
                 if not sequence.ended:
                     self._append(sequence, token)
-            self.scheduler.collected(in_flight.sequences)
+            self.scheduler.collected(step.sequences)
 
-    def _append(self, sequence: Sequence, token: int) -> None:
+    def _append(self, sequence: DecodeSequence, token: int) -> None:
         if token == NO_CHOICE:
             self.scheduler.end(sequence)
             self.inbox.fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
@@ -184,7 +184,7 @@ class DecodeWorker:
         if reason is not FinishReason.NOT_FINISHED:
             self.scheduler.end(sequence)
 
-    def _begin_local(self, sequence: Sequence, token: int) -> None:
+    def _begin_local(self, sequence: DecodeSequence, token: int) -> None:
         """A prompt computed here: its first token is known to the host, the rest comes from steps."""
         self.scheduler.adopt(sequence, token)
         self._append(sequence, token)
@@ -209,7 +209,7 @@ class DecodeWorker:
         """Start a chunk of a prompt that is computed here, behind the step in flight; no known token waits for it."""
         if not self.local_prompts.has_chunk():
             return
-        if self.in_flight is not None and self.in_flight.step.ready():  # as it always is on a CPU
+        if self.in_flight is not None and self.in_flight.pending.ready():  # as it always is on a CPU
             collected, self.in_flight = self.in_flight, None
             self._collect(collected)
             self.emit()

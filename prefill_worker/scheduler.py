@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from common.config import PrefillSection
 from common.kv.blocks import BlockAllocator
 from common.serving.prompt_order import PromptOrder
-from prefill_worker.sequence import Sequence
+from prefill_worker.sequence import PromptSequence
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """`num_tokens` tokens of `sequence` from `sequence.num_scheduled_tokens` on, until `launched`."""
 
-    sequence: Sequence
+    sequence: PromptSequence
     num_tokens: int
 
     @property
@@ -33,7 +33,7 @@ class Chunk:
         return self.num_tokens == self.sequence.num_left
 
 
-class Scheduler:
+class PromptScheduler:
     """Owner of every sequence until it is taken or removed, and of its blocks from admission on.
 
     Args:
@@ -52,18 +52,18 @@ class Scheduler:
             max_mixed_tokens=section.max_mixed_tokens,
             chunking=section.chunking,
         )
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []  # admitted, tokens left to schedule
-        self.ending: list[Sequence] = []  # all tokens launched, the first output awaited
+        self.waiting: list[PromptSequence] = []
+        self.running: list[PromptSequence] = []  # admitted, tokens left to schedule
+        self.ending: list[PromptSequence] = []  # all tokens launched, the first output awaited
 
-    def objection(self, sequence: Sequence) -> str:
+    def objection(self, sequence: PromptSequence) -> str:
         """Why it can never be computed here, however idle the worker is; empty when it can."""
         if len(sequence.token_ids) <= self.max_len:
             return ""
         num_tokens = len(sequence.token_ids)
         return f"the prompt has {num_tokens} tokens, this prefill worker takes at most {self.max_len}; shorten it"
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: PromptSequence) -> None:
         self.waiting.append(sequence)
 
     def schedule(self) -> list[Chunk]:
@@ -78,7 +78,7 @@ class Scheduler:
         self.ending += [sequence for sequence in self.running if not sequence.num_left]
         self.running = [sequence for sequence in self.running if sequence.num_left]
 
-    def take(self, sequence: Sequence) -> list[int]:
+    def take(self, sequence: PromptSequence) -> list[int]:
         """A prompt whose last step is over leaves with its blocks: they are complete, and the caller's now."""
         self.ending.remove(sequence)
         block_ids, sequence.block_ids = sequence.block_ids, []
@@ -95,11 +95,11 @@ class Scheduler:
             sequence.block_ids = []
         return bool(gone)
 
-    def sequences(self) -> list[Sequence]:
+    def sequences(self) -> list[PromptSequence]:
         """Everything owned."""
         return [*self.ending, *self.running, *self.waiting]
 
-    def _admit(self, sequence: Sequence) -> bool:
+    def _admit(self, sequence: PromptSequence) -> bool:
         """Give it blocks for its whole prompt, if there are so many."""
         if self._num_blocks(sequence) > self.allocator.num_free:
             return False
@@ -108,5 +108,5 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def _num_blocks(self, sequence: Sequence) -> int:
+    def _num_blocks(self, sequence: PromptSequence) -> int:
         return -(-len(sequence.token_ids) // self.block_size)

@@ -10,7 +10,7 @@ Key = tuple[str, int]
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class PromptSequence:
     """What is known of one request; `token_ids` is the prompt and, on a replay, its outputs so far."""
 
     request_id: str
@@ -29,8 +29,8 @@ class Sequence:
     ended: bool = False  # failed or aborted: the token that a step in flight still yields is dropped
 
     @staticmethod
-    def of(request: PrefillRequest) -> "Sequence":
-        return Sequence(
+    def of(request: PrefillRequest) -> "PromptSequence":
+        return PromptSequence(
             request_id=request.request_id,
             attempt=request.attempt,
             token_ids=unpack_ids(request.token_ids),

@@ -56,9 +56,9 @@ from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
 from prefill_worker.handoff import HandoffTable
 from prefill_worker.peers import Peer, Peers
-from prefill_worker.runner import InFlight, launch_chunks
-from prefill_worker.scheduler import Scheduler
-from prefill_worker.sequence import Key, Sequence
+from prefill_worker.scheduler import PromptScheduler
+from prefill_worker.sequence import Key, PromptSequence
+from prefill_worker.step import PromptStep, launch_chunks
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +84,12 @@ class PrefillWorker:
         self.worker_id, self.epoch = ready.worker_id, ready.epoch
         self.engine = engine
         self.drain = drain
-        self.scheduler = Scheduler(
+        self.scheduler = PromptScheduler(
             config.prefill, engine.allocator, config.kv.block_size, engine.max_len, batching=config.worker.batching
         )
         self.handoffs = HandoffTable(engine.allocator, config.prefill.lease_s)
         self.runner, self.trace = runner, runner.trace
-        self.in_flight: deque[InFlight] = deque()  # oldest first
+        self.in_flight: deque[PromptStep] = deque()  # oldest first
         self.poller = zmq.Poller()
         self.peers = Peers(context, config.net, export, self.poller)
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
@@ -121,12 +121,12 @@ class PrefillWorker:
 
     def step(self) -> None:
         """Collect what the device has finished, then launch ahead of it."""
-        while self.in_flight and self.in_flight[0].step.ready():
+        while self.in_flight and self.in_flight[0].pending.ready():
             self._collect(self.in_flight.popleft())
         if len(self.in_flight) < MAX_IN_FLIGHT:
             self._launch()
 
-    def emit(self, ended: list[tuple[Sequence, int]]) -> None:
+    def emit(self, ended: list[tuple[PromptSequence, int]]) -> None:
         """First tokens to the router, then blocks to the decode workers."""
         columns, handed_off = TokenColumns(), []
         for sequence, token in ended:
@@ -181,7 +181,7 @@ class PrefillWorker:
         """Sleep until a message comes, or until it is time to look whether a step is over."""
         if not self.in_flight:  # what waits now waits for blocks: a message or a lease's end brings them
             self.poller.poll(IDLE_POLL_MS)
-        elif not self.in_flight[0].step.ready():
+        elif not self.in_flight[0].pending.ready():
             time.sleep(LOOK_INTERVAL_S)
 
     def _launch(self) -> None:
@@ -194,14 +194,14 @@ class PrefillWorker:
                 self.in_flight.append(launch_chunks(self.runner, chunks))
             self.scheduler.launched(chunks)
 
-    def _collect(self, in_flight: InFlight) -> None:
+    def _collect(self, step: PromptStep) -> None:
         """Send on what a finished step has computed."""
         with self.trace.phase(WAIT):
-            ended = in_flight.ended()
+            ended = step.ended()
         self.link.load.last_step_s = time.monotonic()
         with self.trace.phase("emit"):
             self.emit(ended)
-            for sequence, num_tokens in in_flight.unfinished():
+            for sequence, num_tokens in step.unfinished():
                 if sequence.may_go_on:
                     self._announce(sequence, sequence.block_ids[: num_tokens // self.scheduler.block_size])
 
@@ -238,7 +238,7 @@ class PrefillWorker:
                 peer.spoke.refuse(message, "a decode worker does not send it")
 
     def _accept(self, request: PrefillRequest) -> None:
-        sequence = Sequence.of(request)
+        sequence = PromptSequence.of(request)
         if self._has(sequence.key):
             self.link.spoke.refuse(request, f"attempt {request.attempt} of {request.request_id} is here already")
         elif self.drain.asked:
@@ -250,13 +250,13 @@ class PrefillWorker:
         else:
             self.scheduler.add(sequence)
 
-    def _let_go(self, sequence: Sequence, block_ids: list[int]) -> None:
+    def _let_go(self, sequence: PromptSequence, block_ids: list[int]) -> None:
         """Free the blocks of a sequence that is over; who pulls them already is told that no handoff will come."""
         self.engine.allocator.free(block_ids)
         if sequence.was_announced:
             self._announce(sequence, [])
 
-    def _hand_off(self, sequence: Sequence, token: int, block_ids: list[int]) -> None:
+    def _hand_off(self, sequence: PromptSequence, token: int, block_ids: list[int]) -> None:
         peer = self.peers.proven(sequence.decode_worker_id, sequence.decode_epoch)
         if peer is None:
             self.engine.allocator.free(block_ids)
@@ -278,7 +278,7 @@ class PrefillWorker:
             )
         )
 
-    def _announce(self, sequence: Sequence, block_ids: list[int]) -> None:
+    def _announce(self, sequence: PromptSequence, block_ids: list[int]) -> None:
         """Let the decode worker pull these blocks while the prompt goes on; none: there will be no handoff."""
         peer = self.peers.proven(sequence.decode_worker_id, sequence.decode_epoch)
         if peer is None:

@@ -12,8 +12,8 @@ from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
 from decode_worker.intake import Intake
 from decode_worker.peers import Peer
-from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Sequence
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sequence import DecodeSequence
 
 BLOCK_SIZE = 4
 Memory = dict[int, Any]
@@ -64,7 +64,7 @@ class Rig:
 
     def __init__(self, num_blocks: int = 40, max_num_seqs: int = 8, max_len: int = 1000) -> None:
         self.allocator, self.memory, self.said = BlockAllocator(num_blocks + 1), Memory(), list[Message]()
-        self.scheduler = Scheduler(self.allocator, BLOCK_SIZE, max_num_seqs, max_len)
+        self.scheduler = DecodeScheduler(self.allocator, BLOCK_SIZE, max_num_seqs, max_len)
         engine = cast(Engine, SimpleNamespace(pool=self.memory, allocator=self.allocator, vocab_size=1000))
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         self.intake = Intake(engine, self.scheduler, DecodeSection(), hub, "d", 1)
@@ -86,7 +86,7 @@ class Rig:
         handoff = KVHandoff(worker_id, 1, name, attempt, ids, 1, sampling, pack_ids(source_ids), 30.0)
         self.intake.accept(handoff)
 
-    def turn(self) -> list[Sequence]:
+    def turn(self) -> list[DecodeSequence]:
         """What a turn of the loop does with handoffs; returns what was activated."""
         arrived = self.intake.finish_pulls()
         for sequence in arrived:

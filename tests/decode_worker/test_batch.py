@@ -11,7 +11,7 @@ from common.ops import reference
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear, Fill, Grow, Rows
-from decode_worker.sequence import Sequence
+from decode_worker.sequence import DecodeSequence
 
 MAX_ROWS, BLOCK_SIZE, MAX_BLOCKS = 6, 4, 12
 EVENTS = st.lists(st.tuples(st.sampled_from(["enter", "leave", "grow", "step", "apply"]), st.integers(0, 1 << 20)))
@@ -47,7 +47,7 @@ class Pair:
             temperature=number % 3 / 4, top_k=number % 7, top_p=number % 5 / 4, min_p=number % 2 / 8, seed=number << 40
         )
         blocks = [number + i for i in range(-(-length // BLOCK_SIZE))]
-        self.rows.enter(Sequence(str(number), 0, list(range(number, number + length)), 1, sampling, list(blocks)))
+        self.rows.enter(DecodeSequence(str(number), 0, list(range(number, number + length)), 1, sampling, list(blocks)))
         self.naive.append(Row(number + length - 1, length, sampling, blocks))
 
     def leave(self, number: int) -> None:
@@ -115,7 +115,9 @@ def test_the_tensors_are_what_applying_every_event_at_once_would_make_them(
 @DEVICES
 def test_a_table_that_fills_its_row_touches_no_other(device: str) -> None:
     pair = Pair(device)
-    full = Sequence("full", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS), 1, SamplingParams(), list(range(100, 100 + MAX_BLOCKS)))
+    full = DecodeSequence(
+        "full", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS), 1, SamplingParams(), list(range(100, 100 + MAX_BLOCKS))
+    )
     pair.batch.apply([Fill(1, full)])
     tables = pair.batch.state.block_tables
     assert tables[1].tolist() == full.block_ids
@@ -130,8 +132,12 @@ def test_a_table_that_fills_its_row_touches_no_other(device: str) -> None:
 def test_a_sequence_longer_than_a_row_stays_within_it(device: str) -> None:
     """Nothing so long is admitted; if it were, its neighbours would not pay for it."""
     rows, batch = Rows(), Pair(device).batch
-    neighbours = [Sequence(name, 0, [1] * 5, 1, SamplingParams(), [100 + i, 200 + i]) for i, name in enumerate("ab")]
-    long = Sequence("long", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS + 2), 1, SamplingParams(), list(range(MAX_BLOCKS + 1)))
+    neighbours = [
+        DecodeSequence(name, 0, [1] * 5, 1, SamplingParams(), [100 + i, 200 + i]) for i, name in enumerate("ab")
+    ]
+    long = DecodeSequence(
+        "long", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS + 2), 1, SamplingParams(), list(range(MAX_BLOCKS + 1))
+    )
     for sequence in (neighbours[0], long, neighbours[1]):
         rows.enter(sequence)
     batch.apply(rows.take_changes())
@@ -155,7 +161,7 @@ def test_uploads_in_a_row_do_not_overwrite_one_another(device: str) -> None:
     wanted = []
     for i in range(40):
         blocks = [i * 100 + j for j in range(1 + i % MAX_BLOCKS)]
-        pair.batch.apply([Fill(i % MAX_ROWS, Sequence(str(i), 0, [i] * 3, 1, SamplingParams(seed=i), blocks))])
+        pair.batch.apply([Fill(i % MAX_ROWS, DecodeSequence(str(i), 0, [i] * 3, 1, SamplingParams(seed=i), blocks))])
         wanted.append((i % MAX_ROWS, i, blocks, pair.batch.state.block_tables.clone()))
     for row, _, blocks, tables in wanted:
         assert tables[row, : len(blocks)].tolist() == blocks

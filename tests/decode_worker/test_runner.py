@@ -27,7 +27,7 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
 from decode_worker.runner import DecodeRunner
-from decode_worker.sequence import Sequence
+from decode_worker.sequence import DecodeSequence
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -128,7 +128,7 @@ def fill(batch: DecodeBatch, allocator: BlockAllocator, num_rows: int) -> None:
     for row in range(num_rows):
         context = 40 + 37 * row
         blocks = allocator.allocate(-(-(context + STEPS + 1) // BLOCK_SIZE))
-        sequence = Sequence("test", row, [row + 7] * context, 0, SamplingParams(temperature=0.0), blocks)
+        sequence = DecodeSequence("test", row, [row + 7] * context, 0, SamplingParams(temperature=0.0), blocks)
         batch.apply([Fill(row, sequence)])
 
 

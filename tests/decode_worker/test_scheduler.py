@@ -5,29 +5,29 @@ import pytest
 from common.kv.blocks import BlockAllocator
 from common.wire.sampling_params import SamplingParams
 from decode_worker.rows import Clear, Fill, Grow
-from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Sequence
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sequence import DecodeSequence
 
 BLOCK_SIZE = 4
 
 
-def make(num_blocks: int = 50, max_num_seqs: int = 8) -> Scheduler:
-    return Scheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_num_seqs, max_len=1000)
+def make(num_blocks: int = 50, max_num_seqs: int = 8) -> DecodeScheduler:
+    return DecodeScheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_num_seqs, max_len=1000)
 
 
-def arrive(scheduler: Scheduler, name: str, num_tokens: int = 6, max_tokens: int = 10) -> Sequence:
-    sequence = Sequence(name, 0, list(range(num_tokens)), 1, SamplingParams(max_tokens=max_tokens))
+def arrive(scheduler: DecodeScheduler, name: str, num_tokens: int = 6, max_tokens: int = 10) -> DecodeSequence:
+    sequence = DecodeSequence(name, 0, list(range(num_tokens)), 1, SamplingParams(max_tokens=max_tokens))
     scheduler.reserve(sequence)
     scheduler.activate(sequence)
     return sequence
 
 
-def step(scheduler: Scheduler) -> list[Sequence]:
+def step(scheduler: DecodeScheduler) -> list[DecodeSequence]:
     scheduler.make_slots()
     return scheduler.launched()
 
 
-def collect(scheduler: Scheduler, sequences: list[Sequence]) -> None:
+def collect(scheduler: DecodeScheduler, sequences: list[DecodeSequence]) -> None:
     for sequence in sequences:
         if not sequence.ended:
             sequence.token_ids.append(0)
@@ -153,8 +153,8 @@ def test_admission_leaves_every_sequence_a_block_to_grow() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "max_len"), [(6, 1000), (100, 24)])
 def test_a_sequence_is_decoded_only_where_all_of_it_will_have_room(num_blocks: int, max_len: int) -> None:
-    scheduler = Scheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, 8, max_len)
-    fits, too_long = (Sequence("a", 0, [0] * 15, 1, SamplingParams(max_tokens=n)) for n in (10, 11))
+    scheduler = DecodeScheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, 8, max_len)
+    fits, too_long = (DecodeSequence("a", 0, [0] * 15, 1, SamplingParams(max_tokens=n)) for n in (10, 11))
     assert scheduler.objection(fits) == ""
     assert "25 tokens" in scheduler.objection(too_long) and "at most 24" in scheduler.objection(too_long)
 
@@ -162,7 +162,7 @@ def test_a_sequence_is_decoded_only_where_all_of_it_will_have_room(num_blocks: i
 def test_rows_are_limited_by_reserved_sequences_too() -> None:
     scheduler = make(max_num_seqs=2)
     arrive(scheduler, "a")
-    waiting = Sequence("b", 0, [1], 1, SamplingParams())
+    waiting = DecodeSequence("b", 0, [1], 1, SamplingParams())
     scheduler.reserve(waiting)
     assert not scheduler.has_room(1)
     scheduler.unreserve(waiting)
@@ -173,7 +173,7 @@ def test_rows_are_limited_by_reserved_sequences_too() -> None:
 def test_the_changes_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(seed: int) -> None:
     rng, scheduler = random.Random(seed), make(num_blocks=30)
     table: dict[int, tuple[str, list[int]]] = {}
-    in_flight: list[Sequence] = []
+    in_flight: list[DecodeSequence] = []
     for i in range(200):
         if rng.random() < 0.5 and scheduler.has_room(6):
             arrive(scheduler, f"r{i}", rng.randint(1, 6), rng.randint(2, 12))
@@ -193,7 +193,7 @@ def test_the_changes_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(see
     collect(scheduler, in_flight)
 
 
-def replay(scheduler: Scheduler, table: dict[int, tuple[str, list[int]]]) -> None:
+def replay(scheduler: DecodeScheduler, table: dict[int, tuple[str, list[int]]]) -> None:
     before = dict(table)
     for change in scheduler.rows.take_changes():
         match change:

@@ -12,11 +12,11 @@ from common.kv.blocks import BlockAllocator
 from common.ops import reference
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
-from decode_worker.scheduler import Scheduler
-from decode_worker.sequence import Sequence
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sequence import DecodeSequence
 
 BLOCK_SIZE, MAX_LEN, MAX_ROWS = 4, 64, 6
-Step = tuple[list[Sequence], list[int]]
+Step = tuple[list[DecodeSequence], list[int]]
 
 
 def next_token(keys: list[int]) -> int:
@@ -29,13 +29,13 @@ class Device:
 
     def __init__(self, num_blocks: int) -> None:
         self.keys: dict[int, int] = {}
-        self.scheduler = Scheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, MAX_ROWS, MAX_LEN)
+        self.scheduler = DecodeScheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, MAX_ROWS, MAX_LEN)
         self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, BLOCK_SIZE, torch.device("cpu"))
         self.num_rested = self.num_preempted = 0
 
     def arrive(self, name: str, prompt: list[int], max_tokens: int) -> None:
         """A prompt whose KV is complete but for its last token."""
-        sequence = Sequence(name, 0, prompt, 1, SamplingParams(max_tokens=max_tokens))
+        sequence = DecodeSequence(name, 0, prompt, 1, SamplingParams(max_tokens=max_tokens))
         self.scheduler.reserve(sequence)
         for position, token in enumerate(prompt[:-1]):
             self.keys[sequence.block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE] = token
@@ -79,7 +79,7 @@ class Device:
 @pytest.mark.parametrize("seed", range(20))
 def test_texts_are_those_of_sequences_that_never_had_to_wait(seed: int) -> None:
     rng, device = random.Random(seed), Device(num_blocks=18)
-    scheduler, seen = device.scheduler, dict[str, Sequence]()
+    scheduler, seen = device.scheduler, dict[str, DecodeSequence]()
     in_flight: Step = ([], [])
     for number in range(300):
         length = rng.randint(1, 12)

@@ -16,7 +16,7 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
 from decode_worker.runner import DecodeRunner, batch_buckets
-from decode_worker.sequence import Sequence
+from decode_worker.sequence import DecodeSequence
 
 SAMPLINGS = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, seed=3)]
 MAX_ROWS = 64
@@ -79,7 +79,7 @@ def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled) -> 
     runner.prepare()
     for num_rows in (1, 3, 9, MAX_ROWS):
         changes = [
-            Fill(row, Sequence("x", 0, [5] * 20, 1, SAMPLINGS[row % 2], engine.allocator.allocate(2)))
+            Fill(row, DecodeSequence("x", 0, [5] * 20, 1, SAMPLINGS[row % 2], engine.allocator.allocate(2)))
             for row in range(num_rows)
         ]
         batch.apply(list(changes))

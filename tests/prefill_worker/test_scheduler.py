@@ -5,28 +5,29 @@ from hypothesis import strategies as st
 from common.config import PrefillSection
 from common.kv.blocks import BlockAllocator
 from common.wire.sampling_params import SamplingParams
-from prefill_worker.scheduler import Scheduler
-from prefill_worker.sequence import Sequence
+from prefill_worker.scheduler import PromptScheduler
+from prefill_worker.sequence import PromptSequence
 
 BLOCK_SIZE = 16
 
 
-def make(num_blocks: int = 100, *, batching: bool = True, **section: object) -> Scheduler:
-    return Scheduler(PrefillSection(**section), BlockAllocator(num_blocks + 1), BLOCK_SIZE, 1000, batching=batching)  # type: ignore[arg-type]
+def make(num_blocks: int = 100, *, batching: bool = True, **section: object) -> PromptScheduler:
+    limits = PrefillSection(**section)  # type: ignore[arg-type]
+    return PromptScheduler(limits, BlockAllocator(num_blocks + 1), BLOCK_SIZE, 1000, batching=batching)
 
 
-def prompt(name: str, num_tokens: int) -> Sequence:
-    return Sequence(name, 0, [0] * num_tokens, 0, SamplingParams(), "decode-0", 1)
+def prompt(name: str, num_tokens: int) -> PromptSequence:
+    return PromptSequence(name, 0, [0] * num_tokens, 0, SamplingParams(), "decode-0", 1)
 
 
-def launch(scheduler: Scheduler) -> list[tuple[str, int]]:
+def launch(scheduler: PromptScheduler) -> list[tuple[str, int]]:
     """A step that is not over yet."""
     chunks = scheduler.schedule()
     scheduler.launched(chunks)
     return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in chunks]
 
 
-def plan(scheduler: Scheduler) -> list[tuple[str, int]]:
+def plan(scheduler: PromptScheduler) -> list[tuple[str, int]]:
     """A step, and its end."""
     plan = launch(scheduler)
     for sequence in list(scheduler.ending):
@@ -92,7 +93,7 @@ def test_a_prompt_that_overtakes_leaves_blocks_for_the_one_whose_turn_it_is() ->
 
 @pytest.mark.parametrize(("num_blocks", "max_len"), [(4, 1000), (100, 64)])
 def test_a_prompt_that_no_step_and_no_pool_has_room_for_is_refused(num_blocks: int, max_len: int) -> None:
-    scheduler = Scheduler(PrefillSection(), BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_len, batching=True)
+    scheduler = PromptScheduler(PrefillSection(), BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_len, batching=True)
     assert scheduler.objection(prompt("a", 64)) == ""
     assert "65 tokens" in scheduler.objection(prompt("b", 65)) and "at most 64" in scheduler.objection(prompt("b", 65))
 

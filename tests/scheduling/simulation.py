@@ -25,8 +25,8 @@ from common.wire.messages import (
     pack_ids,
 )
 from common.wire.sampling_params import SamplingParams
-from prefill_worker.scheduler import Chunk, Scheduler
-from prefill_worker.sequence import Sequence
+from prefill_worker.scheduler import Chunk, PromptScheduler
+from prefill_worker.sequence import PromptSequence
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
 from router.metrics import Metrics
@@ -70,12 +70,12 @@ class FirstComeOrder(PromptOrder):
         return
 
 
-class Worker:
+class SimulatedWorker:
     """A prefill worker's loop around its scheduler: one step runs, one is queued."""
 
     def __init__(self, simulation: "Simulation", worker_id: str, num_blocks: int, first_come: bool) -> None:
         self.simulation, self.worker_id = simulation, worker_id
-        self.scheduler = Scheduler(SECTION, BlockAllocator(num_blocks + 1), BLOCK_SIZE, 1 << 30, batching=True)
+        self.scheduler = PromptScheduler(SECTION, BlockAllocator(num_blocks + 1), BLOCK_SIZE, 1 << 30, batching=True)
         if first_come:
             self.scheduler.order = FirstComeOrder(SECTION.max_batch_tokens, SECTION.max_num_seqs, 1 << 30)
         self.in_flight: deque[list[Chunk]] = deque()
@@ -83,7 +83,7 @@ class Worker:
         self.busy_s = 0.0
 
     def accept(self, request: PrefillRequest) -> None:
-        self.scheduler.add(Sequence.of(request))
+        self.scheduler.add(PromptSequence.of(request))
         self.launch()
 
     def launch(self) -> None:
@@ -108,7 +108,7 @@ class Worker:
             self.simulation.later(MESSAGE_S, lambda: self.simulation.dispatcher.on_tokens(batch))
         self.launch()
 
-    def _goes_on(self, sequence: Sequence) -> bool:
+    def _goes_on(self, sequence: PromptSequence) -> bool:
         """A later piece of it is in flight."""
         return any(chunk.sequence is sequence for chunks in self.in_flight for chunk in chunks)
 
@@ -121,7 +121,7 @@ class Simulation:
     num_blocks: int = 60_000
     first_come: bool = False
     now_s: float = 1.0
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, SimulatedWorker] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
@@ -131,7 +131,7 @@ class Simulation:
         self.dispatcher = Dispatcher(limits, NetSection(), 10, pool, self._send, Metrics(), lambda: self.now_s)
         pool.add(self._ready("d", Role.DECODE), self.now_s)
         for name in [f"p{i}" for i in range(self.num_workers)]:
-            self.workers[name] = Worker(self, name, self.num_blocks, self.first_come)
+            self.workers[name] = SimulatedWorker(self, name, self.num_blocks, self.first_come)
             pool.add(self._ready(name, Role.PREFILL), self.now_s)
             pool.set_path(KVPathReport("d", 1, name, 1, "shm", 1.0, ""))
 

@@ -5,34 +5,34 @@ from dataclasses import dataclass
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PendingPrompts, PromptRunner
 from prefill_worker.scheduler import Chunk
-from prefill_worker.sequence import Sequence
+from prefill_worker.sequence import PromptSequence
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class PromptStep:
     """A launched step and the sequences of its chunks."""
 
-    step: PendingPrompts
-    sequences: list[Sequence]
+    pending: PendingPrompts
+    sequences: list[PromptSequence]
     ends: list[int]  # tokens of each that are computed when the step is over
 
-    def ended(self) -> list[tuple[Sequence, int]]:
+    def ended(self) -> list[tuple[PromptSequence, int]]:
         """Each sequence whose prompt is complete with its first token, unless it was given up meanwhile."""
-        pairs = zip(self.sequences, self.step.tokens(), strict=True)
+        pairs = zip(self.sequences, self.pending.tokens(), strict=True)
         return [(sequence, token) for sequence, token in pairs if token is not None and not sequence.ended]
 
-    def unfinished(self) -> list[tuple[Sequence, int]]:
+    def unfinished(self) -> list[tuple[PromptSequence, int]]:
         """Each sequence whose prompt goes on, unless it was given up meanwhile, and how many tokens are computed."""
         pairs = zip(self.sequences, self.ends, strict=True)
         return [(sequence, end) for sequence, end in pairs if end < len(sequence.token_ids) and not sequence.ended]
 
 
-def launch_chunks(runner: PromptRunner, chunks: list[Chunk]) -> InFlight:
+def launch_chunks(runner: PromptRunner, chunks: list[Chunk]) -> PromptStep:
     """Start a step over the chunks; it may use the whole GPU if each of its prompts may."""
     sequences = [chunk.sequence for chunk in chunks]
     prompt_chunks = [_prompt_chunk(chunk) for chunk in chunks]
-    step = runner.launch(prompt_chunks, whole_gpu=all(sequence.whole_gpu for sequence in sequences))
-    return InFlight(step, sequences, [chunk.end for chunk in prompt_chunks])
+    pending = runner.launch(prompt_chunks, whole_gpu=all(sequence.whole_gpu for sequence in sequences))
+    return PromptStep(pending, sequences, [chunk.end for chunk in prompt_chunks])
 
 
 def _prompt_chunk(chunk: Chunk) -> PromptChunk:
