@@ -1,7 +1,7 @@
 """Blocks of prompts that are still being computed, pulled while the prefill worker goes on.
 
     KVProgress ──▶ begun ──KVHandoff, take──▶ the handoff's, which pulls the rest
-                     └──abort, silence, peer lost, blocks wanted──▶ leaving ──copies over──▶ free
+                     └──abort, silence, source lost, blocks wanted──▶ leaving ──copies over──▶ free
 
 Nobody keeps the source blocks for us: they may be another prompt's before a copy ends. What was copied
 counts only if the handoff of the same attempt follows, as then they have been this prompt's all the time.
@@ -25,7 +25,7 @@ SILENCE_S = 30.0
 class Begun:
     """Blocks of ours for a whole prompt and its first token, filled from the first on."""
 
-    peer: PeerPool
+    source_pool: PeerPool
     block_ids: list[int]
     heard_s: float
     source_ids: list[int] = field(default_factory=list)  # that pulls were started for
@@ -44,11 +44,11 @@ class Ahead:
     def __len__(self) -> int:
         return len(self.begun) + len(self.leaving)
 
-    def begin(self, key: Key, peer: PeerPool, num_tokens: int) -> None:
+    def begin(self, key: Key, source_pool: PeerPool, num_tokens: int) -> None:
         """Make ready for a prompt of `num_tokens`, if there is room for a sequence of its length."""
         if key not in self.begun and self.scheduler.has_room(num_tokens + 1):
             block_ids = self.scheduler.allocator.allocate(self.scheduler.num_blocks(num_tokens + 1))
-            self.begun[key] = Begun(peer, block_ids, time.monotonic())
+            self.begun[key] = Begun(source_pool, block_ids, time.monotonic())
 
     def pull(self, key: Key, source_ids: list[int]) -> None:
         """The first blocks of a prompt are complete: start pulling those that are new, if it was begun."""
@@ -60,15 +60,17 @@ class Ahead:
         if len(source_ids) > len(begun.block_ids):  # it is not the prompt that was begun
             self._give_up([key])
         elif source_ids[new]:
-            begun.copies.start(begun.peer, source_ids[new], self.pool, begun.block_ids[new])
+            begun.copies.start(begun.source_pool, source_ids[new], self.pool, begun.block_ids[new])
             begun.source_ids = source_ids
         if begun.copies.problem and key in self.begun:  # the handoff may have better luck
             self._give_up([key])
 
-    def find(self, key: Key, peer: PeerPool, source_ids: list[int]) -> Begun | None:
+    def find(self, key: Key, source_pool: PeerPool, source_ids: list[int]) -> Begun | None:
         """What was begun of a handoff of `source_ids`."""
         begun = self.begun.get(key)
-        if begun is None or begun.peer is not peer or begun.source_ids != source_ids[: len(begun.source_ids)]:
+        if begun is None or begun.source_pool is not source_pool:
+            return None
+        if begun.source_ids != source_ids[: len(begun.source_ids)]:
             return None
         return begun
 
@@ -80,9 +82,9 @@ class Ahead:
         """Give up every attempt of a request up to `attempt`."""
         self._give_up([key for key in self.begun if key[0] == request_id and key[1] <= attempt])
 
-    def drop_peer(self, peer: PeerPool) -> None:
-        """Give up what comes from a peer."""
-        self._give_up([key for key, begun in self.begun.items() if begun.peer is peer])
+    def drop_source(self, source_pool: PeerPool) -> None:
+        """Give up what comes from a source."""
+        self._give_up([key for key, begun in self.begun.items() if begun.source_pool is source_pool])
 
     def drop_all(self, but: Key | None = None) -> None:
         """Give up everything, perhaps but one."""

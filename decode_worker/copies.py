@@ -12,10 +12,10 @@ class Copies:
         self.problem = ""
         self._under_way: list[Pull] = []
 
-    def start(self, peer: PeerPool, source_ids: list[int], pool: KVPool, target_ids: list[int]) -> None:
+    def start(self, source_pool: PeerPool, source_ids: list[int], pool: KVPool, target_ids: list[int]) -> None:
         """Begin to pull; a pull that cannot begin is a problem."""
         try:
-            self._under_way.append(peer.pull(source_ids, pool, target_ids))
+            self._under_way.append(source_pool.pull(source_ids, pool, target_ids))
         except TransferFailed as error:
             self.problem = str(error)
 

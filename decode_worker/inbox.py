@@ -91,10 +91,10 @@ class Inbox:
 
     def _meet(self, identity: bytes, export: KVPoolExport) -> None:
         """A prefill worker offers its pool; what an earlier incarnation of it held is lost."""
-        earlier = self.intake.peers.by_id.get(export.worker_id)
+        earlier = self.intake.sources.by_id.get(export.worker_id)
         if earlier and earlier.epoch != export.epoch:
             self.intake.forget(earlier.worker_id, earlier.epoch)
-        self.link.send(self.intake.peers.meet(identity, export))
+        self.link.send(self.intake.sources.meet(identity, export))
 
     def _accept_local(self, message: PrefillRequest) -> None:
         token_ids = unpack_ids(message.token_ids)

@@ -22,9 +22,9 @@ from decode_worker.aborts import Aborts
 from decode_worker.ahead import Ahead
 from decode_worker.copies import Copies
 from decode_worker.lease import Lease
-from decode_worker.peers import Peer, Peers
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
+from decode_worker.sources import Source, Sources
 
 CHORES_INTERVAL_S = 0.1
 """Between two looks at what only time brings about; other looks are many more."""
@@ -39,7 +39,7 @@ class Handoff:
     """Blocks that a prefill worker keeps for us."""
 
     sequence: DecodeSequence
-    peer: Peer
+    source: Source
     source_ids: list[int]
     lease: Lease
     copies: Copies = field(default_factory=Copies)
@@ -57,7 +57,7 @@ class Intake:
         self.max_pulls = section.max_pulls
         self.hub = hub
         self.worker_id, self.epoch = worker_id, epoch
-        self.peers = Peers(engine, hub, worker_id, epoch)
+        self.sources = Sources(engine, hub, worker_id, epoch)
         self.ahead = Ahead(scheduler, engine.pool)
         self.aborts = Aborts()
         self.waiting: deque[Handoff] = deque()
@@ -70,8 +70,8 @@ class Intake:
     def accept(self, message: KVHandoff) -> None:
         """Queue a handoff."""
         key = (message.request_id, message.attempt)
-        peer = self.peers.find(message.worker_id, message.epoch)
-        if peer is None:
+        source = self.sources.find(message.worker_id, message.epoch)
+        if source is None:
             self._failures.append(
                 (
                     key,
@@ -83,7 +83,7 @@ class Intake:
         token_ids = unpack_ids(message.token_ids)
         sequence = DecodeSequence(*key, token_ids, message.num_outputs, message.sampling)
         lease = Lease.begun(message.lease_s, time.monotonic())
-        handoff = Handoff(sequence, peer, unpack_ids(message.block_ids), lease)
+        handoff = Handoff(sequence, source, unpack_ids(message.block_ids), lease)
         if self.aborts.cover(*key):
             self._release(handoff)
         elif objection := self.scheduler.objection(sequence):
@@ -99,19 +99,19 @@ class Intake:
     def progress(self, message: KVProgress) -> None:
         """Pull what is complete of a prompt that goes on; prompts that are complete and wait for room come first."""
         request_id, attempt = key = (message.request_id, message.attempt)
-        source_ids, peer = unpack_ids(message.block_ids), self.peers.find(message.worker_id, message.epoch)
+        source_ids, source = unpack_ids(message.block_ids), self.sources.find(message.worker_id, message.epoch)
         self.ahead.drop(request_id, attempt - 1 if source_ids else attempt)
         is_possible = len(source_ids) * self.scheduler.block_size <= message.num_tokens
-        if source_ids and is_possible and peer is not None and not self.aborts.cover(*key):
+        if source_ids and is_possible and source is not None and not self.aborts.cover(*key):
             if not self.waiting:
-                self.ahead.begin(key, peer.pool, message.num_tokens)
+                self.ahead.begin(key, source.pool, message.num_tokens)
             self.ahead.pull(key, source_ids)
 
     def confirm(self, message: KVLease) -> None:
-        """A peer keeps these."""
+        """A source keeps these."""
         kept = set(zip(message.request_ids, unpack_ids(message.attempts), strict=False))
         for handoff in self.waiting:
-            if handoff.sequence.key in kept and handoff.peer.worker_id == message.worker_id:
+            if handoff.sequence.key in kept and handoff.source.worker_id == message.worker_id:
                 handoff.lease.confirm()
 
     def abort(self, request_id: str, attempt: int) -> None:
@@ -126,15 +126,15 @@ class Intake:
 
     def forget(self, worker_id: str, epoch: int) -> None:
         """That incarnation of a prefill worker is dead, and what it kept for us is lost."""
-        peer = self.peers.find(worker_id, epoch)
-        if peer is None:
+        source = self.sources.find(worker_id, epoch)
+        if source is None:
             return
-        self.ahead.drop_peer(peer.pool)
-        self.peers.forget(peer)  # after this no copy of it is under way
-        pulling = [h for h in self.pulling if h.peer is peer]
-        lost = [*pulling, *(h for h in self.waiting if h.peer is peer)]
-        self.waiting = deque(h for h in self.waiting if h.peer is not peer)
-        self.pulling = [h for h in self.pulling if h.peer is not peer]
+        self.ahead.drop_source(source.pool)
+        self.sources.forget(source)  # after this no copy of it is under way
+        pulling = [h for h in self.pulling if h.source is source]
+        lost = [*pulling, *(h for h in self.waiting if h.source is source)]
+        self.waiting = deque(h for h in self.waiting if h.source is not source)
+        self.pulling = [h for h in self.pulling if h.source is not source]
         for handoff in pulling:
             self.scheduler.unreserve(handoff.sequence)
         self._lose(lost, f"prefill worker {worker_id} is gone")
@@ -142,7 +142,7 @@ class Intake:
     # --- a turn of the loop ---------------------------------------------------------------------
 
     def finish_pulls(self) -> list[DecodeSequence]:
-        """Sequences whose blocks have arrived; their peers are told to let go."""
+        """Sequences whose blocks have arrived; their sources are told to let go."""
         over = [h for h in self.pulling if h.copies.over()]
         for handoff in over:
             self.pulling.remove(handoff)
@@ -209,7 +209,7 @@ class Intake:
         if not self.scheduler.has_row():
             return False
         sequence = handoff.sequence
-        begun = self.ahead.find(sequence.key, handoff.peer.pool, handoff.source_ids)
+        begun = self.ahead.find(sequence.key, handoff.source.pool, handoff.source_ids)
         num_tokens, num_held = len(sequence.token_ids), len(begun.block_ids) if begun else 0
         if not self.scheduler.has_blocks(num_tokens, num_held):
             self.make_way(but=sequence.key if begun else None)
@@ -217,7 +217,7 @@ class Intake:
 
     def _start_pull(self, handoff: Handoff) -> None:
         """Reserve blocks, and pull what was not pulled ahead."""
-        sequence, pool, source_ids = handoff.sequence, handoff.peer.pool, handoff.source_ids
+        sequence, pool, source_ids = handoff.sequence, handoff.source.pool, handoff.source_ids
         begun, num_pulled = self.ahead.find(sequence.key, pool, source_ids), 0
         if begun is not None:
             self.ahead.take(sequence.key)
@@ -227,12 +227,12 @@ class Intake:
         handoff.copies.start(pool, source_ids[rest], self.engine.pool, sequence.block_ids[rest])
 
     def _renew_leases(self, now_s: float) -> None:
-        """Ask peers to keep what waits and what is being pulled."""
+        """Ask sources to keep what waits and what is being pulled."""
         due: defaultdict[bytes, list[Key]] = defaultdict(list)
         for handoff in [*self.waiting, *self.pulling]:
             if handoff.lease.is_due(now_s):
                 handoff.lease.asked_s = now_s
-                due[handoff.peer.identity].append(handoff.sequence.key)
+                due[handoff.source.identity].append(handoff.sequence.key)
         for identity, keys in due.items():
             request_ids, attempts = zip(*keys, strict=True)
             self.hub.send(identity, KVLease(self.worker_id, self.epoch, request_ids, pack_ids(attempts)))
@@ -259,7 +259,7 @@ class Intake:
 
     def _release(self, handoff: Handoff) -> None:
         request_id, attempt = handoff.sequence.key
-        self.hub.send(handoff.peer.identity, KVRelease(self.worker_id, self.epoch, request_id, attempt))
+        self.hub.send(handoff.source.identity, KVRelease(self.worker_id, self.epoch, request_id, attempt))
 
 
 def _is_attempt(sequence: DecodeSequence, request_id: str, attempt: int) -> bool:

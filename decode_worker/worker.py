@@ -232,7 +232,7 @@ class DecodeWorker:
         self.local_prompts.drop_all()
 
     def close(self) -> None:
-        self.intake.peers.close()
+        self.intake.sources.close()
         self.hub.close()
         self.link.close()
         self.engine.pool.close()

@@ -54,11 +54,11 @@ from common.wire.messages import (
 )
 from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
-from prefill_worker.handoff import HandoffTable
-from prefill_worker.peers import Peer, Peers
+from prefill_worker.handoff_table import HandoffTable
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import Key, PromptSequence
 from prefill_worker.step import PromptStep, launch_chunks
+from prefill_worker.targets import Target, Targets
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class PrefillWorker:
         self.runner, self.trace = runner, runner.trace
         self.in_flight: deque[PromptStep] = deque()  # oldest first
         self.poller = zmq.Poller()
-        self.peers = Peers(context, config.net, export, self.poller)
+        self.targets = Targets(context, config.net, export, self.poller)
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
 
@@ -115,9 +115,9 @@ class PrefillWorker:
     def receive(self) -> None:
         for message in self.link.receive():
             self._from_router(message)
-        for peer, message in self.peers.receive():
-            self._from_peer(peer, message)
-        self.peers.offer()
+        for target, message in self.targets.receive():
+            self._from_decode(target, message)
+        self.targets.offer()
 
     def step(self) -> None:
         """Collect what the device has finished, then launch ahead of it."""
@@ -157,7 +157,7 @@ class PrefillWorker:
         scheduler = self.scheduler
         load.num_waiting, load.num_running = len(scheduler.waiting), len(scheduler.running) + len(scheduler.ending)
         load.num_free_blocks, load.num_handoffs = self.engine.allocator.num_free, len(self.handoffs.kept)
-        load.num_dropped_frames = self.peers.num_dropped_frames()
+        load.num_dropped_frames = self.targets.num_dropped_frames()
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
@@ -173,7 +173,7 @@ class PrefillWorker:
             self.scheduler.remove(sequence.request_id, sequence.attempt)
 
     def close(self) -> None:
-        self.peers.close()
+        self.targets.close()
         self.link.close()
         self.engine.pool.close()
 
@@ -214,28 +214,28 @@ class PrefillWorker:
             case Inquiry():
                 self.link.send(answer(message, self.worker_id, self.epoch, self._has))
             case DecodePeer():
-                self.peers.join(message)
+                self.targets.join(message)
             case PeerGone():
-                self.peers.leave(message.worker_id, message.epoch)
-                freed = self.handoffs.drop_peer(message.worker_id, message.epoch)
+                self.targets.leave(message.worker_id, message.epoch)
+                freed = self.handoffs.drop_target(message.worker_id, message.epoch)
                 log = logger.warning if freed else logger.info
                 log("decode worker %s is gone, freed %d handoffs", message.worker_id, len(freed))
             case _:
                 self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
 
-    def _from_peer(self, peer: Peer, message: Message) -> None:
+    def _from_decode(self, target: Target, message: Message) -> None:
         match message:
             case KVPathResult():
-                self.peers.note_result(message)
+                self.targets.note_result(message)
             case KVLease():
                 keys = zip(message.request_ids, unpack_ids(message.attempts), strict=False)
                 held = self.handoffs.renew(message.worker_id, message.epoch, keys, time.monotonic())
                 ids, attempts = [key[0] for key in held], [key[1] for key in held]
-                peer.spoke.send(KVLease(self.worker_id, self.epoch, tuple(ids), pack_ids(attempts)))
+                target.spoke.send(KVLease(self.worker_id, self.epoch, tuple(ids), pack_ids(attempts)))
             case KVRelease():
                 self.handoffs.release(message.worker_id, message.epoch, (message.request_id, message.attempt))
             case _:
-                peer.spoke.refuse(message, "a decode worker does not send it")
+                target.spoke.refuse(message, "a decode worker does not send it")
 
     def _accept(self, request: PrefillRequest) -> None:
         sequence = PromptSequence.of(request)
@@ -257,14 +257,14 @@ class PrefillWorker:
             self._announce(sequence, [])
 
     def _hand_off(self, sequence: PromptSequence, token: int, block_ids: list[int]) -> None:
-        peer = self.peers.proven(sequence.decode_worker_id, sequence.decode_epoch)
-        if peer is None:
+        target = self.targets.proven(sequence.decode_worker_id, sequence.decode_epoch)
+        if target is None:
             self.engine.allocator.free(block_ids)
             reason = f"decode worker {sequence.decode_worker_id} cannot pull from here"
             self._fail(sequence.key, ErrorCode.HANDOFF_LOST, reason)
             return
-        self.handoffs.keep(sequence.key, peer.worker_id, peer.epoch, block_ids, time.monotonic())
-        peer.spoke.send(
+        self.handoffs.keep(sequence.key, target.worker_id, target.epoch, block_ids, time.monotonic())
+        target.spoke.send(
             KVHandoff(
                 worker_id=self.worker_id,
                 epoch=self.epoch,
@@ -280,13 +280,13 @@ class PrefillWorker:
 
     def _announce(self, sequence: PromptSequence, block_ids: list[int]) -> None:
         """Let the decode worker pull these blocks while the prompt goes on; none: there will be no handoff."""
-        peer = self.peers.proven(sequence.decode_worker_id, sequence.decode_epoch)
-        if peer is None:
+        target = self.targets.proven(sequence.decode_worker_id, sequence.decode_epoch)
+        if target is None:
             return
         sequence.was_announced = True
         request_id, attempt = sequence.key
         ids, num_tokens = pack_ids(block_ids), len(sequence.token_ids)
-        peer.spoke.send(KVProgress(self.worker_id, self.epoch, request_id, attempt, num_tokens, ids))
+        target.spoke.send(KVProgress(self.worker_id, self.epoch, request_id, attempt, num_tokens, ids))
 
     def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
         logger.warning("[%s #%d] %s", *key, message)

@@ -32,7 +32,7 @@ FORBIDDEN = {
     "prefill_worker.__main__": {"aiohttp", "tokenizers", "transformers", "router", "decode_worker", "deploy"},
     "decode_worker.__main__": {"aiohttp", "tokenizers", "transformers", "router", "prefill_worker", "deploy"},
     "prefill_worker.scheduler": {"torch", "triton"},
-    "prefill_worker.handoff": {"torch", "triton"},
+    "prefill_worker.handoff_table": {"torch", "triton"},
     "decode_worker.scheduler": {"torch", "triton"},
     "common.serving.prompt_order": {"torch", "triton"},
     "common.wire.sockets": {"torch", "triton", "aiohttp", "tokenizers"},

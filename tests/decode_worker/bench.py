@@ -11,16 +11,16 @@ from common.wire.messages import KVHandoff, KVProgress, KVRelease, Message, pack
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
 from decode_worker.intake import Intake
-from decode_worker.peers import Peer
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
+from decode_worker.sources import Source
 
 BLOCK_SIZE = 4
 Memory = dict[int, Any]
 
 
 class Copy:
-    """Reads its source when it ends: what a peer did to the blocks meanwhile shows."""
+    """Reads its source when it ends: what a prefill worker did to the blocks meanwhile shows."""
 
     def __init__(self, source: Memory, target: Memory, pairs: list[tuple[int, int]]) -> None:
         self.source, self.target, self.pairs = source, target, pairs
@@ -40,7 +40,7 @@ class Copy:
 
 
 class FakePool:
-    """A peer's pool; copies end when the test says so, or when it is closed."""
+    """A source's pool; copies end when the test says so, or when it is closed."""
 
     def __init__(self) -> None:
         self.memory: Memory = {}
@@ -60,7 +60,7 @@ class FakePool:
 
 
 class Rig:
-    """An intake with one peer, `p`."""
+    """An intake with one source, `p`."""
 
     def __init__(self, num_blocks: int = 40, max_num_seqs: int = 8, max_len: int = 1000) -> None:
         self.allocator, self.memory, self.said = BlockAllocator(num_blocks + 1), Memory(), list[Message]()
@@ -73,7 +73,7 @@ class Rig:
     def meet(self, worker_id: str) -> FakePool:
         """Another prefill worker, proven."""
         pool = FakePool()
-        self.intake.peers.by_id[worker_id] = Peer(worker_id, 1, worker_id.encode(), pool, 1.0)
+        self.intake.sources.by_id[worker_id] = Source(worker_id, 1, worker_id.encode(), pool, 1.0)
         return pool
 
     def progress(self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0) -> None:

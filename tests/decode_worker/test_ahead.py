@@ -49,7 +49,7 @@ def test_progress_that_found_no_room_costs_nothing() -> None:
     assert [sequence.request_id for sequence in rig.turn()] == ["short"]
 
 
-@pytest.mark.parametrize("how", ["abort", "newer attempt", "over", "peer", "silence", "wanted", "shutdown"])
+@pytest.mark.parametrize("how", ["abort", "newer attempt", "over", "source", "silence", "wanted", "shutdown"])
 def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     rig.progress("a", 30, [11, 12, 13], attempt=1)
@@ -63,7 +63,7 @@ def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatc
             rig.progress("a", 30, [], attempt=2)
         case "over":
             rig.progress("a", 30, [], attempt=1)
-        case "peer":
+        case "source":
             rig.intake.forget("p", 1)
         case "silence":
             monkeypatch.setattr(ahead, "SILENCE_S", -1.0)
@@ -72,7 +72,7 @@ def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatc
         case "shutdown":
             assert rig.intake.release_all() == []
     rig.turn()
-    assert rig.all_free() == (how == "peer"), "closing the peer's pool ends its copies"
+    assert rig.all_free() == (how == "source"), "closing the source's pool ends its copies"
     rig.end_copies()
     rig.turn()
     assert rig.all_free() and len(rig.pool.copies) == 1

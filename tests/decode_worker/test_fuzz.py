@@ -16,7 +16,7 @@ from common.wire.frames import decode, encode
 from common.wire.messages import Abort, KVHandoff, KVPoolExport, KVProgress, Message, PrefillRequest, pack_ids
 from common.wire.sampling_params import SamplingParams
 from common.wire.worker_id import connection_of
-from decode_worker.peers import Peer
+from decode_worker.sources import Source
 from tests.decode_worker.bench import Copy, FakePool
 from tests.decode_worker.test_worker import VOCAB, Chunk, Rig, Step
 from tests.fakes import LAYOUT
@@ -36,7 +36,7 @@ class Pool(dict[int, Any]):
 
 
 class CarefulPool(FakePool):
-    """A peer's memory: ids outside it are refused, as by every transport, and copies end at once."""
+    """A prefill worker's memory: ids outside it are refused, as by every transport, and copies end at once."""
 
     def pull(self, source_ids: list[int], target: Any, target_ids: list[int]) -> Copy:
         if max(source_ids) >= NUM_PEER_BLOCKS:
@@ -57,9 +57,9 @@ class Careful(Rig):
 
     def meet(self) -> None:
         """The prefill worker `p` is known and its path proven."""
-        if "p" not in self.worker.intake.peers.by_id:
-            peer = Peer("p", 1, connection_of("p", 1), CarefulPool(), 1.0)
-            self.worker.intake.peers.by_id["p"] = peer
+        if "p" not in self.worker.intake.sources.by_id:
+            source = Source("p", 1, connection_of("p", 1), CarefulPool(), 1.0)
+            self.worker.intake.sources.by_id["p"] = source
 
     def check_blocks(self) -> None:
         owned = [*self.worker.scheduler.blocks(), *self.worker.intake.ahead.blocks()]

@@ -28,9 +28,9 @@ class Careful(Rig):
 
     def meet(self) -> None:
         """The decode worker `d` is known, and it can pull from here."""
-        if self.worker.peers.proven("d", 1) is None:
-            self.worker.peers.join(DecodePeer("d", 1, self.decode.endpoint))
-            self.turn_until(lambda: self.worker.peers.proven("d", 1) is not None)
+        if self.worker.targets.proven("d", 1) is None:
+            self.worker.targets.join(DecodePeer("d", 1, self.decode.endpoint))
+            self.turn_until(lambda: self.worker.targets.proven("d", 1) is not None)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,9 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
         rig.meet()
         message = decode(encode(message))
         worker._from_router(message)
-        peer = worker.peers.by_id.get("d")
-        if peer is not None and is_from(connection_of(peer.worker_id, peer.epoch), message):
-            worker._from_peer(peer, message)
+        target = worker.targets.by_id.get("d")
+        if target is not None and is_from(connection_of(target.worker_id, target.epoch), message):
+            worker._from_decode(target, message)
         rig.turn()
         for step in rig.steps:
             step.over = True
@@ -60,7 +60,7 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
 
 
 def test_after_all_that_it_serves(rig: Careful) -> None:
-    rig.worker.handoffs.drop_peer("d", 1)
+    rig.worker.handoffs.drop_target("d", 1)
     rig.meet()
     rig.handed_off.clear()
     rig.ask("last", 40)

@@ -93,7 +93,7 @@ class Rig:
         )
         self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
         self.tell(DecodePeer("d", 1, self.decode.endpoint))
-        self.turn_until(lambda: self.worker.peers.proven("d", 1) is not None)
+        self.turn_until(lambda: self.worker.targets.proven("d", 1) is not None)
 
     def close(self) -> None:
         self.worker.close()

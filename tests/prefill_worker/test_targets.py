@@ -8,32 +8,32 @@ import zmq
 
 from common.config import NetSection
 from common.wire.messages import DecodePeer, KVPathResult, KVPoolExport
-from prefill_worker.peers import LONGEST_PAUSE_S, Peers
+from prefill_worker.targets import LONGEST_PAUSE_S, Targets
 from tests.fakes import LAYOUT
 
 
 class Rig:
-    """Peers with a clock moved by hand, of which one is a decode worker that nobody plays."""
+    """Targets with a clock moved by hand, of which one is a decode worker that nobody plays."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self.offers_s: list[float] = []
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        monkeypatch.setattr("prefill_worker.peers.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr("prefill_worker.targets.time", SimpleNamespace(monotonic=lambda: self.now_s))
         export = KVPoolExport("p", 1, 1, "shm", "", b"", 9, LAYOUT, 0)
-        self.peers = Peers(self.context, NetSection(), export, zmq.Poller())
-        self.peers.join(DecodePeer("d", 1, "ipc:///tmp/nobody.sock"))
-        spoke = self.peers.by_id["d"].spoke
+        self.targets = Targets(self.context, NetSection(), export, zmq.Poller())
+        self.targets.join(DecodePeer("d", 1, "ipc:///tmp/nobody.sock"))
+        spoke = self.targets.by_id["d"].spoke
         monkeypatch.setattr(spoke, "send", lambda message: self.offers_s.append(self.now_s))
 
     def answer(self, error: str, epoch: int = 1) -> None:
-        self.peers.note_result(KVPathResult("d", epoch, error))
+        self.targets.note_result(KVPathResult("d", epoch, error))
 
     def pass_time(self, seconds: float) -> list[float]:
         """Turn the loop a few times a second; returns when the pool was offered."""
         begin_s, already = self.now_s, len(self.offers_s)
         while self.now_s < begin_s + seconds:
-            self.peers.offer()
+            self.targets.offer()
             self.now_s += 0.25
         return [offered_s - begin_s for offered_s in self.offers_s[already:]]
 
@@ -42,26 +42,26 @@ class Rig:
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     rig = Rig(monkeypatch)
     yield rig
-    rig.peers.close()
+    rig.targets.close()
     rig.context.destroy(linger=0)
 
 
 def test_the_pool_is_offered_again_ever_less_often_until_it_can_be_pulled_from(rig: Rig) -> None:
     assert rig.pass_time(2.0) == [0.0, 1.0], "an offer or its answer may be lost"
     rig.answer("no room just now")
-    assert rig.peers.proven("d", 1) is None
+    assert rig.targets.proven("d", 1) is None
     assert rig.pass_time(30.0) == [1.0, 5.0, 13.0, 29.0]
     assert len(rig.pass_time(10 * LONGEST_PAUSE_S)) == 10
     rig.answer("", epoch=2)
-    assert rig.peers.proven("d", 2) is None, "another incarnation said so"
+    assert rig.targets.proven("d", 2) is None, "another incarnation said so"
     rig.answer("")
-    assert rig.peers.proven("d", 1) is not None
+    assert rig.targets.proven("d", 1) is not None
     assert rig.pass_time(1000.0) == []
 
 
-def test_a_router_that_names_a_peer_again_waits_for_its_report(rig: Rig) -> None:
+def test_a_router_that_names_a_target_again_waits_for_its_report(rig: Rig) -> None:
     rig.pass_time(1.0)
     rig.answer("")
-    rig.peers.join(DecodePeer("d", 1, "ipc:///tmp/nobody.sock"))
-    assert rig.peers.proven("d", 1) is not None
+    rig.targets.join(DecodePeer("d", 1, "ipc:///tmp/nobody.sock"))
+    assert rig.targets.proven("d", 1) is not None
     assert rig.pass_time(2.0) == [0.0, 1.0]

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Peer:
+class Source:
     """One incarnation of a prefill worker whose pool we can pull from."""
 
     worker_id: str
@@ -28,14 +28,14 @@ class Peer:
     gb_per_s: float
 
 
-class Peers:
+class Sources:
     """Prefill workers by id."""
 
     def __init__(self, engine: Engine, hub: Hub, worker_id: str, epoch: int) -> None:
         self.engine = engine
         self.hub = hub
         self.worker_id, self.epoch = worker_id, epoch
-        self.by_id: dict[str, Peer] = {}
+        self.by_id: dict[str, Source] = {}
 
     def meet(self, identity: bytes, export: KVPoolExport) -> KVPathReport:
         """Map and prove a prefill worker's pool, answer it, and return what the router should know.
@@ -44,9 +44,9 @@ class Peers:
         incarnation of it must be forgotten.
         """
         error = ""
-        peer = self.find(export.worker_id, export.epoch)
+        source = self.find(export.worker_id, export.epoch)
         try:
-            peer = peer or self._prove(identity, export)
+            source = source or self._prove(identity, export)
         except KVError as problem:
             error = str(problem)
             logger.error("no KV path from %s: %s", export.worker_id, error)
@@ -57,25 +57,25 @@ class Peers:
             prefill_worker_id=export.worker_id,
             prefill_epoch=export.epoch,
             transport=export.transport,
-            gb_per_s=peer.gb_per_s if peer else 0.0,
+            gb_per_s=source.gb_per_s if source else 0.0,
             error=error,
         )
 
-    def find(self, worker_id: str, epoch: int) -> Peer | None:
+    def find(self, worker_id: str, epoch: int) -> Source | None:
         """That very incarnation, if we can pull from it."""
-        peer = self.by_id.get(worker_id)
-        return peer if peer is not None and peer.epoch == epoch else None
+        source = self.by_id.get(worker_id)
+        return source if source is not None and source.epoch == epoch else None
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, source: Source) -> None:
         """It is dead; waits for copies under way."""
-        del self.by_id[peer.worker_id]
-        peer.pool.close()
+        del self.by_id[source.worker_id]
+        source.pool.close()
 
     def close(self) -> None:
-        for peer in self.by_id.values():
-            peer.pool.close()
+        for source in self.by_id.values():
+            source.pool.close()
 
-    def _prove(self, identity: bytes, export: KVPoolExport) -> Peer:
+    def _prove(self, identity: bytes, export: KVPoolExport) -> Source:
         check_compatible(export, self.engine.pool, self.engine.transport.name)
         pool = self.engine.transport.open_peer(export, self.engine.device)
         try:
@@ -84,5 +84,5 @@ class Peers:
             pool.close()
             raise TransferFailed(f"{export.transport} from {export.worker_id}: {error}") from None
         logger.info("KV path from %s: %s, %.1f GB/s", export.worker_id, export.transport, gb_per_s)
-        peer = self.by_id[export.worker_id] = Peer(export.worker_id, export.epoch, identity, pool, gb_per_s)
-        return peer
+        source = self.by_id[export.worker_id] = Source(export.worker_id, export.epoch, identity, pool, gb_per_s)
+        return source

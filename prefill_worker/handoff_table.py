@@ -1,9 +1,9 @@
 """The only owner of blocks between "prompt computed" and "decode worker done pulling".
 
-    prefill scheduler ──keep──▶ handoff table ──release | expire | drop_peer──▶ free
+    prefill scheduler ──keep──▶ handoff table ──release | expire | drop_target──▶ free
 
 A lease that the decode worker renews bounds how long blocks are kept. Blocks of a lease that ran out
-are free although the peer may still hold their ids: it starts no pull on a lease that it has not
+are free although the target may still hold their ids: it starts no pull on a lease that it has not
 seen renewed (see decode_worker.intake), and the router drops what a superseded attempt says.
 """
 
@@ -50,7 +50,7 @@ class HandoffTable:
         self._free(key)
         return True
 
-    def drop_peer(self, worker_id: str, epoch: int) -> list[Key]:
+    def drop_target(self, worker_id: str, epoch: int) -> list[Key]:
         """That incarnation is dead: free what was kept for it."""
         return self._free_all(
             [key for key, kept in self.kept.items() if (kept.worker_id, kept.epoch) == (worker_id, epoch)]

@@ -21,11 +21,11 @@ from common.wire.worker_id import connection_of, is_from
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Between two offers to a peer, twice as long each time: what is in the way may pass, and a proof costs it a moment."""
+"""Between two offers to a target, twice as long each time: what is in the way may pass, and a proof takes a moment."""
 
 
 @dataclass(slots=True)
-class Peer:
+class Target:
     """One incarnation of a decode worker."""
 
     worker_id: str
@@ -37,7 +37,7 @@ class Peer:
     pause_s: float = FIRST_PAUSE_S  # after the next offer
 
 
-class Peers:
+class Targets:
     """Decode workers by id."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Peers:
         self.net = net
         self.export = export
         self.poller = poller
-        self.by_id: dict[str, Peer] = {}
+        self.by_id: dict[str, Target] = {}
 
     def join(self, message: DecodePeer) -> None:
         """Dial a decode worker, in place of an earlier incarnation of it.
@@ -66,56 +66,56 @@ class Peers:
         except ConfigError as error:
             logger.error("cannot meet decode worker %s: %s", message.worker_id, error)
             return
-        self.by_id[message.worker_id] = Peer(message.worker_id, message.epoch, spoke)
+        self.by_id[message.worker_id] = Target(message.worker_id, message.epoch, spoke)
         self.poller.register(spoke.socket, zmq.POLLIN)
         logger.info("meeting decode worker %s at %s", message.worker_id, message.handoff_endpoint)
 
     def leave(self, worker_id: str, epoch: int) -> None:
         """Hang up on a dead incarnation."""
-        peer = self.by_id.get(worker_id)
-        if peer and peer.epoch == epoch:
+        target = self.by_id.get(worker_id)
+        if target and target.epoch == epoch:
             del self.by_id[worker_id]
-            self.poller.unregister(peer.spoke.socket)
-            peer.spoke.close()
+            self.poller.unregister(target.spoke.socket)
+            target.spoke.close()
 
     def offer(self) -> None:
-        """Offer the pool to every peer whose next offer is due."""
+        """Offer the pool to every target whose next offer is due."""
         now_s = time.monotonic()
-        for peer in self.by_id.values():
-            if now_s >= peer.next_offer_s:
-                peer.next_offer_s = now_s + peer.pause_s
-                peer.pause_s = min(2 * peer.pause_s, LONGEST_PAUSE_S)
-                peer.spoke.send(self.export)
+        for target in self.by_id.values():
+            if now_s >= target.next_offer_s:
+                target.next_offer_s = now_s + target.pause_s
+                target.pause_s = min(2 * target.pause_s, LONGEST_PAUSE_S)
+                target.spoke.send(self.export)
 
     def note_result(self, result: KVPathResult) -> None:
-        """Note whether a peer can pull from us; one that cannot is offered the pool again."""
-        peer = self.by_id.get(result.worker_id)
-        if peer is None or peer.epoch != result.epoch:
+        """Note whether a target can pull from us; one that cannot is offered the pool again."""
+        target = self.by_id.get(result.worker_id)
+        if target is None or target.epoch != result.epoch:
             return
-        peer.proven = not result.error
-        if peer.proven:
-            peer.next_offer_s = math.inf
-        elif result.error != peer.problem:
-            logger.error("no KV path to decode worker %s, trying on: %s", peer.worker_id, result.error)
-        peer.problem = result.error
+        target.proven = not result.error
+        if target.proven:
+            target.next_offer_s = math.inf
+        elif result.error != target.problem:
+            logger.error("no KV path to decode worker %s, trying on: %s", target.worker_id, result.error)
+        target.problem = result.error
 
-    def proven(self, worker_id: str, epoch: int) -> Peer | None:
-        """The peer, if it is this incarnation and can pull from us."""
-        peer = self.by_id.get(worker_id)
-        return peer if peer and peer.epoch == epoch and peer.proven else None
+    def proven(self, worker_id: str, epoch: int) -> Target | None:
+        """The target, if it is this incarnation and can pull from us."""
+        target = self.by_id.get(worker_id)
+        return target if target and target.epoch == epoch and target.proven else None
 
-    def receive(self) -> Iterator[tuple[Peer, Message]]:
-        """What peers sent, each in its own name."""
-        for peer in list(self.by_id.values()):
-            for message in peer.spoke.receive():
-                if is_from(connection_of(peer.worker_id, peer.epoch), message):
-                    yield peer, message
+    def receive(self) -> Iterator[tuple[Target, Message]]:
+        """What targets sent, each in its own name."""
+        for target in list(self.by_id.values()):
+            for message in target.spoke.receive():
+                if is_from(connection_of(target.worker_id, target.epoch), message):
+                    yield target, message
                 else:
-                    peer.spoke.refuse(message, f"it names another worker than {peer.worker_id}")
+                    target.spoke.refuse(message, f"it names another worker than {target.worker_id}")
 
     def num_dropped_frames(self) -> int:
-        return sum(peer.spoke.drops.dropped for peer in self.by_id.values())
+        return sum(target.spoke.drops.dropped for target in self.by_id.values())
 
     def close(self) -> None:
-        for peer in self.by_id.values():
-            peer.spoke.close(linger_ms=200)
+        for target in self.by_id.values():
+            target.spoke.close(linger_ms=200)

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from common.kv.blocks import BlockAllocator
-from prefill_worker.handoff import HandoffTable
+from prefill_worker.handoff_table import HandoffTable
 
 LEASE_S = 30.0
 
@@ -35,11 +35,11 @@ def test_a_lease_runs_out_unless_it_is_renewed() -> None:
     allocator.check([])
 
 
-def test_a_dead_peer_frees_what_was_kept_for_it() -> None:
+def test_a_dead_target_frees_what_was_kept_for_it() -> None:
     table, allocator = make()
     table.keep(("a", 0), "d", 1, allocator.allocate(5), 0.0)
     table.keep(("b", 0), "d", 2, allocator.allocate(5), 0.0)
-    assert table.drop_peer("d", 1) == [("a", 0)]
+    assert table.drop_target("d", 1) == [("a", 0)]
     allocator.check(table.blocks())
 
 
@@ -52,28 +52,28 @@ class AnyOrder(RuleBasedStateMachine):
         self.now_s = 0.0
         self.count = 0
 
-    @rule(peer=st.sampled_from("de"), blocks=st.integers(0, 8))
-    def keep(self, peer: str, blocks: int) -> None:
+    @rule(holder=st.sampled_from("de"), blocks=st.integers(0, 8))
+    def keep(self, holder: str, blocks: int) -> None:
         if blocks <= self.allocator.num_free:
             self.count += 1
-            self.table.keep((f"r{self.count}", 0), peer, 1, self.allocator.allocate(blocks), self.now_s)
+            self.table.keep((f"r{self.count}", 0), holder, 1, self.allocator.allocate(blocks), self.now_s)
 
-    @rule(peer=st.sampled_from("de"), number=st.integers(1, 30))
-    def release(self, peer: str, number: int) -> None:
-        self.table.release(peer, 1, (f"r{number}", 0))
+    @rule(holder=st.sampled_from("de"), number=st.integers(1, 30))
+    def release(self, holder: str, number: int) -> None:
+        self.table.release(holder, 1, (f"r{number}", 0))
 
-    @rule(peer=st.sampled_from("de"), number=st.integers(1, 30))
-    def renew(self, peer: str, number: int) -> None:
-        self.table.renew(peer, 1, [(f"r{number}", 0)], self.now_s)
+    @rule(holder=st.sampled_from("de"), number=st.integers(1, 30))
+    def renew(self, holder: str, number: int) -> None:
+        self.table.renew(holder, 1, [(f"r{number}", 0)], self.now_s)
 
     @rule(step_s=st.floats(0, 40))
     def expire(self, step_s: float) -> None:
         self.now_s += step_s
         self.table.expire(self.now_s)
 
-    @rule(peer=st.sampled_from("de"))
-    def drop_peer(self, peer: str) -> None:
-        self.table.drop_peer(peer, 1)
+    @rule(holder=st.sampled_from("de"))
+    def drop_target(self, holder: str) -> None:
+        self.table.drop_target(holder, 1)
 
     @invariant()
     def nothing_is_lost(self) -> None:
