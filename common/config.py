@@ -1,7 +1,8 @@
 """Every option of every program, in one place; all programs read the same TOML file.
 
 No environment variable is read here or anywhere below: what a program does follows from its file
-and its flags. Each section checks its own values when it is built and says the limit and the remedy.
+and its flags. What an option may be stands beside it; how options depend on one another, each section
+checks when it is built.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +13,16 @@ from common.options import option
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KERNELS = ("triton", "torch")
+MODEL_NAME = (r"[^\x00-\x1f\x7f]{0,200}", "at most 200 characters, all of them to be seen")
+WORKER_ID = (r"[!-~]{0,100}", "at most 100 ASCII characters, no spaces")
+ENDPOINT = (r"auto|(ipc|tcp)://[!-~]{1,180}", "auto, ipc://PATH or tcp://HOST:PORT")
+DEVICE = (r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
+MAX_TOKENS = 1 << 24
+"""Of a sequence; longer than any model's context."""
+MAX_STEP_TOKENS = 1 << 20
+MAX_QUEUED_TOKENS = 1 << 40
+MAX_POOL_BYTES = 1 << 44
+DAY_S = 86_400.0
 
 
 def _require(condition: bool, message: str) -> None:
@@ -24,9 +35,11 @@ class ModelSection:
     """Which model is served; router and workers must agree."""
 
     path: str = option("deploy/demo_model", "model directory in Hugging Face layout")
-    name: str = option("", "name that clients use; the directory's name when empty")
+    name: str = option("", "name that clients use; the directory's name when empty", form=MODEL_NAME)
     dtype: str = option("auto", "weights and KV: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
-    max_len: int = option(0, "longest prompt plus output, in tokens; 0 is the model's own limit")
+    max_len: int = option(
+        0, "longest prompt plus output, in tokens; 0 is the model's own limit", within=(0, MAX_TOKENS)
+    )
 
     @property
     def served_name(self) -> str:
@@ -40,20 +53,28 @@ class NetSection:
     router_endpoint: str = option(
         "auto", "where the router binds and workers dial: ipc://PATH, or tcp://HOST:PORT with a secret; "
         "auto is a unix socket in /tmp/baton-UID, one router for each user",
+        form=ENDPOINT,
     )  # fmt: skip
     handoff_endpoint: str = option(
-        "auto", "where a decode worker binds for prefill workers: like router_endpoint, in tcp://HOST:* for a free port"
+        "auto",
+        "where a decode worker binds for prefill workers: like router_endpoint, in tcp://HOST:* for a free port",
+        form=ENDPOINT,
     )
     secret_file: str = option("", "file with a secret that router and workers share; tcp:// needs it")
-    heartbeat_s: float = option(0.5, "seconds between signs of life")
-    worker_timeout_s: float = option(3.0, "a peer silent for this long is taken for dead")
-    step_timeout_s: float = option(120.0, "a worker busy without a finished step for this long is taken for stuck")
-    max_queued_messages: int = option(100_000, "messages a socket holds for a slow peer before it drops")
+    heartbeat_s: float = option(0.5, "seconds between signs of life", within=(0.01, 60.0))
+    worker_timeout_s: float = option(3.0, "a peer silent for this long is taken for dead", within=(0.02, 3600.0))
+    step_timeout_s: float = option(
+        120.0, "a worker busy without a finished step for this long is taken for stuck", within=(0.1, DAY_S)
+    )
+    max_queued_messages: int = option(
+        100_000, "messages a socket holds for a slow peer before it drops", within=(1000, 10_000_000)
+    )
 
     def __post_init__(self) -> None:
         _require(
             self.worker_timeout_s >= 2 * self.heartbeat_s > 0,
-            f"net.worker_timeout_s = {self.worker_timeout_s}: at least two heartbeats ({self.heartbeat_s} s each)",
+            f"net.worker_timeout_s = {self.worker_timeout_s}: at least two heartbeats of net.heartbeat_s = "
+            f"{self.heartbeat_s}; raise it, or lower that",
         )
 
 
@@ -62,33 +83,39 @@ class RouterSection:
     """The HTTP side."""
 
     host: str = option("127.0.0.1", "address that HTTP binds to")
-    port: int = option(8000, "port that HTTP binds to; 0 picks a free one")
-    max_requests: int = option(2048, "completions in flight or queued; above it clients get 429 with Retry-After")
-    max_queued_tokens: int = option(16_777_216, "prompt tokens queued before 429")
+    port: int = option(8000, "port that HTTP binds to; 0 picks a free one", within=(0, 65_535))
+    max_requests: int = option(
+        2048, "completions in flight or queued; above it clients get 429 with Retry-After", within=(1, 1_000_000)
+    )
+    max_queued_tokens: int = option(16_777_216, "prompt tokens queued before 429", within=(1024, MAX_QUEUED_TOKENS))
     backlog_tokens: int = option(
         32_768,
         "prompt tokens queued, for each GPU that computes prompts, from which these take the whole GPU, not "
         "prefill.sm_share: throughput before latency",
+        within=(0, MAX_QUEUED_TOKENS),
     )
-    request_timeout_s: float = option(600.0, "a completion not finished after this long fails")
-    worker_wait_s: float = option(60.0, "how long a request waits while no worker pair is alive, then 503")
+    request_timeout_s: float = option(600.0, "a completion not finished after this long fails", within=(1.0, 7 * DAY_S))
+    worker_wait_s: float = option(
+        60.0, "how long a request waits while no worker pair is alive, then 503", within=(0.0, DAY_S)
+    )
     max_attempts: int = option(
-        4, "times in a row that one completion may fail without getting on before it is given up"
+        4, "times in a row that one completion may fail without getting on before it is given up", within=(1, 100)
     )
     prefill_window: float = option(
         3.0,
         "prompt tokens sent ahead to a prefill worker, in multiples of its step budget: two steps are launched, and of "
         "what waits the third is chosen",
+        within=(0.1, 1000.0),
     )
-    drain_s: float = option(30.0, "on SIGTERM, seconds that running requests may take to finish")
-    max_body_bytes: int = option(16_777_216, "largest HTTP body")
+    drain_s: float = option(30.0, "on SIGTERM, seconds that running requests may take to finish", within=(0.0, DAY_S))
+    max_body_bytes: int = option(16_777_216, "largest HTTP body", within=(1024, 1 << 30))
     max_bodies_bytes: int = option(
-        33_554_432, "long HTTP bodies held at once, together; above it clients get 429 with Retry-After"
+        33_554_432,
+        "long HTTP bodies held at once, together; above it clients get 429 with Retry-After",
+        within=(1024, 1 << 36),
     )
 
     def __post_init__(self) -> None:
-        _require(0 <= self.port < 65536, f"router.port = {self.port}: 0 to 65535")
-        _require(self.max_attempts >= 1, f"router.max_attempts = {self.max_attempts}: at least 1")
         _require(
             self.max_bodies_bytes >= self.max_body_bytes,
             f"router.max_bodies_bytes = {self.max_bodies_bytes}: at least router.max_body_bytes, {self.max_body_bytes}",
@@ -99,12 +126,12 @@ class RouterSection:
 class WorkerSection:
     """What both kinds of worker have."""
 
-    id: str = option("", "name in logs and routing; role, host name and process id when empty")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
+    id: str = option("", "name in logs and routing; role, host name and process id when empty", form=WORKER_ID)
+    device: str = option("auto", "where it computes; auto takes a GPU if there is one", form=DEVICE)
     cuda_graphs: bool = option(True, "replay captured graphs instead of launching kernels one by one")
     batching: bool = option(True, "run several sequences in one step; false runs one at a time")
-    drain_s: float = option(30.0, "on SIGTERM, seconds that owned requests may take to finish")
-    num_threads: int = option(0, "CPU threads of the math library; 0 leaves its default")
+    drain_s: float = option(30.0, "on SIGTERM, seconds that owned requests may take to finish", within=(0.0, DAY_S))
+    num_threads: int = option(0, "CPU threads of the math library; 0 leaves its default", within=(0, 1024))
     trace_file: str = option(
         "", "a Chrome trace of this worker's last steps is written here when it ends, its id before the suffix"
     )
@@ -114,40 +141,35 @@ class WorkerSection:
 class PrefillSection:
     """The prefill worker's scheduler."""
 
-    max_batch_tokens: int = option(8192, "prompt tokens computed in one step")
+    max_batch_tokens: int = option(8192, "prompt tokens computed in one step", within=(16, MAX_STEP_TOKENS))
     max_mixed_tokens: int = option(
         4096,
         "prompt tokens computed in a step in which short prompts overtake long ones: in smaller steps their first "
         "tokens come sooner",
+        within=(16, MAX_STEP_TOKENS),
     )
-    max_num_seqs: int = option(64, "prompts in one step")
+    max_num_seqs: int = option(64, "prompts in one step", within=(1, 1024))
     chunking: bool = option(True, "split prompts longer than a step's budget; false computes every prompt in one piece")
-    lease_s: float = option(30.0, "blocks handed off and not claimed for this long are freed")
+    lease_s: float = option(30.0, "blocks handed off and not claimed for this long are freed", within=(1.0, DAY_S))
     sm_share: int = option(
         100,
         "percent of the GPU's multiprocessors that prompts may use while something else is being served; "
         "100 is no limit",
+        within=(1, 100),
     )
-
-    def __post_init__(self) -> None:
-        _require(self.max_batch_tokens >= 16, f"prefill.max_batch_tokens = {self.max_batch_tokens}: at least 16")
-        _require(self.max_mixed_tokens >= 16, f"prefill.max_mixed_tokens = {self.max_mixed_tokens}: at least 16")
-        _require(self.max_num_seqs >= 1, f"prefill.max_num_seqs = {self.max_num_seqs}: at least 1")
-        _require(1 <= self.sm_share <= 100, f"prefill.sm_share = {self.sm_share}: 1 to 100 percent, 100 is no limit")
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeSection:
     """The decode worker's scheduler."""
 
-    max_num_seqs: int = option(256, "rows of the batch: sequences decoded at once")
-    max_pulls: int = option(16, "handoffs being pulled at once")
+    max_num_seqs: int = option(256, "rows of the batch: sequences decoded at once", within=(1, 1024))
+    max_pulls: int = option(16, "handoffs being pulled at once", within=(1, 1024))
     local_chunk_tokens: int = option(
-        2048, "prompt tokens a step when a prompt is computed here, without a prefill worker"
+        2048,
+        "prompt tokens a step when a prompt is computed here, without a prefill worker",
+        within=(16, MAX_STEP_TOKENS),
     )
-
-    def __post_init__(self) -> None:
-        _require(1 <= self.max_num_seqs <= 1024, f"decode.max_num_seqs = {self.max_num_seqs}: 1 to 1024")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +177,18 @@ class KVSection:
     """The block pool of a worker."""
 
     block_size: int = option(16, "tokens a block", choices=(16, 32, 64))
-    pool_bytes: int = option(0, "size of the pool; 0 follows memory_fraction")
-    memory_fraction: float = option(0.85, "share of the device's memory for this process, weights included (GPU)")
-    cpu_pool_bytes: int = option(268_435_456, "size of the pool on a CPU when pool_bytes is 0")
+    pool_bytes: int = option(0, "size of the pool; 0 follows memory_fraction", within=(0, MAX_POOL_BYTES))
+    memory_fraction: float = option(
+        0.85, "share of the device's memory for this process, weights included (GPU)", within=(0.01, 0.98)
+    )
+    cpu_pool_bytes: int = option(
+        268_435_456, "size of the pool on a CPU when pool_bytes is 0", within=(1 << 20, MAX_POOL_BYTES)
+    )
     transport: str = option(
         "auto",
         "auto is cuda_ipc on a GPU, shm on a CPU; none hands nothing off",
         choices=("auto", "cuda_ipc", "shm", "none"),
     )
-
-    def __post_init__(self) -> None:
-        _require(
-            0.0 < self.memory_fraction <= 0.98, f"kv.memory_fraction = {self.memory_fraction}: above 0, at most 0.98"
-        )
 
 
 @dataclass(frozen=True, slots=True)

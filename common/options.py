@@ -1,25 +1,57 @@
 """Frozen config dataclasses from one TOML file and command-line flags over it.
 
 A config is a dataclass of sections, a section a dataclass of options made with `option`. The TOML
-key `[kv] block_size` and the flag `--kv-block-size` are the same option; flags win.
+key `[kv] block_size` and the flag `--kv-block-size` are the same option; flags win. What an option may be
+is declared with it, shown by --help, and checked wherever it comes from.
 """
 
 import argparse
 import dataclasses
+import re
 import tomllib
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import ConfigError
 
 Config = TypeVar("Config")
+Number = TypeVar("Number", int, float)
 
 
-def option(default: Any, help: str, *, choices: Sequence[Any] | None = None) -> Any:
-    """A dataclass field with the help text and the allowed values of its flag."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+def option(
+    default: Any,
+    help: str,
+    *,
+    within: tuple[float, float] | None = None,
+    choices: Sequence[Any] | None = None,
+    form: tuple[str, str] | None = None,
+) -> Any:
+    """A dataclass field with the help text and the allowed values of its flag.
+
+    Args:
+        within: the least and the most that a number may be; each number has them, or `choices`.
+        form: of a text: a regular expression, and what that is in words.
+    """
+    return dataclasses.field(
+        default=default, metadata={"help": help, "within": within, "choices": choices, "form": form}
+    )
+
+
+def number(kind: Callable[[str], Number], least: Number, most: Number) -> Callable[[str], Number]:
+    """The type of an argparse argument that is no option of a config: a number from `least` to `most`."""
+
+    def parsed(text: str) -> Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text}: {_range_text((least, most))}")
+        return value
+
+    return parsed
 
 
 def parse(
@@ -93,13 +125,15 @@ def _flag_text(value: Any) -> str:
 
 def _add_flag(group: argparse._ArgumentGroup, section: str, field: "dataclasses.Field[Any]") -> None:
     shown = _flag_text(field.default) or "none"
+    within = field.metadata["within"]
+    allowed = f"{_range_text(within)}, " if within else ""
     group.add_argument(
         _flag(section, field.name),
         dest=f"{section}.{field.name}",
         type=_bool if isinstance(field.default, bool) else type(field.default),
         choices=field.metadata["choices"],
         metavar=None if field.metadata["choices"] else type(field.default).__name__.upper(),
-        help=f"{field.metadata['help']} (default: {shown})".replace("%", "%%"),
+        help=f"{field.metadata['help']} ({allowed}default: {shown})".replace("%", "%%"),
     )
 
 
@@ -115,10 +149,24 @@ def _checked(where: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
         value = float(value)
     if type(value) is not wanted:
         raise ConfigError(f"{where} = {value!r}: wants {wanted.__name__}, got {type(value).__name__}")
-    choices = field.metadata["choices"]
+    _check_allowed(where, value, field)
+    return value
+
+
+def _check_allowed(where: str, value: Any, field: "dataclasses.Field[Any]") -> None:
+    choices, within, form = (field.metadata[rule] for rule in ("choices", "within", "form"))
     if choices and value not in choices:
         raise ConfigError(f"{where} = {value!r}: one of {', '.join(map(str, choices))}")
-    return value
+    if within and not within[0] <= value <= within[1]:  # NaN is in no range
+        raise ConfigError(
+            f"{where} = {value!r:.40}: {_range_text(within)}; choose one of these, or leave it out for {field.default}"
+        )
+    if form and not re.fullmatch(form[0], value):
+        raise ConfigError(f"{where} = {value!r:.80}: {form[1]}")
+
+
+def _range_text(within: tuple[float, float]) -> str:
+    return " to ".join(str(limit) if isinstance(limit, int) else f"{limit:g}" for limit in within)
 
 
 def _refuse_unknown(what: str, given: dict[str, Any], known: dict[str, Any]) -> None:

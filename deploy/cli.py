@@ -5,13 +5,15 @@ import asyncio
 import sys
 from dataclasses import replace
 
-from common.config import DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config
+from common.config import DAY_S, DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config
 from common.errors import ConfigError
-from common.options import add_flags, from_flags
+from common.options import add_flags, from_flags, number
 from deploy.demo import DEMO_MODEL, Verse, demo
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.serve import Fleet, serve, with_model, with_port
 
+MAX_WORKERS = 256
+"""Of one kind on a machine."""
 ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + PREFILL_SECTIONS + DECODE_SECTIONS))
 
 
@@ -63,14 +65,25 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     _add_fleet(parser)
     parser.add_argument("--prompt", default="ROMEO:\nBut soft, what light", help="what the verse begins with")
-    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--max-tokens", type=number(int, 1, 1_000_000), default=160)
     parser.add_argument("--seed", type=int, default=7)
     parser.set_defaults(config=None)
 
 
 def _add_fleet(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill workers (default: 1)")
-    parser.add_argument("--decode", type=int, default=1, metavar="M", help="decode workers (default: 1)")
+    parser.add_argument(
+        "--prefill",
+        type=number(int, 0, MAX_WORKERS),
+        metavar="N",
+        help=f"prefill workers (0 to {MAX_WORKERS}, default: 1); 0 with --kv-transport none, and only with it",
+    )
+    parser.add_argument(
+        "--decode",
+        type=number(int, 1, MAX_WORKERS),
+        default=1,
+        metavar="M",
+        help=f"decode workers (1 to {MAX_WORKERS}, default: 1)",
+    )
     parser.add_argument(
         "--device", dest="worker.device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
@@ -82,10 +95,10 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--start-timeout-s",
-        type=float,
+        type=number(float, 1.0, DAY_S),
         default=1800.0,
         metavar="S",
-        help="give up when not ready by then (default: 1800)",
+        help=f"give up when not ready by then (1 to {DAY_S:.0f}, default: 1800)",
     )
     _add_mps(parser)
 
@@ -102,23 +115,33 @@ def _add_mps(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--mps-prefill-percent",
-        type=int,
+        type=number(int, 0, 100),
         default=DEFAULT_PREFILL_PERCENT,
         metavar="PERCENT",
         help="--prefill-sm-share of prefill workers on a shared GPU, so that decode steps stay short while a prompt "
-        "runs; 0 is --mps off (default: %(default)s)",
+        "runs; 0 is --mps off (0 to 100, default: %(default)s)",
     )
 
 
-def _fleet(args: argparse.Namespace) -> Fleet:
+def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
+    """The workers that are asked for. Raises ConfigError for prefill workers whose blocks nobody would take, and for
+    none where decode workers wait for them."""
+    hands_off = config.kv.transport != "none"
+    num_prefill = int(hands_off) if args.prefill is None else args.prefill
+    if hands_off != (num_prefill > 0):
+        raise ConfigError(
+            f"--prefill {num_prefill} and kv.transport = {config.kv.transport}: kv.transport is none without "
+            "prefill workers, and only then; set both, or leave --prefill out"
+        )
     mps = MpsOptions(args.mps, args.mps_prefill_percent)
-    return Fleet(args.prefill, args.decode, args.gpus, args.start_timeout_s, mps)
+    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps)
 
 
 def _serve(args: argparse.Namespace) -> int:
     config = from_flags(Config, args)
+    fleet = fleet_of(args, config)
     config = with_port(with_model(config, config.model.path))
-    return asyncio.run(serve(config, _fleet(args)))
+    return asyncio.run(serve(config, fleet))
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -126,7 +149,7 @@ def _demo(args: argparse.Namespace) -> int:
     config = replace(config, router=replace(config.router, port=0))
     verse = Verse(args.prompt, args.max_tokens, args.seed)
     config = with_port(with_model(config, str(DEMO_MODEL)))
-    return asyncio.run(demo(config, _fleet(args), verse))
+    return asyncio.run(demo(config, fleet_of(args, config), verse))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ class Supervisor:
         self._deadlines = deadlines
         self._environ = environ
         self._console = console
+        self._failed_with = 0
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
         self._children: dict[str, Child] = {}
@@ -73,7 +74,7 @@ class Supervisor:
             await self._drain()
         if self.failure:
             self._console.say(self.failure, "E")
-        return 1 if self.failure else 0
+        return self._failed_with
 
     def stop(self) -> None:
         """Drain and end; a second call kills at once."""
@@ -84,8 +85,9 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
 
-    def _fail(self, reason: str) -> None:
-        self.failure = self.failure or reason
+    def _fail(self, reason: str, exit_code: int = 1) -> None:
+        if not self.failure:
+            self.failure, self._failed_with = reason, exit_code
         self._stopping.set()
 
     def _watched(self, work: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
@@ -113,8 +115,10 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             delay_s = backoff.after(child.lived_s)
-            if not self.ready.is_set() and (code == CONFIG_EXIT_CODE or backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
-                self._fail(f"{spec.name} ended with {describe_exit(code)} before the system was ready")
+            wrong = code == CONFIG_EXIT_CODE
+            if not self.ready.is_set() and (wrong or backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
+                reason = f"{spec.name} ended with {describe_exit(code)} before the system was ready"
+                self._fail(reason, CONFIG_EXIT_CODE if wrong else 1)
                 return
             self._console.say(f"{spec.name} ended with {describe_exit(code)}; restarting in {delay_s:g} s", "W")
             await self._sleep(delay_s)

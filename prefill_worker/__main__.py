@@ -9,6 +9,7 @@ from common.device.gpu_share import make_share
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import make_trace
 from common.device.warm_up import compile_prompt_kernels, warm_up_prompts
+from common.errors import ConfigError
 from common.kv.blocks import PROOF_BLOCK
 from common.kv.proof import pattern
 from common.serving.drain import Drain
@@ -24,6 +25,10 @@ many as the load asks for, on any GPU. SIGTERM finishes what it owns, a second o
 
 def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWorker:
     """Load, warm up and export the pool."""
+    if config.kv.transport == "none":
+        raise ConfigError(
+            "kv.transport = none: nobody would take a prompt's blocks; start decode workers alone, or set auto"
+        )
     section = config.prefill
     engine = build_engine(
         config,

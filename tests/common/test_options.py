@@ -1,7 +1,10 @@
 """TOML and flags over it; a mistake is named with what would have been right."""
 
+import math
+import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,9 +12,17 @@ from common.config import DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Co
 from common.errors import ConfigError
 from common.options import from_tables, parse, to_flags
 
+SECTIONS = [section.name for section in fields(Config)]
+NUMBERS: list[tuple[str, type[Any], tuple[float, float] | None]] = [
+    (f"{section}.{option.name}", type(option.default), option.metadata["within"])
+    for section in SECTIONS
+    for option in fields(getattr(Config(), section))
+    if type(option.default) in (int, float) and not option.metadata["choices"]
+]
+
 
 def parsed(*argv: str) -> Config:
-    return parse(Config, [f.name for f in fields(Config)], "test", "", argv)
+    return parse(Config, SECTIONS, "test", "", argv)
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
@@ -27,7 +38,7 @@ def test_flags_reproduce_a_config() -> None:
     config = parsed(
         "--router-port", "9", "--kv-memory-fraction", "0.5", "--worker-batching", "false", "--model-name", "m"
     )
-    assert parsed(*to_flags(config, [f.name for f in fields(Config)])) == config
+    assert parsed(*to_flags(config, SECTIONS)) == config
 
 
 @pytest.mark.parametrize(
@@ -39,13 +50,42 @@ def test_flags_reproduce_a_config() -> None:
         ({"router": {"port": True}}, r"router\.port = True: wants int, got bool"),
         ({"router": {"port": 70000}}, r"router\.port = 70000: 0 to 65535"),
         ({"kv": {"transport": "pigeon"}}, r"kv\.transport = 'pigeon': one of auto, cuda_ipc, shm, none"),
-        ({"kv": {"memory_fraction": 2}}, r"kv\.memory_fraction = 2\.0: above 0, at most 0\.98"),
-        ({"net": {"worker_timeout_s": 0.1}}, r"at least two heartbeats"),
+        ({"kv": {"memory_fraction": 2}}, r"kv\.memory_fraction = 2\.0: 0\.01 to 0\.98; .* leave it out for 0\.85"),
+        ({"net": {"worker_timeout_s": 0.1}}, r"net\.worker_timeout_s = 0\.1: at least two heartbeats"),
+        ({"router": {"max_bodies_bytes": 4096}}, r"router\.max_bodies_bytes = 4096: at least router\.max_body_bytes"),
+        ({"net": {"router_endpoint": "udp://x"}}, r"net\.router_endpoint = 'udp://x': auto, ipc://PATH or tcp"),
+        ({"worker": {"id": "two words"}}, r"worker\.id = 'two words': at most 100 ASCII characters"),
+        ({"model": {"name": "two\nlines"}}, r"model\.name = 'two\\nlines': at most 200 characters"),
     ],
 )
 def test_mistakes_are_named(tables: dict[str, dict[str, object]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_tables(Config, tables)
+
+
+@pytest.mark.parametrize(("name", "kind", "within"), NUMBERS)
+def test_every_number_has_its_range(name: str, kind: type[Any], within: tuple[float, float] | None) -> None:
+    assert within is not None, f"{name} needs `within`, the least and the most that it may be"
+    least, most = map(kind, within)
+    section, key = name.split(".")
+    assert least <= getattr(getattr(Config(), section), key) <= most
+    no_numbers = [math.nan, math.inf, -math.inf] if kind is float else []
+    for value in [least - 1, most + 1, kind(1 << 70), *no_numbers]:
+        named = re.escape(f"{name} = {value!r}: {least:{'g' if kind is float else ''}} to ") + ".*; choose one of these"
+        with pytest.raises(ConfigError, match=named):
+            from_tables(Config, {section: {key: value}})
+        with pytest.raises(ConfigError, match=named):
+            parsed(f"--{section}-{key}={value}".replace("_", "-"))
+
+
+@pytest.mark.parametrize("end", [0, 1], ids=["least", "most"])
+def test_the_ends_of_all_ranges_are_taken(end: int) -> None:
+    tables: dict[str, dict[str, object]] = {}
+    for name, kind, within in NUMBERS:
+        section, key = name.split(".")
+        tables.setdefault(section, {})[key] = kind((within or ())[end])
+    config = from_tables(Config, tables)
+    assert parsed(*to_flags(config, SECTIONS)) == config
 
 
 @pytest.mark.parametrize("text", ["port = 1", "[router", "router = 5"])
@@ -67,3 +107,4 @@ def test_help_explains_every_flag(sections: tuple[str, ...], capsys: pytest.Capt
         for option in fields(getattr(Config(), section)):
             assert f"--{section}-{option.name}".replace("_", "-") in text
             assert option.metadata["help"].split()[0] in text
+    assert "0.01 to 60, default:" in " ".join(text.split())

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -5,7 +6,8 @@ import pytest
 
 from common.config import Config
 from common.options import from_flags
-from deploy.cli import build_parser, main
+from deploy.cli import build_parser, fleet_of, main
+from deploy.demo import DEMO_MODEL
 from deploy.launch_plan import SOURCE_ROOT
 
 
@@ -27,6 +29,38 @@ def test_a_wrong_setting_exits_with_2_and_names_it(
         main()
     assert exit_info.value.code == 2
     assert "'/no/such/dir' is neither a directory nor a Hub id" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--prefill -1", r"--prefill: -1: 0 to 256"),
+        ("--prefill 0", r"--prefill 0 and kv\.transport = auto: .*leave --prefill out"),
+        ("--prefill 2 --kv-transport none", r"--prefill 2 and kv\.transport = none"),
+        ("--decode 0", r"--decode: 0: 1 to 256"),
+        ("--decode many", r"--decode: many: 1 to 256"),
+        ("--start-timeout-s nan", r"--start-timeout-s: nan: 1 to 86400"),
+        ("--mps-prefill-percent 101", r"--mps-prefill-percent: 101: 0 to 100"),
+        ("--port 65536", r"router\.port = 65536: 0 to 65535"),
+        ("--router-request-timeout-s nan", r"router\.request_timeout_s = nan: 1 to 604800"),
+        ("--decode-max-pulls 0", r"decode\.max_pulls = 0: 1 to 1024"),
+        ("--device gpu", r"worker\.device = 'gpu': auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_settings_that_serve_nothing_are_refused_before_anything_starts(
+    argv: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["baton", "serve", str(DEMO_MODEL), *argv.split()])
+    monkeypatch.setattr("deploy.cli.serve", None)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("argv", "num_prefill"), [("", 1), ("--prefill 3", 3), ("--kv-transport none", 0)])
+def test_prefill_workers_follow_the_transport(argv: str, num_prefill: int) -> None:
+    args = build_parser().parse_args(["serve", "m", *argv.split()])
+    assert fleet_of(args, from_flags(Config, args)).num_prefill == num_prefill
 
 
 def test_the_supervisor_never_imports_torch() -> None:

@@ -1,10 +1,14 @@
-"""How a worker process ends when something unexpected happens to it."""
+"""How a worker process ends when something unexpected happens to it, or a setting is wrong."""
 
+import sys
 from typing import Any
 
 import pytest
 
+from common.config import PREFILL_SECTIONS
 from common.serving import worker_main
+from common.wire.messages import Role
+from prefill_worker.__main__ import build
 
 
 class Broken:
@@ -32,3 +36,11 @@ def test_the_router_hears_of_an_unexpected_error_before_anything_else_can_go_wro
     assert worker.said == [
         "it met an unexpected error: RuntimeError: CUDA error: an illegal memory access was encountered"
     ]
+
+
+@pytest.mark.parametrize("argv", [("--prefill-lease-s", "0"), ("--kv-transport", "none"), ("--worker-device", "tpu")])
+def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
+    argv: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
+    assert worker_main.worker_main(Role.PREFILL, PREFILL_SECTIONS, "", build) == 2
