@@ -5,7 +5,8 @@ import re
 from dataclasses import dataclass
 from itertools import chain
 
-SIGMA = 1.5  # of the logarithm: a context in a hundred is ten times the mean
+from benchmarks.workload import SIGMA
+
 TERM = re.compile(r"(\d+)x(\d+)")
 DRAWN = re.compile(r"(\d+)~(\d+)")
 

@@ -105,7 +105,7 @@ async def _complete(target: Target, prompt: Prompt, body: bytes) -> RequestRecor
 
 
 def _prompts(args: argparse.Namespace, count: int, num_tokens: int, max_tokens: int, part: str) -> list[Prompt]:
-    lengths = Lengths((num_tokens, num_tokens), (max_tokens, max_tokens))
+    lengths = Lengths.fixed(num_tokens, max_tokens)
     return random_prompts(count, lengths, args.vocab_size, f"{args.seed}, {part}")
 
 

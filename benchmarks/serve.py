@@ -24,7 +24,17 @@ from rich.table import Table
 from benchmarks.load_client import Target, open_session, run_at, run_concurrent, served_model
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure, RequestRecord, parse_slo, summarize
-from benchmarks.workload import Lengths, Prompt, Stream, file_prompts, poisson_arrivals, random_prompts
+from benchmarks.workload import (
+    Draw,
+    Even,
+    HeavyTailed,
+    Lengths,
+    Prompt,
+    Stream,
+    file_prompts,
+    poisson_arrivals,
+    random_prompts,
+)
 
 BUSY_CLIENT = 0.9
 """Share of a core above which the client itself may be what is measured."""
@@ -114,12 +124,15 @@ def _beside(args: argparse.Namespace, number: int, last_s: float) -> tuple[list[
 
 
 def _prompts(args: argparse.Namespace, num_prompts: int, seed: str) -> list[Prompt]:
-    lengths = Lengths(
-        args.input_range or (args.input_len, args.input_len), args.output_range or (args.output_len, args.output_len)
-    )
+    lengths = _lengths(args)
     if args.prompt_file:
         return file_prompts(args.prompt_file, num_prompts, lengths, seed)
     return random_prompts(num_prompts, lengths, args.vocab_size, seed)
+
+
+def _lengths(args: argparse.Namespace) -> Lengths:
+    fixed = Lengths.fixed(args.input_len, args.output_len)
+    return Lengths(args.input_range or fixed.inputs, args.output_range or fixed.outputs)
 
 
 def _seed(args: argparse.Namespace, part: str) -> str:
@@ -135,13 +148,10 @@ def workload_name(args: argparse.Namespace) -> str:
     if args.workload:
         return str(args.workload)
     mode = f"{args.rate:g} req/s" if args.rate else f"concurrency {args.concurrency}" if args.concurrency else "at once"
-    source = args.prompt_file.name if args.prompt_file else _span(args.input_range, args.input_len)
-    name = f"{mode}, {source}/{_span(args.output_range, args.output_len)}, {args.num_prompts * args.rounds} requests"
+    lengths = _lengths(args)
+    source = args.prompt_file.name if args.prompt_file else lengths.inputs
+    name = f"{mode}, {source}/{lengths.outputs}, {args.num_prompts * args.rounds} requests"
     return f"{name}, beside {args.beside}" if args.beside else name
-
-
-def _span(given: tuple[int, int] | None, fixed: int) -> str:
-    return f"{given[0]}-{given[1]}" if given else str(fixed)
 
 
 def show(console: Console, systems: list[System], title: str, slo_ms: dict[str, float]) -> None:
@@ -190,11 +200,13 @@ def rows(args: argparse.Namespace, systems: list[System], slo_ms: dict[str, floa
 # --- the command line ---------------------------------------------------------------------------
 
 
-def _range(text: str) -> tuple[int, int]:
+def _draw(text: str) -> Draw:
+    if text.startswith("~") and text[1:].isdigit() and int(text[1:]):
+        return HeavyTailed(int(text[1:]))
     low, _, high = text.partition("-")
     if not (low.isdigit() and high.isdigit() and 0 < int(low) <= int(high)):
-        raise argparse.ArgumentTypeError(f"{text!r}: two lengths, for example 100-2000")
-    return int(low), int(high)
+        raise argparse.ArgumentTypeError(f"{text!r}: two lengths or a mean, for example 100-2000 or ~2000")
+    return Even(int(low), int(high))
 
 
 def _stream(text: str) -> Stream:
@@ -249,8 +261,10 @@ def _add_workload_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, default=8, metavar="N", help="uncounted requests first (default: 8)")
     parser.add_argument("--input-len", type=int, default=1024, help="prompt tokens (default: 1024)")
     parser.add_argument("--output-len", type=int, default=128, help="output tokens (default: 128)")
-    parser.add_argument("--input-range", type=_range, metavar="LOW-HIGH", help="prompt tokens drawn evenly")
-    parser.add_argument("--output-range", type=_range, metavar="LOW-HIGH", help="output tokens drawn evenly")
+    parser.add_argument(
+        "--input-range", type=_draw, metavar="DRAWN", help="prompt tokens: LOW-HIGH, or ~MEAN (heavy-tailed)"
+    )
+    parser.add_argument("--output-range", type=_draw, metavar="DRAWN", help="the same of output tokens")
     parser.add_argument(
         "--beside",
         type=_stream,

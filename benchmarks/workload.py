@@ -1,11 +1,15 @@
 """What is sent and when: prompts of exact lengths and arrival times, all from one seed."""
 
 import json
+import math
 import random
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+SIGMA = 1.5
+"""Of the logarithm of heavy-tailed lengths: one in a hundred is ten times the mean, half are below a third of it."""
 
 
 def numbers(text: str) -> list[int]:
@@ -13,12 +17,51 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+class Draw(Protocol):
+    """How a length in tokens is drawn; as text it says so."""
+
+    def draw(self, rng: random.Random) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Even:
+    """Any of an inclusive range alike."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.randint(self.low, self.high)
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class HeavyTailed:
+    """Log-normal about a mean, many short and few very long; none above `longest`."""
+
+    mean: int
+    longest: int = 32_000
+
+    def draw(self, rng: random.Random) -> int:
+        length = rng.lognormvariate(math.log(self.mean) - SIGMA**2 / 2, SIGMA)
+        return min(max(round(length), 1), self.longest)
+
+    def __str__(self) -> str:
+        return f"~{self.mean}"
+
+
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Prompt and output lengths in tokens, each drawn evenly from an inclusive range."""
+    """Of prompts and outputs."""
 
-    input_range: tuple[int, int]
-    output_range: tuple[int, int]
+    inputs: Draw
+    outputs: Draw
+
+    @staticmethod
+    def fixed(num_inputs: int, num_outputs: int) -> "Lengths":
+        return Lengths(Even(num_inputs, num_inputs), Even(num_outputs, num_outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +77,7 @@ class Stream:
         try:
             rate, _, lengths = text.partition(":")
             num_inputs, num_outputs = map(int, lengths.split("/"))
-            stream = Stream(float(rate), Lengths((num_inputs, num_inputs), (num_outputs, num_outputs)))
+            stream = Stream(float(rate), Lengths.fixed(num_inputs, num_outputs))
         except ValueError:
             raise ValueError(f"{text!r}: a rate and two lengths, for example 20:128/8") from None
         if not 0 < stream.rate < 1e6 or min(num_inputs, num_outputs) < 1:
@@ -42,7 +85,7 @@ class Stream:
         return stream
 
     def __str__(self) -> str:
-        return f"{self.rate:g} req/s of {self.lengths.input_range[0]}/{self.lengths.output_range[0]}"
+        return f"{self.rate:g} req/s of {self.lengths.inputs}/{self.lengths.outputs}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +117,7 @@ def random_prompts(num_prompts: int, lengths: Lengths, vocab_size: int, seed: st
     """Random token ids: no two prompts share a prefix that a cache could serve."""
     rng = random.Random(seed)
     return [
-        Prompt(rng.choices(range(vocab_size), k=rng.randint(*lengths.input_range)), rng.randint(*lengths.output_range))
+        Prompt(rng.choices(range(vocab_size), k=lengths.inputs.draw(rng)), lengths.outputs.draw(rng))
         for _ in range(num_prompts)
     ]
 
@@ -88,7 +131,7 @@ def file_prompts(path: Path, num_prompts: int, lengths: Lengths, seed: str) -> l
     prompts = []
     for number in range(num_prompts):
         line = lines[number % len(lines)]
-        drawn = rng.randint(*lengths.output_range)
+        drawn = lengths.outputs.draw(rng)
         entry: dict[str, Any] = json.loads(line) if line.startswith("{") else {"prompt": line}
         prompts.append(Prompt(entry["prompt"], entry.get("max_tokens", drawn)))
     return prompts

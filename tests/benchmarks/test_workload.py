@@ -1,11 +1,12 @@
 import json
+import random
 from pathlib import Path
 
 import pytest
 
-from benchmarks.workload import Lengths, Stream, file_prompts, poisson_arrivals, random_prompts
+from benchmarks.workload import Even, HeavyTailed, Lengths, Stream, file_prompts, poisson_arrivals, random_prompts
 
-LENGTHS = Lengths((5, 9), (2, 4))
+LENGTHS = Lengths(Even(5, 9), Even(2, 4))
 
 
 def test_random_prompts_have_the_lengths_asked_for_and_repeat_with_the_seed() -> None:
@@ -36,7 +37,7 @@ def test_file_prompts_are_lines_or_json_and_repeat(tmp_path: Path) -> None:
 
 def test_a_stream_is_a_rate_and_two_lengths() -> None:
     stream = Stream.parse("0.5:128/8")
-    assert stream == Stream(0.5, Lengths((128, 128), (8, 8)))
+    assert stream == Stream(0.5, Lengths.fixed(128, 8))
     assert str(stream) == "0.5 req/s of 128/8"
     for text in ("", "20", "20:128", "0:128/8", "nan:1/1", "x:1/1", "20:0/8", "20:1/2/3"):
         with pytest.raises(ValueError, match=r"20:128/8|at least 1"):
@@ -48,3 +49,11 @@ def test_poisson_arrivals_ascend_at_the_rate() -> None:
     assert arrivals_s == sorted(arrivals_s)
     assert arrivals_s[-1] == pytest.approx(500, rel=0.1)
     assert arrivals_s == poisson_arrivals(4000, 8.0, seed="3")
+
+
+def test_heavy_tailed_lengths_are_many_short_and_few_long() -> None:
+    rng = random.Random(3)
+    drawn = sorted(HeavyTailed(1000, longest=20_000).draw(rng) for _ in range(4000))
+    assert drawn[0] >= 1 and drawn[-1] == 20_000
+    assert drawn[2000] < 400 and 7000 < drawn[3960] < 15_000
+    assert 800 < sum(drawn) / 4000 < 1100
