@@ -11,7 +11,7 @@ POLL_DEADLINE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerHealth:
     """A registered worker."""
 
     id: str
@@ -38,7 +38,7 @@ class Health:
 
     status: str
     reason: str
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerHealth, ...]
     paths: tuple[KVPath, ...]
 
     @property
@@ -67,7 +67,7 @@ def parse_health(body: Mapping[str, Any]) -> Health:
         status=body["status"],
         reason="; ".join(body["missing"]),
         workers=tuple(
-            Worker(each["id"], role, each["pid"], each["device"], each["transport"])
+            WorkerHealth(each["id"], role, each["pid"], each["device"], each["transport"])
             for role, members in body["workers"].items()
             for each in members
         ),

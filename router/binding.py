@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from common.wire.messages import PrefillRequest, pack_ids
 from router.request_state import Completion
+from router.route import LEAST, Demand, Route
 from router.waiting_queue import WaitingQueue
-from router.worker_pool import LEAST, Demand, Route, WorkerPool
+from router.worker_pool import WorkerPool
 
 MAX_TRIED = 8
 """Short prompts that are tried ahead of their turn when the shortest finds no worker."""

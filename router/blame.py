@@ -11,8 +11,8 @@ from collections.abc import Sequence, Set
 
 from common.config import RouterSection
 from common.errors import ErrorCode, RequestError
+from router.member import Member
 from router.request_state import Completion
-from router.worker_pool import Worker
 
 UNCOUNTED = frozenset({ErrorCode.PREEMPTED, ErrorCode.DRAINING})
 """Failures that are nobody's fault: a replay after one is not held against the request."""
@@ -20,7 +20,7 @@ MAX_RETURNS = 32
 """Such replays in a row, without the request getting on, after which it is given up."""
 
 
-def blame(lost: Sequence[Completion], worker: Worker, limits: RouterSection, unsent: Set[str]) -> None:
+def blame(lost: Sequence[Completion], worker: Member, limits: RouterSection, unsent: Set[str]) -> None:
     """Count the death of a worker, unless it was to leave, against those of its completions that may have caused it."""
     received = [completion for completion in lost if completion.request_id not in unsent and not worker.draining]
     suspects = {completion for completion in received if completion.is_unproven} or set(received)

@@ -25,10 +25,12 @@ from router.binding import prefill_request, starts
 from router.blame import UNCOUNTED, blame, verdict
 from router.deadlines import overdue, stall, unserved
 from router.health import problems
+from router.member import Member
 from router.metrics import Metrics
 from router.request_state import FINISH_REASONS, Completion, Delivery, State
+from router.route import Route
 from router.waiting_queue import WaitingQueue
-from router.worker_pool import Route, Worker, WorkerPool
+from router.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class Dispatcher:
     def num_active(self) -> int:
         return len(self._active)
 
-    def num_bound(self, worker: Worker) -> int:
+    def num_bound(self, worker: Member) -> int:
         """Completions that need that worker."""
         return sum(self._current(c.request_id, c.attempt, worker) is not None for c in self._active.values())
 
@@ -167,7 +169,7 @@ class Dispatcher:
             self._replay(completion, failed.code.name.lower(), message)
         self.pump()
 
-    def on_worker_lost(self, worker: Worker, reason: str, unsent: Set[str] = frozenset()) -> None:
+    def on_worker_lost(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
         """Replay what needs that incarnation, which is no longer in the pool; requests `unsent` never got there."""
         lost = [c for c in self._active.values() if self._current(c.request_id, c.attempt, worker) is not None]
         blame(lost, worker, self._limits, unsent)
@@ -221,7 +223,7 @@ class Dispatcher:
         whole_gpu = self._pool.has_gpu_alone(route) or self._queue.is_backlog(self._pool.num_prompt_gpus())
         self._send(route.prefill.id, prefill_request(completion, route, whole_gpu))
 
-    def _current(self, request_id: str, attempt: int, worker: Worker) -> Completion | None:
+    def _current(self, request_id: str, attempt: int, worker: Member) -> Completion | None:
         """The completion that this worker runs under this attempt, if it does; once it decodes only one does."""
         completion = self._active.get(request_id)
         if completion is None or completion.attempt != attempt or (route := completion.route) is None:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from common.wire.messages import KVPathReport, Role
-from router.worker_pool import NO_TRANSPORT, Worker, WorkerPool
+from router.member import NO_TRANSPORT, Member
+from router.worker_pool import WorkerPool
 
 
 def report(pool: WorkerPool, *, draining: bool, now_s: float) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def _path_problem(path: KVPathReport) -> str:
     return f"the KV path from {path.prefill_worker_id} to {path.worker_id} ({path.transport}) failed: {path.error}"
 
 
-def _worker(worker: Worker, now_s: float) -> dict[str, Any]:
+def _worker(worker: Member, now_s: float) -> dict[str, Any]:
     ready, beat = worker.ready, worker.beat
     return {
         "id": ready.worker_id,

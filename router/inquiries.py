@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from common.config import NetSection
 from common.wire.messages import Inquiry, InquiryReply, pack_ids, unpack_ids
 from router.dispatcher import Send
+from router.member import Member
 from router.request_state import Completion, State
-from router.worker_pool import Worker
 
 BEATS = 2
 """Silence after which to ask, in heartbeats: of a dead worker it tells as well, as the question cannot be sent."""
@@ -33,7 +33,7 @@ class Inquiries:
         """Ask about those of which nothing was heard for a while; call a few times a second."""
         now_s = self._clock()
         self._asked = {request_id: c for request_id, c in self._asked.items() if not c.is_terminal}
-        quiet: defaultdict[Worker, list[Completion]] = defaultdict(list)
+        quiet: defaultdict[Member, list[Completion]] = defaultdict(list)
         for completion in completions:
             heard_s = max(completion.started_s, completion.last_token_s, completion.asked_s)
             if (worker := _holder(completion)) is not None and now_s - heard_s > BEATS * self._net.heartbeat_s:
@@ -62,7 +62,7 @@ class Inquiries:
                 completion.is_past_prefill, completion.asked_s = True, 0.0
 
 
-def _holder(completion: Completion) -> Worker | None:
+def _holder(completion: Completion) -> Member | None:
     """The worker that should have it; None while it is queued and when it has ended."""
     if completion.route is None:
         return None

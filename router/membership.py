@@ -28,8 +28,9 @@ from common.wire.messages import (
 from common.wire.worker_id import connection_of
 from router.dispatcher import Dispatcher
 from router.hub import Undelivered
+from router.member import NO_TRANSPORT, Member
 from router.tokenizer import ModelInfo
-from router.worker_pool import NO_TRANSPORT, Worker, WorkerPool
+from router.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ class Membership:
         ]
         return "; ".join(wrong) + "; give both the same [model]" if wrong else ""
 
-    def _introduce(self, worker: Worker) -> None:
+    def _introduce(self, worker: Member) -> None:
         """Each prefill worker learns of each decode worker, whoever came first."""
         others = [other for other in self._pool if other.ready.role is not worker.ready.role and not other.draining]
         for other in others:
@@ -171,14 +172,14 @@ class Membership:
                 peer = DecodePeer(decode.id, decode.epoch, decode.ready.handoff_endpoint)
                 self._send(prefill.connection, peer)
 
-    def _expel(self, worker: Worker, reason: str) -> None:
+    def _expel(self, worker: Member, reason: str) -> None:
         """Remove a worker that may still live; should it speak again, it is told to end."""
         self._expelled[worker.connection] = f"{reason}; its requests run elsewhere. Each worker needs its own worker.id"
         if len(self._expelled) > MAX_EXPELLED:
             del self._expelled[next(iter(self._expelled))]
         self._lose(worker, reason)
 
-    def _lose(self, worker: Worker, reason: str, unsent: Set[str] = frozenset()) -> None:
+    def _lose(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
         self._pool.remove(worker)
         log = logger.info if worker.draining else logger.warning
         log("%s is %s: %s", worker, "gone after leaving" if worker.draining else "lost", reason)

@@ -15,8 +15,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from common.wire.messages import Role
+from router.member import Member
 from router.request_state import Completion, State
-from router.worker_pool import Worker, WorkerPool
+from router.worker_pool import WorkerPool
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 ITL_BUCKETS_S = (0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -127,7 +128,7 @@ class _StateCollector(Collector):
         return family
 
     def _worker_loads(self) -> Iterator[Metric]:
-        gauges: dict[str, tuple[str, Callable[[Worker], float]]] = {
+        gauges: dict[str, tuple[str, Callable[[Member], float]]] = {
             "baton_worker_running": ("sequences in the worker's batch", _beat("num_running")),
             "baton_worker_waiting": ("requests waiting in the worker", _beat("num_waiting")),
             "baton_worker_handoffs": ("KV handoffs under way", _beat("num_handoffs")),
@@ -156,5 +157,5 @@ def _name(role: Role) -> str:
     return role.name.lower()
 
 
-def _beat(field: str) -> Callable[[Worker], float]:
+def _beat(field: str) -> Callable[[Member], float]:
     return lambda worker: getattr(worker.beat, field) if worker.beat else 0.0

@@ -15,7 +15,8 @@ from common.errors import RequestError
 from common.wire.messages import FinishReason
 from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
-from router.worker_pool import Demand, Route, Worker
+from router.member import Member
+from router.route import Demand, Route
 
 
 def new_response_id() -> str:
@@ -101,7 +102,7 @@ class Completion:
     num_returns: int = 0  # attempts that ended by nobody's fault since it last got on
     first_index: int = 0  # len(outputs) when this attempt began
     route: Route | None = None
-    avoided: Worker | None = None  # gave the last attempt back
+    avoided: Member | None = None  # gave the last attempt back
     is_unproven: bool = False  # this attempt has been sent, and has not got on
     sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
     finish_reason: str = ""

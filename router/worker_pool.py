@@ -1,4 +1,4 @@
-"""Who is alive, how loaded, which KV paths work, and which pair gets the next request.
+"""Who is alive, which KV paths work, and which pair gets the next request.
 
 Knows no sockets and no requests. Invariant: a worker is in the pool under one epoch at a time, and
 its counters cover exactly what was assigned to that incarnation and not yet given back.
@@ -6,117 +6,19 @@ its counters cover exactly what was assigned to that incarnation and not yet giv
 
 from bisect import bisect_right, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from common.config import NetSection
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
-from common.wire.worker_id import connection_of
-
-NO_TRANSPORT = "none"
-FORESEEN_TOKENS = 1024
-"""Outputs that a sequence is expected to have at most: few come near their max_tokens. Of those that grow on, workers
-tell by the blocks that they have left."""
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """One incarnation of one worker."""
-
-    ready: WorkerReady
-    last_seen_s: float
-    beat: Heartbeat | None = None
-    draining: bool = False
-    num_unproven: int = 0  # sequences whose prompt or decode it is to compute, and that have not got on
-    has_trial: bool = False  # of the only one of those: nothing may join it
-    silent: bool = False  # for so long that it gets nothing until it speaks, or is lost
-    outstanding_tokens: int = 0  # sent as prompts, first token not seen yet
-    num_outstanding: int = 0  # prompts that those are of
-    overtaking: list[int] = field(default_factory=list)  # lengths of those sent ahead of their turn, ascending
-    num_assigned: int = 0  # sequences that are to be decoded here
-    expected_blocks: int = 0  # that those are expected to hold
-    last_turn: int = 0  # when it was last chosen; breaks ties, so that idle workers take turns
-
-    @property
-    def id(self) -> str:
-        return self.ready.worker_id
-
-    @property
-    def epoch(self) -> int:
-        return self.ready.epoch
-
-    @property
-    def connection(self) -> bytes:
-        """The identity of its main socket."""
-        return connection_of(self.id, self.epoch)
-
-    @property
-    def gpu(self) -> str:
-        """The device that it shares with others of the same: the GPU's UUID, or "cpu"."""
-        return self.ready.device.split()[-1]
-
-    @property
-    def decode_load(self) -> float:
-        """The fullest of what it has: rows, and blocks, expected to be held or held already; 1 is full."""
-        ready, num_held = self.ready, 0
-        if self.beat is not None:
-            num_held = ready.num_blocks - self.beat.num_free_blocks
-        num_blocks = max(num_held, self.expected_blocks)
-        return max(self.num_assigned / max(1, ready.max_num_seqs), num_blocks / max(1, ready.num_blocks))
-
-    def __str__(self) -> str:
-        return f"{self.ready.role.name.lower()} worker {self.id} (epoch {self.epoch:x}, pid {self.ready.pid})"
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a completion asks of the pair that takes it."""
-
-    num_tokens: int  # prompt and outputs so far: computed as a prompt
-    max_total_tokens: int  # prompt and the most outputs it may have
-    avoided: Worker | None = None  # gave it back: anybody else is better
-    is_trial: bool = False  # it wants workers without anything unproven
-
-    @property
-    def expected_tokens(self) -> int:
-        """That it is expected to have at its end."""
-        return min(self.max_total_tokens, self.num_tokens + FORESEEN_TOKENS)
-
-    def covers(self, other: "Demand") -> bool:
-        """Whether nobody takes this who does not take the other."""
-        return (
-            self.num_tokens >= other.num_tokens
-            and self.max_total_tokens >= other.max_total_tokens
-            and self.is_trial >= other.is_trial
-        )
-
-
-LEAST = Demand(num_tokens=1, max_total_tokens=1)
-"""Asks for nothing but a free place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Who computes the prompt and who decodes; the same worker when it does both."""
-
-    prefill: Worker
-    decode: Worker
-    expected_blocks: int = 0  # at the decode worker
-    overtakes: bool = False  # sent ahead of its turn
-
-    @property
-    def is_local(self) -> bool:
-        return self.prefill is self.decode
-
-    @property
-    def workers(self) -> set[Worker]:
-        return {self.prefill, self.decode}
+from router.member import NO_TRANSPORT, Member
+from router.route import Demand, Route
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A worker that is to be removed, and why."""
 
-    worker: Worker
+    worker: Member
     reason: str
     stuck: bool = False
 
@@ -132,12 +34,12 @@ class WorkerPool:
     def __init__(self, net: NetSection, prefill_window: float) -> None:
         self._net = net
         self._prefill_window = prefill_window
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, Member] = {}
         self._paths: dict[tuple[str, int, str, int], KVPathReport] = {}
         self._turn = 0
         self._was_paired = False
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[Member]:
         return iter(self._workers.values())
 
     @property
@@ -145,10 +47,10 @@ class WorkerPool:
         """What decode workers said of the ways to prefill workers that are registered now."""
         return [path for path in self._paths.values() if self.get(path.prefill_worker_id, path.prefill_epoch)]
 
-    def find(self, worker_id: str) -> Worker | None:
+    def find(self, worker_id: str) -> Member | None:
         return self._workers.get(worker_id)
 
-    def get(self, worker_id: str, epoch: int) -> Worker | None:
+    def get(self, worker_id: str, epoch: int) -> Member | None:
         """That very incarnation, if it is registered."""
         worker = self._workers.get(worker_id)
         return worker if worker is not None and worker.epoch == epoch else None
@@ -160,9 +62,9 @@ class WorkerPool:
 
     # --- coming and going -----------------------------------------------------------------------
 
-    def add(self, ready: WorkerReady, now_s: float) -> Worker:
+    def add(self, ready: WorkerReady, now_s: float) -> Member:
         """Register; the caller has removed an earlier incarnation."""
-        worker = self._workers[ready.worker_id] = Worker(ready, now_s)
+        worker = self._workers[ready.worker_id] = Member(ready, now_s)
         return worker
 
     def beat(self, heartbeat: Heartbeat, now_s: float) -> bool:
@@ -175,7 +77,7 @@ class WorkerPool:
         worker.silent = False
         return True
 
-    def remove(self, worker: Worker) -> None:
+    def remove(self, worker: Member) -> None:
         """Forget it and what it said of KV paths, and what others said of paths to it."""
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
@@ -298,7 +200,7 @@ class WorkerPool:
         workers = self._takers(Role.PREFILL) or self._takers(Role.DECODE)
         return len({worker.gpu for worker in workers})
 
-    def _takers(self, role: Role) -> list[Worker]:
+    def _takers(self, role: Role) -> list[Member]:
         """Workers of one role that take new work; a prefill worker that hands nothing off is of no use."""
         return [
             worker
@@ -308,7 +210,7 @@ class WorkerPool:
             and (role is Role.DECODE or worker.ready.transport != NO_TRANSPORT)
         ]
 
-    def _pairs(self, demand: Demand) -> list[tuple[Worker, list[Worker]]]:
+    def _pairs(self, demand: Demand) -> list[tuple[Member, list[Member]]]:
         """Decode workers that take what is asked for, best first, each with those that can compute its prompt.
 
         It is one of those itself if it takes no handoffs, or while no path to any decode worker is proven.
@@ -324,26 +226,26 @@ class WorkerPool:
             for decode, partners in zip(decodes, proven, strict=True)
         ]
 
-    def _is_proven(self, prefill: Worker, decode: Worker) -> bool:
+    def _is_proven(self, prefill: Member, decode: Member) -> bool:
         path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
         return path is not None and not path.error
 
-    def _has_room(self, worker: Worker, _: Demand) -> bool:
+    def _has_room(self, worker: Member, _: Demand) -> bool:
         if worker.ready.role is Role.DECODE:
             return worker.num_assigned < worker.ready.max_num_seqs
         by_turn = worker.outstanding_tokens - sum(worker.overtaking)
         return by_turn < self._prefill_window * worker.ready.max_batch_tokens
 
-    def _has_room_ahead(self, worker: Worker, demand: Demand) -> bool:
+    def _has_room_ahead(self, worker: Member, demand: Demand) -> bool:
         """Whether a prompt may be sent there ahead of its turn; never to a worker without a step budget."""
         is_shorter = demand.num_tokens * worker.num_outstanding < worker.outstanding_tokens
         before = worker.overtaking[: bisect_right(worker.overtaking, demand.num_tokens)]
         return is_shorter and sum(before) < worker.ready.max_batch_tokens
 
 
-def _is_open(worker: Worker, demand: Demand) -> bool:
+def _is_open(worker: Member, demand: Demand) -> bool:
     return not (worker.silent or worker.has_trial or (demand.is_trial and worker.num_unproven))
 
 
-def _num_blocks(worker: Worker, num_tokens: int) -> int:
+def _num_blocks(worker: Member, num_tokens: int) -> int:
     return -(-num_tokens // worker.ready.kv_layout.block_size)

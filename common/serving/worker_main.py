@@ -27,7 +27,7 @@ from common.wire.worker_id import make_epoch, make_worker_id
 logger = logging.getLogger(__name__)
 
 
-class Worker(Protocol):
+class WorkerLoop(Protocol):
     """A prefill or decode worker."""
 
     link: RouterLink
@@ -41,7 +41,7 @@ class Worker(Protocol):
         ...
 
 
-Build = Callable[[Config, str, int, Drain], Worker]
+Build = Callable[[Config, str, int, Drain], WorkerLoop]
 """(config, worker id, epoch, drain) -> a worker that is ready to run."""
 
 
@@ -69,7 +69,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     return _run(worker)
 
 
-def _run(worker: Worker) -> int:
+def _run(worker: WorkerLoop) -> int:
     try:
         worker.run()
     except ConfigError as error:

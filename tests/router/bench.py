@@ -21,9 +21,11 @@ from common.wire.messages import (
 from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
+from router.member import Member
 from router.metrics import Metrics
 from router.request_state import Completion, Delivery, Mailbox, State
-from router.worker_pool import Route, Worker, WorkerPool
+from router.route import Route
+from router.worker_pool import WorkerPool
 from tests.fakes import LAYOUT
 
 NET = NetSection(worker_timeout_s=3.0, step_timeout_s=100.0)
@@ -54,7 +56,7 @@ class Bench:
         self.decodes = [self.join(f"d{i}", Role.DECODE) for i in range(num_decode)]
         self._num_made = 0
 
-    def join(self, worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> Worker:
+    def join(self, worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> Member:
         ready = WorkerReady(worker_id, epoch, role, 1, "cpu", "m", "f", "t", LAYOUT, 9, 999, 100, 8, "shm", "")
         worker = self.pool.add(replace(ready, **fields), self.now_s)
         for other in self.pool:
@@ -64,7 +66,7 @@ class Bench:
         self.dispatcher.pump()
         return worker
 
-    def lose(self, worker: Worker) -> None:
+    def lose(self, worker: Member) -> None:
         self.pool.remove(worker)
         self.dispatcher.on_worker_lost(worker, "test")
 
@@ -86,7 +88,7 @@ class Bench:
         return completion
 
     def token(
-        self, worker: Worker, completion: Completion, index: int, token_id: int, finish: int = 0, attempt: int = -1
+        self, worker: Member, completion: Completion, index: int, token_id: int, finish: int = 0, attempt: int = -1
     ) -> None:
         attempt = completion.attempt if attempt < 0 else attempt
         self.dispatcher.on_tokens(
@@ -101,7 +103,7 @@ class Bench:
         assert completion.route is not None
         return completion.route
 
-    def fail(self, worker: Worker, completion: Completion, code: ErrorCode) -> None:
+    def fail(self, worker: Member, completion: Completion, code: ErrorCode) -> None:
         message = RequestFailed(worker.id, worker.epoch, completion.request_id, completion.attempt, code, "because")
         self.dispatcher.on_failed(message)
 

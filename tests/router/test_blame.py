@@ -3,8 +3,8 @@
 import pytest
 
 from common.wire.messages import Role
+from router.member import Member
 from router.request_state import Completion, State
-from router.worker_pool import Worker
 from tests.router.bench import LENGTH, NET, Bench, Result, decode_ids, result_of
 
 NUM_TOKENS = 20
@@ -14,7 +14,7 @@ def is_prompt(completion: Completion) -> bool:
     return len(completion.outputs) == completion.first_index
 
 
-def computes(worker: Worker, completion: Completion) -> bool:
+def computes(worker: Member, completion: Completion) -> bool:
     """Whether it is that worker's turn."""
     route = completion.route
     return route is not None and worker is (route.prefill if is_prompt(completion) else route.decode)
@@ -32,7 +32,7 @@ class Stage:
             for worker in list(self.bench.pool):
                 self._step(worker)
 
-    def _step(self, worker: Worker) -> None:
+    def _step(self, worker: Member) -> None:
         completions = list(self.bench.dispatcher._active.values())
         batch = [completion for completion in completions if computes(worker, completion)]
         if any(completion in self.poison and is_prompt(completion) is self.as_prompt for completion in batch):

@@ -15,8 +15,8 @@ from common.wire.messages import (
     pack_ids,
     unpack_ids,
 )
+from router.member import Member
 from router.request_state import Delivery, Mailbox, State
-from router.worker_pool import Worker
 from tests.fakes import LAYOUT
 from tests.router.bench import EOS, LENGTH, STOP, Bench, Result, result_of
 
@@ -159,7 +159,7 @@ def test_tokens_of_others_are_dropped_and_their_senders_told_to_stop() -> None:
     stranger = next(worker for worker in bench.decodes if worker is not route.decode)
     bench.token(stranger, completion, 0, 9)
     bench.token(route.decode, completion, 0, 9, attempt=7)
-    dead = Worker(stranger.ready, 0.0)
+    dead = Member(stranger.ready, 0.0)
     dead.ready = WorkerReady("d0", 99, Role.DECODE, 1, "cpu", "m", "f", "t", LAYOUT, 9, 999, 100, 8, "shm", "")
     bench.token(dead, completion, 0, 9)
     assert completion.outputs == []

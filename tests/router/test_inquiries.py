@@ -2,8 +2,8 @@
 
 from common.wire.messages import Inquiry, InquiryReply, Role, pack_ids, unpack_ids
 from router.inquiries import BEATS, Inquiries
+from router.member import Member
 from router.request_state import Completion, State
-from router.worker_pool import Worker
 from tests.router.bench import NET, Bench
 
 QUIET_S = BEATS * NET.heartbeat_s + 0.1
@@ -31,7 +31,7 @@ class Rig:
         self.bench.sent.clear()
         return [(to, list(message.request_ids), unpack_ids(message.attempts)) for to, message in inquiries]
 
-    def answer(self, worker: Worker, *completions: Completion, has: bool, attempt: int = 0) -> None:
+    def answer(self, worker: Member, *completions: Completion, has: bool, attempt: int = 0) -> None:
         ids = tuple(completion.request_id for completion in completions)
         attempts, are_here = pack_ids([attempt] * len(ids)), bytes([has] * len(ids))
         self.inquiries.on_reply(InquiryReply(worker.id, worker.epoch, ids, attempts, are_here))

@@ -13,8 +13,8 @@ from common.wire.messages import (
     pack_ids,
     unpack_ids,
 )
+from router.member import Member
 from router.request_state import Completion, State
-from router.worker_pool import Worker
 from tests.router.bench import LENGTH, NET, TERMINAL_STATES, VOCAB, Bench, Result, decode_ids, result_of
 
 
@@ -253,7 +253,7 @@ def _random_event(rng: random.Random, bench: Bench, completion: Completion, epoc
         _random_token(rng, bench, completion, rng.choice(workers))
 
 
-def _random_token(rng: random.Random, bench: Bench, completion: Completion, worker: Worker) -> None:
+def _random_token(rng: random.Random, bench: Bench, completion: Completion, worker: Member) -> None:
     last = completion.sampling.max_tokens - 1
     index = min(last, max(0, len(completion.outputs) + rng.choice([-1, 0, 0, 0, 1])))
     attempt = max(0, completion.attempt - (rng.random() < 0.1))

@@ -27,7 +27,7 @@ from common.wire.messages import (
 )
 from common.wire.sockets import Spoke
 from router import membership
-from router.worker_pool import Worker
+from router.member import Member
 from tests.fakes import LAYOUT
 from tests.router.conftest import Client, Cluster, StartCluster
 
@@ -35,7 +35,7 @@ PROMPT = "the quick brown fox"
 ZERO = pack_ids([0])
 
 
-def state_of(worker: Worker) -> tuple[Any, ...]:
+def state_of(worker: Member) -> tuple[Any, ...]:
     return worker.epoch, worker.draining, worker.beat and worker.beat.num_running, worker.ready.max_model_len
 
 

@@ -3,7 +3,9 @@ from typing import Any
 
 from common.config import NetSection
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
-from router.worker_pool import LEAST, Demand, Worker, WorkerPool
+from router.member import Member
+from router.route import LEAST, Demand
+from router.worker_pool import WorkerPool
 from tests.fakes import LAYOUT
 
 NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0, step_timeout_s=100.0)
@@ -18,11 +20,11 @@ def ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> WorkerRe
     return dataclasses.replace(base, **fields)
 
 
-def path(prefill: Worker, decode: Worker, error: str = "") -> KVPathReport:
+def path(prefill: Member, decode: Member, error: str = "") -> KVPathReport:
     return KVPathReport(decode.id, decode.epoch, prefill.id, prefill.epoch, "shm", 1.0, error)
 
 
-def pool_of(num_prefill: int, num_decode: int) -> tuple[WorkerPool, list[Worker], list[Worker]]:
+def pool_of(num_prefill: int, num_decode: int) -> tuple[WorkerPool, list[Member], list[Member]]:
     """All paths proven."""
     pool = WorkerPool(NET, prefill_window=2.0)
     prefills = [pool.add(ready(f"p{i}", Role.PREFILL), 0.0) for i in range(num_prefill)]
@@ -188,7 +190,7 @@ def test_a_route_has_room_for_the_length_of_a_request() -> None:
     d0.ready = dataclasses.replace(d0.ready, max_model_len=64)
     d1.num_assigned, p1.outstanding_tokens = 7, 150  # the others would be chosen
 
-    def chosen(num_tokens: int, max_total_tokens: int) -> tuple[Worker, Worker] | None:
+    def chosen(num_tokens: int, max_total_tokens: int) -> tuple[Member, Member] | None:
         route = pool.choose(Demand(num_tokens, max_total_tokens))
         return (route.prefill, route.decode) if route else None
 

@@ -1,0 +1,57 @@
+"""A worker as the router knows it: what it said of itself, and what was assigned to it."""
+
+from dataclasses import dataclass, field
+
+from common.wire.messages import Heartbeat, WorkerReady
+from common.wire.worker_id import connection_of
+
+NO_TRANSPORT = "none"
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One incarnation of one worker."""
+
+    ready: WorkerReady
+    last_seen_s: float
+    beat: Heartbeat | None = None
+    draining: bool = False
+    num_unproven: int = 0  # sequences whose prompt or decode it is to compute, and that have not got on
+    has_trial: bool = False  # of the only one of those: nothing may join it
+    silent: bool = False  # for so long that it gets nothing until it speaks, or is lost
+    outstanding_tokens: int = 0  # sent as prompts, first token not seen yet
+    num_outstanding: int = 0  # prompts that those are of
+    overtaking: list[int] = field(default_factory=list)  # lengths of those sent ahead of their turn, ascending
+    num_assigned: int = 0  # sequences that are to be decoded here
+    expected_blocks: int = 0  # that those are expected to hold
+    last_turn: int = 0  # when it was last chosen; breaks ties, so that idle workers take turns
+
+    @property
+    def id(self) -> str:
+        return self.ready.worker_id
+
+    @property
+    def epoch(self) -> int:
+        return self.ready.epoch
+
+    @property
+    def connection(self) -> bytes:
+        """The identity of its main socket."""
+        return connection_of(self.id, self.epoch)
+
+    @property
+    def gpu(self) -> str:
+        """The device that it shares with others of the same: the GPU's UUID, or "cpu"."""
+        return self.ready.device.split()[-1]
+
+    @property
+    def decode_load(self) -> float:
+        """The fullest of what it has: rows, and blocks, expected to be held or held already; 1 is full."""
+        ready, num_held = self.ready, 0
+        if self.beat is not None:
+            num_held = ready.num_blocks - self.beat.num_free_blocks
+        num_blocks = max(num_held, self.expected_blocks)
+        return max(self.num_assigned / max(1, ready.max_num_seqs), num_blocks / max(1, ready.num_blocks))
+
+    def __str__(self) -> str:
+        return f"{self.ready.role.name.lower()} worker {self.id} (epoch {self.epoch:x}, pid {self.ready.pid})"
