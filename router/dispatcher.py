@@ -16,12 +16,12 @@ from common.errors import ErrorCode, RequestError
 from common.wire.messages import (
     Abort,
     FinishReason,
-    Message,
     RequestFailed,
     TokenBatch,
     unpack_ids,
 )
-from router.binding import prefill_request, starts
+from router.assignments import Assignments, Send
+from router.binding import starts
 from router.blame import UNCOUNTED, blame, verdict
 from router.deadlines import overdue, stall, unserved
 from router.health import problems
@@ -34,8 +34,6 @@ from router.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
-Send = Callable[[str, Message], None]
-"""Queue a message for a worker, by worker id."""
 Defer = Callable[[Callable[[], None]], object]
 """Have something called once everybody else had a turn."""
 MAX_AT_ONCE = 32
@@ -62,6 +60,7 @@ class Dispatcher:
         self._vocab_size = vocab_size
         self._pool = pool
         self._send = send
+        self._assignments = Assignments(pool, send)
         self._metrics = metrics
         self._clock = clock
         self._defer = defer
@@ -114,7 +113,7 @@ class Dispatcher:
         """End them because nobody wants them any more; no-op for those that have ended."""
         wanted = [completion for completion in completions if not completion.is_terminal]
         for completion in wanted[:MAX_AT_ONCE]:
-            self._cancel_at_workers(completion)
+            self._assignments.cancel(completion)
             self._end(completion, State.ABORTED)
         if len(wanted) > MAX_AT_ONCE:
             self._defer(partial(self.abort, *wanted[MAX_AT_ONCE:]))
@@ -215,13 +214,8 @@ class Dispatcher:
     def _start(self, completion: Completion, route: Route) -> None:
         self._queue.take(completion)
         completion.move_to(State.PREFILLING)
-        completion.route, completion.avoided = route, None
-        completion.sent_tokens = len(completion.prompt_ids) + len(completion.outputs)
-        completion.started_s = self._clock()
-        completion.is_unproven = True
-        self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
-        whole_gpu = self._pool.has_gpu_alone(route) or self._queue.is_backlog(self._pool.num_prompt_gpus())
-        self._send(route.prefill.id, prefill_request(completion, route, whole_gpu))
+        is_backlog = self._queue.is_backlog(self._pool.num_prompt_gpus())
+        self._assignments.begin(completion, route, self._clock(), is_backlog=is_backlog)
 
     def _current(self, request_id: str, attempt: int, worker: Member) -> Completion | None:
         """The completion that this worker runs under this attempt, if it does; once it decodes only one does."""
@@ -251,9 +245,9 @@ class Dispatcher:
         self._metrics.token_arrived(completion, now_s)
         if completion.gets_on:
             completion.forget_failures()
-            self._prove(completion)
+            self._assignments.prove(completion)
         if completion.state is State.PREFILLING:
-            self._release_prompt(completion)
+            self._assignments.prompt_is_over(completion)
             if completion.decode_has_spoken:
                 completion.move_to(State.DECODING)
         if finish == FinishReason.STOP and token_id in completion.sampling.stop_token_ids:
@@ -261,7 +255,7 @@ class Dispatcher:
         else:
             text = completion.text.push(token_id)
         if completion.text.stopped:
-            self._cancel_at_workers(completion)
+            self._assignments.cancel(completion)
             self._finish(completion, "stop", text)
         elif finish:
             self._finish_with_rest(completion, FINISH_REASONS[FinishReason(finish)], text)
@@ -271,7 +265,7 @@ class Dispatcher:
     def _replay(self, completion: Completion, kind: str, reason: str) -> None:
         """Start again elsewhere with prompt and outputs so far, unless that has failed too often."""
         if finish_reason := completion.already_finished():
-            self._cancel_at_workers(completion)
+            self._assignments.cancel(completion)
             self._finish_with_rest(completion, finish_reason, "")
         elif error := verdict(completion, self._limits, reason):
             self._fail(completion, error)
@@ -279,8 +273,8 @@ class Dispatcher:
             self._metrics.replays.labels(kind).inc()
             logger.warning("[%s #%d] replayed after %d tokens: %s",
                            completion.request_id, completion.attempt, len(completion.outputs), reason)  # fmt: skip
-            self._cancel_at_workers(completion)
-            self._release(completion)
+            self._assignments.cancel(completion)
+            self._assignments.release(completion)
             completion.move_to(State.QUEUED)
             completion.begin_attempt()
             completion.queued_s = self._clock()
@@ -298,14 +292,6 @@ class Dispatcher:
             completion.num_failures += 1
             self._replay(completion, "stalled", reason)
 
-    def _cancel_at_workers(self, completion: Completion) -> None:
-        """Tell those of its workers that are alive to let go."""
-        if completion.route is not None:
-            abort = Abort(completion.request_id, completion.attempt)
-            for worker in {completion.route.prefill, completion.route.decode}:
-                if self._pool.get(worker.id, worker.epoch) is worker:
-                    self._send(worker.id, abort)
-
     def _finish_with_rest(self, completion: Completion, finish_reason: str, text: str) -> None:
         """Finish, showing what was withheld; the rest itself may complete a stop string."""
         text += completion.text.flush()
@@ -317,7 +303,7 @@ class Dispatcher:
         completion.mailbox.put(Delivery(completion.index, text, finish_reason))
 
     def _fail(self, completion: Completion, error: RequestError) -> None:
-        self._cancel_at_workers(completion)
+        self._assignments.cancel(completion)
         logger.warning("[%s #%d] failed: %s", completion.request_id, completion.attempt, error.message)
         self._end(completion, State.FAILED)
         completion.mailbox.put(Delivery(completion.index, "", error=error))
@@ -328,23 +314,4 @@ class Dispatcher:
         del self._active[completion.request_id]
         self._metrics.ended(completion, self._clock())
         logger.info("[%s] %s", completion.request_id, completion.summary(self._clock()))
-        self._release(completion)
-
-    def _release(self, completion: Completion) -> None:
-        """Give back what was counted at its workers."""
-        self._release_prompt(completion)
-        if completion.route is not None:
-            self._pool.release(completion.route)
-            self._prove(completion)
-            completion.route = None
-
-    def _prove(self, completion: Completion) -> None:
-        """It got on, or its attempt is over: nobody has to be kept from its workers any more."""
-        if completion.route is not None and completion.is_unproven:
-            completion.is_unproven = False
-            self._pool.prove(completion.route)
-
-    def _release_prompt(self, completion: Completion) -> None:
-        if completion.route is not None and completion.sent_tokens:
-            self._pool.release_prompt(completion.route, completion.sent_tokens)
-            completion.sent_tokens = 0
+        self._assignments.release(completion)

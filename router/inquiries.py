@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from common.config import NetSection
 from common.wire.messages import Inquiry, InquiryReply, pack_ids, unpack_ids
-from router.dispatcher import Send
+from router.assignments import Send
 from router.member import Member
 from router.request_state import Completion, State
 

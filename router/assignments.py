@@ -1,0 +1,61 @@
+"""What a completion has at its workers: sent, counted in the pool, cancelled and given back, each once.
+
+Whether it is to begin or to end, the dispatcher decides.
+"""
+
+from collections.abc import Callable
+
+from common.wire.messages import Abort, Message
+from router.binding import prefill_request
+from router.request_state import Completion
+from router.route import Route
+from router.worker_pool import WorkerPool
+
+Send = Callable[[str, Message], None]
+"""Queue a message for a worker, by worker id."""
+
+
+class Assignments:
+    """Keeps the pool's counters and the routes of completions in step."""
+
+    def __init__(self, pool: WorkerPool, send: Send) -> None:
+        self._pool = pool
+        self._send = send
+
+    def begin(self, completion: Completion, route: Route, now_s: float, *, is_backlog: bool) -> None:
+        """Send its prompt; with a backlog that may take the whole GPU, although others decode there."""
+        completion.route, completion.avoided = route, None
+        completion.sent_tokens = completion.num_tokens
+        completion.started_s = now_s
+        completion.is_unproven = True
+        self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
+        whole_gpu = self._pool.has_gpu_alone(route) or is_backlog
+        self._send(route.prefill.id, prefill_request(completion, route, whole_gpu))
+
+    def prompt_is_over(self, completion: Completion) -> None:
+        """Its first token is here, or it is given up: the prefill worker has that much less to compute."""
+        if completion.route is not None and completion.sent_tokens:
+            self._pool.release_prompt(completion.route, completion.sent_tokens)
+            completion.sent_tokens = 0
+
+    def prove(self, completion: Completion) -> None:
+        """It got on, or its attempt is over: nobody has to be kept from its workers any more."""
+        if completion.route is not None and completion.is_unproven:
+            completion.is_unproven = False
+            self._pool.prove(completion.route)
+
+    def cancel(self, completion: Completion) -> None:
+        """Tell those of its workers that are alive to let go."""
+        if completion.route is not None:
+            abort = Abort(completion.request_id, completion.attempt)
+            for worker in completion.route.workers:
+                if self._pool.get(worker.id, worker.epoch) is worker:
+                    self._send(worker.id, abort)
+
+    def release(self, completion: Completion) -> None:
+        """Give back what was counted at its workers."""
+        self.prompt_is_over(completion)
+        if completion.route is not None:
+            self._pool.release(completion.route)
+            self.prove(completion)
+            completion.route = None
