@@ -66,6 +66,16 @@ def test_every_room_of_common_is_named() -> None:
     assert rooms == set(ROOMS_BELOW)
 
 
+@pytest.mark.parametrize("room", [*ROOMS[:4], *(f"common/{room}" for room in ROOMS_BELOW)])
+def test_the_table_of_rooms_names_the_files_that_are_there(room: str) -> None:
+    architecture = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{room}/` \| (.*) \|$", architecture, re.MULTILINE)
+    named = set(" ".join(re.findall("`(.*?)`", row)).split())
+    files = {path.stem for path in (ROOT / room).glob("*.py") if not path.stem.startswith("__")}
+    assert named <= files, f"{sorted(named - files)}: no files of {room}"
+    assert named == files or " a file" in row, f"ARCHITECTURE.md says nothing of {sorted(files - named)} in {room}"
+
+
 def _common_imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("common."):
