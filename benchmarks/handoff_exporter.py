@@ -40,7 +40,17 @@ def main(device_name: str, num_blocks: int, layout: KVLayout) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     handle = pool.memory.handle()
-    export = KVPoolExport("exporter", 1, os.getpid(), transport.name, "", handle, num_blocks, layout, PROOF_BLOCK)
+    export = KVPoolExport(
+        worker_id="exporter",
+        epoch=1,
+        pid=os.getpid(),
+        transport=transport.name,
+        device_uuid="",
+        handle=handle,
+        num_blocks=num_blocks,
+        layout=layout,
+        proof_block=PROOF_BLOCK,
+    )
     print(encode(export).hex(), flush=True)
     sys.stdin.read()
     pool.close()

@@ -19,7 +19,6 @@ from common.config import NetSection
 from common.errors import ErrorCode
 from common.serving.inquiry import answer
 from common.wire.endpoints import AUTO, resolved
-from common.wire.kv_layout import KVLayout
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -48,9 +47,9 @@ from common.wire.messages import (
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub, Spoke
 from common.wire.worker_id import BEAT_SUFFIX, connection_of
+from tests.messages import heartbeat, pool_export, worker_ready
 
 POLL_MS = 2
-LAYOUT = KVLayout("fake", 1, 1, 8, 16, "float32")
 _epochs = itertools.count(1)
 _names = itertools.count(1)
 
@@ -154,13 +153,17 @@ class FakeWorker:
 
     def _ready(self) -> WorkerReady:
         fields: dict[str, Any] = {
-            "worker_id": self.worker_id, "epoch": self.epoch, "role": self.role, "pid": 1, "device": "cpu",
             "model_name": self.model.name, "model_fingerprint": self.model.fingerprint,
-            "tokenizer_fingerprint": self.model.tokenizer_fingerprint, "kv_layout": LAYOUT, "num_blocks": 1000,
+            "tokenizer_fingerprint": self.model.tokenizer_fingerprint, "num_blocks": 1000,
             "max_model_len": 1 << 20, "max_batch_tokens": 8192 if self.role is Role.PREFILL else 0,
-            "max_num_seqs": 256, "transport": "shm", "handoff_endpoint": "",
+            "max_num_seqs": 256,
         }  # fmt: skip
-        return WorkerReady(**fields | self._ready_fields)
+        return worker_ready(self.worker_id, self.role, self.epoch, **fields | self._ready_fields)
+
+    def _beat(self) -> Heartbeat:
+        return heartbeat(
+            self.worker_id, self.epoch, num_running=1, num_free_blocks=1000, last_step_age_s=self.step_age_s
+        )
 
     def _run(self) -> None:
         self._router = Spoke(self._context, self.net, self.net.router_endpoint, self.connection)
@@ -183,7 +186,7 @@ class FakeWorker:
                     self._router.send(self._to_say.popleft())
                 if time.monotonic() >= next_beat_s:
                     next_beat_s = time.monotonic() + self.net.heartbeat_s
-                    beat.send(Heartbeat(self.worker_id, self.epoch, 0, 1, 1000, 0, self.step_age_s, 0))
+                    beat.send(self._beat())
         finally:
             self._router.close()
             beat.close()
@@ -268,7 +271,7 @@ class FakePrefill(FakeWorker):
                 self._peers.pop(message.worker_id).close()
             peer = Spoke(self._context, self.net, message.handoff_endpoint, self.connection)
             self._peers[message.worker_id] = peer
-            peer.send(KVPoolExport(self.worker_id, self.epoch, 1, "shm", "", b"", 1000, LAYOUT, 0))
+            peer.send(pool_export(self.worker_id, self.epoch, num_blocks=1000))
 
     def _work(self) -> None:
         for peer in self._peers.values():
@@ -277,11 +280,17 @@ class FakePrefill(FakeWorker):
     def _prefill(self, request: PrefillRequest) -> None:
         sequence = self._sequence(request)
         if self._send_tokens([sequence]):
-            token_ids = request.token_ids + pack_ids([sequence.last])
             handoff = KVHandoff(
-                self.worker_id, self.epoch, request.request_id, request.attempt, token_ids,
-                sequence.num_outputs, request.sampling, pack_ids([1]), 30.0,
-            )  # fmt: skip
+                worker_id=self.worker_id,
+                epoch=self.epoch,
+                request_id=request.request_id,
+                attempt=request.attempt,
+                token_ids=request.token_ids + pack_ids([sequence.last]),
+                num_outputs=sequence.num_outputs,
+                sampling=request.sampling,
+                block_ids=pack_ids([1]),
+                lease_s=30.0,
+            )
             self._peers[request.decode_worker_id].send(handoff)
 
 
@@ -319,7 +328,13 @@ class FakeDecode(FakeWorker):
                 speed = 0.0 if self.path_error else 100.0
                 self._router.send(
                     KVPathReport(
-                        self.worker_id, self.epoch, message.worker_id, message.epoch, "shm", speed, self.path_error
+                        worker_id=self.worker_id,
+                        epoch=self.epoch,
+                        prefill_worker_id=message.worker_id,
+                        prefill_epoch=message.epoch,
+                        transport="shm",
+                        gb_per_s=speed,
+                        error=self.path_error,
                     )
                 )
             elif isinstance(message, KVHandoff):

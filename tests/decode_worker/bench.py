@@ -7,13 +7,13 @@ from common.config import DecodeSection
 from common.device.engine import Engine
 from common.errors import TransferFailed
 from common.kv.blocks import BlockAllocator
-from common.wire.messages import KVHandoff, KVProgress, KVRelease, Message, pack_ids
-from common.wire.sampling_params import SamplingParams
+from common.wire.messages import KVProgress, KVRelease, Message, pack_ids
 from common.wire.sockets import Hub
 from decode_worker.intake import Intake
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 from decode_worker.sources import Source
+from tests.messages import kv_handoff
 
 BLOCK_SIZE = 4
 Memory = dict[int, Any]
@@ -82,8 +82,7 @@ class Rig:
     def hand_off(
         self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0, worker_id: str = "p"
     ) -> None:
-        ids, sampling = pack_ids(range(num_tokens + 1)), SamplingParams()
-        handoff = KVHandoff(worker_id, 1, name, attempt, ids, 1, sampling, pack_ids(source_ids), 30.0)
+        handoff = kv_handoff(name, range(num_tokens + 1), source_ids, worker_id=worker_id, attempt=attempt)
         self.intake.accept(handoff)
 
     def turn(self) -> list[DecodeSequence]:

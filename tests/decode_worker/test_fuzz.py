@@ -13,13 +13,13 @@ from common.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.transport import Transport
 from common.wire.frames import decode, encode
-from common.wire.messages import Abort, KVHandoff, KVPoolExport, KVProgress, Message, PrefillRequest, pack_ids
+from common.wire.messages import Abort, KVHandoff, KVPoolExport, KVProgress, Message, PrefillRequest
 from common.wire.sampling_params import SamplingParams
 from common.wire.worker_id import connection_of
 from decode_worker.sources import Source
 from tests.decode_worker.bench import Copy, FakePool
 from tests.decode_worker.test_worker import VOCAB, Chunk, Rig, Step
-from tests.fakes import LAYOUT
+from tests.messages import LAYOUT, kv_handoff
 from tests.wire.values import aimed_messages
 
 PEERS = [("p", 1), ("q", 2)]
@@ -106,8 +106,7 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
 
 def test_after_all_that_it_serves(rig: Careful) -> None:
     rig.meet()
-    ids, sampling = pack_ids(range(31)), SamplingParams(max_tokens=9)
-    handoff = KVHandoff("p", 1, "last", 0, ids, 1, sampling, pack_ids([1, 2]), 30.0)
+    handoff = kv_handoff("last", range(31), [1, 2], sampling=SamplingParams(max_tokens=9))
     rig.worker.inbox._from_prefill(connection_of("p", 1), handoff)
     rig.turn_until(lambda: len(rig.sent("last")) == 8)
     rig.turn()

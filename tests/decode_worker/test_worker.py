@@ -22,7 +22,6 @@ from common.wire.messages import (
     Inquiry,
     InquiryReply,
     Message,
-    PrefillRequest,
     RequestFailed,
     Role,
     TokenBatch,
@@ -36,7 +35,8 @@ from common.wire.worker_id import connection_of
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import DecodeRunner
 from decode_worker.worker import DecodeWorker
-from tests.fakes import LAYOUT, free_endpoint
+from tests.fakes import free_endpoint
+from tests.messages import prefill_request, worker_ready
 
 FIRST, NEXT = 7, 8
 """The token that ends a prompt, and that of every step."""
@@ -103,7 +103,7 @@ class Rig:
             cast(DecodeRunner, runner),
             cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
             Hub(self.context, NetSection(), free_endpoint()),
-            WorkerReady("d", 1, Role.DECODE, 1, "cpu", "m", "f", "t", LAYOUT, num_blocks, 512, 0, 8, "shm", ""),
+            worker_ready("d", Role.DECODE, num_blocks=num_blocks, max_model_len=512),
             Drain(1.0),
         )
         self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
@@ -114,9 +114,9 @@ class Rig:
         self.context.term()
 
     def ask(self, name: str, num_tokens: int, max_tokens: int = 100) -> None:
-        ids, sampling = pack_ids(range(num_tokens)), SamplingParams(max_tokens=max_tokens)
+        sampling = SamplingParams(max_tokens=max_tokens)
         num_known = len(self.worker.local_prompts)
-        request = PrefillRequest(name, 0, ids, 0, sampling, "d", 1, True, 0, num_known)
+        request = prefill_request(name, range(num_tokens), sampling=sampling, turn=num_known)
         self.router.send(connection_of("d", 1), request)
         self.turn_until(lambda: len(self.worker.local_prompts) > num_known)
 
@@ -260,9 +260,9 @@ def test_a_local_prompt_without_a_token_to_choose_fails_and_leaves_nothing(rig: 
 
 def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given_back(rig: Rig) -> None:
     begin(rig, "a")
-    again = PrefillRequest("a", 0, pack_ids(range(10)), 0, SamplingParams(), "d", 1, True, 0, 0)
+    again = prefill_request("a", range(10))
     rig.router.send(connection_of("d", 1), again)
-    strange = PrefillRequest("strange", 0, pack_ids([1, VOCAB]), 0, SamplingParams(), "d", 1, True, 0, 0)
+    strange = prefill_request("strange", [1, VOCAB])
     rig.router.send(connection_of("d", 1), strange)
     rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
     assert rig.worker.link.spoke.drops.dropped == 1

@@ -32,7 +32,17 @@ def main(transport_name: str, device_name: str, epoch: int, num_blocks: int) -> 
     memory = transport.allocate(num_blocks * LAYOUT.block_bytes, device, f"test-{os.getpid()}")
     pool = KVPool(LAYOUT, memory)
     pool.write_block(PROOF_BLOCK, pattern(epoch, LAYOUT.block_bytes))
-    export = KVPoolExport("p", epoch, os.getpid(), transport.name, "", memory.handle(), num_blocks, LAYOUT, PROOF_BLOCK)
+    export = KVPoolExport(
+        worker_id="p",
+        epoch=epoch,
+        pid=os.getpid(),
+        transport=transport.name,
+        device_uuid="",
+        handle=memory.handle(),
+        num_blocks=num_blocks,
+        layout=LAYOUT,
+        proof_block=PROOF_BLOCK,
+    )
     print(encode(export).hex(), flush=True)
     for line in sys.stdin:
         match line.split():

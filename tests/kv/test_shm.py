@@ -9,8 +9,8 @@ import torch
 from common.errors import ConfigError, TransferFailed
 from common.kv.pool import KVPool
 from common.kv.shm import SHM_DIR, ShmMemory, ShmPeerPool, remove_abandoned
-from common.wire.messages import KVPoolExport
 from tests.kv.peer_process import LAYOUT
+from tests.messages import pool_export
 
 
 def test_segments_of_the_dead_are_removed_and_those_of_the_living_kept() -> None:
@@ -51,7 +51,7 @@ def test_a_segment_that_becomes_shorter_after_it_was_opened_fails_the_pull_and_n
     theirs = ShmMemory(4 * LAYOUT.block_bytes, f"shorter-{os.getpid()}")
     theirs.tensor.fill_(7)
     ours = KVPool(LAYOUT, ShmMemory(4 * LAYOUT.block_bytes, f"ours-{os.getpid()}"))
-    peer = ShmPeerPool(KVPoolExport("p", 1, 1, "shm", "", theirs.handle(), 4, LAYOUT, 0))
+    peer = ShmPeerPool(pool_export(handle=theirs.handle(), num_blocks=4, layout=LAYOUT))
     assert peer.pull([3], ours, [0]).done()
     assert torch.equal(ours.blocks[0], torch.full((LAYOUT.block_bytes,), 7, dtype=torch.uint8))
     os.truncate(theirs.path, LAYOUT.block_bytes + 1)

@@ -7,9 +7,9 @@ import pytest
 import zmq
 
 from common.config import NetSection
-from common.wire.messages import DecodePeer, KVPathResult, KVPoolExport
+from common.wire.messages import DecodePeer, KVPathResult
 from prefill_worker.targets import LONGEST_PAUSE_S, Targets
-from tests.fakes import LAYOUT
+from tests.messages import pool_export
 
 
 class Rig:
@@ -20,8 +20,7 @@ class Rig:
         self.offers_s: list[float] = []
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         monkeypatch.setattr("prefill_worker.targets.time", SimpleNamespace(monotonic=lambda: self.now_s))
-        export = KVPoolExport("p", 1, 1, "shm", "", b"", 9, LAYOUT, 0)
-        self.targets = Targets(self.context, NetSection(), export, zmq.Poller())
+        self.targets = Targets(self.context, NetSection(), pool_export(), zmq.Poller())
         self.targets.join(DecodePeer("d", 1, "ipc:///tmp/nobody.sock"))
         spoke = self.targets.by_id["d"].spoke
         monkeypatch.setattr(spoke, "send", lambda message: self.offers_s.append(self.now_s))

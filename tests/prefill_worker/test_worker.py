@@ -27,7 +27,6 @@ from common.wire.messages import (
     KVPoolExport,
     KVProgress,
     Message,
-    PrefillRequest,
     RequestFailed,
     Role,
     TokenBatch,
@@ -39,7 +38,8 @@ from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
 from common.wire.worker_id import connection_of
 from prefill_worker.worker import PrefillWorker
-from tests.fakes import LAYOUT, free_endpoint
+from tests.fakes import free_endpoint
+from tests.messages import pool_export, prefill_request, worker_ready
 
 TOKEN = 7
 VOCAB = 1000
@@ -87,8 +87,8 @@ class Rig:
             Config(net=NetSection(router_endpoint=self.router.endpoint), prefill=PrefillSection(**section)),
             cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)),
             cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
-            WorkerReady("p", 1, Role.PREFILL, 1, "cpu", "m", "f", "t", LAYOUT, num_blocks, 512, 64, 8, "shm", ""),
-            KVPoolExport("p", 1, 1, "shm", "", b"", num_blocks, LAYOUT, 0),
+            worker_ready("p", Role.PREFILL, num_blocks=num_blocks, max_model_len=512, max_batch_tokens=64),
+            pool_export(num_blocks=num_blocks),
             Drain(1.0),
         )
         self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
@@ -107,8 +107,8 @@ class Rig:
     def ask(self, name: str, num_tokens: int, *, whole_gpu: bool = False, **sampling: Any) -> None:
         """Send a prompt; returns when it has arrived."""
         num_known = len(self.worker.scheduler.sequences())
-        ids = pack_ids(range(num_tokens))
-        self.tell(PrefillRequest(name, 0, ids, 0, SamplingParams(**sampling), "d", 1, whole_gpu, 0, num_known))
+        how = SamplingParams(**sampling)
+        self.tell(prefill_request(name, range(num_tokens), sampling=how, whole_gpu=whole_gpu, turn=num_known))
 
         def arrived() -> bool:
             self.worker.receive()
@@ -358,7 +358,7 @@ def test_a_new_router_is_not_told_what_the_old_one_asked(rig: Rig) -> None:
 
 
 def test_a_prompt_longer_than_this_worker_takes_is_refused_and_the_others_go_on(rig: Rig) -> None:
-    rig.tell(PrefillRequest("long", 0, pack_ids(range(513)), 0, SamplingParams(), "d", 1, False, 0, 0))
+    rig.tell(prefill_request("long", range(513)))
     rig.ask("a", 10)
     rig.turn()
     rig.steps[0].over = True
@@ -386,9 +386,9 @@ def test_a_prompt_without_a_token_to_choose_fails_and_the_others_go_on(rig: Rig)
 
 def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given_back(rig: Rig) -> None:
     rig.ask("a", 30)
-    again = PrefillRequest("a", 0, pack_ids(range(30)), 0, SamplingParams(), "d", 1, False, 0, 0)
+    again = prefill_request("a", range(30))
     rig.tell(again)
-    rig.tell(PrefillRequest("strange", 0, pack_ids([1, VOCAB]), 0, SamplingParams(), "d", 1, False, 0, 0))
+    rig.tell(prefill_request("strange", [1, VOCAB]))
     rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
     rig.steps[0].over = True
     rig.turn_until_over("a")

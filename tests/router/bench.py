@@ -1,7 +1,7 @@
 """A dispatcher on a bench: no sockets, a clock moved by hand, every message it sends at hand."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from common.config import NetSection, RouterSection
@@ -9,13 +9,11 @@ from common.errors import ErrorCode, RequestError
 from common.wire.messages import (
     Abort,
     FinishReason,
-    KVPathReport,
     Message,
     PrefillRequest,
     RequestFailed,
     Role,
     TokenBatch,
-    WorkerReady,
     pack_ids,
 )
 from common.wire.sampling_params import SamplingParams
@@ -26,7 +24,7 @@ from router.metrics import Metrics
 from router.request_state import Completion, Delivery, Mailbox, State
 from router.route import Route
 from router.worker_pool import WorkerPool
-from tests.fakes import LAYOUT
+from tests.messages import kv_path, worker_ready
 
 NET = NetSection(worker_timeout_s=3.0, step_timeout_s=100.0)
 VOCAB = 1000
@@ -57,12 +55,11 @@ class Bench:
         self._num_made = 0
 
     def join(self, worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> Member:
-        ready = WorkerReady(worker_id, epoch, role, 1, "cpu", "m", "f", "t", LAYOUT, 9, 999, 100, 8, "shm", "")
-        worker = self.pool.add(replace(ready, **fields), self.now_s)
+        worker = self.pool.add(worker_ready(worker_id, role, epoch, **fields), self.now_s)
         for other in self.pool:
             prefill, decode = (worker, other) if role is Role.PREFILL else (other, worker)
             if other.ready.role is not role:
-                self.pool.set_path(KVPathReport(decode.id, decode.epoch, prefill.id, prefill.epoch, "shm", 1.0, ""))
+                self.pool.set_path(kv_path(prefill.id, decode.id, prefill_epoch=prefill.epoch, epoch=decode.epoch))
         self.dispatcher.pump()
         return worker
 

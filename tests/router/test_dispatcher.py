@@ -11,13 +11,12 @@ from common.errors import RequestError
 from common.wire.messages import (
     Role,
     TokenBatch,
-    WorkerReady,
     pack_ids,
     unpack_ids,
 )
 from router.member import Member
 from router.request_state import Delivery, Mailbox, State
-from tests.fakes import LAYOUT
+from tests.messages import worker_ready
 from tests.router.bench import EOS, LENGTH, STOP, Bench, Result, result_of
 
 
@@ -160,7 +159,7 @@ def test_tokens_of_others_are_dropped_and_their_senders_told_to_stop() -> None:
     bench.token(stranger, completion, 0, 9)
     bench.token(route.decode, completion, 0, 9, attempt=7)
     dead = Member(stranger.ready, 0.0)
-    dead.ready = WorkerReady("d0", 99, Role.DECODE, 1, "cpu", "m", "f", "t", LAYOUT, 9, 999, 100, 8, "shm", "")
+    dead.ready = worker_ready("d0", Role.DECODE, epoch=99)
     bench.token(dead, completion, 0, 9)
     assert completion.outputs == []
     assert bench.aborts() == [(stranger.id, "cmpl-1", 0), (route.decode.id, "cmpl-1", 7)]

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from common.config import Config, ModelSection, NetSection, RouterSection
 from common.wire.frames import decode, encode
-from common.wire.messages import Heartbeat, KVPathReport, Message, RequestFailed, Role, TokenBatch, WorkerReady
+from common.wire.messages import Heartbeat, KVPathReport, Message, RequestFailed, Role, TokenBatch
 from common.wire.sampling_params import SamplingParams
 from common.wire.worker_id import BEAT_SUFFIX, connection_of
 from router.detokenizer import TextStream
 from router.request_state import Completion, Mailbox, State
 from router.service import Service
-from tests.fakes import LAYOUT, FakeModel, free_endpoint
+from tests.fakes import FakeModel, free_endpoint
+from tests.messages import kv_path, worker_ready
 from tests.wire.values import aimed_messages
 
 PEERS = [("p", 1), ("d", 1), ("e", 2)]
@@ -41,12 +42,18 @@ class Rig:
             worker = self.service.pool.get(worker_id, 1)
             if worker is not None and worker.draining:
                 self.service.pool.remove(worker)
-            ready = WorkerReady(
-                worker_id, 1, role, 1, "cpu", self.model.name, self.model.fingerprint,
-                self.model.tokenizer_fingerprint, LAYOUT, 100, 600, 100, 8, "shm", "ipc:///nowhere",
-            )  # fmt: skip
+            ready = worker_ready(
+                worker_id,
+                role,
+                model_name=self.model.name,
+                model_fingerprint=self.model.fingerprint,
+                tokenizer_fingerprint=self.model.tokenizer_fingerprint,
+                num_blocks=100,
+                max_model_len=600,
+                handoff_endpoint="ipc:///nowhere",
+            )
             self.hear(connection_of(worker_id, 1), ready)
-        self.hear(connection_of("d", 1), KVPathReport("d", 1, "p", 1, "shm", 1.0, ""))
+        self.hear(connection_of("d", 1), kv_path("p", "d"))
 
     def submit(self, name: str) -> Completion:
         text = TextStream(self.service.tokenizer.decode, ())

@@ -9,6 +9,7 @@ from common.wire.messages import Heartbeat, Message, Reregister
 from common.wire.sockets import MAX_RECEIVED_AT_ONCE, Spoke
 from router.hub import MAX_TURN_S, MAX_WORKER_FRAME_BYTES, AsyncHub, Undelivered
 from tests.fakes import free_endpoint
+from tests.messages import heartbeat
 
 NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
 
@@ -32,7 +33,7 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
 
     try:
         for i in range(NUM_MESSAGES):
-            spoke.send(Heartbeat("w", 1, i, 0, 0, 0, 0.0, 0))
+            spoke.send(heartbeat("w", num_waiting=i))
         await asyncio.sleep(0.3)  # all of them wait in the hub's queue before its first receive
         hub.start(on_message, unreachable.append)
         undelivered: Undelivered = [(b"nobody", Reregister(0)), (b"nobody else", Reregister(1))]
@@ -69,7 +70,7 @@ async def test_clients_have_a_turn_between_messages_that_take_long() -> None:
 
     try:
         for i in range(4):
-            spoke.send(Heartbeat("w", 1, i, 0, 0, 0, 0.0, 0))
+            spoke.send(heartbeat("w", num_waiting=i))
         await asyncio.sleep(0.3)
         hub.start(on_message, lambda _: None)
         async with asyncio.timeout(30):
@@ -91,7 +92,7 @@ async def test_a_frame_larger_than_any_worker_sends_is_not_even_read() -> None:
         hub.start(lambda identity, message: received.append(identity), lambda _: None)
         spokes[0].socket.send(bytes(MAX_WORKER_FRAME_BYTES + 1))
         await asyncio.sleep(0.1)
-        spokes[1].send(Heartbeat("small", 1, 0, 0, 0, 0, 0.0, 0))
+        spokes[1].send(heartbeat("small"))
         async with asyncio.timeout(30):
             while not received:
                 await asyncio.sleep(0.01)

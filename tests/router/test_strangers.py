@@ -10,8 +10,6 @@ import zmq
 from common.errors import ErrorCode
 from common.wire.messages import (
     Abort,
-    Heartbeat,
-    KVPathReport,
     KVRelease,
     Message,
     PeerGone,
@@ -22,13 +20,12 @@ from common.wire.messages import (
     Welcome,
     WorkerGone,
     WorkerLeaving,
-    WorkerReady,
     pack_ids,
 )
 from common.wire.sockets import Spoke
 from router import membership
 from router.member import Member
-from tests.fakes import LAYOUT
+from tests.messages import heartbeat, kv_path, worker_ready
 from tests.router.conftest import Client, Cluster, StartCluster
 
 PROMPT = "the quick brown fox"
@@ -46,14 +43,14 @@ async def test_a_message_in_the_name_of_another_changes_nothing(client: Client, 
     before = {worker.id: state_of(worker) for worker in cluster.service.pool}
     paths = list(cluster.service.pool.paths)
     forgeries: list[Message] = [
-        Heartbeat(decode.worker_id, decode.epoch, 0, 77, 0, 0, 0.0, 0),
-        Heartbeat(decode.worker_id, decode.epoch + 1, 0, 77, 0, 0, 0.0, 0),
+        heartbeat(decode.worker_id, decode.epoch, num_running=77),
+        heartbeat(decode.worker_id, decode.epoch + 1, num_running=77),
         WorkerLeaving(decode.worker_id, decode.epoch),
         WorkerGone(decode.worker_id, decode.epoch, "dead"),
         RequestFailed(decode.worker_id, decode.epoch, "r", 0, ErrorCode.DRAINING, ""),
-        KVPathReport(decode.worker_id, decode.epoch, prefill.worker_id, prefill.epoch, "shm", 0.0, "broken"),
+        kv_path(prefill.worker_id, decode.worker_id, prefill_epoch=prefill.epoch, epoch=decode.epoch, error="broken"),
         TokenBatch(decode.worker_id, decode.epoch, ("r",), ZERO, ZERO, ZERO, bytes(1)),
-        WorkerReady("decode-0", 99, Role.DECODE, 1, "cpu", "m", "f", "t", LAYOUT, 9, 1, 0, 8, "shm", ""),
+        worker_ready("decode-0", Role.DECODE, epoch=99, max_model_len=1),
     ]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     spoke = Spoke(context, cluster.net, cluster.net.router_endpoint, b"decode-9.1")

@@ -2,26 +2,28 @@ import dataclasses
 from typing import Any
 
 from common.config import NetSection
-from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
+from common.wire.messages import KVPathReport, Role, WorkerReady
 from router.member import Member
 from router.route import LEAST, Demand
 from router.worker_pool import WorkerPool
-from tests.fakes import LAYOUT
+from tests.messages import heartbeat, kv_path, worker_ready
 
 NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0, step_timeout_s=100.0)
 
 
 def ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> WorkerReady:
     is_prefill = role is Role.PREFILL
-    base = WorkerReady(
-        worker_id, epoch, role, 1, "cpu", "tiny", "m", "t", LAYOUT, 100, 1000,
-        100 if is_prefill else 0, 8, "shm", "" if is_prefill else "ipc:///tmp/nobody.sock",
-    )  # fmt: skip
-    return dataclasses.replace(base, **fields)
+    ordinary: dict[str, Any] = {
+        "num_blocks": 100,
+        "max_model_len": 1000,
+        "max_batch_tokens": 100 if is_prefill else 0,
+        "handoff_endpoint": "" if is_prefill else "ipc:///tmp/nobody.sock",
+    }
+    return worker_ready(worker_id, role, epoch, **ordinary | fields)
 
 
 def path(prefill: Member, decode: Member, error: str = "") -> KVPathReport:
-    return KVPathReport(decode.id, decode.epoch, prefill.id, prefill.epoch, "shm", 1.0, error)
+    return kv_path(prefill.id, decode.id, prefill_epoch=prefill.epoch, epoch=decode.epoch, error=error)
 
 
 def pool_of(num_prefill: int, num_decode: int) -> tuple[WorkerPool, list[Member], list[Member]]:
@@ -135,12 +137,12 @@ def test_draining_workers_get_nothing() -> None:
 def test_silence_and_missing_steps_are_losses() -> None:
     pool, (p0,), (d0,) = pool_of(1, 1)
     assert pool.losses(2.9) == []
-    assert pool.beat(Heartbeat("p0", 1, 0, 0, 0, 0, 1e6, 0), 3.0)  # idle: the age of its last step means nothing
+    assert pool.beat(heartbeat("p0", last_step_age_s=1e6), 3.0)  # idle: the age of its last step means nothing
     assert [(loss.worker, loss.stuck) for loss in pool.losses(3.5)] == [(d0, False)]
-    assert pool.beat(Heartbeat("d0", 1, 0, 2, 0, 0, 101.0, 0), 3.5)
+    assert pool.beat(heartbeat("d0", num_running=2, last_step_age_s=101.0), 3.5)
     assert [(loss.worker, loss.stuck) for loss in pool.losses(3.5)] == [(d0, True)]
-    assert not pool.beat(Heartbeat("d0", 2, 0, 0, 0, 0, 0, 0), 3.5)
-    assert not pool.beat(Heartbeat("stranger", 1, 0, 0, 0, 0, 0, 0), 3.5)
+    assert not pool.beat(heartbeat("d0", 2), 3.5)
+    assert not pool.beat(heartbeat("stranger"), 3.5)
     pool.forgive_silence(100.0)
     assert [loss.worker for loss in pool.losses(102.0)] == [d0]
     assert p0.last_seen_s == 100.0
@@ -166,7 +168,7 @@ def test_a_path_ends_with_either_incarnation() -> None:
 def test_a_path_may_be_reported_before_its_prefill_worker_registers() -> None:
     pool = WorkerPool(NET, 2.0)
     decode = pool.add(ready("d0", Role.DECODE), 0.0)
-    assert pool.set_path(KVPathReport("d0", 1, "p0", 7, "shm", 1.0, ""))
+    assert pool.set_path(kv_path("p0", "d0", prefill_epoch=7))
     prefill = pool.add(ready("p0", Role.PREFILL, epoch=7), 0.0)
     route = pool.choose(LEAST)
     assert route is not None
@@ -215,7 +217,7 @@ def test_decode_by_blocks_that_are_held_or_will_be() -> None:
         assert route.decode is not first.decode, "63 of 100 blocks weigh more than 3 of 8 rows"
         pool.assign(route, 0)
     pool.release(first)
-    assert pool.beat(Heartbeat(first.decode.id, 1, 0, 1, 20, 0, 0.0, 0), 0.0)
+    assert pool.beat(heartbeat(first.decode.id, num_running=1, num_free_blocks=20), 0.0)
     route = pool.choose(short)
     assert route is not None and route.decode is not first.decode, "80 blocks are held there for whatever reason"
     assert {d0.expected_blocks, d1.expected_blocks} == {0, 6}
@@ -227,5 +229,5 @@ def test_a_worker_that_may_be_dead_gets_nothing_until_it_speaks() -> None:
     assert pool.choose(LEAST) is None
     assert pool.is_usable()
     for worker in (p0, d0):
-        assert pool.beat(Heartbeat(worker.id, 1, 0, 0, 100, 0, 0.0, 0), 1.7)
+        assert pool.beat(heartbeat(worker.id, num_free_blocks=100), 1.7)
     assert pool.choose(LEAST) is not None

@@ -16,7 +16,6 @@ from common.kv.blocks import BlockAllocator
 from common.serving.prompt_order import PromptOrder
 from common.wire.messages import (
     FinishReason,
-    KVPathReport,
     Message,
     PrefillRequest,
     Role,
@@ -32,7 +31,7 @@ from router.dispatcher import Dispatcher
 from router.metrics import Metrics
 from router.request_state import Completion, Mailbox
 from router.worker_pool import WorkerPool
-from tests.fakes import LAYOUT
+from tests.messages import kv_path, worker_ready
 
 MESSAGE_S = 0.0005
 STEP_S = 0.0015
@@ -133,7 +132,7 @@ class Simulation:
         for name in [f"p{i}" for i in range(self.num_workers)]:
             self.workers[name] = SimulatedWorker(self, name, self.num_blocks, self.first_come)
             pool.add(self._ready(name, Role.PREFILL), self.now_s)
-            pool.set_path(KVPathReport("d", 1, name, 1, "shm", 1.0, ""))
+            pool.set_path(kv_path(name, "d"))
 
     def run(self, load: list[Asked]) -> list[Outcome]:
         """Every prompt's time to its first token, in the order of the load."""
@@ -163,8 +162,10 @@ class Simulation:
             self.later(MESSAGE_S, lambda: self.workers[to].accept(message))
 
     def _ready(self, name: str, role: Role) -> WorkerReady:
-        budget = SECTION.max_batch_tokens if role is Role.PREFILL else 0
-        return WorkerReady(name, 1, role, 1, "cpu", "m", "f", "t", LAYOUT, 1 << 30, 1 << 30, budget, 1 << 30, "shm", "")
+        budget, endless = SECTION.max_batch_tokens if role is Role.PREFILL else 0, 1 << 30
+        return worker_ready(
+            name, role, num_blocks=endless, max_model_len=endless, max_batch_tokens=budget, max_num_seqs=endless
+        )
 
     def _completion(self, number: int, asked: Asked) -> Completion:
         return Completion(

@@ -15,20 +15,17 @@ from common.wire.kv_layout import KVLayout
 from common.wire.messages import (
     WIRE_VERSION,
     Abort,
-    KVHandoff,
     KVLease,
-    KVPoolExport,
     KVProgress,
     Message,
-    PrefillRequest,
     RequestFailed,
     Role,
     TokenBatch,
-    WorkerReady,
     pack_ids,
     unpack_ids,
 )
 from common.wire.sampling_params import SamplingParams
+from tests.messages import LAYOUT, kv_handoff, pool_export, prefill_request, worker_ready
 from tests.wire.values import messages, wild_values
 
 
@@ -70,11 +67,10 @@ def _refused_or_real(frame: bytes) -> None:
     assert decode(encode(message)) == message
 
 
-PROMPT = PrefillRequest("r", 0, pack_ids([1, 2, 3]), 0, SamplingParams(), "d", 1, True, 0, 0)
-HANDOFF = KVHandoff("p", 1, "r", 0, pack_ids([1, 2, 3]), 1, SamplingParams(), pack_ids([4]), 30.0)
-LAYOUT = KVLayout("m", 1, 1, 8, 16, "float32")
-EXPORT = KVPoolExport("p", 1, 1, "shm", "", b"", 9, LAYOUT, 0)
-READY = WorkerReady("p", 1, Role.PREFILL, 1, "cpu", "m", "f", "t", LAYOUT, 9, 99, 8, 4, "shm", "")
+PROMPT = prefill_request("r", [1, 2, 3])
+HANDOFF = kv_handoff("r", [1, 2, 3], [4])
+EXPORT = pool_export()
+READY = worker_ready("p", Role.PREFILL)
 BATCH = TokenBatch("p", 1, ("r", "s"), pack_ids([0, 0]), pack_ids([1, 1]), pack_ids([5, 6]), bytes(2))
 
 
@@ -168,7 +164,7 @@ def test_ids_are_four_bytes_each() -> None:
 
 
 def test_a_prompt_of_a_million_tokens_fits_a_frame() -> None:
-    request = PrefillRequest("r", 0, pack_ids(range(1_000_000)), 0, SamplingParams(), "d", 1, True, 0, 0)
+    request = prefill_request("r", range(1_000_000))
     assert decode(encode(request)) == request
 
 

@@ -24,9 +24,9 @@ from common.wire.messages import (
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.worker_id import connection_of
-from tests.fakes import LAYOUT
+from tests.messages import worker_ready
 
-READY = WorkerReady("d", 1, Role.DECODE, 1, "cpu", "m", "f", "t", LAYOUT, 9, 99, 0, 4, "shm", "")
+READY = worker_ready("d", Role.DECODE)
 
 
 def test_a_name_that_the_router_would_not_read_is_a_wrong_setting() -> None:

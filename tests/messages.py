@@ -1,0 +1,70 @@
+"""Messages for tests: what a test does not name has an ordinary value."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from common.wire.kv_layout import KVLayout
+from common.wire.messages import (
+    Heartbeat,
+    KVHandoff,
+    KVPathReport,
+    KVPoolExport,
+    PrefillRequest,
+    Role,
+    WorkerReady,
+    pack_ids,
+)
+from common.wire.sampling_params import SamplingParams
+
+LAYOUT = KVLayout("fake", num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
+
+
+def worker_ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> WorkerReady:
+    ordinary: dict[str, Any] = {
+        "pid": 1, "device": "cpu", "model_name": "m", "model_fingerprint": "f", "tokenizer_fingerprint": "t",
+        "kv_layout": LAYOUT, "num_blocks": 9, "max_model_len": 999, "max_batch_tokens": 100, "max_num_seqs": 8,
+        "transport": "shm", "handoff_endpoint": "",
+    }  # fmt: skip
+    return WorkerReady(worker_id=worker_id, epoch=epoch, role=role, **ordinary | fields)
+
+
+def heartbeat(worker_id: str, epoch: int = 1, **fields: Any) -> Heartbeat:
+    """Of an idle worker without a free block."""
+    ordinary: dict[str, Any] = {
+        "num_waiting": 0, "num_running": 0, "num_free_blocks": 0, "num_handoffs": 0, "last_step_age_s": 0.0,
+        "num_dropped_frames": 0,
+    }  # fmt: skip
+    return Heartbeat(worker_id=worker_id, epoch=epoch, **ordinary | fields)
+
+
+def kv_path(prefill_worker_id: str, decode_worker_id: str, **fields: Any) -> KVPathReport:
+    """That blocks travel from one to the other."""
+    ordinary: dict[str, Any] = {"epoch": 1, "prefill_epoch": 1, "transport": "shm", "gb_per_s": 1.0, "error": ""}
+    ids = {"worker_id": decode_worker_id, "prefill_worker_id": prefill_worker_id}
+    return KVPathReport(**ids | ordinary | fields)
+
+
+def prefill_request(request_id: str, token_ids: Iterable[int], **fields: Any) -> PrefillRequest:
+    """A prompt for decode worker `d`."""
+    ordinary: dict[str, Any] = {
+        "attempt": 0, "num_outputs": 0, "sampling": SamplingParams(), "decode_worker_id": "d", "decode_epoch": 1,
+        "whole_gpu": False, "priority": 0, "turn": 0,
+    }  # fmt: skip
+    return PrefillRequest(request_id=request_id, token_ids=pack_ids(token_ids), **ordinary | fields)
+
+
+def kv_handoff(request_id: str, token_ids: Iterable[int], block_ids: Iterable[int], **fields: Any) -> KVHandoff:
+    """From prefill worker `p`."""
+    ordinary: dict[str, Any] = {
+        "worker_id": "p", "epoch": 1, "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(), "lease_s": 30.0,
+    }  # fmt: skip
+    columns = {"token_ids": pack_ids(token_ids), "block_ids": pack_ids(block_ids)}
+    return KVHandoff(request_id=request_id, **columns | ordinary | fields)
+
+
+def pool_export(worker_id: str = "p", epoch: int = 1, **fields: Any) -> KVPoolExport:
+    ordinary: dict[str, Any] = {
+        "pid": 1, "transport": "shm", "device_uuid": "", "handle": b"", "num_blocks": 9, "layout": LAYOUT,
+        "proof_block": 0,
+    }  # fmt: skip
+    return KVPoolExport(worker_id=worker_id, epoch=epoch, **ordinary | fields)
