@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 
 from common.config import Config
 from common.errors import ConfigError, RequestError
+from router.door import PLACES, Door, bound_sockets, close_surplus, num_places
 from router.handlers import REQUEST_ID, SERVICE, routes
 from router.request_state import new_response_id
 from router.responses import error_response
@@ -24,15 +25,16 @@ CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_ty
 CLIENT_CLOSED_REQUEST = 499
 SHUTDOWN_S = 2.0
 """How long connections may take to close once their requests have ended."""
-BACKLOG = 2048
-"""Connections waiting to be accepted; a full queue costs a client a SYN retry, which is a second of TTFT."""
+KEEPALIVE_S = 75.0
+"""How long a connection may idle between two requests: it takes a place from another client."""
 
 
 def make_app(config: Config) -> web.Application:
     """An application that makes its `Service` at startup and closes it at cleanup."""
     app = web.Application(middlewares=[shape_errors])
+    app[PLACES] = num_places()
     app.add_routes(routes)
-    app.on_response_prepare.append(_on_response_prepare)
+    app.on_response_prepare.extend([_on_response_prepare, close_surplus])
 
     async def life(app: web.Application) -> AsyncIterator[None]:
         app[SERVICE] = service = Service(config)
@@ -46,24 +48,26 @@ def make_app(config: Config) -> web.Application:
 
 async def start_server(config: Config) -> tuple[web.AppRunner, str]:
     """Serve; returns the runner and the URL. Raises ConfigError when a port cannot be bound."""
+    app = make_app(config)
     runner = web.AppRunner(
-        make_app(config),
+        app,
         handler_cancellation=True,
+        keepalive_timeout=KEEPALIVE_S,
         shutdown_timeout=SHUTDOWN_S,
         access_log=None,
         auto_decompress=False,  # a few bytes could become very many
     )
     await runner.setup()
-    site = web.TCPSite(runner, config.router.host, config.router.port, backlog=BACKLOG)
     try:
-        await site.start()
+        door = Door(runner, await bound_sockets(config.router.host, config.router.port), app[PLACES])
     except OSError as error:
         await runner.cleanup()
         where = f"{config.router.host}:{config.router.port}"
         raise ConfigError(
             f"cannot serve HTTP on {where}: {error.strerror}; choose another router.host or router.port"
         ) from None
-    url = f"http://{_url_host(config.router.host)}:{site.port}"
+    await door.start()
+    url = f"http://{_url_host(config.router.host)}:{door.port}"
     logger.info("serving %s", url)
     return runner, url
 

@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from common.errors import RequestError
 from router import health, openai_api
+from router.door import refuse_surplus
 from router.job import Job, make_job, submitted
 from router.request_state import Delivery
 from router.responses import DONE, ChunkWriter, completion_body, error_body, event
@@ -33,6 +34,7 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     """OpenAI's completions."""
     service = request.app[SERVICE]
     _check_content_type(request)
+    refuse_surplus(request)
     service.dispatcher.admit()  # nobody's body is read for nothing
     with service.bodies.hold() as body:
         await body.receive(request)

@@ -18,6 +18,7 @@ from common.errors import BatonError, ConfigError, ModelError
 from common.log import setup_logging
 from common.options import parse
 from common.serving.drain import Drain
+from common.serving.open_files import raise_open_files
 from common.serving.settle import settle_memory, sharpen_sleeps
 from common.wire.fingerprint import tokenizer_fingerprint
 from common.wire.messages import Role, WorkerReady
@@ -55,6 +56,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
         return 2
     worker_id = make_worker_id(role, config.worker.id)
     setup_logging(worker_id, config.log.level)
+    raise_open_files()
     drain = Drain(config.worker.drain_s)
     drain.install()
     begin_s = time.monotonic()

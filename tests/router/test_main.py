@@ -41,10 +41,18 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def router(model_dir: Path) -> AsyncIterator[Process]:
+async def router(model_dir: Path, open_files: int = 4096) -> AsyncIterator[Process]:
     flags = ["--model-path", str(model_dir), "--router-port", "0", "--net-router-endpoint", free_endpoint()]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router", *flags, stderr=asyncio.subprocess.PIPE
+        "sh",
+        "-c",
+        f'ulimit -n {open_files} && exec "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "router",
+        *flags,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         yield Process(process)
@@ -98,3 +106,43 @@ def test_a_wrong_setting_is_explained_and_exits_with_2(tmp_path: Path, model_dir
     assert "secret_file" in said("--model-path", str(model_dir), "--net-router-endpoint", "tcp://127.0.0.1:*")
     free = ("--model-path", str(model_dir), "--net-router-endpoint", free_endpoint())
     assert "router.port" in said(*free, "--router-host", "203.0.113.1")
+    too_few = ["sh", "-c", 'ulimit -n 100 && exec "$@"', "sh", sys.executable, "-m", "router", *free]
+    run = subprocess.run(too_few, capture_output=True, timeout=DEADLINE_S, text=True)
+    assert (run.returncode, "100 open files are allowed: at least 256" in run.stderr) == (2, True)
+
+
+async def test_more_clients_than_descriptors_are_told_so(model_dir: Path, model: FakeModel) -> None:
+    async with router(model_dir, open_files=256) as process:
+        endpoint = await process.line_with(r"workers dial (\S+)")
+        url = await process.line_with(r"serving (http://\S+)")
+        worker = FakeDecode(NetSection(router_endpoint=endpoint), model, "decode-0", transport="none")
+        worker.start()
+        try:
+            await process.line_with(r"(joined)")
+            connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=DEADLINE_S)
+            async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
+                everyone = asyncio.Event()
+
+                async def body() -> AsyncIterator[bytes]:
+                    yield b'{"prompt": "the fox", '
+                    await everyone.wait()
+                    yield b'"max_tokens": 5}'
+
+                async def ask() -> int:
+                    headers = {"Content-Type": "application/json"}
+                    async with session.post("/v1/completions", data=body(), headers=headers) as response:
+                        await response.read()
+                        return response.status
+
+                asked = [asyncio.create_task(ask()) for _ in range(400)]
+                await process.line_with(r"(refused; raise `ulimit -n`)")
+                async with session.get("/live") as response:
+                    assert response.status == 200
+                everyone.set()
+                statuses = await asyncio.gather(*asked)
+                assert set(statuses) == {200, 429}
+                assert statuses.count(200) >= 128
+                async with session.post("/v1/completions", json={"prompt": "the fox"}) as response:
+                    assert response.status == 200
+        finally:
+            await asyncio.to_thread(worker.kill)
