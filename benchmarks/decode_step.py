@@ -133,7 +133,11 @@ def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> Non
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.decode_step",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_engine_flags(parser, BATCHES)
     shown = ",".join(map(str, CONTEXTS))
     parser.add_argument(

@@ -107,7 +107,7 @@ def _lengths(text: str) -> list[int]:
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     default_device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    parser = argparse.ArgumentParser(prog="benchmarks.handoff", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.handoff", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--source", default=default_device, help="cuda:N or cpu, of the pool pulled from (default: %(default)s)"
     )

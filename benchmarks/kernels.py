@@ -113,7 +113,9 @@ def main() -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--results", type=Path, help="CSV file to append to")
     parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")

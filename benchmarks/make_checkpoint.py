@@ -190,7 +190,9 @@ def copy_tokenizer(source: Path, out_dir: Path) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.make_checkpoint", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.make_checkpoint", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("preset", choices=sorted(PRESETS))
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--tokenizer", type=Path, required=True, metavar="DIR", help="where tokenizer.json is")

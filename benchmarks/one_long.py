@@ -150,7 +150,7 @@ def keep(args: argparse.Namespace, model: str, num_streams: int, figures: Sequen
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.one_long", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.one_long", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="server to load")
     parser.add_argument("--vs", metavar="URL", help="second server, loaded turn by turn with the first")
     parser.add_argument("--system", default="baton", help="label of the first server")

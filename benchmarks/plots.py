@@ -177,7 +177,9 @@ def _short(value: float) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results.csv", help="rows to draw")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "plots", help="directory to write to")
     parser.add_argument("--format", choices=("svg", "png"), default="svg", help="(default: svg)")

@@ -96,7 +96,11 @@ def run(runner: PromptRunner, chunks: list[PromptChunk], *, whole_gpu: bool) -> 
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.prompt_step",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("model_dir")
     for flag, default, what in (("--lengths", LENGTHS, "tokens"), ("--shares", SHARES, "percent of the GPU")):
         shown = ",".join(map(str, default))

@@ -124,7 +124,7 @@ def show(console: Console, results: list[Seen], title: str) -> None:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.router", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.router", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", help="directory with tokenizer.json and config.json; weights are not read")
     parser.add_argument(
         "--loads", type=names, default=list(LOADS), help="names, separated by semicolons (default: all)"

@@ -224,7 +224,9 @@ def _slo(text: str) -> dict[str, float]:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.serve", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serve", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     _add_system_flags(parser)
     _add_workload_flags(parser)
     parser.add_argument("--deadline-s", type=float, default=600.0, help="for one request (default: 600)")

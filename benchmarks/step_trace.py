@@ -125,7 +125,11 @@ def measure(bench: StepBench, num_rows: int, args: argparse.Namespace) -> list[F
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.step_trace",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_engine_flags(parser, [1, 8, 64])
     parser.add_argument("--context", type=int, default=1024, help="tokens of each sequence (default: 1024)")
     parser.add_argument("--steps", type=int, default=400, help="steps measured (default: 400)")

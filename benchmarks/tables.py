@@ -76,7 +76,9 @@ def _origin(data: TableData) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tables", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results.csv", help="rows to show")
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if a table is out of date")
     args = parser.parse_args(argv)

@@ -157,7 +157,11 @@ def compile_part(presets: list[str], part: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tune_linear",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--models", default="qwen3-4b", help="presets, separated by commas (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="file to write (default: the plans of this GPU)")
     parser.add_argument("--compile-part", type=int, default=-1, help=argparse.SUPPRESS)

@@ -61,12 +61,15 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser = commands.add_parser(
         "demo",
         help="serve the bundled model, stream one verse, show the figures",
+        description="Serve the bundled model, stream one verse, show how long it took, and end.",
         allow_abbrev=False,
     )
     _add_fleet(parser)
     parser.add_argument("--prompt", default="ROMEO:\nBut soft, what light", help="what the verse begins with")
-    parser.add_argument("--max-tokens", type=number(int, 1, 1_000_000), default=160)
-    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
+        "--max-tokens", type=number(int, 1, 1_000_000), default=160, help="most tokens of the verse (default: 160)"
+    )
+    parser.add_argument("--seed", type=int, default=7, help="another one gives another verse (default: 7)")
     parser.set_defaults(config=None)
 
 

@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The process; returns its exit status: 0, or 2 for a setting that is wrong."""
-    description = "HTTP side of Baton: takes completions and has workers compute them."
+    prog, description = "python -m router", "HTTP side of Baton: takes completions and has workers compute them."
     try:
-        config = options.parse(Config, ROUTER_SECTIONS, "router", description, sys.argv[1:] if argv is None else argv)
+        config = options.parse(Config, ROUTER_SECTIONS, prog, description, sys.argv[1:] if argv is None else argv)
         setup_logging("router", config.log.level)
         uvloop.run(serve(config))
     except ConfigError as error:
-        sys.stderr.write(f"router: {error}\n")
+        sys.stderr.write(f"{prog}: {error}\n")
         return 2
     return 0
 

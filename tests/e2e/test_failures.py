@@ -1,4 +1,4 @@
-"""No request is lost when a process dies, and nothing is kept for a client that went away."""
+"""No request is lost when a worker dies, and nothing is kept for a client that went away."""
 
 import asyncio
 import signal
