@@ -12,7 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from common.config import ModelSection
+from common.config import MAX_TOKENS, ModelSection
 from common.errors import ConfigError
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.openai_api import Prompt, TokenIds, too_long
@@ -56,7 +56,7 @@ class Tokenizer:
             name=section.served_name,
             model_fingerprint=model_fingerprint(path),
             tokenizer_fingerprint=fingerprint,
-            vocab_size=_positive_int(config, "vocab_size", path),
+            vocab_size=_count(config, "vocab_size", path),
             max_model_len=_max_model_len(section, config, path),
             eos_token_ids=_eos_token_ids(path, config),
         )
@@ -99,7 +99,7 @@ class Tokenizer:
 
 
 def _max_model_len(section: ModelSection, config: dict[str, Any], path: Path) -> int:
-    limit = _positive_int(config, "max_position_embeddings", path)
+    limit = _count(config, "max_position_embeddings", path)
     if section.max_len > limit:
         raise ConfigError(f"model.max_len = {section.max_len}: the model's own limit is {limit}")
     return section.max_len or limit
@@ -112,22 +112,22 @@ def _eos_token_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
     if value is None:
         value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(token_id) is int for token_id in ids):
-        raise ConfigError(f"{path}: eos_token_id = {value!r:.80}: wants an integer or a list of integers")
+    if not all(type(token_id) is int and 0 <= token_id <= MAX_TOKENS for token_id in ids):
+        raise ConfigError(f"{path}: eos_token_id = {value!r:.80}: wants an id of 0 to {MAX_TOKENS}, or a list of such")
     return tuple(ids)
 
 
-def _positive_int(config: dict[str, Any], key: str, path: Path) -> int:
+def _count(config: dict[str, Any], key: str, path: Path) -> int:
     value = config.get(key)
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{path / 'config.json'}: {key} = {value!r:.80}: wants a positive integer")
+    if type(value) is not int or not 1 <= value <= MAX_TOKENS:
+        raise ConfigError(f"{path / 'config.json'}: {key} = {value!r:.80}: wants a whole number of 1 to {MAX_TOKENS}")
     return value
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; a model directory needs this file") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: not a JSON object")

@@ -25,10 +25,10 @@ def _scaled(frequencies: list[float], scaling: dict[str, Any], where: str) -> li
     if kind == "default":
         return frequencies
     if kind != "llama3":
-        raise ModelError(f"{where}: RoPE scaling {kind!r} is not supported, only 'llama3' and 'default'")
+        raise ModelError(f"{where}: RoPE scaling {kind!r:.80} is not supported, only 'llama3' and 'default'")
     for key in FACTORS:
         if not is_positive(scaling.get(key)):
-            raise ModelError(f"{where}: {key} = {scaling.get(key)!r} of RoPE scaling, a positive number is needed")
+            raise ModelError(f"{where}: {key} = {scaling.get(key)!r:.80} of RoPE scaling, a positive number is needed")
     factor, low, high, context = (float(scaling[key]) for key in FACTORS)
     if low >= high:
         raise ModelError(

@@ -25,11 +25,15 @@ def architectures() -> list[str]:
 
 def read_config(model_dir: Path) -> DecoderConfig:
     """The decoder's config from config.json; raises ModelError for what cannot be served."""
-    settings = Settings.read(model_dir)
+    return decoder_config(Settings.read(model_dir))
+
+
+def decoder_config(settings: Settings) -> DecoderConfig:
+    """The same from what was read."""
     model_type = settings.values.get("model_type")
     known = architectures()
     if model_type not in known:
-        raise ModelError(f"{settings.where}: model_type = {model_type!r}; supported: {', '.join(known)}")
+        raise ModelError(f"{settings.where}: model_type = {model_type!r:.80}; supported: {', '.join(known)}")
     config: DecoderConfig = importlib.import_module(f"common.models.{model_type}").decoder_config(settings)
     if config.num_q_heads % config.num_kv_heads:
         raise ModelError(

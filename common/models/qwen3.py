@@ -14,7 +14,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     def unscaled(frequencies: list[float], scaling: dict[str, Any]) -> list[float]:
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if kind != "default":
-            raise ModelError(f"{settings.where}: RoPE scaling {kind!r} is not supported for qwen3, remove it")
+            raise ModelError(f"{settings.where}: RoPE scaling {kind!r:.80} is not supported for qwen3, remove it")
         return frequencies
 
     return dense_config(settings, default_eps=1e-6, qk_norm=True, scale=unscaled)

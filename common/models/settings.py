@@ -1,14 +1,19 @@
 """Reading config.json: typed look-ups whose errors name the key, the value and what would do."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from common.config import MAX_TOKENS
 from common.errors import ModelError
 from common.models.decoder import DecoderConfig
 
+MAX_LAYERS = 1 << 12
+MAX_HEADS = 1 << 12
+MAX_HEAD_DIM = 1 << 12
+MAX_WIDTH = 1 << 24
+"""Of a layer, or of the vocabulary."""
 Scale = Callable[[list[float], dict[str, Any]], list[float]]
 """(plain rotary frequencies, scaling table of config.json) -> the frequencies to use."""
 
@@ -25,18 +30,19 @@ class Settings:
         path = model_dir / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: {error}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ModelError(f"{path}: {error}; fetch the model again") from None
         if not isinstance(values, dict):
-            raise ModelError(f"{path}: not a JSON object")
+            raise ModelError(f"{path}: {values!r:.80} is not a JSON object; fetch the model again")
         return Settings(values, str(path))
 
-    def positive_int(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, most: int, default: int | None = None) -> int:
+        """A whole number of 1 to `most`: what is far beyond any model is a broken file."""
         value = self.values.get(key)
         if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ModelError(f"{self.where}: {key} = {value!r}, a positive whole number is needed")
+            value = default
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise ModelError(f"{self.where}: {key} = {value!r:.80}, a whole number of 1 to {most} is needed")
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:
@@ -44,13 +50,13 @@ class Settings:
         if value is None and default is not None:
             return default
         if not is_positive(value):
-            raise ModelError(f"{self.where}: {key} = {value!r}, a positive number is needed")
+            raise ModelError(f"{self.where}: {key} = {value!r:.80}, a positive number is needed")
         return float(value)
 
     def flag(self, key: str) -> bool:
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
-            raise ModelError(f"{self.where}: {key} = {value!r}, true or false is needed")
+            raise ModelError(f"{self.where}: {key} = {value!r:.80}, true or false is needed")
         return bool(value)
 
     def refuse(self, key: str, wanted: object, table: dict[str, Any] | None = None) -> None:
@@ -86,7 +92,7 @@ class Settings:
                 f"{self.where}: hidden_size = {hidden_size} cannot be divided among {num_q_heads} heads; "
                 "add the head_dim that the weights have"
             )
-        head_dim = self.positive_int("head_dim", hidden_size // num_q_heads)
+        head_dim = self.count("head_dim", MAX_HEAD_DIM, hidden_size // num_q_heads)
         if head_dim % 2:
             raise ModelError(f"{self.where}: head_dim = {head_dim}, an even number is needed: RoPE rotates pairs")
         return head_dim
@@ -100,7 +106,7 @@ class Settings:
             self.refuse("partial_rotary_factor", 1.0, place)
         base = table.get("rope_theta", self.values.get("rope_theta", 10000.0))
         if not is_positive(base):
-            raise ModelError(f"{self.where}: rope_theta = {base!r}, a positive number is needed")
+            raise ModelError(f"{self.where}: rope_theta = {base!r:.80}, a positive number is needed")
         return float(base), table
 
     def dtype(self) -> str:
@@ -109,8 +115,11 @@ class Settings:
 
 
 def is_positive(value: object) -> TypeGuard[int | float]:
-    """Whether a value of a JSON file is a number above 0; Python's parser lets NaN and Infinity pass, too."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    """Whether a value of a JSON file is a number above 0, and none whose powers and quotients overflow.
+
+    Python's parser lets NaN, Infinity and whole numbers of any length pass.
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-12 <= value <= 1e12
 
 
 def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale: Scale) -> DecoderConfig:
@@ -126,19 +135,19 @@ def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale
     settings.refuse("mlp_bias", False)
     settings.refuse("quantization_config", None)
     settings.refuse_other_layers()
-    hidden, num_q_heads = settings.positive_int("hidden_size"), settings.positive_int("num_attention_heads")
+    hidden, num_q_heads = settings.count("hidden_size", MAX_WIDTH), settings.count("num_attention_heads", MAX_HEADS)
     head_dim = settings.head_dim(hidden, num_q_heads)
     base, scaling = settings.rope()
     return DecoderConfig(
-        vocab_size=settings.positive_int("vocab_size"),
+        vocab_size=settings.count("vocab_size", MAX_WIDTH),
         hidden_size=hidden,
-        intermediate_size=settings.positive_int("intermediate_size"),
-        num_layers=settings.positive_int("num_hidden_layers"),
+        intermediate_size=settings.count("intermediate_size", MAX_WIDTH),
+        num_layers=settings.count("num_hidden_layers", MAX_LAYERS),
         num_q_heads=num_q_heads,
-        num_kv_heads=settings.positive_int("num_key_value_heads", num_q_heads),
+        num_kv_heads=settings.count("num_key_value_heads", MAX_HEADS, num_q_heads),
         head_dim=head_dim,
         norm_eps=settings.positive_float("rms_norm_eps", default_eps),
-        max_positions=settings.positive_int("max_position_embeddings"),
+        max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         qk_norm=qk_norm,
         inverse_frequencies=tuple(scale(inverse_frequencies(base, head_dim), scaling)),

@@ -5,6 +5,7 @@ missing, unexpected or of another shape. safetensors checks the files; their byt
 """
 
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,9 @@ def _files_of_index(index: Path) -> dict[str, Path]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {str(name): index.parent / Path(str(file)).name for name, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ModelError(f"{index}: not an index of safetensors files ({error})") from None
-    lost = sorted({path.name for path in files.values() if not path.exists()})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{index}: not an index of safetensors files ({error}); fetch the model again") from None
+    lost = sorted({path.name for path in files.values() if not os.path.isfile(path)})  # any name, however odd
     if lost:
         raise ModelError(f"{index}: names files that are not there: {_listed(lost)}; fetch the model again")
     return files
@@ -100,7 +101,11 @@ def _check_shapes(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Pa
     problems, dtypes = [], {}
     with ExitStack() as opened:
         handles = {path: opened.enter_context(_opened(path)) for path in sorted(set(files.values()))}
+        held = {path: set(handle.keys()) for path, handle in handles.items()}
         for name, piece in wanted.items():
+            if name not in held[files[name]]:
+                problems.append(f"{name} is not in {files[name].name}, where the index has it")
+                continue
             found = handles[files[name]].get_slice(name)
             shape, dtype = tuple(found.get_shape()), found.get_dtype()
             if shape != piece.shape:
@@ -110,7 +115,7 @@ def _check_shapes(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Pa
             else:
                 dtypes[name] = _FLOAT_TYPES[dtype]
     if problems:
-        raise ModelError(f"{model_dir}: {_listed(problems)}")
+        raise ModelError(f"{model_dir}: {_listed(problems)}; fetch the model again")
     return dtypes
 
 

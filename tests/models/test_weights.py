@@ -1,20 +1,32 @@
 """A checkpoint that cannot be served is refused with the names of what is wrong."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from common.errors import ModelError
 from common.models.decoder import weight_pieces
-from common.models.loader import read_config
+from common.models.llama import FACTORS
+from common.models.loader import decoder_config, read_config
+from common.models.settings import Settings
 from common.models.upload import Progress
 from common.models.weights import load_weights
 from tests.checkpoints import write_checkpoint
+
+DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
+
+
+QWEN3 = json.loads((DEMO_MODEL / "config.json").read_text())
+ROPE_KEYS = ["rope_type", "rope_theta", *FACTORS]
+LLAMA3 = {**QWEN3, "model_type": "llama", "rope_parameters": None, "partial_rotary_factor": None, "mlp_bias": None}
 
 
 @pytest.fixture
@@ -123,7 +135,13 @@ def test_no_weights_at_all(directory: Path) -> None:
     [
         ({"model_type": "mamba"}, r"model_type = 'mamba'; supported: llama, qwen3"),
         ({"hidden_act": "gelu"}, r"hidden_act = 'gelu' is not supported, only 'silu'"),
-        ({"num_hidden_layers": -1}, r"num_hidden_layers = -1, a positive whole number is needed"),
+        ({"num_hidden_layers": -1}, r"num_hidden_layers = -1, a whole number of 1 to 4096 is needed"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers = 1000000000, a whole number of 1 to 4096 is needed"),
+        (
+            {"max_position_embeddings": 10**10},
+            r"max_position_embeddings = 10000000000, a whole number of 1 to 16777216",
+        ),
+        ({"rope_parameters": {"rope_theta": 10**400}}, r"rope_theta = 10+, a positive number is needed"),
         ({"use_sliding_window": True}, r"use_sliding_window = True is not supported"),
         ({"num_key_value_heads": 3}, r"4 query heads over 3 KV heads"),
         ({"rope_parameters": {"rope_type": "yarn"}}, r"RoPE scaling 'yarn' is not supported"),
@@ -172,7 +190,55 @@ def test_rotary_factors_that_give_no_frequencies_are_refused(
         read_config(tmp_path)
 
 
-def test_an_unreadable_config_is_named(directory: Path) -> None:
-    (directory / "config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"config\.json: "):
+@pytest.mark.parametrize("content", ["{", "[]", "null", '{"a":' * 100_000])
+def test_an_unreadable_config_is_named(directory: Path, content: str) -> None:
+    (directory / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"config\.json: .*fetch the model again"):
         read_config(directory)
+
+
+NUMBERS = st.integers() | st.floats() | st.sampled_from([10**9, 10**10, 10**400, 5e-324, 1e308, -1, 0, 1, 2])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.text(max_size=5) | NUMBERS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(ROPE_KEYS), inner, max_size=5),
+    max_leaves=8,
+)
+SCALINGS = st.fixed_dictionaries({"rope_type": st.just("llama3"), **dict.fromkeys(FACTORS, NUMBERS)})
+
+
+@given(base=st.sampled_from([QWEN3, LLAMA3]), key=st.sampled_from(sorted(LLAMA3)), value=VALUES, rope=VALUES | SCALINGS)
+@settings(max_examples=400)
+def test_whatever_a_config_says_it_is_computed_or_refused(
+    base: dict[str, Any], key: str, value: object, rope: object
+) -> None:
+    try:
+        config = decoder_config(Settings({**base, "rope_parameters": rope, key: value}, "x/config.json"))
+    except ModelError as error:
+        assert str(error).startswith("x/config.json: ")
+        assert len(str(error)) < 500
+    else:
+        assert max(config.num_layers, config.num_q_heads, config.head_dim) <= 4096
+        assert all(0.0 < frequency < math.inf for frequency in config.inverse_frequencies)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]", "5", "null", "{", "{}", "[" * 100_000,
+        '{"weight_map": []}', '{"weight_map": 5}', '{"weight_map": {"a": 5}}',
+        '{"weight_map": {"a": ""}}', '{"weight_map": {"a": "\\u0000"}}', json.dumps({"weight_map": {"a": "b" * 9999}}),
+    ],
+)  # fmt: skip
+def test_a_broken_index_is_named(directory: Path, content: str) -> None:
+    (directory / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelError, match=r"index\.json: .*fetch the model again"):
+        load(directory)
+
+
+def test_a_tensor_that_is_not_where_the_index_has_it_is_named(directory: Path) -> None:
+    names = list(load_file(directory / "model.safetensors"))
+    save_file({"other": torch.zeros(1)}, directory / "other.safetensors")
+    index = {"weight_map": {**dict.fromkeys(names, "model.safetensors"), "model.norm.weight": "other.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is not in other\.safetensors, where the index has it"):
+        load(directory)

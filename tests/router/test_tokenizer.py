@@ -38,7 +38,10 @@ def test_model_len_is_capped_by_the_option_and_never_beyond_the_model(model_dir:
         ("config.json", "{"),
         ("config.json", json.dumps({"vocab_size": 0, "max_position_embeddings": 9})),
         ("config.json", json.dumps({"vocab_size": 9, "max_position_embeddings": "9"})),
+        ("config.json", json.dumps({"vocab_size": 9, "max_position_embeddings": 10**10})),
+        ("config.json", '{"a":' * 100_000),
         ("generation_config.json", json.dumps({"eos_token_id": "x"})),
+        ("generation_config.json", json.dumps({"eos_token_id": [10**20]})),
     ],
 )
 def test_a_broken_model_directory_is_named(model_copy: Path, name: str, content: str | None) -> None:
