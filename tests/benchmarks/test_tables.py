@@ -1,12 +1,13 @@
 """The pages' tables say what results.csv says, and which figures a table takes."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.results import Row
+from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_data import ONE_GPU, TABLES, Cell, TableData, beside_vllm, newest, serving, sharing
-from benchmarks.tables import main, render, written
+from benchmarks.tables import TABLE, main, render, written
 
 ROW = Row(
     date="2026-01-02", commit="abc", hardware=ONE_GPU, system="baton", model="qwen3-4b",
@@ -21,6 +22,15 @@ def beside(value: str, other: str, **changes: str) -> Row:
 
 def test_every_table_in_the_pages_is_what_the_results_say() -> None:
     assert main(["--check"]) == 0, "run `python -m benchmarks.tables`"
+
+
+@pytest.mark.parametrize("unit", ["tokens/s", "GB/s"])
+def test_a_figure_in_the_text_of_the_first_page_has_a_row(unit: str) -> None:
+    text = TABLE.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
+    prose = " ".join(line for line in text.splitlines() if not line.startswith("    "))
+    said = set(re.findall(rf"([\d,.]*\d) (?:output )?{unit}", prose))
+    rows = {f"{float(row.value):,.0f}" for row in read_rows(ROOT / "benchmarks" / "results.csv") if row.unit == unit}
+    assert said and said <= rows, f"no row: {said - rows}"
 
 
 def test_the_newest_row_of_a_load_counts_alone_or_in_company() -> None:
