@@ -1,7 +1,6 @@
-"""From one configuration to the command lines of all processes, and the private directory they meet in."""
+"""From one configuration to the command lines of all processes."""
 
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,8 +10,8 @@ from common.errors import ConfigError
 from common.options import to_flags
 from common.wire.messages import Role
 from deploy.placement import Placement, memory_fraction, threads_per_worker
+from deploy.runtime_dir import MAX_SOCKET_PATH_BYTES
 
-MAX_SOCKET_PATH_BYTES = 100  # a unix socket's path ends at 107 bytes
 SOURCE_ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -30,15 +29,6 @@ class ProcessSpec:
     def argv(self) -> list[str]:
         """`-P` keeps the user's working directory from shadowing our packages."""
         return [sys.executable, "-P", "-m", self.module, *self.flags]
-
-
-def make_runtime_dir() -> "tempfile.TemporaryDirectory[str]":
-    """A private directory (mode 700) for sockets, removed when the context ends."""
-    longest_name = len("/baton-12345678/decode-100.sock")
-    parent = tempfile.gettempdir()
-    if len(parent) + longest_name > MAX_SOCKET_PATH_BYTES:
-        parent = "/tmp"
-    return tempfile.TemporaryDirectory(prefix="baton-", dir=parent)
 
 
 def plan_processes(

@@ -12,11 +12,12 @@ from pathlib import Path
 from common.config import Config
 from deploy.console import Console
 from deploy.health import Health, local_url
-from deploy.launch_plan import ProcessSpec, make_runtime_dir, plan_processes
+from deploy.launch_plan import ProcessSpec, plan_processes
 from deploy.machine import detect_gpus, num_cores
 from deploy.model_source import find_model, is_hub_id, weights_bytes
 from deploy.mps import Mps, MpsOptions, open_mps
 from deploy.placement import Placement, choose_gpus, place_workers
+from deploy.runtime_dir import make_runtime_dir
 from deploy.supervisor import Deadlines, Supervisor
 
 
@@ -57,8 +58,7 @@ def place(config: Config, fleet: Fleet, environ: Mapping[str, str]) -> list[Plac
 async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncIterator[tuple[Supervisor, Mps]]:
     """A supervisor that has started nothing yet, and how workers on one GPU will share it."""
     placements = place(config, fleet, os.environ)
-    with make_runtime_dir() as name:
-        runtime_dir = Path(name)
+    with make_runtime_dir() as runtime_dir:
         model_bytes = weights_bytes(Path(config.model.path))
         specs = plan_processes(config, placements, runtime_dir, num_cores(), model_bytes)
         async with open_mps(fleet.mps, placements, os.environ, runtime_dir, console) as mps:

@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import re
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +24,7 @@ from common.wire.messages import KVPoolExport
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "baton-"
+NEW_S = 60.0
 _NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
 
 
@@ -103,11 +105,21 @@ class ShmTransport:
 
 
 def remove_abandoned() -> None:
-    """Remove the segments whose owner is gone: the ones whose lock is free."""
-    for path in SHM_DIR.glob(f"{PREFIX}*"):
+    """Remove the segments whose owner is gone: the ones whose lock is free.
+
+    Of those without their name yet, none so new that it may be about to be locked.
+    """
+    unnamed = [path for path in SHM_DIR.glob(f".{PREFIX}*") if not _is_new(path)]
+    for path in [*SHM_DIR.glob(f"{PREFIX}*"), *unnamed]:
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
+
+
+def _is_new(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return time.time() - path.stat().st_mtime < NEW_S
+    return False
 
 
 def _reserved(path: Path, num_bytes: int) -> BinaryIO:

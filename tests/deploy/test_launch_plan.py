@@ -8,7 +8,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.options import add_flags, from_flags
 from deploy.cli import ALL_SECTIONS
-from deploy.launch_plan import ProcessSpec, make_runtime_dir, plan_processes
+from deploy.launch_plan import ProcessSpec, plan_processes
 from deploy.placement import Gpu, place_workers
 
 
@@ -57,13 +57,3 @@ def test_endpoints_that_the_user_set_are_kept() -> None:
 def test_a_socket_path_too_long_for_the_kernel_is_refused() -> None:
     with pytest.raises(ConfigError, match="at most 100"):
         plan_processes(Config(), place_workers(0, 1, []), Path("/" + "d" * 90), 8, 0)
-
-
-def test_the_runtime_dir_is_short_private_and_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    long_parent = tmp_path / ("d" * 80)
-    long_parent.mkdir()
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(long_parent))
-    with make_runtime_dir() as name:
-        assert len(name) < 40
-        assert Path(name).stat().st_mode & 0o777 == 0o700
-    assert not Path(name).exists()

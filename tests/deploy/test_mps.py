@@ -23,9 +23,10 @@ from deploy.cli import ALL_SECTIONS
 from deploy.console import Console
 from deploy.demo import DEMO_MODEL
 from deploy.health import Health
-from deploy.launch_plan import SOURCE_ROOT, ProcessSpec, make_runtime_dir
+from deploy.launch_plan import SOURCE_ROOT, ProcessSpec
 from deploy.mps import NO_MPS, Mps, MpsOptions, open_mps, shared_gpus
 from deploy.placement import Gpu, Placement, place_workers
+from deploy.runtime_dir import make_runtime_dir
 from deploy.serve import Fleet, prepared, ready_text
 
 ONE_GPU = place_workers(1, 1, [Gpu(0, 0)])
@@ -93,7 +94,7 @@ class FakeMps:
         console = Console(self.log, None)
         with make_runtime_dir() as runtime_dir:
             given = self.environ | environ
-            async with open_mps(options or MpsOptions(), placements, given, Path(runtime_dir), console) as opened:
+            async with open_mps(options or MpsOptions(), placements, given, runtime_dir, console) as opened:
                 yield opened
 
     @property
@@ -336,7 +337,7 @@ async def test_the_real_daemon_serves_and_ends(tmp_path: Path) -> None:
     log = io.StringIO()
     with make_runtime_dir() as runtime_dir:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
-        async with open_mps(MpsOptions("on"), ONE_GPU, environ, Path(runtime_dir), Console(log, None)) as opened:
+        async with open_mps(MpsOptions("on"), ONE_GPU, environ, runtime_dir, Console(log, None)) as opened:
             directory = Path(opened.environs["decode-0"].get("CUDA_MPS_PIPE_DIRECTORY", mps.DEFAULT_PIPE_DIRECTORY))
             daemon = int((directory / "nvidia-cuda-mps-control.pid").read_text())
             assert is_alive(daemon)

@@ -15,10 +15,16 @@ from tests.messages import pool_export
 
 def test_segments_of_the_dead_are_removed_and_those_of_the_living_kept() -> None:
     abandoned = SHM_DIR / f"baton-abandoned-{os.getpid()}"
-    abandoned.write_bytes(b"x")
+    unnamed, new = (SHM_DIR / f".baton-{name}-{os.getpid()}" for name in ("unnamed", "new"))
+    for path in (abandoned, unnamed, new):
+        path.write_bytes(b"x")
+    os.utime(unnamed, (0, 0))
     alive = ShmMemory(4096, f"alive-{os.getpid()}")
     remove_abandoned()
     assert not abandoned.exists()
+    assert not unnamed.exists()
+    assert new.exists(), "its owner may be about to lock it"
+    new.unlink()
     assert alive.path.exists()
     alive.close()
     assert not alive.path.exists()

@@ -1,0 +1,51 @@
+"""The private directory in which the processes of one `baton serve` meet.
+
+It is locked while its supervisor lives, so that whoever starts next can tell those that a killed one left behind and
+remove them.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_SOCKET_PATH_BYTES = 100  # a unix socket's path ends at 107 bytes
+PREFIX = "baton-serve-"
+NEW_S = 60.0
+"""One so new may be about to be locked."""
+
+
+@contextlib.contextmanager
+def make_runtime_dir() -> Iterator[Path]:
+    """A directory (mode 700) for sockets, removed when the context ends."""
+    parent = Path(tempfile.gettempdir())
+    if len(str(parent)) + len(f"/{PREFIX}12345678/decode-100.sock") > MAX_SOCKET_PATH_BYTES:
+        parent = Path("/tmp")
+    remove_abandoned(parent)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent) as name, _locked(Path(name)):
+        yield Path(name)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove those of this user whose supervisor is gone: the ones whose lock is free."""
+    for path in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > NEW_S:
+                with _locked(path):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a directory; raises BlockingIOError when another process does."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
