@@ -48,8 +48,8 @@ class System:
         self.wait_ready(prefill, decode)
         return self
 
-    def start_router(self, port: int = 0) -> None:
-        self._spawn("router", "router", "--router-port", str(port))
+    def start_router(self, port: int = 0, *flags: str) -> None:
+        self._spawn("router", "router", "--router-port", str(port), *flags)
         self.url = self._find("router", "serving http://").split()[-1]
 
     def start_worker(self, name: str, *flags: str) -> None:

@@ -1,0 +1,175 @@
+"""Kills, drains, stops and replaces workers at random under a mixed load, and checks that no client notices.
+
+    python -m benchmarks.storm --minutes 5 --seed 1
+    python -m benchmarks.storm --minutes 1 --device cuda:0
+
+First every request of the mix is answered once, by the system at rest. In the storm each answer has to be the same,
+whatever dies meanwhile; after it, nothing may be left: no request, no block, no file, no memory. The last line sums it
+up; the exit status is 0 if nothing was lost, wrong, crashed or left over. Flags after `--` go to the workers.
+"""
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.load_client import open_session
+from benchmarks.storm.blows import Kind, plan
+from benchmarks.storm.clients import Clients, Verdicts
+from benchmarks.storm.fleet import Fleet
+from benchmarks.storm.leftovers import errors, excess, holdings, segments
+from benchmarks.storm.requests import Answer, Case, make_cases
+from common.kv.shm import remove_abandoned
+from tests.e2e.system import System
+
+FLAGS = ("--model-dtype", "float32", "--prefill-max-batch-tokens", "256", "--decode-max-num-seqs", "24")
+"""Float32, so that texts are the same in any batch; small steps and batches, so that prompts come in pieces."""
+ROUTER_FLAGS = ("--router-max-attempts", "100")
+"""To the router, who has bad luck looks like a request that kills workers; here no request does."""
+SETTLE_DEADLINE_S = 60.0
+FAULTS = ("lost", "wrong", "crashed", "left over")
+IDLE_GAUGES = (
+    "baton_requests_queued",
+    "baton_queued_prompt_tokens",
+    "baton_requests_running",
+    "baton_worker_running",
+    "baton_worker_waiting",
+    "baton_worker_handoffs",
+)
+
+
+async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
+    """Run one; the summary line, and what went wrong."""
+    verdicts, tag = Verdicts(), f"storm{os.getpid()}"
+    names = [f"{role}-{tag}-{n}" for role in ("prefill", "decode") for n in range(getattr(args, role))]
+    flags = [*FLAGS, "--kv-pool-bytes", str(args.pool_mb << 20), *args.flags]
+    with System(args.model, *flags, device=args.device) as system:
+        try:
+            system.start_router(0, *ROUTER_FLAGS)
+            fleet = Fleet(system, names, verdicts)
+            for name in names:
+                fleet.start(name)
+            await asyncio.to_thread(system.wait_ready, args.prefill, args.decode)
+            await _undergo(system, fleet, names, args, verdicts)
+            replays = await _sum(system, "baton_replays_total")
+            await fleet.end_all()
+            remove_abandoned()  # as the next worker to start would
+            _complain(verdicts, [f"segment {name}" for name in segments(tag)] + errors(system))
+        finally:
+            if args.logs:
+                shutil.copytree(system.directory.name, args.logs, ignore=_no_sockets, dirs_exist_ok=True)
+    return _summary(args, verdicts, fleet, replays), verdicts
+
+
+async def _undergo(
+    system: System, fleet: Fleet, names: Sequence[str], args: argparse.Namespace, verdicts: Verdicts
+) -> None:
+    """Rest, storm, and rest again."""
+    async with open_session() as session:
+        answers = await _answers_at_rest(session, system, args, verdicts)
+    await _at_rest(system, args)
+    before = await asyncio.to_thread(holdings, system)
+    duration_s = args.minutes * 60
+    blows = plan(args.seed, duration_s, args.interval_s, names[: args.prefill], names[args.prefill :])
+    until_s = time.monotonic() + duration_s
+    async with open_session() as session:
+        clients = Clients(session, system.url, args.deadline_s, answers, verdicts)
+        asking = [clients.keep_asking(args.seed * 1000 + n, until_s) for n in range(args.clients)]
+        await asyncio.gather(fleet.weather(blows), clients.keep_looking(until_s, args.live_deadline_s), *asking)
+    try:
+        await _at_rest(system, args)
+    except AssertionError as error:
+        _complain(verdicts, [f"not at rest again: {str(error)[:200]} {system.health()}"])
+    _complain(verdicts, excess(before, await asyncio.to_thread(holdings, system)))
+
+
+async def _answers_at_rest(
+    session: aiohttp.ClientSession, system: System, args: argparse.Namespace, verdicts: Verdicts
+) -> dict[Case, Answer]:
+    """What each case gets from a system that does nothing else."""
+    async with asyncio.timeout(args.deadline_s), session.get(f"{system.url}/v1/models") as response:
+        max_model_len = (await response.json())["data"][0]["max_model_len"]
+    clients = Clients(session, system.url, args.deadline_s, {}, verdicts)
+    async with asyncio.timeout(10 * args.deadline_s):
+        return {case: await clients.ask(case, stream=False) for case in make_cases(args.seed, max_model_len)}
+
+
+async def _at_rest(system: System, args: argparse.Namespace) -> None:
+    """Until all workers are there and have met, and nothing is held for any request; raises AssertionError."""
+    await asyncio.to_thread(system.wait_ready, args.prefill, args.decode)
+    await asyncio.to_thread(system.until, system.all_blocks_free, SETTLE_DEADLINE_S)
+    deadline_s = time.monotonic() + SETTLE_DEADLINE_S
+    while busy := {name: value for name in IDLE_GAUGES if (value := await _sum(system, name))}:
+        assert time.monotonic() < deadline_s, f"still busy: {busy}"
+        await asyncio.sleep(0.1)
+    health = system.health()
+    assert health["status"] == "ok", health
+
+
+async def _sum(system: System, name: str) -> float:
+    """A metric's samples, added up."""
+    async with open_session() as session, session.get(f"{system.url}/metrics") as response:
+        families = text_string_to_metric_families(await response.text())
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+def _complain(verdicts: Verdicts, leftovers: Iterable[str]) -> None:
+    for what in leftovers:
+        verdicts.fault("left over", what)
+
+
+def _no_sockets(directory: str, names: list[str]) -> set[str]:
+    return {name for name in names if (Path(directory) / name).is_socket()}
+
+
+def _summary(args: argparse.Namespace, verdicts: Verdicts, fleet: Fleet, replays: float) -> str:
+    num, hits = verdicts.num, fleet.num
+    return (
+        f"{args.prefill}P{args.decode}D on {args.device}, {args.minutes:g} min, seed {args.seed}: "
+        f"{num['answered']} answered, {num['left']} left, {num['refused']} refused, {replays:.0f} replays; "
+        f"{hits[Kind.KILL]} kills, {hits[Kind.DRAIN]} drains, {hits[Kind.STOP]} stops, "
+        f"{hits[Kind.REPLACE] + hits[Kind.OUST]} replaced; {', '.join(f'{num[kind]} {kind}' for kind in FAULTS)}; "
+        f"slowest {verdicts.slowest_s:.1f} s, /live {verdicts.slowest_live_s * 1e3:.0f} ms"
+    )
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.storm", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--model", type=Path, default=Path("deploy/demo_model"), help="directory (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:N (default: %(default)s)")
+    parser.add_argument("--prefill", type=int, default=2, help="prefill workers (default: %(default)s)")
+    parser.add_argument("--decode", type=int, default=2, help="decode workers (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long it lasts (default: %(default)g)")
+    parser.add_argument("--seed", type=int, default=1, help="of requests and blows (default: %(default)s)")
+    parser.add_argument(
+        "--interval-s", type=float, default=4.0, help="between two blows, on average (default: %(default)g)"
+    )
+    parser.add_argument("--clients", type=int, default=8, help="that ask at once (default: %(default)s)")
+    parser.add_argument("--pool-mb", type=int, default=16, help="KV pool of a worker (default: %(default)s)")
+    parser.add_argument("--deadline-s", type=float, default=180.0, help="for a request (default: %(default)g)")
+    parser.add_argument("--live-deadline-s", type=float, default=10.0, help="for /live (default: %(default)g)")
+    parser.add_argument("--logs", type=Path, help="directory in which the logs of all processes are kept")
+    parser.add_argument("flags", nargs="*", help="for the workers, after --, in pairs")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Entry point; 0 if nothing went wrong, else 1."""
+    summary, verdicts = asyncio.run(storm(parse_args(argv)))
+    for fault in verdicts.faults:
+        print(fault)
+    print(summary)
+    return int(any(verdicts.num[kind] for kind in FAULTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""What hits workers, and when: drawn from a seed before the storm begins."""
+
+import enum
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Kind(enum.StrEnum):
+    """What is done to a worker."""
+
+    KILL = enum.auto()  # SIGKILL, started again after the pause
+    DRAIN = enum.auto()  # SIGTERM, started again when it has ended and the pause is over
+    STOP = enum.auto()  # SIGSTOP, SIGCONT after the pause
+    REPLACE = enum.auto()  # another of its id joins; after the pause SIGTERM for the first, if it has not ended
+    OUST = enum.auto()  # the same, with SIGKILL
+
+
+WEIGHTS = {Kind.KILL: 4, Kind.DRAIN: 3, Kind.STOP: 3, Kind.REPLACE: 1.5, Kind.OUST: 1.5}
+SHORT_PAUSE_S = 1.0
+LONG_PAUSE_S = 6.0
+"""Twice `net.worker_timeout_s`: of workers stopped, some are taken for dead."""
+ALL_OF_A_KIND = 0.12
+ALL = 0.04
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """One thing done to one or several workers, `at_s` after the start."""
+
+    at_s: float
+    kind: Kind
+    workers: tuple[str, ...]
+    pause_s: float
+
+
+def plan(
+    seed: int, duration_s: float, interval_s: float, prefills: Sequence[str], decodes: Sequence[str]
+) -> list[Blow]:
+    """The blows of a storm, `interval_s` apart on average; the first of them are one of each kind."""
+    rng = random.Random(seed)
+    firsts = list(Kind)
+    rng.shuffle(firsts)
+    blows: list[Blow] = []
+    at_s = rng.uniform(0.5, interval_s)
+    while at_s < duration_s:
+        [kind] = [firsts.pop()] if firsts else rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
+        longest_s = rng.choice((SHORT_PAUSE_S, LONG_PAUSE_S)) if kind is Kind.STOP else 2 * SHORT_PAUSE_S
+        blows.append(Blow(at_s, kind, _targets(rng, prefills, decodes), rng.uniform(0.0, longest_s)))
+        at_s += rng.expovariate(1 / interval_s)
+    return blows
+
+
+def _targets(rng: random.Random, prefills: Sequence[str], decodes: Sequence[str]) -> tuple[str, ...]:
+    draw = rng.random()
+    if draw < ALL:
+        return (*prefills, *decodes)
+    if draw < ALL + ALL_OF_A_KIND:
+        return tuple(rng.choice((prefills, decodes)))
+    return (rng.choice((*prefills, *decodes)),)

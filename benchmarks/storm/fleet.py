@@ -1,0 +1,132 @@
+"""The workers of a storm: hit as planned, started again each time, and watched for any end that nobody asked for."""
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.storm.blows import Blow, Kind
+from benchmarks.storm.clients import Verdicts
+from tests.e2e.system import System
+
+JOIN_DEADLINE_S = 120.0
+END_DEADLINE_S = 90.0
+POLL_S = 0.1
+REGISTERED = "registered with the router"
+OUSTED = 2
+"""Exit status of a worker whose id another has taken: it says which setting is wrong."""
+
+
+class Fleet:
+    """Workers of one system, by name; a blow for a worker that has not recovered from another is left out."""
+
+    def __init__(self, system: System, names: Sequence[str], verdicts: Verdicts) -> None:
+        self.num = Counter[Kind]()
+        self._system = system
+        self._verdicts = verdicts
+        self._locks = {name: asyncio.Lock() for name in names}
+        self._num_starts = Counter[str]()
+
+    def start(self, name: str) -> None:
+        """Start a worker under its name, whether or not another has it; what the earlier one logged is kept."""
+        log = Path(self._system.directory.name) / f"{name}.log"
+        if log.exists():
+            self._num_starts[name] += 1
+            log.rename(log.with_name(f"{name}.{self._num_starts[name]:03d}.log"))
+        flags = ["--net-handoff-endpoint", "auto"] if name.startswith("decode") else []
+        self._system.start_worker(name, *flags)
+
+    async def weather(self, blows: Sequence[Blow]) -> None:
+        """All blows at their times; returns when all is over and every worker has been started again."""
+        start_s = time.monotonic()
+        watch = asyncio.create_task(self._watch())
+        tasks = []
+        for blow in blows:
+            await asyncio.sleep(start_s + blow.at_s - time.monotonic())
+            tasks += [asyncio.create_task(self._hit(blow, name)) for name in blow.workers]
+        await asyncio.gather(*tasks)
+        watch.cancel()
+
+    async def end_all(self) -> None:
+        """SIGTERM to workers and then to the router: all end with status 0."""
+        router = self._system.processes["router"]
+        workers = [process for process in self._system.processes.values() if process is not router]
+        for processes in (workers, [router]):
+            for process in processes:
+                process.send_signal(signal.SIGTERM)
+            for process in processes:
+                await self._ended(process, (0,), "the end of the storm")
+
+    async def _hit(self, blow: Blow, name: str) -> None:
+        if self._locks[name].locked():
+            return
+        async with self._locks[name]:
+            self.num[blow.kind] += 1
+            match blow.kind:
+                case Kind.STOP:
+                    process = self._system.processes[name]
+                    process.send_signal(signal.SIGSTOP)
+                    await asyncio.sleep(blow.pause_s)
+                    process.send_signal(signal.SIGCONT)
+                    return
+                case Kind.KILL:
+                    await self._end(name, signal.SIGKILL)
+                    await asyncio.sleep(blow.pause_s)
+                    self.start(name)
+                case Kind.DRAIN:
+                    await self._end(name, signal.SIGTERM)
+                    await asyncio.sleep(blow.pause_s)
+                    self.start(name)
+                case Kind.REPLACE | Kind.OUST:
+                    await self._replace(blow, name)
+            await self._joined(name)
+
+    async def _end(self, name: str, number: signal.Signals) -> None:
+        process = self._system.processes.pop(name)
+        process.send_signal(number)
+        await self._ended(process, (-number,) if number == signal.SIGKILL else (0,), f"{number.name} to {name}")
+
+    async def _replace(self, blow: Blow, name: str) -> None:
+        """Two of one id; the later one stays, the earlier one leaves by itself unless it is ended before that."""
+        number = signal.SIGTERM if blow.kind is Kind.REPLACE else signal.SIGKILL
+        earlier = self._system.processes.pop(name)
+        self.start(name)
+        await self._joined(name)
+        await asyncio.sleep(blow.pause_s)
+        earlier.send_signal(number)
+        # A signal that comes while it ends anyway may end it, too.
+        await self._ended(earlier, (0, OUSTED, -number), f"{number.name} to the earlier {name}")
+
+    async def _joined(self, name: str) -> None:
+        deadline_s = time.monotonic() + JOIN_DEADLINE_S
+        while REGISTERED not in self._system.log(name) and self._system.processes[name].poll() is None:
+            if time.monotonic() > deadline_s:
+                self._verdicts.fault("crashed", f"{name} did not join within {JOIN_DEADLINE_S:g} s")
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def _ended(self, process: subprocess.Popen[bytes], statuses: Sequence[int], why: str) -> None:
+        deadline_s = time.monotonic() + END_DEADLINE_S
+        while process.poll() is None:
+            if time.monotonic() > deadline_s:
+                self._verdicts.fault("crashed", f"{why}: pid {process.pid} goes on after {END_DEADLINE_S:g} s")
+                process.kill()
+                process.wait()
+                return
+            await asyncio.sleep(POLL_S)
+        if process.returncode not in statuses:
+            self._verdicts.fault("crashed", f"{why}: pid {process.pid} ended with {process.returncode}, not {statuses}")
+
+    async def _watch(self) -> None:
+        """Nobody ends unless told to; who does is started again, as a supervisor would."""
+        while True:
+            for name, lock in self._locks.items():
+                if not lock.locked() and (status := self._system.processes[name].poll()) is not None:
+                    self._verdicts.fault("crashed", f"{name} ended by itself with {status}")
+                    self.start(name)
+            if (status := self._system.processes["router"].poll()) is not None:
+                raise RuntimeError(f"the router ended with {status}\n{self._system.log('router')[-5000:]}")
+            await asyncio.sleep(POLL_S)

@@ -1,0 +1,76 @@
+"""What processes hold: file descriptors, memory, shared memory segments; and what a storm has left of them."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.kv.shm import SHM_DIR
+from tests.e2e.system import System
+
+MORE_FILES = 16
+MORE_BYTES = 96 << 20
+"""How much more a process may hold after a storm than one of its kind did at rest: caches fill, allocators round up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one process and its children hold."""
+
+    num_files: int
+    num_removed_segments: int  # shared memory of workers that are gone
+    private_bytes: int
+
+
+def holdings(system: System) -> dict[str, Holding]:
+    """By name of the process."""
+    return {name: _holding(process.pid) for name, process in system.processes.items()}
+
+
+def excess(before: dict[str, Holding], after: dict[str, Holding]) -> list[str]:
+    """In words, what processes hold after a storm beyond what the greediest of their kind held before."""
+    found = []
+    for name, now in after.items():
+        kind = [holding for other, holding in before.items() if other.split("-")[0] == name.split("-")[0]]
+        most_files = max(holding.num_files for holding in kind) + MORE_FILES
+        most_bytes = max(holding.private_bytes for holding in kind) + MORE_BYTES
+        if now.num_files > most_files:
+            found.append(f"{name} has {now.num_files} files open, more than {most_files}")
+        if now.private_bytes > most_bytes:
+            found.append(f"{name} holds {now.private_bytes >> 20} MB, more than {most_bytes >> 20}")
+        if now.num_removed_segments:
+            found.append(f"{name} holds {now.num_removed_segments} segments of workers that are gone")
+    return found
+
+
+def segments(tag: str) -> list[str]:
+    """Shared memory of workers whose ids hold `tag`."""
+    return sorted(path.name for path in SHM_DIR.glob(f"*baton-*{tag}*"))
+
+
+def errors(system: System) -> list[str]:
+    """Lines that no log may hold, but for a worker's that was told that its id is taken."""
+    found = []
+    for path in sorted(Path(system.directory.name).glob("*.log")):
+        for line in path.read_text(errors="replace").splitlines():
+            if re.search(r"^\S+ [EC] \[|^Traceback|Assertion failed", line) and "started again as epoch" not in line:
+                found.append(f"{path.name}: {line[:300]}")
+    return found
+
+
+def _holding(pid: int) -> Holding:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    links = []
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(file))
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    removed = sum(link.startswith(str(SHM_DIR / "baton-")) and link.endswith("(deleted)") for link in links)
+    return Holding(len(links), removed, sum(map(_private_bytes, [str(pid), *children])))
+
+
+def _private_bytes(pid: str) -> int:
+    """Resident memory that no other process shares."""
+    match = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0

@@ -1,0 +1,87 @@
+"""A storm that sees nothing proves nothing: each fault of a server is noticed."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from benchmarks.load_client import open_session
+from benchmarks.storm.blows import Kind, plan
+from benchmarks.storm.clients import Clients, Verdicts
+from benchmarks.storm.leftovers import Holding, excess
+from benchmarks.storm.requests import REFUSABLE, Answer, Case, make_cases
+
+USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+RIGHT = Answer({0: "ab"}, {0: "length"}, USAGE)
+CASE = Case("a case", {"prompt": "x"})
+
+
+def chunk(text: str, finish_reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}]}
+
+
+USAGE_CHUNK = {"choices": [], "usage": USAGE}
+STREAMS: dict[str, list[Any]] = {
+    "answered": [chunk("a"), chunk("b", "length"), USAGE_CHUNK, "[DONE]"],
+    "wrong": [chunk("a"), chunk("c", "length"), USAGE_CHUNK, "[DONE]"],
+    "wrong, no usage": [chunk("a"), chunk("b", "length"), "[DONE]"],
+    "wrong, no reason": [chunk("a"), chunk("b"), USAGE_CHUNK, "[DONE]"],
+    "lost": [chunk("a"), {"error": {"message": "no"}}, "[DONE]"],
+    "lost, no end": [chunk("a"), chunk("b", "length"), USAGE_CHUNK],
+    "lost, two ends": [chunk("a"), chunk("b", "length"), chunk("", "length"), USAGE_CHUNK, "[DONE]"],
+    "lost, two ends of the stream": [chunk("a"), chunk("b", "length"), USAGE_CHUNK, "[DONE]", "[DONE]"],
+}
+
+
+@asynccontextmanager
+async def serving(status: int, text: str, verdicts: Verdicts) -> AsyncIterator[Clients]:
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=text)
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", handle)
+    app.router.add_get("/live", handle)
+    async with TestServer(app) as server, open_session() as session:
+        url = f"http://{server.host}:{server.port}"
+        yield Clients(session, url, 5.0, {CASE: RIGHT}, verdicts)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+async def test_every_stream_is_judged(kind: str) -> None:
+    events = [event if isinstance(event, str) else json.dumps(event) for event in STREAMS[kind]]
+    text, verdicts = "".join(f"data: {event}\n\n" for event in events), Verdicts()
+    async with serving(200, text, verdicts) as clients:
+        await clients.check(CASE, stream=True)
+    assert verdicts.num == {kind.split(",")[0]: 1}
+    assert len(verdicts.faults) == (kind != "answered")
+
+
+async def test_a_refusal_and_a_broken_live_are_noticed() -> None:
+    verdicts = Verdicts()
+    async with serving(503, '{"error": {}}', verdicts) as clients:
+        await clients.check(CASE, stream=False)
+        await clients.look(5.0)
+        await clients.be_refused(REFUSABLE[0])
+    assert verdicts.num == {"lost": 2, "wrong": 1}
+
+
+def test_a_storm_follows_from_its_seed_and_has_every_kind_of_blow() -> None:
+    prefills, decodes = ["prefill-0", "prefill-1"], ["decode-0", "decode-1"]
+    blows = plan(1, 60.0, 2.0, prefills, decodes)
+    assert blows == plan(1, 60.0, 2.0, prefills, decodes) != plan(2, 60.0, 2.0, prefills, decodes)
+    assert {blow.kind for blow in blows} == set(Kind)
+    assert [blow.at_s for blow in blows] == sorted(blow.at_s for blow in blows)
+    assert {worker for blow in blows for worker in blow.workers} == {*prefills, *decodes}
+    assert max(len(blow.workers) for blow in blows) > 1
+    assert [case.fields for case in make_cases(1, 2048)] == [case.fields for case in make_cases(1, 2048)]
+
+
+def test_what_is_left_over_is_found() -> None:
+    before = {"router": Holding(40, 0, 100 << 20), "decode-0": Holding(30, 0, 200 << 20)}
+    assert excess(before, {**before, "decode-1": Holding(32, 0, 210 << 20)}) == []
+    found = excess(before, {"router": Holding(400, 0, 900 << 20), "decode-1": Holding(30, 2, 1 << 20)})
+    assert len(found) == 3 and all(name in " ".join(found) for name in ("400 files", "900 MB", "2 segments"))
