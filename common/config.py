@@ -13,7 +13,7 @@ from common.options import option
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KERNELS = ("triton", "torch")
-MODEL_NAME = (r"[^\x00-\x1f\x7f]{0,200}", "at most 200 characters, all of them to be seen")
+MODEL_NAME = (r".{0,200}", "at most 200 characters")
 WORKER_ID = (r"[!-~]{0,100}", "at most 100 ASCII characters, no spaces")
 ENDPOINT = (r"auto|(ipc|tcp)://[!-~]{1,180}", "auto, ipc://PATH or tcp://HOST:PORT")
 DEVICE = (r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")

@@ -18,6 +18,7 @@ from common.errors import ConfigError
 
 Config = TypeVar("Config")
 Number = TypeVar("Number", int, float)
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def option(
@@ -161,6 +162,8 @@ def _check_allowed(where: str, value: Any, field: "dataclasses.Field[Any]") -> N
         raise ConfigError(
             f"{where} = {value!r:.40}: {_range_text(within)}; choose one of these, or leave it out for {field.default}"
         )
+    if isinstance(value, str) and CONTROL.search(value):
+        raise ConfigError(f"{where} = {value!r:.80}: has a control character; leave that out")
     if form and not re.fullmatch(form[0], value):
         raise ConfigError(f"{where} = {value!r:.80}: {form[1]}")
 

@@ -6,6 +6,7 @@ they are closed after one answer. All others wait in the kernel's queue, where t
 """
 
 import asyncio
+import errno
 import logging
 import socket
 import time
@@ -142,9 +143,12 @@ async def _accepted(listener: socket.socket) -> socket.socket:
 
 async def bound_sockets(host: str, port: int) -> list[socket.socket]:
     """A listening socket for each address of `host`, which is all of the machine if empty; raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except UnicodeError:
+        raise OSError(errno.EINVAL, "no name of a host") from None
     listeners: list[socket.socket] = []
     try:
         for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):

@@ -105,7 +105,8 @@ def test_a_wrong_setting_is_explained_and_exits_with_2(tmp_path: Path, model_dir
     assert "fetch" in said("--model-path", str(tmp_path))
     assert "secret_file" in said("--model-path", str(model_dir), "--net-router-endpoint", "tcp://127.0.0.1:*")
     free = ("--model-path", str(model_dir), "--net-router-endpoint", free_endpoint())
-    assert "router.port" in said(*free, "--router-host", "203.0.113.1")
+    for host in ("203.0.113.1", "no..host", "h" * 70):
+        assert "choose another router.host or router.port" in said(*free, "--router-host", host)
     too_few = ["sh", "-c", 'ulimit -n 100 && exec "$@"', "sh", sys.executable, "-m", "router", *free]
     run = subprocess.run(too_few, capture_output=True, timeout=DEADLINE_S, text=True)
     assert (run.returncode, "100 open files are allowed: at least 256" in run.stderr) == (2, True)
