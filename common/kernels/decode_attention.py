@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.checks import check_block_tables, check_column, check_queries
 from common.kernels.decode_division import ITEM_WORDS, load_item, next_item
 from common.kernels.decode_parts import (
     LOG2_E,
@@ -21,7 +22,7 @@ from common.kernels.decode_parts import (
     num_tiles_of,
     part_tiles_of,
 )
-from common.kernels.operands import HEAD_DIMS, Division
+from common.kernels.operands import Division
 from common.kernels.pdl import wait_for_predecessor
 
 MIN_ROWS = 16  # of a matrix product on tensor cores
@@ -206,14 +207,6 @@ def decode_attention(
 
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
-    num_seqs, num_q, head_dim = q.shape
-    assert q.is_contiguous(), f"q strides {q.stride()}: contiguous needed"
-    assert head_dim in HEAD_DIMS, f"head_dim {head_dim}: one of {HEAD_DIMS} needed"
-    assert k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride(), "k and v caches are laid out alike"
-    assert k_cache.shape[3] == head_dim and k_cache.stride(3) == 1, f"cache {tuple(k_cache.shape)}: head_dim differs"
-    assert k_cache.dtype == v_cache.dtype == q.dtype, f"cache {k_cache.dtype}, q {q.dtype}: one dtype needed"
-    assert num_q % k_cache.shape[2] == 0, f"{num_q} query heads: a multiple of {k_cache.shape[2]} needed"
-    assert block_tables.shape[0] == num_seqs and block_tables.stride(1) == 1, "block_tables are [num_seqs, max_blocks]"
-    assert seq_lens.shape == (num_seqs,), f"seq_lens {tuple(seq_lens.shape)}: one a row needed"
-    for ids in (block_tables, seq_lens):
-        assert ids.dtype == torch.int32, f"{ids.dtype}: block_tables and seq_lens are int32"
+    check_queries(q, k_cache, v_cache)
+    check_block_tables(block_tables, q.shape[0])
+    check_column("seq_lens", seq_lens, q.shape[0])

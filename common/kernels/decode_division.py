@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.checks import check_column
 from common.kernels.decode_parts import MAX_PARTS, TILE, num_tiles_of, part_tiles_of
 from common.kernels.operands import Division
 from common.kernels.pdl import wait_for_predecessor
@@ -180,7 +181,7 @@ def divide(
     A row of padding is an item without tiles.
     """
     num_rows = seq_lens.shape[0]
-    assert seq_lens.dtype == torch.int32 and seq_lens.is_contiguous(), "seq_lens are int32, contiguous"
+    check_column("seq_lens", seq_lens, num_rows)
     limits = limits_for(num_rows, num_kv_heads, num_slots)
 
     def empty(*shape: int) -> Tensor:

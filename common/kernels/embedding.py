@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.checks import check_column
 from common.kernels.pdl import wait_for_predecessor
 
 
@@ -38,7 +39,7 @@ def embedding(
 ) -> Tensor:
     """Rows of `table`: `[num_tokens, hidden]`."""
     (num_tokens,), hidden = token_ids.shape, table.shape[1]
-    assert token_ids.dtype == torch.int32 and token_ids.is_contiguous(), f"{token_ids.dtype}: token_ids are int32"
+    check_column("token_ids", token_ids, num_tokens)
     assert table.is_contiguous(), f"table with strides {table.stride()}: contiguous needed"
     out = torch.empty((num_tokens, hidden), dtype=table.dtype, device=table.device)
     if num_tokens == 0:

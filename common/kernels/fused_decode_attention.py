@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from common.kernels.checks import check_block_tables, check_column, check_qkv
 from common.kernels.decode_division import ITEM_WORDS, load_item, next_item
 from common.kernels.decode_parts import (
     LOG2_E,
@@ -374,21 +375,13 @@ def _descriptor(kv_cache: Tensor) -> TensorDescriptor:
 
 def _check(qkv: Tensor, weights: AttentionWeights, kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
     num_seqs, num_q, num_kv, head_dim = qkv.shape[0], weights.num_q_heads, weights.num_kv_heads, weights.head_dim
-    width = (num_q + 2 * num_kv) * head_dim
     assert is_supported(num_q, kv_cache), f"{num_q} heads, pool {tuple(kv_cache.shape)} {kv_cache.dtype}: unsupported"
     assert kv_cache.shape[4:] == (num_kv, head_dim) and num_q % num_kv == 0, (
         f"pool {tuple(kv_cache.shape)}: heads differ"
     )
     assert kv_cache.is_contiguous(), f"pool strides {kv_cache.stride()}: contiguous needed"
     assert kv_cache.numel() // (num_kv * head_dim) < 1 << 31, "rows of the pool are counted in int32"
-    assert qkv.shape == (num_seqs, width) and qkv.is_contiguous(), f"qkv {tuple(qkv.shape)}: width {width} needed"
     assert qkv.dtype == kv_cache.dtype, f"qkv {qkv.dtype}, pool {kv_cache.dtype}: one dtype needed"
-    assert (weights.q_norm is None) == (weights.k_norm is None), "q_norm and k_norm come together"
-    for norm in (weights.q_norm, weights.k_norm):
-        assert norm is None or (norm.shape == (head_dim,) and norm.is_contiguous()), "a norm weight is [head_dim]"
-    assert weights.rope.dtype == torch.float32 and weights.rope.is_contiguous(), "rope is contiguous fp32"
-    assert weights.rope.shape[1] == head_dim, f"rope {tuple(weights.rope.shape)}: {head_dim} columns needed"
-    assert block_tables.shape[0] == num_seqs and block_tables.stride(1) == 1, "block_tables are [num_seqs, max_blocks]"
-    assert seq_lens.shape == (num_seqs,), f"seq_lens {tuple(seq_lens.shape)}: one a row needed"
-    for ids in (block_tables, seq_lens):
-        assert ids.dtype == torch.int32, f"{ids.dtype}: block_tables and seq_lens are int32"
+    check_qkv(qkv, weights)
+    check_block_tables(block_tables, num_seqs)
+    check_column("seq_lens", seq_lens, num_seqs)

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.checks import check_column
+
 WORDS_PER_PROGRAM = 4096  # 16 KiB
 
 
@@ -40,9 +42,9 @@ def gather_blocks(source_ptr: int, source_ids: Tensor, target: Tensor, target_id
     assert source_ptr % 16 == 0, f"source address {source_ptr:#x}: a multiple of 16 needed"
     assert target.ndim == 2 and target.dtype == torch.uint8 and target.is_contiguous(), "target is contiguous uint8"
     assert target.shape[1] % 16 == 0 and target.data_ptr() % 16 == 0, f"{target.shape[1]} B a block: 16 must divide it"
-    assert source_ids.shape == target_ids.shape and source_ids.ndim == 1, "ids come in pairs"
+    check_column("source_ids", source_ids, source_ids.shape[0])
+    check_column("target_ids", target_ids, source_ids.shape[0])
     for ids in (source_ids, target_ids):
-        assert ids.dtype == torch.int32 and ids.is_contiguous(), "ids are contiguous int32"
         assert ids.device == target.device, f"ids on {ids.device}, target on {target.device}: one device needed"
     if source_ids.shape[0] == 0:
         return

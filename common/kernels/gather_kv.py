@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.checks import check_caches, check_column
 from common.kernels.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
 TILE = 128
@@ -78,11 +79,9 @@ def gather_kv(
     the end of its last tile; rows of tiles that no sequence needs stay unwritten.
     """
     num_seqs, width = seq_lens.shape[0], k_cache.shape[2] * k_cache.shape[3]
-    assert k_cache.stride() == v_cache.stride(), "k and v caches are laid out alike"
+    check_caches(k_cache, v_cache, k_cache.shape[3])
     assert k_cache.stride()[2:] == (k_cache.shape[3], 1), f"cache strides {k_cache.stride()}: contiguous heads needed"
-    assert zeroed.shape == (1,) and zeroed.dtype == torch.int32, (
-        f"zeroed {tuple(zeroed.shape)} {zeroed.dtype}: one int32"
-    )
+    check_column("zeroed", zeroed, 1)
     num_rows = num_tiles(num_keys, num_seqs, TILE) * TILE
     out = torch.empty((2, num_rows, width), dtype=k_cache.dtype, device=k_cache.device)
     _gather_kv_kernel[(num_rows // TOKENS_PER_PROGRAM,)](

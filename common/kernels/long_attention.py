@@ -28,10 +28,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from common.kernels.checks import check_prompts
 from common.kernels.gather_kv import TILE, gather_kv
 from common.kernels.gpu import gpu_of
 from common.kernels.items import advance, announce, announced, draw
-from common.kernels.prefill_attention import LOG2_E, check_operands
+from common.kernels.prefill_attention import LOG2_E
 from common.kernels.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
 ROWS = 64  # queries of a group of four warps, what they multiply at once
@@ -332,7 +333,7 @@ def long_attention(
     scale: float,
 ) -> Tensor:
     """What `prefill_attention` gives: `[num_tokens, num_q_heads, head_dim]`. Takes memory for K and V of all keys."""
-    check_operands(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
+    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
     num_tokens, num_q, head_dim = q.shape
     num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
     assert head_dim in (64, 128) and q.element_size() == 2, f"head_dim {head_dim}, {q.dtype}: 64 or 128, 16 bits needed"

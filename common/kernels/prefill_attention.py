@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.checks import check_prompts
 from common.kernels.gpu import Gpu
-from common.kernels.operands import HEAD_DIMS
 from common.kernels.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
 LOG2_E = 1.4426950408889634
@@ -169,7 +169,7 @@ def prefill_attention(
 
     Tokens outside `cu_seqlens` are not computed.
     """
-    check_operands(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
+    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
     num_tokens, num_q, head_dim = q.shape
     num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
     out = torch.empty_like(q)
@@ -201,20 +201,3 @@ def prefill_attention(
         num_stages=tile.num_stages,
     )
     return out
-
-
-def check_operands(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, cu_seqlens: Tensor, seq_lens: Tensor
-) -> None:
-    """Fail unless the operands are as prompt attention takes them."""
-    num_seqs, head_dim = seq_lens.shape[0], q.shape[2]
-    assert q.ndim == 3 and q.is_contiguous(), f"q {tuple(q.shape)}: contiguous, 3-D needed"
-    assert head_dim in HEAD_DIMS, f"head_dim {head_dim}: one of {HEAD_DIMS} needed"
-    assert k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride(), "k and v caches are laid out alike"
-    assert k_cache.shape[3] == head_dim and k_cache.stride(3) == 1, f"cache {tuple(k_cache.shape)}: head_dim differs"
-    assert k_cache.dtype == v_cache.dtype == q.dtype, f"cache {k_cache.dtype}, q {q.dtype}: one dtype needed"
-    assert q.shape[1] % k_cache.shape[2] == 0, f"{q.shape[1]} query heads: a multiple of {k_cache.shape[2]} needed"
-    assert block_tables.shape[0] == num_seqs and block_tables.stride(1) == 1, "block_tables are [num_seqs, max_blocks]"
-    assert cu_seqlens.shape == (num_seqs + 1,), f"cu_seqlens {tuple(cu_seqlens.shape)}: {num_seqs + 1} needed"
-    for ids in (block_tables, cu_seqlens, seq_lens):
-        assert ids.dtype == torch.int32, f"{ids.dtype}: block_tables, cu_seqlens and seq_lens are int32"

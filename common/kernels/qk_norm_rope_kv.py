@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.operands import HEAD_DIMS, AttentionWeights
+from common.kernels.checks import check_caches, check_column, check_qkv
+from common.kernels.operands import AttentionWeights
 from common.kernels.pdl import wait_for_predecessor
 
 MAX_HEADS = 8  # of a tile; more spills, less leaves too little work to a program
@@ -145,18 +146,11 @@ def _check(
     k_cache: Tensor,
     v_cache: Tensor,
 ) -> None:
-    num_tokens, head_dim = qkv.shape[0], weights.head_dim
-    width = (weights.num_q_heads + 2 * weights.num_kv_heads) * head_dim
-    assert qkv.shape == (num_tokens, width) and qkv.is_contiguous(), f"qkv {tuple(qkv.shape)}: width {width} needed"
-    assert head_dim in HEAD_DIMS, f"head_dim {head_dim}: one of {HEAD_DIMS} needed"
-    assert (weights.q_norm is None) == (weights.k_norm is None), "q_norm and k_norm come together"
-    for norm in (weights.q_norm, weights.k_norm):
-        assert norm is None or (norm.shape == (head_dim,) and norm.is_contiguous()), "a norm weight is [head_dim]"
-    assert weights.rope.dtype == torch.float32 and weights.rope.is_contiguous(), "rope is contiguous fp32"
-    assert weights.rope.shape[1] == head_dim, f"rope {tuple(weights.rope.shape)}: {head_dim} columns needed"
-    assert positions.shape == (num_tokens,) and positions.dtype == torch.int32, "positions are [num_tokens] int32"
-    assert slot_mapping.shape == (num_tokens,) and slot_mapping.dtype == torch.int64, "slots are [num_tokens] int64"
-    assert k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride(), "k and v caches are laid out alike"
-    assert k_cache.shape[2:] == (weights.num_kv_heads, head_dim), f"cache {tuple(k_cache.shape)}: heads or dim differ"
-    assert k_cache.stride(3) == 1, f"cache strides {k_cache.stride()}: contiguous head_dim needed"
-    assert k_cache.dtype == v_cache.dtype, "k and v caches have one dtype"
+    num_tokens = qkv.shape[0]
+    check_qkv(qkv, weights)
+    check_column("positions", positions, num_tokens)
+    check_column("slot_mapping", slot_mapping, num_tokens, torch.int64)
+    check_caches(k_cache, v_cache, weights.head_dim)
+    assert k_cache.shape[2] == weights.num_kv_heads, (
+        f"cache {tuple(k_cache.shape)}: {weights.num_kv_heads} heads needed"
+    )

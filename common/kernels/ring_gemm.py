@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from common.kernels.checks import check_product
 from common.kernels.pdl import wait_for_predecessor
 
 ROWS = 64  # of a tile of weights: what the four warps of a program multiply at once
@@ -136,13 +137,8 @@ def ring_gemm(
     n = weight.shape[0] // (2 if gated else 1)
     assert 1 <= m <= MAX_TOKENS, f"{m} tokens: 1 to {MAX_TOKENS} here"
     assert x.element_size() == 2 and weight.dtype == x.dtype, f"x {x.dtype}, weight {weight.dtype}: 16 bits, alike"
-    assert weight.shape[1] == k and x.is_contiguous() and weight.is_contiguous(), "x and weight: contiguous, alike in k"
     assert k % (splits * block_k) == 0, f"{k} columns: a multiple of {splits} x {block_k} needed"
-    assert out.shape == ((splits, m, n) if splits > 1 else (m, n)) and out.is_contiguous(), (
-        f"out {tuple(out.shape)}: wrong"
-    )
-    assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
-    assert splits == 1 or (residual is None and not gated), "parts are sums of the product alone"
+    check_product(x, weight, out, residual, splits=splits, gated=gated)
     block_m = max(8, 1 << (m - 1).bit_length())
     tiles = k // (splits * block_k)
     _ring_gemm_kernel[(-(-n // ROWS), splits)](

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.checks import check_block_tables, check_column
 from common.kernels.pdl import wait_for_predecessor
 
 BLOCK = 128  # rows of a program
@@ -43,11 +44,9 @@ def row_slots(
 ) -> Tensor:
     """The slot of each row's position, -1 for padding: `[num_rows]` int64."""
     num_rows = positions.shape[0]
-    for column in (positions, seq_lens):
-        assert column.shape == (num_rows,) and column.is_contiguous(), f"{tuple(column.shape)}: {num_rows} rows needed"
-        assert column.dtype == torch.int32, f"{column.dtype}: positions and seq_lens are int32"
-    assert block_tables.shape[0] == num_rows and block_tables.stride(1) == 1, "block_tables are [num_rows, max_blocks]"
-    assert block_tables.dtype == torch.int32, f"{block_tables.dtype}: block_tables are int32"
+    check_column("positions", positions, num_rows)
+    check_column("seq_lens", seq_lens, num_rows)
+    check_block_tables(block_tables, num_rows)
     slots = torch.empty((num_rows,), dtype=torch.int64, device=positions.device)
     if num_rows == 0:
         return slots

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels import filter_threshold as filters
+from common.kernels.checks import check_column
 from common.kernels.filter_histogram import load_logits
 from common.kernels.filter_threshold import FilterWorkspace
 from common.kernels.last_program import is_last
@@ -217,17 +218,13 @@ def _check(
 ) -> None:
     num_rows, vocab = logits.shape
     assert logits.dtype == torch.float32 and logits.stride(1) == 1, "logits are fp32 with contiguous rows"
-    columns = (
-        (params.temperature, torch.float32),
-        (params.top_k, torch.int32),
-        (params.top_p, torch.float32),
-        (params.min_p, torch.float32),
-        (params.seed, torch.int64),
-        *((column, torch.int32) for column in int32_columns),
-    )
-    for column, dtype in columns:
-        assert column.shape == (num_rows,) and column.is_contiguous(), f"{tuple(column.shape)}: {num_rows} rows needed"
-        assert column.dtype == dtype, f"a column of the rows is {column.dtype}: {dtype} needed"
+    check_column("temperature", params.temperature, num_rows, torch.float32)
+    check_column("top_k", params.top_k, num_rows)
+    check_column("top_p", params.top_p, num_rows, torch.float32)
+    check_column("min_p", params.min_p, num_rows, torch.float32)
+    check_column("seed", params.seed, num_rows, torch.int64)
+    for column in int32_columns:
+        check_column("a column of the rows", column, num_rows)
     assert num_rows <= workspace.best.shape[0], f"{num_rows} rows: the workspace holds fewer"
     assert workspace.best.shape[1] == triton.cdiv(vocab, CHUNK), f"vocabulary of {vocab}: made for another"
 

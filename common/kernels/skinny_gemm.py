@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.checks import check_product
 from common.kernels.pdl import wait_for_predecessor
 
 
@@ -83,12 +84,7 @@ def skinny_gemm(
     m, k = x.shape
     n = weight.shape[0] // (2 if gated else 1)
     assert 1 <= m <= 64, f"{m} tokens: 1 to 64 here"
-    assert weight.shape[1] == k and x.is_contiguous() and weight.is_contiguous(), "x and weight: contiguous, alike in k"
-    assert out.shape == ((splits, m, n) if splits > 1 else (m, n)) and out.is_contiguous(), (
-        f"out {tuple(out.shape)}: wrong"
-    )
-    assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
-    assert splits == 1 or (residual is None and not gated), "parts are sums of the product alone"
+    check_product(x, weight, out, residual, splits=splits, gated=gated)
     _skinny_gemm_kernel[(triton.cdiv(n, block_n), splits)](
         x_ptr=x,
         weight_ptr=weight,

@@ -4,10 +4,10 @@ Rows may change places: all last tokens that move are read by one program, befor
 other state is read, so nothing else can be read too late.
 """
 
-import torch
 import triton
 import triton.language as tl
 
+from common.kernels.checks import check_column
 from common.kernels.operands import RowState, RowUpdates
 
 BLOCK = 1024  # block table entries of a program
@@ -91,7 +91,6 @@ def _check(state: RowState, updates: RowUpdates) -> None:
     max_rows = state.token_ids.shape[0]
     assert updates.num_rows <= max_rows, f"{updates.num_rows} rows: the batch has {max_rows}"
     num_words = RowUpdates.num_words(updates.num_rows, updates.num_entries)
-    assert updates.words.shape == (num_words,), f"{tuple(updates.words.shape)}: {num_words} words needed"
-    assert updates.words.dtype == torch.int32 and updates.words.is_contiguous(), "words are contiguous int32"
+    check_column("words", updates.words, num_words)
     assert state.block_tables.is_contiguous(), "block_tables are contiguous"
     assert state.block_tables.numel() < 1 << 31, "entries of block_tables are counted in int32"
