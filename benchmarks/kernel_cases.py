@@ -78,7 +78,15 @@ def attention_weights(max_positions: int) -> AttentionWeights:
     """Random query and key norms and a rope table."""
     angles = torch.rand(max_positions, HEAD_DIM // 2, device="cuda")
     rope = torch.cat((angles.cos(), angles.sin()), dim=1)
-    return AttentionWeights(random(HEAD_DIM), random(HEAD_DIM), EPS, rope, NUM_Q, NUM_KV, HEAD_DIM)
+    return AttentionWeights(
+        q_norm=random(HEAD_DIM),
+        k_norm=random(HEAD_DIM),
+        norm_eps=EPS,
+        rope=rope,
+        num_q_heads=NUM_Q,
+        num_kv_heads=NUM_KV,
+        head_dim=HEAD_DIM,
+    )
 
 
 def gated_gemm_cases(num_tokens: int) -> Iterator[Case]:

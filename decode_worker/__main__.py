@@ -58,7 +58,9 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
         max_num_seqs=max_rows,
         handoff_endpoint=hub.endpoint,
     )
-    return DecodeWorker(config, engine, batch, runner, prompt_runner, hub, ready, drain)
+    return DecodeWorker(
+        config, engine, batch=batch, runner=runner, prompt_runner=prompt_runner, hub=hub, ready=ready, drain=drain
+    )
 
 
 if __name__ == "__main__":

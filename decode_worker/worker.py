@@ -58,6 +58,7 @@ class DecodeWorker:
         self,
         config: Config,
         engine: Engine,
+        *,
         batch: DecodeBatch,
         runner: DecodeRunner,
         prompt_runner: PromptRunner,

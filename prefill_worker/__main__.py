@@ -63,7 +63,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
         layout=engine.pool.layout,
         proof_block=PROOF_BLOCK,
     )
-    return PrefillWorker(config, engine, runner, ready, export, drain)
+    return PrefillWorker(config, engine, runner=runner, ready=ready, export=export, drain=drain)
 
 
 def _compile(engine: Engine) -> None:

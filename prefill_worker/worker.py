@@ -75,6 +75,7 @@ class PrefillWorker:
         self,
         config: Config,
         engine: Engine,
+        *,
         runner: PromptRunner,
         ready: WorkerReady,
         export: KVPoolExport,

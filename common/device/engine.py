@@ -33,7 +33,7 @@ CUDA_CONTEXT_BYTES = 1024 * 1024 * 1024
 """Kept free for the CUDA context, cuBLAS workspaces and loaded kernels."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """Everything on the device, built once."""
 
@@ -86,7 +86,9 @@ def build_engine(
         model_dir, model_config, max_len=max_len, dtype=dtype, device=device, progress=LoadProgress()
     )
     with upload:
-        engine = _assemble(config, label, device, model, dtype, max_len, step_tokens, logit_rows)
+        engine = _assemble(
+            config, label, device, model, dtype=dtype, max_len=max_len, step_tokens=step_tokens, logit_rows=logit_rows
+        )
         logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
         meanwhile(engine)
         waiting_s = time.monotonic()
@@ -100,6 +102,7 @@ def _assemble(
     label: str,
     device: torch.device,
     model: Decoder,
+    *,
     dtype: str,
     max_len: int,
     step_tokens: int,
@@ -118,7 +121,19 @@ def _assemble(
     ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
     sampling = config.kernels.sampling if device.type == "cuda" else "torch"
     sampler = Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl)
-    return Engine(device, model, ops, step_ops, pdl, sampler, pool, allocator, transport, max_len, graph_safe)
+    return Engine(
+        device=device,
+        model=model,
+        ops=ops,
+        step_ops=step_ops,
+        pdl=pdl,
+        sampler=sampler,
+        pool=pool,
+        allocator=allocator,
+        transport=transport,
+        max_len=max_len,
+        graph_safe=graph_safe,
+    )
 
 
 def launches_early(config: Config, device: torch.device) -> bool:

@@ -12,7 +12,7 @@ NO_CHOICE = -2
 """In place of the token of a row whose logits are all NaN or -inf, so that there is nothing to choose."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWeights:
     """What attention needs besides its input."""
 

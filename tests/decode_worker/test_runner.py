@@ -106,7 +106,19 @@ def start(model: Decoder) -> Iterator[Start]:
         pool.cache.normal_()
         ops, sampler = step_ops(pool, bucket, pdl), WatchedSampler(bucket, pdl=pdl)
         allocator = BlockAllocator(pool.num_blocks)
-        engine = Engine(DEVICE, model, ops, ops, pdl, sampler, pool, allocator, transport, MAX_LEN, graph_safe=True)
+        engine = Engine(
+            device=DEVICE,
+            model=model,
+            ops=ops,
+            step_ops=ops,
+            pdl=pdl,
+            sampler=sampler,
+            pool=pool,
+            allocator=allocator,
+            transport=transport,
+            max_len=MAX_LEN,
+            graph_safe=True,
+        )
         batch = DecodeBatch(bucket, MAX_LEN, BLOCK_SIZE, DEVICE)
         runner = DecodeRunner(engine, batch, bucket, use_graphs=True)
         runner.buckets = [bucket]

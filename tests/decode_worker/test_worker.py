@@ -99,12 +99,12 @@ class Rig:
         self.worker = DecodeWorker(
             config,
             cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)),
-            cast(DecodeBatch, batch),
-            cast(DecodeRunner, runner),
-            cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
-            Hub(self.context, NetSection(), free_endpoint()),
-            worker_ready("d", Role.DECODE, num_blocks=num_blocks, max_model_len=512),
-            Drain(1.0),
+            batch=cast(DecodeBatch, batch),
+            runner=cast(DecodeRunner, runner),
+            prompt_runner=cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
+            hub=Hub(self.context, NetSection(), free_endpoint()),
+            ready=worker_ready("d", Role.DECODE, num_blocks=num_blocks, max_model_len=512),
+            drain=Drain(1.0),
         )
         self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
 

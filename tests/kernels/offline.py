@@ -147,7 +147,15 @@ def run_model(gpu: Gpu) -> None:
 def run_large_heads(gpu: Gpu) -> None:
     """Attention with the largest heads, whose tiles are the largest."""
     num_q, num_kv, head_dim = 16, 4, 256
-    weights = AttentionWeights(None, None, 1e-6, empty(4096, head_dim, dtype=torch.float32), num_q, num_kv, head_dim)
+    weights = AttentionWeights(
+        q_norm=None,
+        k_norm=None,
+        norm_eps=1e-6,
+        rope=empty(4096, head_dim, dtype=torch.float32),
+        num_q_heads=num_q,
+        num_kv_heads=num_kv,
+        head_dim=head_dim,
+    )
     width = (num_q + 2 * num_kv) * head_dim
     for num_tokens, num_seqs in ((64, 64), (40, 1), (1100, 1)):
         pdl = gpu.has_dependent_launch and num_tokens == num_seqs

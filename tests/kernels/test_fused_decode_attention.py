@@ -130,7 +130,15 @@ def make_step(make_paged: MakePaged) -> MakeStep:
         norms = [(torch.rand(head_dim) + 0.5).to(pool) if shape.has_norm else None for _ in range(2)]
         qkv = torch.randn(len(seq_lens), (num_q + 2 * num_kv) * head_dim).to(pool)
         qkv[batch.seq_lens == 0] = float("nan")
-        weights = AttentionWeights(norms[0], norms[1], 1e-6, rope, num_q, num_kv, head_dim)
+        weights = AttentionWeights(
+            q_norm=norms[0],
+            k_norm=norms[1],
+            norm_eps=1e-6,
+            rope=rope,
+            num_q_heads=num_q,
+            num_kv_heads=num_kv,
+            head_dim=head_dim,
+        )
         step = Step(qkv, weights, pool, batch, shape)
         pool[step.written()] = float("nan")
         return step

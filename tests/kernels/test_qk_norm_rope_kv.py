@@ -20,7 +20,15 @@ def make_weights(
     angles = torch.rand(MAX_POSITIONS, head_dim // 2) * 6
     norms = [(torch.rand(head_dim) + 0.5).to(device, dtype) if has_norm else None for _ in range(2)]
     rope = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
-    return AttentionWeights(norms[0], norms[1], 1e-6, rope, num_q, num_kv, head_dim)
+    return AttentionWeights(
+        q_norm=norms[0],
+        k_norm=norms[1],
+        norm_eps=1e-6,
+        rope=rope,
+        num_q_heads=num_q,
+        num_kv_heads=num_kv,
+        head_dim=head_dim,
+    )
 
 
 @pytest.mark.parametrize("has_norm", [True, False])

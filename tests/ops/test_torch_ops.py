@@ -18,7 +18,15 @@ def make_weights() -> AttentionWeights:
     angles = torch.rand(256, HEAD_DIM // 2) * 6
     rope = torch.cat((angles.cos(), angles.sin()), dim=1)
     norms = torch.rand(2, HEAD_DIM) + 0.5
-    return AttentionWeights(norms[0], norms[1], 1e-6, rope, NUM_Q, NUM_KV, HEAD_DIM)
+    return AttentionWeights(
+        q_norm=norms[0],
+        k_norm=norms[1],
+        norm_eps=1e-6,
+        rope=rope,
+        num_q_heads=NUM_Q,
+        num_kv_heads=NUM_KV,
+        head_dim=HEAD_DIM,
+    )
 
 
 def make_batch(chunks: Chunks, tables: Tensor) -> ForwardBatch:

@@ -86,10 +86,10 @@ class Rig:
         self.worker = PrefillWorker(
             Config(net=NetSection(router_endpoint=self.router.endpoint), prefill=PrefillSection(**section)),
             cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)),
-            cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
-            worker_ready("p", Role.PREFILL, num_blocks=num_blocks, max_model_len=512, max_batch_tokens=64),
-            pool_export(num_blocks=num_blocks),
-            Drain(1.0),
+            runner=cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
+            ready=worker_ready("p", Role.PREFILL, num_blocks=num_blocks, max_model_len=512, max_batch_tokens=64),
+            export=pool_export(num_blocks=num_blocks),
+            drain=Drain(1.0),
         )
         self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
         self.tell(DecodePeer("d", 1, self.decode.endpoint))
