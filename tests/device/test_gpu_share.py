@@ -9,10 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from common.config import PrefillSection
 from common.device import cublas, gpu_share
 from common.device.gpu_share import GpuShare, LimitedShare, make_share, share_of
-from common.errors import ConfigError
 from common.kernels.gpu import Gpu, gpu_of
 
 
@@ -138,12 +136,6 @@ def test_a_share_is_kept_where_cublas_cannot_be_told_and_the_log_says_so(
 
 def test_shares_are_whole_groups() -> None:
     assert [share_of(132, percent) for percent in (1, 50, 80, 99)] == [8, 64, 104, 128]
-
-
-@pytest.mark.parametrize("percent", [0, 101])
-def test_the_option_is_checked(percent: int) -> None:
-    with pytest.raises(ConfigError, match=rf"prefill\.sm_share = {percent}: 1 to 100 percent"):
-        PrefillSection(sm_share=percent)
 
 
 @pytest.mark.gpu
