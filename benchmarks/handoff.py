@@ -26,8 +26,8 @@ from benchmarks.pulls import HandoffBench, Timing
 from benchmarks.results import ROOT, Row, append_rows, hardware, row_of
 from common.errors import BatonError, TransferFailed
 from common.wire.frames import decode
+from common.wire.handoff_messages import KVPoolExport
 from common.wire.kv_layout import DTYPE_BYTES, KVLayout
-from common.wire.messages import KVPoolExport
 
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 MIN_POOL_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}

@@ -16,8 +16,8 @@ from common.kv.blocks import PROOF_BLOCK
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
 from common.wire.frames import encode
+from common.wire.handoff_messages import KVPoolExport
 from common.wire.kv_layout import KVLayout
-from common.wire.messages import KVPoolExport
 
 BLOCKS_AT_ONCE = 32
 """Blocks written or compared together, which bounds the memory it takes beside the pool."""

@@ -14,7 +14,7 @@ from benchmarks.stats import Figure, percentile
 from common.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.transport import PeerPool, Pull, check_compatible, make_transport
-from common.wire.messages import KVPoolExport
+from common.wire.handoff_messages import KVPoolExport
 
 PULL_DEADLINE_S = 30.0
 WARM_UP_PULLS = 3

@@ -6,19 +6,9 @@ from common.errors import ErrorCode
 from common.serving.drain import Drain
 from common.serving.inquiry import answer
 from common.serving.vocabulary import stranger
-from common.wire.messages import (
-    Abort,
-    Inquiry,
-    KVHandoff,
-    KVLease,
-    KVPoolExport,
-    KVProgress,
-    Message,
-    PeerGone,
-    PrefillRequest,
-    RequestFailed,
-    unpack_ids,
-)
+from common.wire.handoff_messages import KVHandoff, KVLease, KVPoolExport, KVProgress
+from common.wire.messages import Abort, Inquiry, Message, PeerGone, PrefillRequest, RequestFailed
+from common.wire.packing import unpack_ids
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.worker_id import is_from

@@ -16,7 +16,8 @@ from common.config import DecodeSection
 from common.device.engine import Engine
 from common.errors import ErrorCode
 from common.serving.vocabulary import stranger
-from common.wire.messages import KVHandoff, KVLease, KVProgress, KVRelease, pack_ids, unpack_ids
+from common.wire.handoff_messages import KVHandoff, KVLease, KVProgress, KVRelease
+from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sockets import Hub
 from decode_worker.aborts import Aborts
 from decode_worker.ahead import Ahead

@@ -11,7 +11,8 @@ from common.device.engine import Engine
 from common.errors import KVError, TransferFailed
 from common.kv.proof import prove_path
 from common.kv.transport import PeerPool, check_compatible
-from common.wire.messages import KVPathReport, KVPathResult, KVPoolExport
+from common.wire.handoff_messages import KVPathResult, KVPoolExport
+from common.wire.messages import KVPathReport
 from common.wire.sockets import Hub
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from common.kv.blocks import PROOF_BLOCK
 from common.kv.proof import pattern
 from common.serving.drain import Drain
 from common.serving.worker_main import make_ready, worker_main
-from common.wire.messages import KVPoolExport, Role
+from common.wire.handoff_messages import KVPoolExport
+from common.wire.messages import Role
 from prefill_worker.worker import PrefillWorker
 
 DESCRIPTION = """Computes prompts and hands their KV blocks to decode workers.

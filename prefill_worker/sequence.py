@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from common.wire.messages import PrefillRequest, unpack_ids
+from common.wire.messages import PrefillRequest
+from common.wire.packing import unpack_ids
 from common.wire.sampling_params import SamplingParams
 
 Key = tuple[str, int]

@@ -14,7 +14,8 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ConfigError
-from common.wire.messages import DecodePeer, KVPathResult, KVPoolExport, Message
+from common.wire.handoff_messages import KVPathResult, KVPoolExport
+from common.wire.messages import DecodePeer, Message
 from common.wire.sockets import Spoke
 from common.wire.worker_id import connection_of, is_from
 

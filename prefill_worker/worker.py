@@ -33,25 +33,19 @@ from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, finish_reason
 from common.serving.inquiry import answer
 from common.serving.vocabulary import stranger
+from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.messages import (
     Abort,
     DecodePeer,
     FinishReason,
     Inquiry,
-    KVHandoff,
-    KVLease,
-    KVPathResult,
-    KVPoolExport,
-    KVProgress,
-    KVRelease,
     Message,
     PeerGone,
     PrefillRequest,
     RequestFailed,
     WorkerReady,
-    pack_ids,
-    unpack_ids,
 )
+from common.wire.packing import pack_ids, unpack_ids
 from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
 from prefill_worker.handoff_table import HandoffTable

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from common.wire.messages import PrefillRequest, pack_ids
+from common.wire.messages import PrefillRequest
+from common.wire.packing import pack_ids
 from router.request_state import Completion
 from router.route import LEAST, Demand, Route
 from router.waiting_queue import WaitingQueue

@@ -13,13 +13,8 @@ from itertools import islice
 
 from common.config import NetSection, RouterSection
 from common.errors import ErrorCode, RequestError
-from common.wire.messages import (
-    Abort,
-    FinishReason,
-    RequestFailed,
-    TokenBatch,
-    unpack_ids,
-)
+from common.wire.messages import Abort, FinishReason, RequestFailed, TokenBatch
+from common.wire.packing import unpack_ids
 from router.assignments import Assignments, Send
 from router.binding import starts
 from router.blame import UNCOUNTED, blame, verdict

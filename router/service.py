@@ -7,19 +7,14 @@ import time
 from typing import assert_never
 
 from common.config import Config
+from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.messages import (
     Abort,
     DecodePeer,
     Heartbeat,
     Inquiry,
     InquiryReply,
-    KVHandoff,
-    KVLease,
     KVPathReport,
-    KVPathResult,
-    KVPoolExport,
-    KVProgress,
-    KVRelease,
     Message,
     PeerGone,
     PrefillRequest,

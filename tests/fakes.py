@@ -19,17 +19,14 @@ from common.config import NetSection
 from common.errors import ErrorCode
 from common.serving.inquiry import answer
 from common.wire.endpoints import AUTO, resolved
+from common.wire.handoff_messages import KVHandoff, KVPathResult, KVPoolExport, KVRelease
 from common.wire.messages import (
     Abort,
     DecodePeer,
     FinishReason,
     Heartbeat,
     Inquiry,
-    KVHandoff,
     KVPathReport,
-    KVPathResult,
-    KVPoolExport,
-    KVRelease,
     Message,
     PeerGone,
     PrefillRequest,
@@ -41,9 +38,8 @@ from common.wire.messages import (
     TokenBatch,
     Welcome,
     WorkerReady,
-    pack_ids,
-    unpack_ids,
 )
+from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub, Spoke
 from common.wire.worker_id import BEAT_SUFFIX, connection_of

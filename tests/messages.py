@@ -3,17 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
+from common.wire.handoff_messages import KVHandoff, KVPoolExport
 from common.wire.kv_layout import KVLayout
-from common.wire.messages import (
-    Heartbeat,
-    KVHandoff,
-    KVPathReport,
-    KVPoolExport,
-    PrefillRequest,
-    Role,
-    WorkerReady,
-    pack_ids,
-)
+from common.wire.messages import Heartbeat, KVPathReport, PrefillRequest, Role, WorkerReady
+from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
 
 LAYOUT = KVLayout("fake", num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")

@@ -16,7 +16,7 @@ from common.errors import ConfigError, TransferFailed
 from common.kernels.gather_blocks import gather_blocks
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
-from common.wire.messages import KVPoolExport
+from common.wire.handoff_messages import KVPoolExport
 
 ALIGNMENT_BYTES = 2 * 1024 * 1024
 """A handle exposes whole 2 MiB pieces, so a pool must fill its own."""

@@ -7,7 +7,7 @@ from common.errors import TransferFailed
 from common.kv.blocks import PROOF_BLOCK, BlockAllocator
 from common.kv.pool import KVPool
 from common.kv.transport import PeerPool, Pull
-from common.wire.messages import KVPoolExport
+from common.wire.handoff_messages import KVPoolExport
 
 PROOF_TIMEOUT_S = 2.0
 """A block takes milliseconds; whoever proves a path stands still meanwhile."""

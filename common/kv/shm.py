@@ -20,7 +20,7 @@ from torch import Tensor
 from common.errors import ConfigError, TransferFailed
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
-from common.wire.messages import KVPoolExport
+from common.wire.handoff_messages import KVPoolExport
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "baton-"

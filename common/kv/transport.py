@@ -13,7 +13,7 @@ import torch
 
 from common.errors import ConfigError, LayoutMismatch
 from common.kv.pool import KVPool, PoolMemory
-from common.wire.messages import KVPoolExport
+from common.wire.handoff_messages import KVPoolExport
 
 
 class Pull(Protocol):

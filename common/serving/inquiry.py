@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from common.wire.messages import Inquiry, InquiryReply, unpack_ids
+from common.wire.messages import Inquiry, InquiryReply
+from common.wire.packing import unpack_ids
 
 Key = tuple[str, int]
 """(request_id, attempt)."""

@@ -15,6 +15,7 @@ import msgpack
 
 from common.errors import WireError
 from common.wire.fields import Length, Rule
+from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.messages import (
     WIRE_VERSION,
     Abort,
@@ -22,13 +23,7 @@ from common.wire.messages import (
     Heartbeat,
     Inquiry,
     InquiryReply,
-    KVHandoff,
-    KVLease,
     KVPathReport,
-    KVPathResult,
-    KVPoolExport,
-    KVProgress,
-    KVRelease,
     Message,
     PeerGone,
     PrefillRequest,

@@ -1,8 +1,10 @@
 """Every message that crosses a process boundary; the first line of each docstring is its arrow.
 
+Here are those of the router; what workers say to one another is in `handoff_messages`.
+
 On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`).
 Rules: fields are only ever appended, tags are never reused, token ids and block ids travel as
-int32 bytes (`pack_ids`), and nothing is pickled. The type of a field says what it may hold (`fields`),
+int32 bytes (`packing`), and nothing is pickled. The type of a field says what it may hold (`fields`),
 `relations` how fields depend on one another: what is otherwise never leaves `frames.decode`.
 
 Identity. A worker makes a new `epoch` at each start and puts it into everything it says; a request
@@ -10,8 +12,6 @@ has a server-made `request_id` and an `attempt` that grows with each replay. Wha
 or a superseded attempt says is dropped by its receiver.
 """
 
-from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
@@ -19,12 +19,10 @@ from typing import Annotated
 from common.errors import ErrorCode
 from common.wire.fields import (
     MAX_ROWS,
-    BlockIds,
     Codes,
     Column,
     Count,
     Epoch,
-    Handle,
     Label,
     Length,
     OptionalLabel,
@@ -40,6 +38,7 @@ from common.wire.fields import (
     Turn,
     WorkerId,
 )
+from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.kv_layout import KVLayout
 from common.wire.sampling_params import SamplingParams
 
@@ -55,18 +54,6 @@ class FinishReason(IntEnum):
     NOT_FINISHED = 0
     STOP = 1
     LENGTH = 2
-
-
-def pack_ids(ids: Iterable[int]) -> bytes:
-    """Int32 little-endian bytes of token or block ids."""
-    return array("i", ids).tobytes()
-
-
-def unpack_ids(data: bytes) -> list[int]:
-    """Inverse of `pack_ids`; raises ValueError when the length is not a multiple of 4."""
-    ids = array("i")
-    ids.frombytes(data)
-    return ids.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,88 +241,6 @@ class Inquiry:
 
     request_ids: RequestIds
     attempts: Column
-
-
-@dataclass(frozen=True, slots=True)
-class KVPoolExport:
-    """prefill worker -> decode worker, once per meeting: where the pool is and how to prove it.
-
-    Block `proof_block` holds the pattern made from `epoch` by `kv.proof`.
-    """
-
-    worker_id: WorkerId
-    epoch: Epoch
-    pid: ProcessId
-    transport: Label
-    device_uuid: OptionalLabel  # "" on a CPU
-    handle: Handle  # opaque to everyone but the transport
-    num_blocks: Positive
-    layout: KVLayout
-    proof_block: Count
-
-
-@dataclass(frozen=True, slots=True)
-class KVHandoff:
-    """prefill worker -> decode worker: this request's blocks are complete and kept for you.
-
-    `token_ids` is prompt plus outputs including the one just sampled: its KV is the only one not
-    in the blocks. `num_outputs` counts that one too.
-    """
-
-    worker_id: WorkerId
-    epoch: Epoch
-    request_id: RequestId
-    attempt: Count
-    token_ids: TokenIds
-    num_outputs: Count
-    sampling: SamplingParams
-    block_ids: BlockIds
-    lease_s: Seconds
-
-
-@dataclass(frozen=True, slots=True)
-class KVProgress:
-    """prefill worker -> decode worker: blocks of a prompt that is still being computed, complete so far.
-
-    A hint, to be ignored at will: nobody keeps the blocks for the receiver. What it copies of them counts only
-    if `KVHandoff` of the same attempt follows, as then they have been this prompt's all the time.
-    """
-
-    worker_id: WorkerId
-    epoch: Epoch
-    request_id: RequestId
-    attempt: Count
-    num_tokens: Positive  # of the whole prompt, outputs before a replay included
-    block_ids: BlockIds  # from the first block on; none when there will be no handoff after all
-
-
-@dataclass(frozen=True, slots=True)
-class KVLease:
-    """decode -> prefill: keep these; prefill -> decode: these are kept (what is missing is lost)."""
-
-    worker_id: WorkerId
-    epoch: Epoch
-    request_ids: RequestIds
-    attempts: Column
-
-
-@dataclass(frozen=True, slots=True)
-class KVRelease:
-    """decode worker -> prefill worker: pulled, aborted or refused; the blocks are yours again."""
-
-    worker_id: WorkerId
-    epoch: Epoch
-    request_id: RequestId
-    attempt: Count
-
-
-@dataclass(frozen=True, slots=True)
-class KVPathResult:
-    """decode worker -> prefill worker: the answer to `KVPoolExport`; empty error means proven."""
-
-    worker_id: WorkerId
-    epoch: Epoch
-    error: Text
 
 
 Message = (

@@ -1,19 +1,8 @@
 """How the fields of one message depend on one another; each by itself was checked before (see `fields`)."""
 
 from common.wire.fields import ID_BYTES
-from common.wire.messages import (
-    Inquiry,
-    InquiryReply,
-    KVHandoff,
-    KVLease,
-    KVPoolExport,
-    KVProgress,
-    Message,
-    PrefillRequest,
-    Role,
-    TokenBatch,
-    WorkerReady,
-)
+from common.wire.handoff_messages import KVHandoff, KVLease, KVPoolExport, KVProgress
+from common.wire.messages import Inquiry, InquiryReply, Message, PrefillRequest, Role, TokenBatch, WorkerReady
 
 
 def contradiction(message: Message) -> str:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from common.wire.messages import FinishReason, TokenBatch, pack_ids
+from common.wire.messages import FinishReason, TokenBatch
+from common.wire.packing import pack_ids
 
 
 @dataclass(slots=True)

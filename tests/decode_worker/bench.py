@@ -7,7 +7,9 @@ from common.config import DecodeSection
 from common.device.engine import Engine
 from common.errors import TransferFailed
 from common.kv.blocks import BlockAllocator
-from common.wire.messages import KVProgress, KVRelease, Message, pack_ids
+from common.wire.handoff_messages import KVProgress, KVRelease
+from common.wire.messages import Message
+from common.wire.packing import pack_ids
 from common.wire.sockets import Hub
 from decode_worker.intake import Intake
 from decode_worker.scheduler import DecodeScheduler

@@ -13,7 +13,8 @@ from common.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.transport import Transport
 from common.wire.frames import decode, encode
-from common.wire.messages import Abort, KVHandoff, KVPoolExport, KVProgress, Message, PrefillRequest
+from common.wire.handoff_messages import KVHandoff, KVPoolExport, KVProgress
+from common.wire.messages import Abort, Message, PrefillRequest
 from common.wire.sampling_params import SamplingParams
 from common.wire.worker_id import connection_of
 from decode_worker.sources import Source

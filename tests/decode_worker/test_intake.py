@@ -5,7 +5,8 @@ import time
 import pytest
 
 from common.errors import ErrorCode
-from common.wire.messages import KVLease, pack_ids, unpack_ids
+from common.wire.handoff_messages import KVLease
+from common.wire.packing import pack_ids, unpack_ids
 from decode_worker import aborts
 from decode_worker.aborts import Aborts
 from tests.decode_worker.bench import Rig

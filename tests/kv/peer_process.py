@@ -14,8 +14,8 @@ from common.kv.pool import KVPool
 from common.kv.proof import pattern
 from common.kv.transport import make_transport
 from common.wire.frames import encode
+from common.wire.handoff_messages import KVPoolExport
 from common.wire.kv_layout import KVLayout
-from common.wire.messages import KVPoolExport
 
 LAYOUT = KVLayout("model", num_layers=3, num_kv_heads=2, head_dim=32, block_size=16, dtype="float32")
 

@@ -18,7 +18,7 @@ from common.kv.pool import KVPool
 from common.kv.proof import prove_path
 from common.kv.transport import TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
 from common.wire.frames import decode
-from common.wire.messages import KVPoolExport
+from common.wire.handoff_messages import KVPoolExport
 from tests.kv.peer_process import LAYOUT, random_bytes
 
 ROOT = Path(__file__).parents[2]

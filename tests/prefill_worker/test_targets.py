@@ -7,7 +7,8 @@ import pytest
 import zmq
 
 from common.config import NetSection
-from common.wire.messages import DecodePeer, KVPathResult
+from common.wire.handoff_messages import KVPathResult
+from common.wire.messages import DecodePeer
 from prefill_worker.targets import LONGEST_PAUSE_S, Targets
 from tests.messages import pool_export
 

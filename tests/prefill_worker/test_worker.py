@@ -17,23 +17,19 @@ from common.errors import ErrorCode
 from common.kernels.operands import NO_CHOICE
 from common.kv.blocks import BlockAllocator
 from common.serving.drain import Drain
+from common.wire.handoff_messages import KVHandoff, KVPathResult, KVPoolExport, KVProgress
 from common.wire.messages import (
     Abort,
     DecodePeer,
     Inquiry,
     InquiryReply,
-    KVHandoff,
-    KVPathResult,
-    KVPoolExport,
-    KVProgress,
     Message,
     RequestFailed,
     Role,
     TokenBatch,
     WorkerReady,
-    pack_ids,
-    unpack_ids,
 )
+from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
 from common.wire.worker_id import connection_of

@@ -6,16 +6,8 @@ from typing import Any
 
 from common.config import NetSection, RouterSection
 from common.errors import ErrorCode, RequestError
-from common.wire.messages import (
-    Abort,
-    FinishReason,
-    Message,
-    PrefillRequest,
-    RequestFailed,
-    Role,
-    TokenBatch,
-    pack_ids,
-)
+from common.wire.messages import Abort, FinishReason, Message, PrefillRequest, RequestFailed, Role, TokenBatch
+from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher

@@ -8,12 +8,8 @@ import pytest
 
 import router.dispatcher
 from common.errors import RequestError
-from common.wire.messages import (
-    Role,
-    TokenBatch,
-    pack_ids,
-    unpack_ids,
-)
+from common.wire.messages import Role, TokenBatch
+from common.wire.packing import pack_ids, unpack_ids
 from router.member import Member
 from router.request_state import Delivery, Mailbox, State
 from tests.messages import worker_ready

@@ -7,12 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from common.errors import ErrorCode
-from common.wire.messages import (
-    Role,
-    TokenBatch,
-    pack_ids,
-    unpack_ids,
-)
+from common.wire.messages import Role, TokenBatch
+from common.wire.packing import pack_ids, unpack_ids
 from router.member import Member
 from router.request_state import Completion, State
 from tests.router.bench import LENGTH, NET, TERMINAL_STATES, VOCAB, Bench, Result, decode_ids, result_of

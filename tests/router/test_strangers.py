@@ -8,9 +8,9 @@ import pytest
 import zmq
 
 from common.errors import ErrorCode
+from common.wire.handoff_messages import KVRelease
 from common.wire.messages import (
     Abort,
-    KVRelease,
     Message,
     PeerGone,
     Refused,
@@ -20,8 +20,8 @@ from common.wire.messages import (
     Welcome,
     WorkerGone,
     WorkerLeaving,
-    pack_ids,
 )
+from common.wire.packing import pack_ids
 from common.wire.sockets import Spoke
 from router import membership
 from router.member import Member

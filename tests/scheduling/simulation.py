@@ -14,15 +14,8 @@ from itertools import count
 from common.config import NetSection, PrefillSection, RouterSection
 from common.kv.blocks import BlockAllocator
 from common.serving.prompt_order import PromptOrder
-from common.wire.messages import (
-    FinishReason,
-    Message,
-    PrefillRequest,
-    Role,
-    TokenBatch,
-    WorkerReady,
-    pack_ids,
-)
+from common.wire.messages import FinishReason, Message, PrefillRequest, Role, TokenBatch, WorkerReady
+from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
 from prefill_worker.scheduler import Chunk, PromptScheduler
 from prefill_worker.sequence import PromptSequence

@@ -11,19 +11,10 @@ from hypothesis import strategies as st
 
 from common.errors import ErrorCode, WireError
 from common.wire.frames import MAX_FRAME_BYTES, decode, encode
+from common.wire.handoff_messages import KVLease, KVProgress
 from common.wire.kv_layout import KVLayout
-from common.wire.messages import (
-    WIRE_VERSION,
-    Abort,
-    KVLease,
-    KVProgress,
-    Message,
-    RequestFailed,
-    Role,
-    TokenBatch,
-    pack_ids,
-    unpack_ids,
-)
+from common.wire.messages import WIRE_VERSION, Abort, Message, RequestFailed, Role, TokenBatch
+from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from tests.messages import LAYOUT, kv_handoff, pool_export, prefill_request, worker_ready
 from tests.wire.values import messages, wild_values

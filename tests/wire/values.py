@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 
 from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, Prose, Range, Rule
 from common.wire.frames import TAGS
-from common.wire.messages import (
-    InquiryReply,
-    KVHandoff,
-    KVPoolExport,
-    KVProgress,
-    Message,
-    PrefillRequest,
-    Role,
-    TokenBatch,
-    WorkerReady,
-)
+from common.wire.handoff_messages import KVHandoff, KVPoolExport, KVProgress
+from common.wire.messages import InquiryReply, Message, PrefillRequest, Role, TokenBatch, WorkerReady
 
 FEW = 6  # rows or ids of one message
 
