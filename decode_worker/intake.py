@@ -19,6 +19,7 @@ from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVHandoff, KVLease, KVProgress, KVRelease
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sockets import Hub
+from common.wire.worker_id import connection_of
 from decode_worker.aborts import Aborts
 from decode_worker.ahead import Ahead
 from decode_worker.copies import Copies
@@ -73,6 +74,8 @@ class Intake:
         key = (message.request_id, message.attempt)
         source = self.sources.find(message.worker_id, message.epoch)
         if source is None:
+            # It may have been taken for dead while it stood still, and would keep the blocks for a whole lease.
+            self._release(connection_of(message.worker_id, message.epoch), key)
             self._failures.append(
                 (
                     key,
@@ -86,7 +89,7 @@ class Intake:
         lease = Lease.begun(message.lease_s, time.monotonic())
         handoff = Handoff(sequence, source, unpack_ids(message.block_ids), lease)
         if self.aborts.cover(*key):
-            self._release(handoff)
+            self._release(handoff.source.identity, handoff.sequence.key)
         elif objection := self.scheduler.objection(sequence):
             self._refuse(handoff, ErrorCode.NEVER_FITS, objection)
         elif problem := stranger(token_ids, self.engine.vocab_size):
@@ -121,7 +124,7 @@ class Intake:
         self.ahead.drop(request_id, attempt)
         for handoff in [h for h in self.waiting if _is_attempt(h.sequence, request_id, attempt)]:
             self.waiting.remove(handoff)
-            self._release(handoff)
+            self._release(handoff.source.identity, handoff.sequence.key)
         for handoff in self.pulling:
             handoff.aborted |= _is_attempt(handoff.sequence, request_id, attempt)
 
@@ -147,7 +150,7 @@ class Intake:
         over = [h for h in self.pulling if h.copies.over()]
         for handoff in over:
             self.pulling.remove(handoff)
-            self._release(handoff)
+            self._release(handoff.source.identity, handoff.sequence.key)
             if handoff.aborted or handoff.copies.problem:
                 self.scheduler.unreserve(handoff.sequence)
                 self._lose([handoff], handoff.copies.problem)
@@ -192,7 +195,7 @@ class Intake:
         self.ahead.drop_all()
         waiting, self.waiting = self.waiting, deque()
         for handoff in waiting:
-            self._release(handoff)
+            self._release(handoff.source.identity, handoff.sequence.key)
         return [handoff.sequence for handoff in waiting]
 
     def has(self, key: Key) -> bool:
@@ -244,7 +247,7 @@ class Intake:
         for handoff in expired:
             self.waiting.remove(handoff)
             self.ahead.drop(*handoff.sequence.key)
-            self._release(handoff)
+            self._release(handoff.source.identity, handoff.sequence.key)
         self._lose(expired, "its lease was not confirmed in time")
 
     def _lose(self, handoffs: list[Handoff], reason: str) -> None:
@@ -255,12 +258,11 @@ class Intake:
     def _refuse(self, handoff: Handoff, code: ErrorCode, reason: str) -> None:
         """Let go of what will never be pulled, whatever comes free: nobody else shall wait behind it."""
         self.ahead.drop(*handoff.sequence.key)
-        self._release(handoff)
+        self._release(handoff.source.identity, handoff.sequence.key)
         self._failures.append((handoff.sequence.key, code, reason))
 
-    def _release(self, handoff: Handoff) -> None:
-        request_id, attempt = handoff.sequence.key
-        self.hub.send(handoff.source.identity, KVRelease(self.worker_id, self.epoch, request_id, attempt))
+    def _release(self, identity: bytes, key: Key) -> None:
+        self.hub.send(identity, KVRelease(self.worker_id, self.epoch, *key))
 
 
 def _is_attempt(sequence: DecodeSequence, request_id: str, attempt: int) -> bool:

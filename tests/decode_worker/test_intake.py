@@ -53,6 +53,13 @@ def test_a_pull_that_cannot_begin_costs_its_sequence_when_its_other_copies_are_o
     assert rig.all_free()
 
 
+def test_who_was_taken_for_dead_and_hands_over_gets_its_blocks_back_at_once() -> None:
+    rig = Rig()
+    rig.intake.forget("p", 1)
+    rig.hand_off("late", 8, [1, 2])
+    assert lost(rig) == rig.released() == ["late"]
+
+
 @pytest.mark.parametrize("how", ["begins", "goes on"])
 def test_pulling_ahead_may_fail_and_the_handoff_pulls_all(how: str) -> None:
     rig = Rig()
