@@ -70,10 +70,12 @@ class Reference:
         self.eos = model.config.eos_token_id
 
     def text(self, prompt: list[int], max_tokens: int, *, ignore_eos: bool = False) -> str:
-        ids = list(prompt)
+        ids, past, num_cached = list(prompt), None, 0
         with torch.inference_mode():
             for _ in range(max_tokens):
-                ids.append(int(self.model(torch.tensor([ids])).logits[0, -1].argmax()))
+                out = self.model(torch.tensor([ids[num_cached:]]), past_key_values=past, use_cache=True)
+                past, num_cached = out.past_key_values, len(ids)
+                ids.append(int(out.logits[0, -1].argmax()))
                 if ids[-1] == self.eos and not ignore_eos:
                     break
         return str(self.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True))
