@@ -62,6 +62,9 @@ class Inbox:
                 self.link.spoke.refuse(message, "a router does not send it to a decode worker")
 
     def _from_prefill(self, identity: bytes, message: Message) -> None:
+        if isinstance(message, Inquiry):  # it names nobody: whoever asks is answered
+            self.hub.send(identity, answer(message, self.worker_id, self.epoch, self._has))
+            return
         if not is_from(identity, message):
             self.hub.refuse(identity, message, "not in the name of the worker whose connection it is")
             return

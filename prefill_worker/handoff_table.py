@@ -7,6 +7,7 @@ are free although the target may still hold their ids: it starts no pull on a le
 seen renewed (see decode_worker.intake), and the router drops what a superseded attempt says.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -41,6 +42,14 @@ class HandoffTable:
         held = [key for key in keys if self._holder(key) == (worker_id, epoch)]
         for key in held:
             self.kept[key].deadline_s = now_s + self.lease_s
+        return held
+
+    def by_holder(self, keys: Iterable[Key]) -> dict[tuple[str, int], list[Key]]:
+        """Those of `keys` that are kept, by the incarnation that they are kept for."""
+        held: defaultdict[tuple[str, int], list[Key]] = defaultdict(list)
+        for key in keys:
+            if (holder := self._holder(key)) is not None:
+                held[holder].append(key)
         return held
 
     def release(self, worker_id: str, epoch: int, key: Key) -> bool:

@@ -12,7 +12,8 @@ Life of a request here:
     4. When the step of its last chunk is over, its first token is sent to the router at once.
     5. If it is not finished by that token, its blocks go to the handoff table and the decode worker
        is told which they are.
-    6. `KVRelease`, a lease that runs out, of which the router is told, or the decode worker's death frees them.
+    6. `KVRelease` or the decode worker's death frees them, or, and the router is told, a lease that runs out or
+       a handoff that did not arrive: when the router asks about it, the decode worker is asked behind it.
 `Abort` ends it in 1 to 4; in 5 the decode worker is told as well and releases.
 """
 
@@ -31,7 +32,7 @@ from common.errors import ErrorCode
 from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, finish_reason
-from common.serving.inquiry import answer
+from common.serving.inquiry import answer, asked, missing, question
 from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.messages import (
@@ -39,6 +40,7 @@ from common.wire.messages import (
     DecodePeer,
     FinishReason,
     Inquiry,
+    InquiryReply,
     Message,
     PeerGone,
     PrefillRequest,
@@ -208,6 +210,7 @@ class PrefillWorker:
                 self.scheduler.remove(message.request_id, message.attempt)
             case Inquiry():
                 self.link.send(answer(message, self.worker_id, self.epoch, self._has))
+                self._ask_on(message)
             case DecodePeer():
                 self.targets.join(message)
             case PeerGone():
@@ -229,6 +232,8 @@ class PrefillWorker:
                 target.spoke.send(KVLease(self.worker_id, self.epoch, tuple(ids), pack_ids(attempts)))
             case KVRelease():
                 self.handoffs.release(message.worker_id, message.epoch, (message.request_id, message.attempt))
+            case InquiryReply():
+                self._give_up(missing(message), target)
             case _:
                 target.spoke.refuse(message, "a decode worker does not send it")
 
@@ -272,6 +277,18 @@ class PrefillWorker:
                 lease_s=self.handoffs.lease_s,
             )
         )
+
+    def _ask_on(self, inquiry: Inquiry) -> None:
+        """Ask decode workers whether they have what is kept for them: they may wait for room, or never have heard."""
+        for (worker_id, epoch), keys in self.handoffs.by_holder(asked(inquiry)).items():
+            if (target := self.targets.proven(worker_id, epoch)) is not None:
+                target.spoke.send(question(keys))
+
+    def _give_up(self, keys: list[Key], target: Target) -> None:
+        """A decode worker does not have these; what it had and let go of it has released before it said so."""
+        for key in keys:
+            if self.handoffs.release(target.worker_id, target.epoch, key):
+                self._fail(key, ErrorCode.HANDOFF_LOST, f"its handoff never reached decode worker {target.worker_id}")
 
     def _announce(self, sequence: PromptSequence, block_ids: list[int]) -> None:
         """Let the decode worker pull these blocks while the prompt goes on; none: there will be no handoff."""

@@ -153,7 +153,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class InquiryReply:
-    """worker -> router: which attempts of an `Inquiry` it has; another it will never have, nor say more of it."""
+    """worker -> who asked: which attempts of an `Inquiry` it has; another it will never have, nor say more of it."""
 
     worker_id: WorkerId
     epoch: Epoch
@@ -237,7 +237,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """router -> worker: do you have these attempts? To be answered after all that was sent before."""
+    """router -> worker, prefill -> decode: do you have these attempts? To be answered after all that was sent before."""
 
     request_ids: RequestIds
     attempts: Column

@@ -17,16 +17,19 @@ from common.errors import ErrorCode
 from common.kernels.operands import NO_CHOICE
 from common.kv.blocks import BlockAllocator
 from common.serving.drain import Drain
+from common.serving.inquiry import question
 from common.wire.messages import Abort, Inquiry, InquiryReply, Message, RequestFailed, Role, TokenBatch, WorkerReady
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
-from common.wire.sockets import Hub
+from common.wire.sockets import Hub, Spoke
 from common.wire.worker_id import connection_of
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import DecodeRunner
+from decode_worker.sources import Source
 from decode_worker.worker import DecodeWorker
+from tests.decode_worker.bench import FakePool
 from tests.fakes import free_endpoint
-from tests.messages import prefill_request, worker_ready
+from tests.messages import kv_handoff, prefill_request, worker_ready
 
 FIRST, NEXT = 7, 8
 """The token that ends a prompt, and that of every step."""
@@ -187,6 +190,24 @@ def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
     rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
     [reply] = [message for message in rig.said if isinstance(message, InquiryReply)]
     assert reply.are_here == bytes([1, 1, 1, 0, 0])
+
+
+def test_a_prefill_worker_learns_whether_its_handoffs_arrived_also_while_they_wait_for_room(rig: Rig) -> None:
+    rig.ask("fills it", 400)
+    rig.worker.intake.sources.by_id["p"] = Source("p", 1, connection_of("p", 1), FakePool(), 1.0)
+    prefill = Spoke(rig.context, NetSection(), rig.worker.hub.endpoint, connection_of("p", 1))
+    prefill.send(kv_handoff("waits", range(201), range(13)))
+    prefill.send(question([("waits", 0), ("never came", 0)]))
+    replies: list[Message] = []
+
+    def answered() -> bool:
+        replies.extend(prefill.receive())
+        return bool(replies)
+
+    rig.turn_until(answered)
+    assert replies == [InquiryReply("d", 1, ("waits", "never came"), pack_ids([0, 0]), b"\1\0")]
+    assert len(rig.worker.intake.waiting) == 1
+    prefill.close()
 
 
 def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: Rig) -> None:

@@ -77,6 +77,7 @@ class Rig:
         self.said: list[Message] = []
         self.announced: list[tuple[str, list[int]]] = []  # request, complete blocks
         self.handed_off: list[KVHandoff] = []
+        self.asked: list[tuple[bytes, Inquiry]] = []  # what the decode worker was asked, and by which connection
         self.allocator = BlockAllocator(num_blocks + 1)
         pool = SimpleNamespace(close=lambda: None)
         self.worker = PrefillWorker(
@@ -126,6 +127,8 @@ class Rig:
                 self.announced.append((message.request_id, unpack_ids(message.block_ids)))
             elif isinstance(message, KVHandoff):
                 self.handed_off.append(message)
+            elif isinstance(message, Inquiry):
+                self.asked.append((identity, message))
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
         def turned() -> bool:
@@ -290,6 +293,27 @@ def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
     rig.tell(Inquiry(names, pack_ids([0, 0, 0, 1, 0])))
     rig.turn_until(lambda: isinstance(rig.said[-1], InquiryReply))
     assert rig.said[-1] == InquiryReply("p", 1, names, pack_ids([0, 0, 0, 1, 0]), bytes([1, 1, 1, 0, 0]))
+
+
+def test_a_handoff_that_never_arrived_is_noticed_when_the_router_asks_and_one_that_waits_is_kept(rig: Rig) -> None:
+    rig.ask("lost", 10)
+    rig.ask("waits", 10)
+    rig.turn()
+    rig.steps[0].over = True
+    rig.turn_until(lambda: len(rig.handed_off) == 2)
+    for are_here in (b"\1\1", b"\0\1"):
+        rig.tell(Inquiry(("lost", "waits"), pack_ids([0, 0])))
+        rig.turn_until(lambda: bool(rig.asked))
+        assert not any(isinstance(message, RequestFailed) for message in rig.said)
+        identity, question = rig.asked.pop()
+        assert set(question.request_ids) == {"lost", "waits"}
+        attempts = pack_ids([0, 0])
+        rig.decode.send(identity, InquiryReply("d", 1, ("lost", "waits"), attempts, are_here))
+    rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
+    [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
+    assert (failed.request_id, failed.attempt, failed.code) == ("lost", 0, ErrorCode.HANDOFF_LOST)
+    assert list(rig.worker.handoffs.kept) == [("waits", 0)]
+    rig.allocator.check(rig.worker.handoffs.blocks())
 
 
 def test_the_token_of_a_prompt_aborted_in_flight_is_dropped_and_its_blocks_are_free(rig: Rig) -> None:
