@@ -8,7 +8,8 @@ from typing import Any
 
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
-from router.openai_api import CompletionRequest, choice_seed, fit_max_tokens
+from router.openai_api import CompletionRequest, choice_seed
+from router.prompts import fit_max_tokens
 from router.request_state import Completion, Mailbox
 from router.responses import head_of, usage_of
 from router.service import Service

@@ -1,91 +1,92 @@
-"""Typed access to the fields of a JSON object that a client sent.
+"""The fields of a JSON object that a client sends, as a table: name, rule, default, what it does.
 
-An explicit null is the same as an absent field. Every complaint names the field, the value (bounded)
-and what would be right.
+    TABLE = Table(Field("n", Integer(1, 128), 1, "texts for each prompt"), ...)
+    values = TABLE.read(body)
+
+An explicit null is the same as an absent field, whatever its name. Any other value under a name that is not in the
+table is refused: it may be a typo, or change the output somewhere else.
 """
 
-import json
-import math
+import difflib
+from dataclasses import dataclass
 from typing import Any
 
 from common.errors import RequestError
+from router.json_rules import Only, Rule, shown, wrong
 
-MAX_SHOWN_CHARS = 80
-
-
-class Fields:
-    """One JSON object; each method gives a checked value or raises RequestError (400)."""
-
-    def __init__(self, body: dict[str, Any]) -> None:
-        self._body = body
-
-    def value(self, name: str) -> Any:
-        return self._body.get(name)
-
-    def integer(self, name: str, default: int, low: int, high: int) -> int:
-        value = self._body.get(name)
-        if value is None:
-            return default
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # some clients write every number as a float
-        if type(value) is not int or not low <= value <= high:
-            raise wrong(name, value, f"an integer from {low} to {high}")
-        return value
-
-    def number(self, name: str, default: float, low: float, high: float, *, above_low: bool = False) -> float:
-        value = self._body.get(name)
-        if value is None:
-            return default
-        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
-            raise wrong(name, value, f"a number from {low:g} to {high:g}")
-        if above_low and value == low:
-            raise wrong(name, value, f"a number above {low:g} and at most {high:g}")
-        return float(value)
-
-    def boolean(self, name: str, default: bool = False) -> bool:
-        value = self._body.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise wrong(name, value, "true or false")
-        return value
-
-    def string(self, name: str) -> str | None:
-        value = self._body.get(name)
-        if value is not None and not is_text(value):
-            raise wrong(name, value, "a string of valid Unicode")
-        return value
-
-    def only(self, name: str, allowed: tuple[Any, ...], why: str) -> None:
-        """Refuse any other value of a field that exists in the API and not here."""
-        value = self._body.get(name)
-        if value is not None and not any(type(value) is type(other) and value == other for other in allowed):
-            message = f"{name} = {shown(value)} is not supported: {why}"
-            raise RequestError(message, param=name, code="unsupported_value")
+MAX_NAME_CHARS = 64
+"""Longer names resemble nothing."""
 
 
-def is_text(value: object) -> bool:
-    """A string without lone surrogates, which no tokenizer takes."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One of a table; `about` is for people, in a few words."""
+
+    name: str
+    rule: Rule
+    default: Any = None
+    about: str = ""
+
+    @property
+    def is_implemented(self) -> bool:
+        """Whether any value of it has an effect."""
+        return not isinstance(self.rule, Only)
 
 
-def shown(value: object) -> str:
-    """A value for an error message, cut short before it is written out."""
-    if isinstance(value, str):
-        return repr(value[:MAX_SHOWN_CHARS]) + ("..." if len(value) > MAX_SHOWN_CHARS else "")
-    if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return repr(value)[:MAX_SHOWN_CHARS]
+class Table:
+    """All fields that an object may have."""
+
+    def __init__(self, *fields: Field) -> None:
+        self.fields = {field.name: field for field in fields}
+        assert len(self.fields) == len(fields), "a field stands twice in the table"
+
+    def read(self, body: dict[str, Any], within: str = "") -> dict[str, Any]:
+        """The value of every field; raises RequestError (400) naming the first that is unknown or wrong.
+
+        `within` goes before each name in errors: that of the object's own field, and a dot.
+        """
+        for name, value in body.items():
+            if name not in self.fields and value is not None:
+                raise self._unknown(name, within)
+        return {name: self._value(field, body.get(name), within) for name, field in self.fields.items()}
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Of the object, as JSON schema."""
+        properties = {
+            name: {"anyOf": [field.rule.schema, {"type": "null"}], "description": field.about}
+            for name, field in self.fields.items()
+        }
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+
+    @staticmethod
+    def _value(field: Field, value: Any, within: str) -> Any:
+        return field.default if value is None else field.rule.checked(within + field.name, value)
+
+    def _unknown(self, name: str, within: str) -> RequestError:
+        similar = difflib.get_close_matches(name, self.fields, n=1) if len(name) <= MAX_NAME_CHARS else []
+        remedy = f"did you mean {within}{similar[0]}?" if similar else "leave it out"
+        param = name[:MAX_NAME_CHARS].encode("ascii", "backslashreplace").decode()
+        return RequestError(
+            f"unknown field {shown(within + name)}: {remedy}", param=within + param, code="unknown_field"
+        )
 
 
-def wrong(name: str, value: object, wanted: str) -> RequestError:
-    """The error for a field with a value it cannot have."""
-    return RequestError(f"{name} = {shown(value)}: wants {wanted}", param=name)
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A rule: an object with a table of its own; gives its values."""
+
+    table: Table
+
+    @property
+    def wants(self) -> str:
+        return "an object of " + ", ".join(f"`{name}`" for name in self.table.fields)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self.table.schema
+
+    def checked(self, name: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise wrong(name, value, self.wants)
+        return self.table.read(value, f"{name}.")

@@ -15,7 +15,8 @@ from common import options
 from common.config import Config
 from common.errors import RequestError
 from router.bodies import NUM_FREE_BYTES
-from router.openai_api import CompletionRequest, Prompt, TokenIds
+from router.openai_api import CompletionRequest
+from router.prompts import Prompt, TokenIds
 from router.reader_process import ReaderProcess
 from router.reading import parse_body
 from router.tokenizer import Tokenizer

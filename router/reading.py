@@ -12,7 +12,8 @@ import msgpack
 
 from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
-from router.openai_api import CompletionRequest, TokenIds, parse
+from router.openai_api import CompletionRequest, parse
+from router.prompts import TokenIds
 from router.tokenizer import ModelInfo, Tokenizer
 
 

@@ -15,7 +15,7 @@ import tokenizers
 from common.config import MAX_TOKENS, ModelSection
 from common.errors import ConfigError
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
-from router.openai_api import Prompt, TokenIds, too_long
+from router.prompts import Prompt, TokenIds, too_long
 
 MAX_CHARS_PER_TOKEN = 16
 """More than any text has on average; only long runs of one character have."""

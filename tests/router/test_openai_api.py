@@ -1,12 +1,17 @@
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import RequestError
-from router.openai_api import CompletionRequest, choice_seed, fit_max_tokens, parse
+from router.completion_fields import COMPLETION_FIELDS
+from router.field_list import written
+from router.openai_api import CompletionRequest, choice_seed, parse
+from router.prompts import fit_max_tokens
 from router.responses import ChunkWriter, error_body
 
+ROOT = Path(__file__).parents[2]
 VOCAB = 100
 EOS = (7,)
 
@@ -15,11 +20,7 @@ def parsed(**fields: Any) -> CompletionRequest:
     return parse({"prompt": "hi"} | fields, "tiny", VOCAB, EOS)
 
 
-OPTIONAL = [
-    "model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "ignore_eos", "stream",
-    "stream_options", "user", "best_of", "echo", "suffix", "logprobs", "logit_bias", "presence_penalty",
-    "frequency_penalty", "priority",
-]  # fmt: skip
+OPTIONAL = [name for name in COMPLETION_FIELDS.fields if name != "prompt"]
 
 ACCEPTED: list[dict[str, Any]] = [
     {},
@@ -53,11 +54,13 @@ ACCEPTED: list[dict[str, Any]] = [
     {"presence_penalty": 0, "frequency_penalty": 0.0},
     {"stream": True, "stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": {}},
-    {"stream": True, "stream_options": {"include_usage": None, "other": 1}},
+    {"stream": True, "stream_options": {"include_usage": None, "other": None, "include_obfuscation": True}},
     {"user": "x" * 512},
     {"priority": -(2**31) + 1},
     {"ignore_eos": True},
-    {"unknown_field": {"deep": [1, 2]}},
+    {"repetition_penalty": 1.0, "length_penalty": 1, "use_beam_search": False, "min_tokens": 0, "bad_words": []},
+    {"response_format": {"type": "text"}, "skip_special_tokens": True},
+    {"unknown": None},
     dict.fromkeys(OPTIONAL),
 ]
 
@@ -123,7 +126,17 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("stream_options", {"stream_options": {"include_usage": True}}),
     ("stream_options", {"stream": False, "stream_options": {}}),
     ("stream_options", {"stream": True, "stream_options": []}),
-    ("include_usage", {"stream": True, "stream_options": {"include_usage": 1}}),
+    ("stream_options.include_usage", {"stream": True, "stream_options": {"include_usage": 1}}),
+    ("stream_options.other", {"stream": True, "stream_options": {"other": 1}}),
+    ("repetition_penalty", {"repetition_penalty": 1.1}),
+    ("repetition_penalty", {"repetition_penalty": True}),
+    ("min_tokens", {"min_tokens": False}),
+    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("guided_regex", {"guided_regex": "a+"}),
+    ("max_token", {"max_token": 5}),
+    ("max_completion_tokens", {"max_completion_tokens": 5}),
+    ("unknown", {"unknown": {"deep": [1, 2]}}),
+    ("temperature", {"temperature": 10**400}),
     ("user", {"user": 5}),
     ("user", {"user": "x" * 513}),
     ("priority", {"priority": 2**31}),
@@ -152,6 +165,37 @@ def test_defaults_and_explicit_nulls_are_the_same() -> None:
         assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (16, 1.0, 1.0, 0)
         assert (sampling.min_p, sampling.stop_token_ids) == (0.0, EOS)
         assert (request.n, request.stops, request.stream, request.include_usage) == (1, (), False, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("max_token", "max_tokens"),
+        ("tempurature", "temperature"),
+        ("stop_tokens_id", "stop_token_ids"),
+        ("topp", "top_p"),
+    ],
+)
+def test_a_typo_is_told_what_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(RequestError, match=f"unknown field '{name}': did you mean {meant}") as caught:
+        parsed(**{name: 1})
+    assert (caught.value.param, caught.value.code) == (name, "unknown_field")
+    with pytest.raises(RequestError, match=r"did you mean stream_options\.include_usage"):
+        parsed(stream=True, stream_options={"include_usages": True})
+
+
+@pytest.mark.parametrize("name", ["x" * 1_000_000, "\ud800", "", "\n", "ключ"])
+def test_whatever_an_unknown_field_is_called_the_error_can_be_sent(name: str) -> None:
+    with pytest.raises(RequestError, match="leave it out") as caught:
+        parsed(**{name: 1})
+    assert len(json.dumps(error_body(caught.value))) < 700
+    json.dumps(error_body(caught.value), ensure_ascii=False).encode()
+
+
+def test_the_list_in_the_readme_is_the_table() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "| `max_tokens` |" in page
+    assert written(page) == page, "run `python -m router.field_list README.md`"
 
 
 def test_another_model_is_404() -> None:

@@ -1,0 +1,83 @@
+"""The table of fields of /v1/completions: OpenAI's, and those that users of vLLM add to them.
+
+What would change the text and is not implemented is refused, never ignored: its rule is `Only`, with the values that
+change nothing. README.md's list is made of this table (`python -m router.field_list`).
+"""
+
+from common.wire.fields import MAX_INT32
+from router.json_fields import Field, Object, Table
+from router.json_rules import Boolean, Integer, Number, Only, Text
+from router.prompts import Prompts
+from router.stop_strings import StopStrings
+
+MAX_N = 128
+MAX_USER_CHARS = 512
+MAX_TOP_K = 1 << 30
+MAX_MAX_TOKENS = 1 << 30
+DEFAULT_MAX_TOKENS = 16
+NO_GRAMMAR = "structured output is not implemented; leave it out"
+
+STREAM_OPTIONS = Table(
+    Field("include_usage", Boolean(), False, "a last chunk with the numbers of tokens"),
+    Field("include_obfuscation", Boolean(), False, "taken, without effect: no padding is sent"),
+)
+
+GENERATION_FIELDS = (
+    Field("model", Text(), None, "the served model's name; another one is a 404"),
+    Field("temperature", Number(0, 2), 1.0, "0 is greedy"),
+    Field("top_p", Number(0, 1, above_low=True), 1.0, "the likeliest tokens that have this much probability together"),
+    Field("top_k", Integer(-1, MAX_TOP_K), 0, "the k likeliest tokens; 0 and -1: all"),
+    Field("min_p", Number(0, 1), 0.0, "tokens at least this likely beside the likeliest"),
+    Field("seed", Integer(-(1 << 63), (1 << 63) - 1), None, "equal requests with equal seeds get equal texts"),
+    Field("stop", StopStrings(), (), "the text ends before the first of them"),
+    Field("ignore_eos", Boolean(), False, "the model's end-of-text tokens do not end the text"),
+    Field("n", Integer(1, MAX_N), 1, "texts for each prompt"),
+    Field("stream", Boolean(), False, "server-sent events, a chunk a token"),
+    Field("stream_options", Object(STREAM_OPTIONS), None, "only with `stream`"),
+    Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
+    Field("priority", Integer(-MAX_INT32, MAX_INT32), 0, "lower goes first, always"),
+    Field("presence_penalty", Only((0,))),
+    Field("frequency_penalty", Only((0,))),
+    Field("repetition_penalty", Only((1,))),
+    Field("logit_bias", Only(({},))),
+    Field("allowed_token_ids", Only()),
+    Field("bad_words", Only(([],))),
+    Field("min_tokens", Only((0,))),
+    Field("stop_token_ids", Only(([],))),
+    Field("include_stop_str_in_output", Only((False,))),
+    Field("skip_special_tokens", Only((True,))),
+    Field("spaces_between_special_tokens", Only((True,))),
+    Field("truncate_prompt_tokens", Only()),
+    Field("add_special_tokens", Only((True,))),
+    Field("return_token_ids", Only((False,))),
+    Field("return_tokens_as_token_ids", Only((False,))),
+    Field("cache_salt", Only()),
+    Field("prompt_logprobs", Only()),
+    Field("use_beam_search", Only((False,))),
+    Field("length_penalty", Only((1,))),
+    Field("truncation_side", Only()),
+    Field("logprob_token_ids", Only()),
+    Field("prompt_embeds", Only((), "send the prompt as text or token ids")),
+    Field("request_id", Only((), "send it as the header X-Request-Id")),
+    Field("stream_interval", Only((1,))),
+    Field("kv_transfer_params", Only((), "workers settle among themselves where KV blocks go")),
+    Field("response_format", Only(({"type": "text"},), NO_GRAMMAR)),
+    *(
+        Field(name, Only((), NO_GRAMMAR))
+        for name in (
+            "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+            "guided_decoding_backend", "guided_whitespace_pattern",
+        )
+    ),
+)  # fmt: skip
+
+COMPLETION_FIELDS = Table(
+    Field("prompt", Prompts(), None, "required"),
+    Field("max_tokens", Integer(1, MAX_MAX_TOKENS), DEFAULT_MAX_TOKENS, "tokens of each text at most"),
+    *GENERATION_FIELDS,
+    Field("best_of", Integer(1, MAX_N), None, "only equal to `n`"),
+    Field("echo", Only((False,), "the response never repeats the prompt")),
+    Field("suffix", Only(("",), "the model does not fill in the middle")),
+    Field("logprobs", Only()),
+    Field("max_completion_tokens", Only((), "send max_tokens")),
+)

@@ -1,0 +1,193 @@
+"""What a value in a client's JSON may be: each rule checks one, and says what it wants and its JSON schema.
+
+Every complaint names the field, the value (bounded) and what would be right.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from common.errors import RequestError
+
+MAX_SHOWN_CHARS = 80
+
+
+class Rule(Protocol):
+    """What a field has one of; null never gets here."""
+
+    @property
+    def wants(self) -> str:
+        """What is right, in words."""
+        ...
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What is right, as JSON schema."""
+        ...
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The value as the rest of the router has it, or RequestError (400) naming the field."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """From `low` to `high`, both included; 5.0 counts, as some clients write every number as a float."""
+
+    low: int
+    high: int
+
+    @property
+    def wants(self) -> str:
+        return f"an integer from {self.low} to {self.high}"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+    def checked(self, name: str, value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is not int or not self.low <= value <= self.high:
+            raise wrong(name, value, self.wants)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """From `low` to `high`, finite; `above_low` leaves out `low` itself."""
+
+    low: float
+    high: float
+    above_low: bool = False
+
+    @property
+    def wants(self) -> str:
+        if self.above_low:
+            return f"a number above {self.low:g} and at most {self.high:g}"
+        return f"a number from {self.low:g} to {self.high:g}"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number", "exclusiveMinimum" if self.above_low else "minimum": self.low, "maximum": self.high}
+
+    def checked(self, name: str, value: Any) -> float:
+        if type(value) not in (int, float) or not self.low <= value <= self.high:  # NaN is in no range
+            raise wrong(name, value, self.wants)
+        if self.above_low and value == self.low:
+            raise wrong(name, value, self.wants)
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """true or false, nothing that is taken for either."""
+
+    @property
+    def wants(self) -> str:
+        return "true or false"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+    def checked(self, name: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise wrong(name, value, self.wants)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string of valid Unicode with at most so many characters."""
+
+    max_chars: int | None = None
+
+    @property
+    def wants(self) -> str:
+        return "a string" if self.max_chars is None else f"a string of at most {self.max_chars} characters"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"} | ({} if self.max_chars is None else {"maxLength": self.max_chars})
+
+    def checked(self, name: str, value: Any) -> str:
+        if not is_text(value):
+            raise wrong(name, value, f"{self.wants}, of valid Unicode")
+        if self.max_chars is not None and len(value) > self.max_chars:
+            raise wrong(name, value, self.wants)
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of a few names."""
+
+    names: Sequence[str]
+
+    @property
+    def wants(self) -> str:
+        return " or ".join(json.dumps(name) for name in self.names)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.names)}
+
+    def checked(self, name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in self.names:
+            raise wrong(name, value, self.wants)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """A field of the API that is not implemented here: taken with the values that change nothing, which give None."""
+
+    neutral: tuple[Any, ...] = ()
+    remedy: str = "leave it out"
+
+    @property
+    def wants(self) -> str:
+        return " or ".join(map(json.dumps, self.neutral)) or "null"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.neutral)} if self.neutral else {"type": "null"}
+
+    def checked(self, name: str, value: Any) -> None:
+        if not any(_is_same(value, neutral) for neutral in self.neutral):
+            message = f"{name} = {shown(value)} is not supported: {self.remedy}"
+            raise RequestError(message, param=name, code="unsupported_value")
+
+
+def is_text(value: object) -> bool:
+    """A string without lone surrogates, which no tokenizer takes."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: object) -> str:
+    """A value for an error message, cut short before it is written out."""
+    if isinstance(value, str):
+        return repr(value[:MAX_SHOWN_CHARS]) + ("..." if len(value) > MAX_SHOWN_CHARS else "")
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return repr(value)[:MAX_SHOWN_CHARS]
+
+
+def wrong(name: str, value: object, wanted: str) -> RequestError:
+    """The error for a field with a value it cannot have."""
+    return RequestError(f"{name} = {shown(value)}: wants {wanted}", param=name)
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Equal as JSON: 0 is 0.0, and false is neither."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other

@@ -1,0 +1,86 @@
+"""The field `prompt`: its shapes, and how long one may be."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from common.errors import RequestError
+from common.wire.fields import MAX_INT32
+from router.json_rules import is_text, wrong
+
+TokenIds: TypeAlias = "array[int]"
+Prompt: TypeAlias = "str | array[int]"
+
+MAX_PROMPTS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A rule: text, texts, token ids, or lists of token ids; gives a list of texts or of arrays."""
+
+    @property
+    def wants(self) -> str:
+        return "a string, a list of strings, a list of token ids or a list of such lists"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        text = {"type": "string", "minLength": 1}
+        ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT32}, "minItems": 1}
+        batches = [{"type": "array", "items": each, "minItems": 1, "maxItems": MAX_PROMPTS} for each in (text, ids)]
+        return {"anyOf": [text, ids, *batches]}
+
+    def checked(self, name: str, value: Any) -> list[Prompt]:
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list) or not value:
+            raise wrong(name, value, self.wants)
+        if type(value[0]) is int:
+            value = [value]
+        if len(value) > MAX_PROMPTS:
+            raise RequestError(f"{len(value)} prompts in one request: at most {MAX_PROMPTS}; split it", param=name)
+        wanted = type(value[0])
+        prompts: list[Prompt] = []
+        for prompt in value:
+            if type(prompt) is not wanted or not prompt:
+                raise wrong(name, prompt, "prompts of one kind, none of them empty")
+            if not isinstance(prompt, list) and not is_text(prompt):
+                raise wrong(name, prompt, "strings of valid Unicode or token ids")
+            prompts.append(_token_ids(name, prompt) if isinstance(prompt, list) else prompt)
+        return prompts
+
+
+def check_vocabulary(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raise RequestError naming an id that the model does not have."""
+    highest = max(ids, default=0)
+    if highest >= vocab_size:
+        raise wrong(name, highest, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
+
+
+def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> int:
+    """`max_tokens`, or what is left of the context after the prompt; raises RequestError if nothing is."""
+    if num_prompt_tokens == 0:
+        raise RequestError("prompt is empty: it gives no tokens; send at least one", param="prompt")
+    left = max_model_len - num_prompt_tokens
+    if left < 1:
+        raise too_long(f"{num_prompt_tokens} tokens", max_model_len)
+    return min(max_tokens, left)
+
+
+def too_long(length: str, max_model_len: int) -> RequestError:
+    """The error for a prompt that leaves no room for an output; `length` is the prompt's, in words."""
+    return RequestError(
+        f"the prompt has {length}; prompt and output together may have {max_model_len} tokens: "
+        f"shorten the prompt to at most {max_model_len - 1} tokens",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _token_ids(name: str, prompt: list[Any]) -> TokenIds:
+    if set(map(type, prompt)) != {int}:
+        raise RequestError(f"{name}: a list of token ids holds integers only", param=name)
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high > MAX_INT32:
+        raise wrong(name, low if low < 0 else high, f"token ids from 0 to {MAX_INT32}")
+    return array("i", prompt)
