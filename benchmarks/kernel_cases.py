@@ -7,19 +7,21 @@ from itertools import chain, product, starmap
 import torch
 from torch import Tensor
 
+from common.device.sampling_tensors import sampling_tensors
 from common.kernels import sampling
 from common.kernels.embedding import embedding
 from common.kernels.gated_gemm import gated_gemm
 from common.kernels.gather_blocks import gather_blocks
 from common.kernels.gpu import gpu_of
 from common.kernels.long_attention import long_attention
-from common.kernels.operands import AttentionWeights, SamplingTensors
+from common.kernels.operands import AttentionWeights
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.rms_norm import rms_norm
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import ForwardBatch
+from common.wire.sampling_params import SamplingParams
 
 HIDDEN, INNER, VOCAB, NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 2560, 9728, 151_936, 32, 8, 128, 16
 QKV = (NUM_Q + 2 * NUM_KV) * HEAD_DIM
@@ -224,18 +226,12 @@ FILTERS = {  # temperature, top_k, top_p of the rows, in turns
 
 def sampling_case(num_rows: int, how: str) -> Case:
     rows = [FILTERS[how][i % len(FILTERS[how])] for i in range(num_rows)]
-    temperature, top_k, top_p = zip(*rows, strict=True)
     num_bytes = num_rows * VOCAB * 4
     logits = torch.randn(variants_for(num_bytes), num_rows, VOCAB, device="cuda") * 3
     positions = torch.arange(num_rows, dtype=torch.int32, device="cuda")
     workspace = sampling.make_workspace(num_rows, VOCAB, torch.device("cuda"))
-    params = SamplingTensors(
-        temperature=torch.tensor(temperature, device="cuda"),
-        top_k=torch.tensor(top_k, dtype=torch.int32, device="cuda"),
-        top_p=torch.tensor(top_p, device="cuda"),
-        min_p=torch.zeros(num_rows, device="cuda"),
-        seed=torch.arange(num_rows, device="cuda"),
-    )
+    wanted = [SamplingParams(temperature=t, top_k=k, top_p=p, seed=i) for i, (t, k, p) in enumerate(rows)]
+    params = sampling_tensors(wanted, torch.device("cuda"))
 
     def run(i: int) -> Tensor:
         return sampling.sample(logits[i], params, positions, workspace)

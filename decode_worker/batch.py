@@ -8,9 +8,11 @@ next can be launched before the host has seen this one's tokens. The host only w
 import torch
 from torch import Tensor
 
+from common.device.sampling_tensors import sampling_tensors
 from common.kernels.operands import RowState, SamplingTensors
 from common.ops.base import ForwardBatch
 from common.ops.row_ops import RowOps
+from common.wire.sampling_params import PADDING
 from decode_worker.row_updates import RowUploader
 from decode_worker.rows import Change
 
@@ -30,13 +32,7 @@ class DecodeBatch:
             positions=zeros(max_rows, dtype=torch.int32),
             seq_lens=zeros(max_rows, dtype=torch.int32),
             block_tables=zeros(max_rows, max_blocks, dtype=torch.int32),
-            sampling=SamplingTensors(
-                temperature=zeros(max_rows, dtype=torch.float32),
-                top_k=zeros(max_rows, dtype=torch.int32),
-                top_p=zeros(max_rows, dtype=torch.float32),
-                min_p=zeros(max_rows, dtype=torch.float32),
-                seed=zeros(max_rows, dtype=torch.int64),
-            ),
+            sampling=sampling_tensors([PADDING] * max_rows, device),
         )
         self.cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)  # [max_rows + 1]
         self._ops = RowOps(device)
@@ -59,14 +55,7 @@ class DecodeBatch:
 
     def sampling_rows(self, num_rows: int) -> SamplingTensors:
         """Sampling parameters of the first rows."""
-        sampling = self.state.sampling
-        return SamplingTensors(
-            temperature=sampling.temperature[:num_rows],
-            top_k=sampling.top_k[:num_rows],
-            top_p=sampling.top_p[:num_rows],
-            min_p=sampling.min_p[:num_rows],
-            seed=sampling.seed[:num_rows],
-        )
+        return self.state.sampling.rows(num_rows)
 
     def apply(self, changes: list[Change]) -> None:
         """Bring the tensors up to date with the changes of one turn: one upload, one launch."""

@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.device.sampling_tensors import sampling_words
 from common.kernels.operands import RowUpdates
-from common.wire.sampling_params import SamplingParams
+from common.wire.sampling_params import PADDING
 from decode_worker.rows import Change, Clear, Fill, Grow
-
-_CLEARED = SamplingParams(temperature=0.0)
 
 
 class RowUploader:
@@ -67,20 +66,15 @@ class RowUploader:
         return sent
 
 
-def _columns(changes: SequenceOf[Fill | Clear], max_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Seeds, whole numbers and fractions of the rows, as `RowUpdates` has them: int32."""
-    seeds, wholes, fractions = [], [], []
+def _columns(changes: SequenceOf[Fill | Clear], max_len: int) -> list[np.ndarray]:
+    """What the rows are told, as `RowUpdates` has it: int32."""
+    heads, sampling = [], []
     for change in changes:
-        params, source, token, seq_len = _CLEARED, -1, 0, 0
+        params, source, token, seq_len = PADDING, -1, 0, 0
         if isinstance(change, Fill):
             sequence = change.sequence
             params, source = sequence.sampling, change.source
             token, seq_len = sequence.token_ids[-1], min(max_len, sequence.num_scheduled)
-        seeds.append(params.seed)
-        wholes.append((change.row, source, token, seq_len, params.top_k))
-        fractions.append((params.temperature, params.top_p, params.min_p))
-    return (
-        np.array(seeds, np.int64).view(np.int32),
-        np.array(wholes, np.int32).T.ravel(),
-        np.array(fractions, np.float32).T.ravel().view(np.int32),
-    )
+        heads.append((change.row, source, token, seq_len))
+        sampling.append(params)
+    return [np.array(heads, np.int32).T.ravel(), *sampling_words(sampling)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.kernels.operands import SamplingTensors
 from common.ops.base import ForwardBatch
-from common.wire.sampling_params import SamplingParams
+from common.wire.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
 
 NUM_STAGINGS = 2
 ALIGNMENT = 16
@@ -89,8 +89,10 @@ class PromptBuffers:
         self._host_of("slot_mapping")[begin:num_tokens] = -1
         for name in ("token_ids", "positions"):
             self._host_of(name)[begin:num_tokens] = 0
-        for name in ("seq_lens", "last_tokens", "temperature", "next_positions"):
+        for name in ("seq_lens", "last_tokens", "next_positions"):
             self._host_of(name)[len(chunks) : num_seqs] = 0
+        for column in SAMPLING_COLUMNS:
+            self._host_of(column.name)[len(chunks) : num_seqs] = getattr(PADDING, column.name)
         self._host_of("cu_seqlens")[len(chunks) + 1 : num_seqs + 1] = begin
         self._upload(len(chunks))
 
@@ -113,13 +115,7 @@ class PromptBuffers:
 
     def sampling(self, num_seqs: int) -> tuple[SamplingTensors, Tensor]:
         """Sampling parameters of the first sequences, and the positions of the tokens to be sampled."""
-        tensors = SamplingTensors(
-            temperature=self._view("temperature", num_seqs),
-            top_k=self._view("top_k", num_seqs),
-            top_p=self._view("top_p", num_seqs),
-            min_p=self._view("min_p", num_seqs),
-            seed=self._view("seed", num_seqs),
-        )
+        tensors = SamplingTensors(**{column.name: self._view(column.name, num_seqs) for column in SAMPLING_COLUMNS})
         return tensors, self._view("next_positions", num_seqs)
 
     def _fill_tokens(self, chunk: PromptChunk, begin: int) -> None:
@@ -131,18 +127,9 @@ class PromptBuffers:
         self._host_of("slot_mapping")[begin:end] = blocks * self.block_size + positions % self.block_size
 
     def _fill_sequence(self, row: int, chunk: PromptChunk, tokens_end: int) -> None:
-        params = chunk.sampling
         self._host_of("block_tables")[row, : len(chunk.block_ids)] = chunk.block_ids
-        values = {
-            "seq_lens": chunk.end,
-            "last_tokens": tokens_end - 1,
-            "next_positions": chunk.end,
-            "temperature": params.temperature,
-            "top_k": params.top_k,
-            "top_p": params.top_p,
-            "min_p": params.min_p,
-            "seed": params.seed,
-        }
+        values = {"seq_lens": chunk.end, "last_tokens": tokens_end - 1, "next_positions": chunk.end}
+        values |= {column.name: getattr(chunk.sampling, column.name) for column in SAMPLING_COLUMNS}
         for name, value in values.items():
             self._host_of(name)[row] = value
         self._host_of("cu_seqlens")[row + 1] = tokens_end
@@ -170,16 +157,12 @@ def _shapes(max_tokens: int, max_seqs: int, max_blocks: int) -> Shapes:
     return {
         "slot_mapping": (tokens, np.dtype(np.int64)),
         "last_tokens": (seqs, np.dtype(np.int64)),
-        "seed": (seqs, np.dtype(np.int64)),
         "token_ids": (tokens, np.dtype(np.int32)),
         "positions": (tokens, np.dtype(np.int32)),
         "seq_lens": (seqs, np.dtype(np.int32)),
         "cu_seqlens": ((max_seqs + 1,), np.dtype(np.int32)),
         "next_positions": (seqs, np.dtype(np.int32)),
-        "top_k": (seqs, np.dtype(np.int32)),
-        "temperature": (seqs, np.dtype(np.float32)),
-        "top_p": (seqs, np.dtype(np.float32)),
-        "min_p": (seqs, np.dtype(np.float32)),
+        **{column.name: (seqs, np.dtype(column.dtype)) for column in SAMPLING_COLUMNS},
         "block_tables": ((max_seqs, max_blocks), np.dtype(np.int32)),
     }
 

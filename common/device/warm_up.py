@@ -20,9 +20,10 @@ from common.device.engine import Engine
 from common.device.landing import make_ring
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
-from common.kernels.operands import AttentionWeights, SamplingTensors
+from common.device.sampling_tensors import sampling_tensors
+from common.kernels.operands import AttentionWeights
 from common.ops.base import ForwardBatch, Ops, Residual
-from common.wire.sampling_params import SamplingParams
+from common.wire.sampling_params import PADDING, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
         tasks += [*_products(engine, ops, rows), partial(_logits_of, engine, ops, rows)]
     batches = [_padding(engine, rows, rows) for rows in row_counts]
     tasks += [partial(_attend, engine, ops, ops.attention, batch) for batch in batches]
-    logits, sampling = _logits(engine, 1), _sampling(1, engine.device)
+    logits, sampling = _logits(engine, 1), sampling_tensors([PADDING], engine.device)
     ring = make_ring(1, engine.device)  # kept until the device is done with it
     tasks += [  # the same for any count
         lambda: ops.embed(batches[0].token_ids, model.embed),
@@ -64,7 +65,7 @@ def compile_prompt_kernels(engine: Engine) -> None:
         ]
     tasks += [
         partial(_logits_of, engine, ops, 1),
-        lambda: engine.sampler.sample(_logits(engine, 1), _sampling(1, engine.device), position),
+        lambda: engine.sampler.sample(_logits(engine, 1), sampling_tensors([PADDING], engine.device), position),
     ]
     _compile("prompt", engine, tasks)
 
@@ -160,16 +161,6 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
         max_query_len=num_tokens // num_seqs,
         max_seq_len=engine.max_len,
         num_keys=num_tokens if num_tokens > num_seqs else 0,
-    )
-
-
-def _sampling(rows: int, device: torch.device) -> SamplingTensors:
-    return SamplingTensors(
-        temperature=torch.zeros(rows, device=device),
-        top_k=torch.zeros(rows, dtype=torch.int32, device=device),
-        top_p=torch.ones(rows, device=device),
-        min_p=torch.zeros(rows, device=device),
-        seed=torch.zeros(rows, dtype=torch.int64, device=device),
     )
 
 

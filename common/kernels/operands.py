@@ -1,6 +1,6 @@
 """Bundles of tensors that kernels take whole."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
@@ -10,6 +10,8 @@ MAX_VOCAB = 1 << 20
 """Tokens whose probabilities, in fixed point, add up within int64."""
 NO_CHOICE = -2
 """In place of the token of a row whose logits are all NaN or -inf, so that there is nothing to choose."""
+NUM_HEAD_COLUMNS = 4
+"""Of `RowUpdates`: what a row is told beside its sampling parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +29,24 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """Sampling parameters of a batch, one row a sequence; greedy rows have temperature 0."""
+    """Sampling parameters of a batch, one row a sequence; greedy rows have temperature 0.
+
+    What the kernels read of the columns that `common.wire.sampling_params` declares, in the same order.
+    """
 
     temperature: Tensor  # [num_rows] fp32
     top_k: Tensor  # [num_rows] int32; 0 is off
     top_p: Tensor  # [num_rows] fp32; 1 is off
     min_p: Tensor  # [num_rows] fp32; 0 is off
     seed: Tensor  # [num_rows] int64
+
+    def columns(self) -> tuple[Tensor, ...]:
+        """All of them, in order."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    def rows(self, num_rows: int) -> "SamplingTensors":
+        """Views of the first rows."""
+        return SamplingTensors(*(column[:num_rows] for column in self.columns()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,11 @@ class RowState:
     seq_lens: Tensor  # [max_rows] int32: positions + 1; 0 for padding
     block_tables: Tensor  # [max_rows, max_blocks] int32, contiguous
     sampling: SamplingTensors  # each [max_rows]
+
+    def num_words(self, num_rows: int, num_entries: int) -> int:
+        """Of `RowUpdates` for this state."""
+        sampling_bytes = sum(column.element_size() for column in self.sampling.columns())
+        return (NUM_HEAD_COLUMNS + sampling_bytes // 4) * num_rows + 2 * num_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +80,14 @@ class TokenRing:
 class RowUpdates:
     """Rows and block table entries to be written, in one tensor, so that they travel to the device at once.
 
-    Columns of `num_rows` words: seed (two words a row), row, source, token, seq_len, top_k, and as fp32
-    temperature, top_p, min_p. Then columns of `num_entries` words: row * max_blocks + index, block.
+    Columns of `num_rows` words: row, source, token, seq_len. Then those of `SamplingTensors`, as their bits: one or
+    two words a row. Then columns of `num_entries` words: row * max_blocks + index, block.
     The last token of a row is `token` if `source` is -1, else the one that row `source` had before.
     """
 
-    words: Tensor  # [10 * num_rows + 2 * num_entries] int32
+    words: Tensor  # [RowState.num_words(num_rows, num_entries)] int32
     num_rows: int  # each written once
     num_entries: int
-
-    @staticmethod
-    def num_words(num_rows: int, num_entries: int) -> int:
-        return 10 * num_rows + 2 * num_entries
 
 
 @dataclass(frozen=True, slots=True)

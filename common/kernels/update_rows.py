@@ -7,26 +7,39 @@ other state is read, so nothing else can be read too late.
 import triton
 import triton.language as tl
 
+from common.kernels import operands
 from common.kernels.checks import check_column
 from common.kernels.operands import RowState, RowUpdates
 
+NUM_HEAD_COLUMNS = tl.constexpr(operands.NUM_HEAD_COLUMNS)
 BLOCK = 1024  # block table entries of a program
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_entries"])  # one binary for every turn
+@triton.jit
+def _store_column(target_ptrs, words_ptr, updates, inside, num_rows):
+    """Store what the words at `words_ptr` are the bits of, one or two words each; returns where the next ones begin."""
+    if target_ptrs.dtype.element_ty.primitive_bitwidth == 64:
+        low = tl.load(words_ptr + 2 * updates, mask=inside).to(tl.int64) & 0xFFFFFFFF
+        high = tl.load(words_ptr + 2 * updates + 1, mask=inside).to(tl.int64) << 32
+        tl.store(target_ptrs, (high | low).to(target_ptrs.dtype.element_ty, bitcast=True), mask=inside)
+        return words_ptr + 2 * num_rows
+    else:
+        bits = tl.load(words_ptr + updates, mask=inside)
+        tl.store(target_ptrs, bits.to(target_ptrs.dtype.element_ty, bitcast=True), mask=inside)
+        return words_ptr + num_rows
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_entries", "entries_begin"])  # one binary for every turn
 def _update_rows_kernel(
-    words_ptr,  # [10 * num_rows + 2 * num_entries] int32, see RowUpdates
+    words_ptr,  # [num_words] int32, see RowUpdates
     token_ids_ptr,  # [max_rows] int32
     positions_ptr,  # [max_rows] int32
     seq_lens_ptr,  # [max_rows] int32
     block_tables_ptr,  # [max_rows * max_blocks] int32
-    temperature_ptr,  # [max_rows] fp32
-    top_k_ptr,  # [max_rows] int32
-    top_p_ptr,  # [max_rows] fp32
-    min_p_ptr,  # [max_rows] fp32
-    seed_ptr,  # [max_rows] int64
+    sampling_ptrs,  # each [max_rows], of any type of 4 or 8 bytes
     num_rows,
     num_entries,
+    entries_begin,  # words before those of the block tables
     MAX_ROWS: tl.constexpr,  # power of two, at least num_rows
     BLOCK: tl.constexpr,
 ):
@@ -35,14 +48,14 @@ def _update_rows_kernel(
     if program > 0:
         entries = (program - 1) * BLOCK + tl.arange(0, BLOCK)
         present = entries < num_entries
-        entry_ptr = words_ptr + 10 * num_rows + entries
+        entry_ptr = words_ptr + entries_begin + entries
         place = tl.load(entry_ptr, mask=present, other=0)
         tl.store(block_tables_ptr + place, tl.load(entry_ptr + num_entries, mask=present), mask=present)
         return
 
     updates = tl.arange(0, MAX_ROWS)
     inside = updates < num_rows
-    column_ptr = words_ptr + 2 * num_rows + updates
+    column_ptr = words_ptr + updates
     row = tl.load(column_ptr, mask=inside, other=0)
     source = tl.load(column_ptr + num_rows, mask=inside, other=-1)
     token = tl.load(column_ptr + 2 * num_rows, mask=inside)
@@ -52,35 +65,24 @@ def _update_rows_kernel(
     seq_len = tl.load(column_ptr + 3 * num_rows, mask=inside)
     tl.store(seq_lens_ptr + row, seq_len, mask=inside)
     tl.store(positions_ptr + row, tl.maximum(seq_len - 1, 0), mask=inside)
-    tl.store(top_k_ptr + row, tl.load(column_ptr + 4 * num_rows, mask=inside), mask=inside)
-    temperature = tl.load(column_ptr + 5 * num_rows, mask=inside).to(tl.float32, bitcast=True)
-    tl.store(temperature_ptr + row, temperature, mask=inside)
-    top_p = tl.load(column_ptr + 6 * num_rows, mask=inside).to(tl.float32, bitcast=True)
-    tl.store(top_p_ptr + row, top_p, mask=inside)
-    min_p = tl.load(column_ptr + 7 * num_rows, mask=inside).to(tl.float32, bitcast=True)
-    tl.store(min_p_ptr + row, min_p, mask=inside)
-    low = tl.load(words_ptr + 2 * updates, mask=inside).to(tl.int64) & 0xFFFFFFFF
-    high = tl.load(words_ptr + 2 * updates + 1, mask=inside).to(tl.int64) << 32
-    tl.store(seed_ptr + row, high | low, mask=inside)
+    begin_ptr = words_ptr + NUM_HEAD_COLUMNS * num_rows
+    for i in tl.static_range(len(sampling_ptrs)):
+        begin_ptr = _store_column(sampling_ptrs[i] + row, begin_ptr, updates, inside, num_rows)
 
 
 def update_rows(state: RowState, updates: RowUpdates) -> None:
     """Write the updates into the state, by the rules of `reference.update_rows`."""
     _check(state, updates)
-    sampling = state.sampling
     _update_rows_kernel[(1 + triton.cdiv(updates.num_entries, BLOCK),)](
         words_ptr=updates.words,
         token_ids_ptr=state.token_ids,
         positions_ptr=state.positions,
         seq_lens_ptr=state.seq_lens,
         block_tables_ptr=state.block_tables,
-        temperature_ptr=sampling.temperature,
-        top_k_ptr=sampling.top_k,
-        top_p_ptr=sampling.top_p,
-        min_p_ptr=sampling.min_p,
-        seed_ptr=sampling.seed,
+        sampling_ptrs=state.sampling.columns(),
         num_rows=updates.num_rows,
         num_entries=updates.num_entries,
+        entries_begin=state.num_words(updates.num_rows, 0),
         MAX_ROWS=triton.next_power_of_2(state.token_ids.shape[0]),
         BLOCK=BLOCK,
         num_warps=4,
@@ -90,7 +92,9 @@ def update_rows(state: RowState, updates: RowUpdates) -> None:
 def _check(state: RowState, updates: RowUpdates) -> None:
     max_rows = state.token_ids.shape[0]
     assert updates.num_rows <= max_rows, f"{updates.num_rows} rows: the batch has {max_rows}"
-    num_words = RowUpdates.num_words(updates.num_rows, updates.num_entries)
-    check_column("words", updates.words, num_words)
+    check_column("words", updates.words, state.num_words(updates.num_rows, updates.num_entries))
+    for column in state.sampling.columns():
+        check_column("a column of sampling parameters", column, max_rows, column.dtype)
+        assert column.element_size() in (4, 8), f"sampling parameters of {column.dtype}: 4 or 8 bytes needed"
     assert state.block_tables.is_contiguous(), "block_tables are contiguous"
     assert state.block_tables.numel() < 1 << 31, "entries of block_tables are counted in int32"

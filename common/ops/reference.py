@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.kernels.operands import NO_CHOICE, AttentionWeights, RowState, RowUpdates, SamplingTensors, TokenRing
+from common.kernels.operands import (
+    NO_CHOICE,
+    NUM_HEAD_COLUMNS,
+    AttentionWeights,
+    RowState,
+    RowUpdates,
+    SamplingTensors,
+    TokenRing,
+)
 from common.ops.base import ForwardBatch
 
 PHILOX_ROUNDS = 10
@@ -125,17 +133,17 @@ def land(tokens: Tensor, ring: TokenRing) -> None:
 def update_rows(state: RowState, updates: RowUpdates) -> None:
     """Write the updates into the state."""
     num_rows, num_entries = updates.num_rows, updates.num_entries
-    seeds, columns, entries = updates.words.split((2 * num_rows, 8 * num_rows, 2 * num_entries))
-    rows, sources, tokens, seq_lens, top_k, *fractions = columns.view(8, num_rows).unbind()
-    rows, sampling = rows.long(), state.sampling
+    targets = state.sampling.columns()
+    sizes = [num_rows * target.element_size() // 4 for target in targets]
+    heads, *columns, entries = updates.words.split((NUM_HEAD_COLUMNS * num_rows, *sizes, 2 * num_entries))
+    rows, sources, tokens, seq_lens = heads.view(NUM_HEAD_COLUMNS, num_rows).unbind()
+    rows = rows.long()
     moved = state.token_ids[sources.clamp(min=0).long()]  # a copy, so rows may change places
     state.token_ids[rows] = torch.where(sources >= 0, moved, tokens)
     state.seq_lens[rows] = seq_lens
     state.positions[rows] = (seq_lens - 1).clamp(min=0)
-    sampling.top_k[rows] = top_k
-    sampling.seed[rows] = seeds.view(torch.int64)
-    for target, bits in zip((sampling.temperature, sampling.top_p, sampling.min_p), fractions, strict=True):
-        target[rows] = bits.view(torch.float32)
+    for target, bits in zip(targets, columns, strict=True):
+        target[rows] = bits.clone().view(target.dtype)  # a copy, as words of 8 bytes may lie askew
     places, blocks = entries.view(2, num_entries).unbind()
     state.block_tables.view(-1)[places.long()] = blocks
 

@@ -142,7 +142,7 @@ def _reader_for(annotation: Any) -> Reader:
         return lambda unpacker: read_fields(unpacker, unpacker.read_array_header())
     if annotation is bool or (isinstance(annotation, type) and issubclass(annotation, IntEnum)):
         return _choice_reader(annotation)
-    kind, rule = typing.get_args(annotation)  # of Annotated: a field without a rule is a bug
+    kind, rule, *_ = typing.get_args(annotation)  # of Annotated: a field without a rule is a bug
     if typing.get_origin(kind) is tuple and isinstance(rule, Length):
         return _tuple_reader(_reader_for(typing.get_args(kind)[0]), rule)
     if kind in SCALARS:

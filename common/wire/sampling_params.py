@@ -1,11 +1,25 @@
-"""How the next token of one request is chosen; travels from the router to both workers."""
+"""How the next token of one request is chosen; travels from the router to both workers.
 
+`SamplingParams` is the one declaration of what a token is sampled by. Its annotations say what a field may hold
+on the wire, and `PerRow` which fields a batch has on the device, a number a row: their staging, uploads, updates
+and tensors follow from `SAMPLING_COLUMNS`. So a new parameter is a field here, a tensor that the kernel reads
+(`SamplingTensors`, in the same order) and a field of the API.
+"""
+
+import typing
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 from common.wire.fields import Count, Length, Positive, Range
 
 MAX_STOP_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PerRow:
+    """A batch holds this field on the device, as a number a row of that type."""
+
+    dtype: Literal["float32", "int32", "int64"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +32,32 @@ class SamplingParams:
     """
 
     max_tokens: Positive = 16
-    temperature: Annotated[float, Range(0.0, 100.0)] = 1.0
-    top_k: Count = 0
-    top_p: Annotated[float, Range(0.0, 1.0)] = 1.0
-    min_p: Annotated[float, Range(0.0, 1.0)] = 0.0
-    seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0  # the router draws one when the client sends none
+    temperature: Annotated[float, Range(0.0, 100.0), PerRow("float32")] = 1.0
+    top_k: Annotated[Count, PerRow("int32")] = 0
+    top_p: Annotated[float, Range(0.0, 1.0), PerRow("float32")] = 1.0
+    min_p: Annotated[float, Range(0.0, 1.0), PerRow("float32")] = 0.0
+    seed: Annotated[int, Range(0, (1 << 63) - 1), PerRow("int64")] = 0  # the router draws one when there is none
     stop_token_ids: Annotated[tuple[Count, ...], Length(0, MAX_STOP_TOKENS)] = ()  # empty under ignore_eos
+
+
+class SamplingColumn(NamedTuple):
+    """A field of `SamplingParams` on the device."""
+
+    name: str
+    dtype: str  # as numpy and torch name it
+
+    def values(self, params: typing.Iterable[SamplingParams]) -> list[float]:
+        """The field of each."""
+        return [getattr(each, self.name) for each in params]
+
+
+def _columns() -> tuple[SamplingColumn, ...]:
+    hints = typing.get_type_hints(SamplingParams, include_extras=True)
+    marks = [(name, mark) for name, hint in hints.items() for mark in typing.get_args(hint)[1:]]
+    return tuple(SamplingColumn(name, mark.dtype) for name, mark in marks if isinstance(mark, PerRow))
+
+
+SAMPLING_COLUMNS = _columns()
+"""Every field that is held by row, in the order of the fields."""
+PADDING = SamplingParams(temperature=0.0)
+"""What a row that no sequence is in is sampled by: the least work."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.ops import reference
-from common.wire.sampling_params import SamplingParams
+from common.wire.sampling_params import SAMPLING_COLUMNS, SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear, Fill, Grow, Rows
 from decode_worker.sequence import DecodeSequence
@@ -93,11 +93,11 @@ class Pair:
             device_row = [int(column[i]) for column in (state.token_ids, state.positions, state.seq_lens)]
             assert device_row == [row.token, row.seq_len - 1, row.seq_len]
             assert state.block_tables[i, : len(row.blocks)].tolist() == row.blocks
-            for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
-                assert getattr(sampling, name)[i] == getattr(row.sampling, name)
+            for column in SAMPLING_COLUMNS:
+                assert getattr(sampling, column.name)[i] == getattr(row.sampling, column.name)
         padding = slice(len(self.naive), None)
-        for column in (state.positions, state.seq_lens, sampling.temperature):
-            assert not column[padding].any()
+        for zeroed in (state.positions, state.seq_lens, sampling.temperature):
+            assert not zeroed[padding].any()
 
 
 @DEVICES

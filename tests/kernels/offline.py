@@ -189,7 +189,7 @@ def run_rest(gpu: Gpu) -> None:
     columns = (state.token_ids, state.positions, state.seq_lens)
     sampling.sample_and_advance(logits, params, *columns, 1024, ring, workspace, pdl=pdl)
     row_slots(state.positions, state.seq_lens, state.block_tables, BLOCK_SIZE, pdl=pdl)
-    update_rows(state, RowUpdates(empty(RowUpdates.num_words(4, 9)), 4, 9))
+    update_rows(state, RowUpdates(empty(state.num_words(4, 9)), 4, 9))
     gather_blocks(1 << 40, empty(5), empty(10, 4096, dtype=torch.uint8), empty(5))
     embedding(state.token_ids, empty(MODEL.vocab_size, 2560, dtype=BF16), pdl=pdl)
     parts, whole = empty(4, rows, 2560, dtype=torch.float32), empty(rows, 2560, dtype=BF16)

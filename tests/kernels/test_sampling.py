@@ -49,7 +49,7 @@ def make_params(rows: list[tuple[float, int, float, float, int]]) -> SamplingTen
 
 
 def on(device: torch.device, params: SamplingTensors) -> SamplingTensors:
-    return SamplingTensors(*(getattr(params, name).to(device) for name in SamplingTensors.__slots__))
+    return SamplingTensors(*(column.to(device) for column in params.columns()))
 
 
 def make_step(token_ids: Tensor, positions: Tensor, seq_lens: Tensor) -> ForwardBatch:
@@ -282,7 +282,7 @@ def test_the_same_row_in_another_batch_draws_the_same(draw: Draw) -> None:
     positions = torch.full((4,), 9, dtype=torch.int32)
     together = draw(logits, params, positions)
     for i in range(4):
-        row = SamplingTensors(*(getattr(params, name)[i : i + 1] for name in SamplingTensors.__slots__))
+        row = SamplingTensors(*(column[i : i + 1] for column in params.columns()))
         assert draw(logits[i : i + 1], row, positions[:1])[0] == together[i]
 
 

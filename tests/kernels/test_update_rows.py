@@ -28,20 +28,19 @@ def make_state(max_rows: int, max_blocks: int) -> RowState:
 def make_updates(state: RowState, num_rows: int, num_entries: int) -> RowUpdates:
     """Random rows, every other one with a token from a random row, and random distinct entries."""
     max_rows = state.token_ids.shape[0]
-    seeds = torch.randint(-(2**63), 2**63 - 1, (num_rows,))
     rows, sources = torch.randperm(max_rows)[:num_rows], torch.randperm(max_rows)[:num_rows]
     sources[::2] = -1
-    wholes = [rows, sources, *torch.randint(1 << 30, (3, num_rows))]
-    wholes[3][::3] = 0  # cleared
+    heads = [rows, sources, *torch.randint(1 << 30, (2, num_rows))]
+    heads[3][::3] = 0  # cleared
+    sampling = [torch.randint(1 << 30, (num_rows * column.element_size() // 4,)) for column in state.sampling.columns()]
     places = torch.randperm(state.block_tables.numel())[:num_entries]
     blocks = torch.randint(1 << 30, (num_entries,))
-    words = [seeds.view(torch.int32), *(column.int() for column in wholes), torch.rand(3 * num_rows).view(torch.int32)]
-    return RowUpdates(torch.cat([*words, places.int(), blocks.int()]), num_rows, num_entries)
+    words = torch.cat([*heads, *sampling, places, blocks]).int()
+    return RowUpdates(words, num_rows, num_entries)
 
 
 def tensors(state: RowState) -> list[Tensor]:
-    sampling = [getattr(state.sampling, name) for name in SamplingTensors.__slots__]
-    return [state.token_ids, state.positions, state.seq_lens, state.block_tables, *sampling]
+    return [state.token_ids, state.positions, state.seq_lens, state.block_tables, *state.sampling.columns()]
 
 
 def moved_to(state: RowState, device: torch.device) -> RowState:
@@ -69,9 +68,8 @@ def test_rows_may_change_places(device: torch.device) -> None:
     state = moved_to(make_state(33, 1), device)
     before = state.token_ids.clone()
     rows = torch.arange(33, dtype=torch.int32)
-    columns = torch.zeros(8, 33, dtype=torch.int32)
-    columns[0], columns[1] = rows, rows.roll(-1)
-    words = torch.cat((torch.zeros(66, dtype=torch.int32), columns.flatten())).to(device)
-    update_rows(state, RowUpdates(words, 33, 0))
+    words = torch.zeros(state.num_words(33, 0), dtype=torch.int32)
+    words[:66] = torch.cat((rows, rows.roll(-1)))
+    update_rows(state, RowUpdates(words.to(device), 33, 0))
     assert torch.equal(state.token_ids, before.roll(-1))
     assert not state.seq_lens.any() and not state.positions.any()

@@ -72,7 +72,7 @@ def _values_of(annotation: Any, length: int) -> st.SearchStrategy[Any]:
         return st.sampled_from(list(annotation))
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         return _instances(annotation, length)
-    kind, rule = typing.get_args(annotation)
+    kind, rule, *_ = typing.get_args(annotation)
     if typing.get_origin(kind) is tuple:
         return st.lists(_values_of(typing.get_args(kind)[0], length), min_size=length, max_size=length).map(tuple)
     return _allowed_by(rule, kind, length)
