@@ -21,8 +21,12 @@ MAX_RETURNS = 32
 
 
 def blame(lost: Sequence[Completion], worker: Member, limits: RouterSection, unsent: Set[str]) -> None:
-    """Count the death of a worker, unless it was to leave, against those of its completions that may have caused it."""
-    received = [completion for completion in lost if completion.request_id not in unsent and not worker.draining]
+    """Count the death of a worker against those of its completions that may have caused it.
+
+    That of one that was to leave, or lived when another took its id, is nobody's fault.
+    """
+    has_crashed = not (worker.draining or worker.replaced)
+    received = [completion for completion in lost if has_crashed and completion.request_id not in unsent]
     suspects = {completion for completion in received if completion.is_unproven} or set(received)
     most = limits.max_attempts if worker.has_trial else max(1, limits.max_attempts - 1)
     for completion in lost:

@@ -68,13 +68,15 @@ class AsyncHub:
         self._loop.add_reader(self._hub.socket.fileno(), self._receive)
         self._schedule()
 
-    def send(self, identity: bytes, message: Message) -> None:
-        """Queue for one worker; never waits."""
-        if not self._hub.send(identity, message) and self._loop is not None:
+    def send(self, identity: bytes, message: Message) -> bool:
+        """Queue for one worker; never waits. False when its connection is gone."""
+        is_connected = self._hub.send(identity, message)
+        if not is_connected and self._loop is not None:
             if not self._undelivered:
                 self._loop.call_soon(self._report_undelivered)  # not now: the sender is in the middle of something
             self._undelivered.append((identity, message))
         self._schedule()
+        return is_connected
 
     def refuse(self, identity: bytes, message: Message, why: str) -> None:
         """Drop what was received; counted, and logged at a bounded rate."""

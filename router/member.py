@@ -16,6 +16,7 @@ class Member:
     last_seen_s: float
     beat: Heartbeat | None = None
     draining: bool = False
+    replaced: bool = False  # by another of its id, while it lived
     num_unproven: int = 0  # sequences whose prompt or decode it is to compute, and that have not got on
     has_trial: bool = False  # of the only one of those: nothing may join it
     silent: bool = False  # for so long that it gets nothing until it speaks, or is lost

@@ -34,8 +34,8 @@ from router.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
-SendTo = Callable[[bytes, Message], None]
-"""Queue a message for a connection."""
+SendTo = Callable[[bytes, Message], bool]
+"""Queue a message for a connection; False when that is gone."""
 
 MAX_WORKERS = 256
 MAX_EXPELLED = 1000
@@ -73,7 +73,7 @@ class Membership:
             return
         known = self._pool.find(ready.worker_id)
         if known is not None and known.epoch != ready.epoch:
-            self._expel(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
+            self._replace(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
             known = None
         self._send(identity, Welcome(self._router_epoch))
         if known is None:
@@ -172,9 +172,14 @@ class Membership:
                 peer = DecodePeer(decode.id, decode.epoch, decode.ready.handoff_endpoint)
                 self._send(prefill.connection, peer)
 
+    def _replace(self, worker: Member, reason: str) -> None:
+        """Another has its id now: if it still lives, it has not crashed, and what it had is not to blame."""
+        worker.replaced = not worker.silent and self._send(worker.connection, Refused(_refusal(reason)))
+        self._expel(worker, reason)
+
     def _expel(self, worker: Member, reason: str) -> None:
         """Remove a worker that may still live; should it speak again, it is told to end."""
-        self._expelled[worker.connection] = f"{reason}; its requests run elsewhere. Each worker needs its own worker.id"
+        self._expelled[worker.connection] = _refusal(reason)
         if len(self._expelled) > MAX_EXPELLED:
             del self._expelled[next(iter(self._expelled))]
         self._lose(worker, reason)
@@ -187,3 +192,7 @@ class Membership:
             if other.ready.role is not worker.ready.role:
                 self._send(other.connection, PeerGone(worker.id, worker.epoch))
         self._dispatcher.on_worker_lost(worker, reason, unsent)
+
+
+def _refusal(reason: str) -> str:
+    return f"{reason}; its requests run elsewhere. Each worker needs its own worker.id"

@@ -237,7 +237,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """router -> worker, prefill -> decode: do you have these attempts? To be answered after all that was sent before."""
+    """router -> worker, prefill -> decode: do you have these attempts? Answered after all that was sent before."""
 
     request_ids: RequestIds
     attempts: Column

@@ -13,6 +13,7 @@ from common.wire.messages import (
     Abort,
     Message,
     PeerGone,
+    PrefillRequest,
     Refused,
     RequestFailed,
     Role,
@@ -94,6 +95,36 @@ async def test_the_older_of_two_workers_of_one_name_is_told_to_end(cluster: Clus
     await cluster.until(lambda: cluster.service.pool.get("decode-0", newer.epoch), "the newer one is in")
     await cluster.until(lambda: len(cluster.service.pool.paths) == 1, "and has a path")
     assert not newer.got(Refused)
+
+
+@pytest.mark.parametrize(("ends_first", "num_crashes"), [(False, 0), (True, 1)])
+@pytest.mark.parametrize("index", [0, 1])
+async def test_a_worker_that_is_replaced_while_it_lives_has_not_crashed(
+    client: Client, cluster: Cluster, index: int, ends_first: bool, num_crashes: int
+) -> None:
+    prefill, older = cluster.workers[0], cluster.workers[index]
+    prefill.mute = True
+    running = asyncio.create_task(client.completions.create(model="tiny", prompt=PROMPT, temperature=0))
+    await cluster.until(lambda: prefill.got(PrefillRequest), "the request")
+    [completion] = cluster.service.dispatcher.active
+    prefill.mute = False
+    if ends_first:
+        await asyncio.to_thread(older.kill)
+    newer = cluster.prefill("prefill-0") if index == 0 else cluster.decode("decode-0")
+    await cluster.until(lambda: cluster.service.pool.get(newer.worker_id, newer.epoch), "the newer one is in")
+    assert (completion.num_crashes, completion.num_failures) == (num_crashes, num_crashes)
+    assert completion.num_returns == 1 - num_crashes
+    assert (await running).choices[0].text == client.expected(PROMPT)
+
+
+async def test_a_silent_worker_whose_connection_is_still_up_may_have_crashed(cluster: Cluster) -> None:
+    older = cluster.workers[1]
+    member = cluster.service.pool.find("decode-0")
+    older.silent = True
+    await cluster.until(lambda: member is None or member.silent, "it is silent")
+    newer = cluster.decode("decode-0")
+    await cluster.until(lambda: cluster.service.pool.get("decode-0", newer.epoch), "the newer one is in")
+    assert member is not None and not member.replaced
 
 
 async def test_only_a_new_incarnation_of_a_leaving_worker_gets_work_again(client: Client, cluster: Cluster) -> None:
