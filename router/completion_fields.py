@@ -5,9 +5,10 @@ change nothing. README.md's list is made of this table (`python -m router.field_
 """
 
 from common.wire.fields import MAX_INT32
+from common.wire.sampling_params import MAX_STOP_TOKENS
 from router.json_fields import Field, Object, Table
-from router.json_rules import Boolean, Integer, Number, Only, Text
-from router.prompts import Prompts
+from router.json_rules import Boolean, Integer, Number, OneOf, Only, Text
+from router.prompts import Prompts, TokenIdList
 from router.stop_strings import StopStrings
 
 MAX_N = 128
@@ -15,6 +16,8 @@ MAX_USER_CHARS = 512
 MAX_TOP_K = 1 << 30
 MAX_MAX_TOKENS = 1 << 30
 DEFAULT_MAX_TOKENS = 16
+MAX_STOP_IDS = MAX_STOP_TOKENS // 2  # the others are the model's
+TRUNCATION = "of longer prompts so many tokens are kept, of texts from at most 16 characters a token; -1: what fits"
 NO_GRAMMAR = "structured output is not implemented; leave it out"
 
 STREAM_OPTIONS = Table(
@@ -30,10 +33,17 @@ GENERATION_FIELDS = (
     Field("min_p", Number(0, 1), 0.0, "tokens at least this likely beside the likeliest"),
     Field("seed", Integer(-(1 << 63), (1 << 63) - 1), None, "equal requests with equal seeds get equal texts"),
     Field("stop", StopStrings(), (), "the text ends before the first of them"),
+    Field("include_stop_str_in_output", Boolean(), False, "what ends the text is part of it"),
+    Field("stop_token_ids", TokenIdList(MAX_STOP_IDS), (), "tokens that end the text, beside the model's own"),
     Field("ignore_eos", Boolean(), False, "the model's end-of-text tokens do not end the text"),
     Field("n", Integer(1, MAX_N), 1, "texts for each prompt"),
     Field("stream", Boolean(), False, "server-sent events, a chunk a token"),
     Field("stream_options", Object(STREAM_OPTIONS), None, "only with `stream`"),
+    Field("add_special_tokens", Boolean(), True, "the tokens that the model puts around a text, as BOS, are put there"),
+    Field("truncate_prompt_tokens", Integer(-1, MAX_INT32), None, TRUNCATION),
+    Field("truncation_side", OneOf(("left", "right")), "left", "where it is cut off"),
+    Field("skip_special_tokens", Boolean(), True, "special tokens have no text"),
+    Field("spaces_between_special_tokens", Boolean(), True, "taken, without effect: these tokenizers put none there"),
     Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
     Field("priority", Integer(-MAX_INT32, MAX_INT32), 0, "lower goes first, always"),
     Field("presence_penalty", Only((0,))),
@@ -43,19 +53,12 @@ GENERATION_FIELDS = (
     Field("allowed_token_ids", Only()),
     Field("bad_words", Only(([],))),
     Field("min_tokens", Only((0,))),
-    Field("stop_token_ids", Only(([],))),
-    Field("include_stop_str_in_output", Only((False,))),
-    Field("skip_special_tokens", Only((True,))),
-    Field("spaces_between_special_tokens", Only((True,))),
-    Field("truncate_prompt_tokens", Only()),
-    Field("add_special_tokens", Only((True,))),
     Field("return_token_ids", Only((False,))),
     Field("return_tokens_as_token_ids", Only((False,))),
     Field("cache_salt", Only()),
     Field("prompt_logprobs", Only()),
     Field("use_beam_search", Only((False,))),
     Field("length_penalty", Only((1,))),
-    Field("truncation_side", Only()),
     Field("logprob_token_ids", Only()),
     Field("prompt_embeds", Only((), "send the prompt as text or token ids")),
     Field("request_id", Only((), "send it as the header X-Request-Id")),

@@ -1,10 +1,12 @@
-"""From token ids to text, as they come: never half a character, never part of a stop string.
+"""From token ids to text, as they come: never half a character, never part of a stop string (see `stop_strings`).
 
 Invariant: the concatenation of everything `push` and `flush` return is the text of all ids decoded
 at once, cut before the first stop string. It does not depend on how ids are grouped in time.
 """
 
 from collections.abc import Callable, Sequence
+
+from router.stop_strings import StopMatcher
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -66,66 +68,35 @@ class IncrementalDecoder:
                 return
 
 
-class StopMatcher:
-    """Cuts a text before the first of some stop strings, and withholds what may become one."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self.stopped = False
-        self._stops = stops
-        self._starts = {stop[0] for stop in stops}
-        self._max_withheld = max(map(len, stops), default=1) - 1
-        self._withheld = ""
-
-    def feed(self, chunk: str) -> str:
-        """The text that can be shown now; sets `stopped` when a stop string is complete."""
-        text = self._withheld + chunk
-        # The first to be complete wins, whatever the chunks were; of two complete at once, the longer.
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
-            self.stopped = True
-            self._withheld = ""
-            return text[: min(found)[1]]
-        keep = len(text) - self._num_to_withhold(text)
-        self._withheld = text[keep:]
-        return text[:keep]
-
-    def flush(self) -> str:
-        """What was withheld in vain."""
-        withheld, self._withheld = self._withheld, ""
-        return withheld
-
-    def _num_to_withhold(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        for start in range(max(0, len(text) - self._max_withheld), len(text)):
-            if text[start] in self._starts and any(stop.startswith(text[start:]) for stop in self._stops):
-                return len(text) - start
-        return 0
-
-
 class TextStream:
-    """The text of one completion: ids in, text that may be shown out."""
+    """The text of one completion: ids in, text that may be shown out; `prefix` comes before everything else."""
 
-    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
+    def __init__(self, decode: Decode, matcher: StopMatcher | None = None, prefix: str = "") -> None:
         self._decoder = IncrementalDecoder(decode)
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = matcher
+        self._prefix = prefix
 
     @property
-    def stopped(self) -> bool:
-        """A stop string is complete; push nothing more."""
-        return self._matcher is not None and self._matcher.stopped
+    def stop(self) -> str:
+        """The stop string that is complete: push nothing more; empty while none is."""
+        return "" if self._matcher is None else self._matcher.found
 
     def push(self, token_id: int) -> str:
         """The text to show after this token."""
         chunk = self._decoder.push(token_id)
-        return chunk if self._matcher is None else self._matcher.feed(chunk)
+        return self._after_prefix(chunk if self._matcher is None else self._matcher.feed(chunk))
 
     def flush(self) -> str:
-        """The rest, at the end of a completion that no stop string ended."""
+        """The rest, at the end of a completion that no stop string ended; it may complete one."""
         chunk = self._decoder.flush()
-        if self._matcher is None:
-            return chunk
-        chunk = self._matcher.feed(chunk)
-        return chunk if self._matcher.stopped else chunk + self._matcher.flush()
+        if self._matcher is not None:
+            chunk = self._matcher.feed(chunk)
+            chunk += self._matcher.flush()
+        return self._after_prefix(chunk)
+
+    def _after_prefix(self, chunk: str) -> str:
+        prefix, self._prefix = self._prefix, ""
+        return prefix + chunk
 
 
 def _num_unsettled(text: str) -> int:

@@ -245,11 +245,9 @@ class Dispatcher:
             self._assignments.prompt_is_over(completion)
             if completion.decode_has_spoken:
                 completion.move_to(State.DECODING)
-        if finish == FinishReason.STOP and token_id in completion.sampling.stop_token_ids:
-            text = ""  # the stop token ends the text and is no part of it
-        else:
-            text = completion.text.push(token_id)
-        if completion.text.stopped:
+        is_stop = finish == FinishReason.STOP and token_id in completion.sampling.stop_token_ids
+        text = "" if is_stop and not completion.include_stop else completion.text.push(token_id)
+        if completion.text.stop:
             self._assignments.cancel(completion)
             self._finish(completion, "stop", text)
         elif finish:
@@ -290,7 +288,7 @@ class Dispatcher:
     def _finish_with_rest(self, completion: Completion, finish_reason: str, text: str) -> None:
         """Finish, showing what was withheld; the rest itself may complete a stop string."""
         text += completion.text.flush()
-        self._finish(completion, "stop" if completion.text.stopped else finish_reason, text)
+        self._finish(completion, "stop" if completion.text.stop else finish_reason, text)
 
     def _finish(self, completion: Completion, finish_reason: str, text: str) -> None:
         completion.finish_reason = finish_reason

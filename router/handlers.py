@@ -44,7 +44,7 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     try:
         async with asyncio.timeout(service.config.router.request_timeout_s + SLOW_CLIENT_S):
             with submitted(service.dispatcher, job):
-                return await (_stream(request, job, checked.include_usage) if checked.stream else _whole(job))
+                return await (_stream(request, job) if job.options.stream else _whole(job))
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()
@@ -94,17 +94,17 @@ async def _whole(job: Job) -> web.Response:
                 raise delivery.error
             texts[delivery.choice].append(delivery.text)
             num_open -= delivery.finish_reason is not None
-    reasons = [completion.finish_reason for completion in job.completions]
-    return web.json_response(completion_body(job.head, ["".join(text) for text in texts], reasons, job.usage))
+    body = completion_body(job.head, list(map("".join, texts)), job.completions, job.usage)
+    return web.json_response(body)
 
 
-async def _stream(request: web.Request, job: Job, include_usage: bool) -> web.StreamResponse:
+async def _stream(request: web.Request, job: Job) -> web.StreamResponse:
     deliveries = await job.mailbox.take()
     if deliveries[0].error is not None:
         raise deliveries[0].error
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
-    writers = [ChunkWriter(job.head, completion.index) for completion in job.completions]
+    writers = [ChunkWriter(job.head, completion) for completion in job.completions]
     num_open = len(writers)
     while True:
         await response.write(b"".join(_events(writers, deliveries)))
@@ -112,7 +112,9 @@ async def _stream(request: web.Request, job: Job, include_usage: bool) -> web.St
         if num_open == 0 or any(delivery.error is not None for delivery in deliveries):
             break
         deliveries = await job.mailbox.take()
-    usage = event({**job.head, "choices": [], "usage": job.usage}) if include_usage and num_open == 0 else b""
+    usage = (
+        event({**job.head, "choices": [], "usage": job.usage}) if job.options.include_usage and num_open == 0 else b""
+    )
     await response.write(usage + DONE)
     await response.write_eof()
     return response

@@ -1,18 +1,20 @@
 """One HTTP request at work: its prompts as tokens and a completion for each choice."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
-from router.openai_api import CompletionRequest, choice_seed
+from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
 from router.prompts import fit_max_tokens
 from router.request_state import Completion, Mailbox
 from router.responses import head_of, usage_of
 from router.service import Service
+from router.stop_strings import StopAutomaton, StopMatcher
+from router.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class Job:
     """Completions in the order of their choices: prompt by prompt, n for each."""
 
     head: dict[str, Any]
+    options: ResponseOptions
     num_prompt_tokens: int
     completions: list[Completion]
     mailbox: Mailbox
@@ -33,7 +36,7 @@ def make_job(service: Service, request: CompletionRequest, response_id: str) -> 
     """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now."""
     num_prompt_tokens = sum(map(len, request.prompts))
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
-    mailbox = Mailbox()
+    mailbox, text_stream = Mailbox(), _text_streams(service.tokenizer, request.text)
     completions: list[Completion] = []
     for prompt_ids in request.prompts:
         assert not isinstance(prompt_ids, str), "the reader leaves tokens"
@@ -45,14 +48,16 @@ def make_job(service: Service, request: CompletionRequest, response_id: str) -> 
                 index=len(completions),
                 prompt_ids=prompt_ids,
                 sampling=replace(request.sampling, max_tokens=max_tokens, seed=seed),
-                text=TextStream(service.tokenizer.decode, request.stops),
+                text=text_stream(),
                 mailbox=mailbox,
                 client=request.client,
                 priority=request.priority,
+                stop_token_ids=request.text.stop_token_ids,
+                include_stop=request.text.include_stop,
             )
             completions.append(completion)
     head = head_of(response_id, int(time.time()), service.tokenizer.info.name)
-    return Job(head, num_prompt_tokens, completions, mailbox)
+    return Job(head, request.response, num_prompt_tokens, completions, mailbox)
 
 
 @contextmanager
@@ -63,3 +68,12 @@ def submitted(dispatcher: Dispatcher, job: Job) -> Iterator[None]:
         yield
     finally:
         dispatcher.abort(*job.completions)
+
+
+def _text_streams(tokenizer: Tokenizer, options: TextOptions) -> Callable[[], TextStream]:
+    """Makes the text of each choice; what they can share is made once."""
+    decode = tokenizer.decode if options.skip_special_tokens else tokenizer.decode_all
+    if not options.stops:
+        return lambda: TextStream(decode)
+    automaton = StopAutomaton(options.stops)
+    return lambda: TextStream(decode, StopMatcher(automaton, include=options.include_stop))

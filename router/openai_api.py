@@ -14,9 +14,27 @@ from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
 from router.completion_fields import COMPLETION_FIELDS
 from router.json_rules import shown, wrong
-from router.prompts import Prompt, check_vocabulary
+from router.prompts import Encoding, Prompt, check_vocabulary
 
 SEED_BITS = 63
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How tokens become the text of a choice, and what ends it."""
+
+    stops: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]  # what the client named itself, end-of-text tokens left out
+    include_stop: bool
+    skip_special_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseOptions:
+    """The shape of the response."""
+
+    stream: bool
+    include_usage: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +42,11 @@ class CompletionRequest:
     """A valid request; `max_tokens` is still to be fitted to each prompt (`prompts.fit_max_tokens`)."""
 
     prompts: Sequence[Prompt]
+    encoding: Encoding
     sampling: SamplingParams
     n: int
-    stops: tuple[str, ...]
-    stream: bool
-    include_usage: bool
+    text: TextOptions
+    response: ResponseOptions
     client: str  # who asks, by the field `user`; "" when it does not say
     priority: int  # lower is earlier
 
@@ -41,13 +59,15 @@ def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int,
     check_model(values["model"], model_name)
     if values["best_of"] not in (None, values["n"]):
         raise wrong("best_of", values["best_of"], f"nothing but n, {values['n']}: no text is made and not returned")
+    check_vocabulary("stop_token_ids", values["stop_token_ids"], vocab_size)
+    own_ids = () if values["ignore_eos"] else eos_token_ids
     return CompletionRequest(
         prompts=_prompts(values["prompt"], vocab_size),
-        sampling=_sampling(values, () if values["ignore_eos"] else eos_token_ids),
+        encoding=_encoding(values),
+        sampling=_sampling(values, own_ids),
         n=values["n"],
-        stops=values["stop"],
-        stream=values["stream"],
-        include_usage=_include_usage(values),
+        text=_text_options(values, own_ids),
+        response=ResponseOptions(stream=values["stream"], include_usage=_include_usage(values)),
         client=values["user"],
         priority=values["priority"],
     )
@@ -81,7 +101,26 @@ def _prompts(prompts: Sequence[Prompt] | None, vocab_size: int) -> Sequence[Prom
     return prompts
 
 
-def _sampling(values: dict[str, Any], stop_token_ids: tuple[int, ...]) -> SamplingParams:
+def _encoding(values: dict[str, Any]) -> Encoding:
+    if values["truncate_prompt_tokens"] == 0:
+        raise wrong("truncate_prompt_tokens", 0, "at least one token of a prompt, or -1")
+    return Encoding(
+        add_special_tokens=values["add_special_tokens"],
+        max_tokens=values["truncate_prompt_tokens"],
+        keep_end=values["truncation_side"] == "left",
+    )
+
+
+def _text_options(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> TextOptions:
+    return TextOptions(
+        stops=values["stop"],
+        stop_token_ids=tuple(token_id for token_id in values["stop_token_ids"] if token_id not in eos_token_ids),
+        include_stop=values["include_stop_str_in_output"],
+        skip_special_tokens=values["skip_special_tokens"],
+    )
+
+
+def _sampling(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> SamplingParams:
     seed = secrets.randbits(SEED_BITS) if values["seed"] is None else values["seed"]
     return SamplingParams(
         max_tokens=values["max_tokens"],
@@ -90,7 +129,7 @@ def _sampling(values: dict[str, Any], stop_token_ids: tuple[int, ...]) -> Sampli
         top_p=values["top_p"],
         min_p=values["min_p"],
         seed=seed % (1 << SEED_BITS),
-        stop_token_ids=stop_token_ids,
+        stop_token_ids=tuple(dict.fromkeys((*eos_token_ids, *values["stop_token_ids"]))),
     )
 
 

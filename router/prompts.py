@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from common.errors import RequestError
@@ -13,6 +13,7 @@ TokenIds: TypeAlias = "array[int]"
 Prompt: TypeAlias = "str | array[int]"
 
 MAX_PROMPTS = 128
+TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": MAX_INT32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Prompts:
     @property
     def schema(self) -> dict[str, Any]:
         text = {"type": "string", "minLength": 1}
-        ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT32}, "minItems": 1}
+        ids = {"type": "array", "items": TOKEN_ID, "minItems": 1}
         batches = [{"type": "array", "items": each, "minItems": 1, "maxItems": MAX_PROMPTS} for each in (text, ids)]
         return {"anyOf": [text, ids, *batches]}
 
@@ -48,6 +49,50 @@ class Prompts:
                 raise wrong(name, prompt, "strings of valid Unicode or token ids")
             prompts.append(_token_ids(name, prompt) if isinstance(prompt, list) else prompt)
         return prompts
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIdList:
+    """A rule: a list of token ids; gives a tuple."""
+
+    max_ids: int
+
+    @property
+    def wants(self) -> str:
+        return f"a list of at most {self.max_ids} token ids"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": TOKEN_ID, "maxItems": self.max_ids}
+
+    def checked(self, name: str, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, list) or len(value) > self.max_ids:
+            raise wrong(name, value, self.wants)
+        return tuple(_token_ids(name, value)) if value else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How prompts become tokens."""
+
+    add_special_tokens: bool = True  # those that the model puts around a text
+    max_tokens: int | None = None  # of longer prompts only so many are kept; -1: as many as leave room for the output
+    keep_end: bool = True  # which of them: the last or the first
+
+    def limit(self, max_model_len: int, max_output_tokens: int) -> "Encoding":
+        """This with a number for -1; raises RequestError for one that no prompt can have."""
+        longest = max_model_len - 1
+        if self.max_tokens == -1:
+            return replace(self, max_tokens=max(1, max_model_len - max_output_tokens))
+        if self.max_tokens is not None and self.max_tokens > longest:
+            raise wrong("truncate_prompt_tokens", self.max_tokens, f"at most {longest}, the longest prompt")
+        return self
+
+    def cut(self, ids: TokenIds) -> TokenIds:
+        """The tokens that are kept."""
+        if self.max_tokens is None:
+            return ids
+        return ids[-self.max_tokens :] if self.keep_end else ids[: self.max_tokens]
 
 
 def check_vocabulary(name: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -9,16 +9,14 @@ import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from common import options
 from common.config import Config
 from common.errors import RequestError
 from router.bodies import NUM_FREE_BYTES
 from router.openai_api import CompletionRequest
-from router.prompts import Prompt, TokenIds
 from router.reader_process import ReaderProcess
-from router.reading import parse_body
+from router.reading import parse_body, tokenized
 from router.tokenizer import Tokenizer
 
 MAX_INLINE_CHARS = 512
@@ -39,7 +37,7 @@ class Reader:
         if sum(map(len, pieces)) > NUM_FREE_BYTES:
             return await self._process.read(pieces, max_model_len)
         request = parse_body(b"".join(pieces), self._tokenizer.info)
-        return replace(request, prompts=await self._encode(request.prompts, max_model_len))
+        return await self._tokenized(request, max_model_len)
 
     async def warm_up(self) -> None:
         """Start the process that the first long body would wait for."""
@@ -50,8 +48,8 @@ class Reader:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._process.close()
 
-    async def _encode(self, prompts: Sequence[Prompt], max_model_len: int) -> list[TokenIds]:
-        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= MAX_INLINE_CHARS:
-            return self._tokenizer.encode(prompts, max_model_len)
+    async def _tokenized(self, request: CompletionRequest, max_model_len: int) -> CompletionRequest:
+        if sum(len(prompt) for prompt in request.prompts if isinstance(prompt, str)) <= MAX_INLINE_CHARS:
+            return tokenized(request, self._tokenizer, max_model_len)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._tokenizer.encode, prompts, max_model_len)
+        return await loop.run_in_executor(self._threads, tokenized, request, self._tokenizer, max_model_len)

@@ -5,16 +5,21 @@ Pure functions: they run on the event loop for what is short, in another process
 
 import json
 from array import array
-from dataclasses import astuple, fields
-from typing import NoReturn
+from dataclasses import asdict, replace
+from typing import Any, NoReturn
 
 import msgpack
 
 from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
-from router.openai_api import CompletionRequest, parse
-from router.prompts import TokenIds
+from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, parse
+from router.prompts import Encoding, TokenIds
 from router.tokenizer import ModelInfo, Tokenizer
+
+PARTS: dict[str, type[Any]] = {
+    "encoding": Encoding, "sampling": SamplingParams, "text": TextOptions, "response": ResponseOptions
+}  # fmt: skip
+"""Fields of a request that have fields of their own."""
 
 
 def parse_body(data: bytes | bytearray, info: ModelInfo) -> CompletionRequest:
@@ -29,14 +34,19 @@ def parse_body(data: bytes | bytearray, info: ModelInfo) -> CompletionRequest:
     return parse(body, info.name, info.vocab_size, info.eos_token_ids)
 
 
+def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
+    """The request with its prompts as tokens; raises RequestError for one that does not fit."""
+    encoding = request.encoding.limit(max_model_len, request.sampling.max_tokens)
+    return replace(request, prompts=tokenizer.encode(request.prompts, max_model_len, encoding))
+
+
 def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:
-    """`parse_body` and `Tokenizer.encode`, packed for `unpack`; so is the RequestError that either raises."""
+    """`parse_body` and `tokenized`, packed for `unpack`; so is the RequestError that either raises."""
     num_bytes = len(data)
     try:
-        request = parse_body(data, tokenizer.info)
-        prompts = tokenizer.encode(request.prompts, max_model_len)
-        reply = {field.name: getattr(request, field.name) for field in fields(request)}
-        reply |= {"prompts": [prompt.tobytes() for prompt in prompts], "sampling": astuple(request.sampling)}
+        request = tokenized(parse_body(data, tokenizer.info), tokenizer, max_model_len)
+        prompts = [prompt.tobytes() for prompt in request.prompts if not isinstance(prompt, str)]
+        reply = asdict(replace(request, prompts=())) | {"prompts": prompts}
     except RequestError as error:
         reply = vars(error)
     except MemoryError:
@@ -51,8 +61,8 @@ def unpack(reply: bytes) -> CompletionRequest:
     values = msgpack.unpackb(reply, use_list=False)
     if "message" in values:
         raise RequestError(values.pop("message"), **values)
-    prompts, sampling = map(_token_ids, values.pop("prompts")), SamplingParams(*values.pop("sampling"))
-    return CompletionRequest(prompts=list(prompts), sampling=sampling, **values)
+    parts = {name: part(**values.pop(name)) for name, part in PARTS.items()}
+    return CompletionRequest(prompts=list(map(_token_ids, values.pop("prompts"))), **parts, **values)
 
 
 def _token_ids(data: bytes) -> TokenIds:

@@ -92,6 +92,8 @@ class Completion:
     mailbox: Mailbox
     client: str = ""  # between whom the queue is fair; "" is whoever does not say
     priority: int = 0  # lower is earlier, before everything else
+    stop_token_ids: tuple[int, ...] = ()  # of those in `sampling` what the client named: the end of the text is not
+    include_stop: bool = False  # what ends the text is part of it
     turn: int = 0  # its place among completions of one priority
     number: int = -1  # of all that were ever queued
     state: State = State.QUEUED
@@ -153,6 +155,14 @@ class Completion:
         """A token of this attempt came from a step of the decode worker, and none before it is missing."""
         num_before = 0 if self.route is None or self.route.is_local else 1
         return len(self.outputs) > self.first_index + num_before
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The client's stop string or stop token that ended it; None if something else did."""
+        if self.text.stop:
+            return self.text.stop
+        ends_it = self.finish_reason == "stop" and bool(self.outputs) and self.outputs[-1] in self.stop_token_ids
+        return self.outputs[-1] if ends_it else None
 
     def demand(self) -> Demand:
         """What the next attempt asks of workers."""

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from common.errors import RequestError
+from router.request_state import Completion
 
 JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
@@ -19,12 +20,18 @@ ERROR_TYPES = {404: "not_found_error", 429: "rate_limit_error"}
 
 
 def completion_body(
-    head: dict[str, Any], texts: Sequence[str], finish_reasons: Sequence[str], usage: dict[str, int]
+    head: dict[str, Any], texts: Sequence[str], completions: Sequence[Completion], usage: dict[str, int]
 ) -> dict[str, Any]:
-    """The body of a response that is not streamed."""
+    """The body of a response that is not streamed: the text of each completion."""
     choices = [
-        {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
-        for index, (text, reason) in enumerate(zip(texts, finish_reasons, strict=True))
+        {
+            "index": completion.index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        for text, completion in zip(texts, completions, strict=True)
     ]
     return {**head, "choices": choices, "usage": usage}
 
@@ -46,12 +53,15 @@ def usage_of(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, int]:
 class ChunkWriter:
     """Server-sent events of one choice."""
 
-    def __init__(self, head: dict[str, Any], index: int) -> None:
-        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {index}, "text": '
+    def __init__(self, head: dict[str, Any], completion: Completion) -> None:
+        self._completion = completion
+        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.index}, "text": '
 
     def chunk(self, text: str, finish_reason: str | None) -> bytes:
         """One event; `finish_reason` only in a choice's last."""
-        reason = "null" if finish_reason is None else f'"{finish_reason}"'
+        reason = "null"
+        if finish_reason is not None:
+            reason = f'"{finish_reason}", "stop_reason": {json.dumps(self._completion.stop_reason)}'
         after = f', "logprobs": null, "finish_reason": {reason}}}]}}\n\n'
         return (self._before + encode_basestring_ascii(text) + after).encode("ascii")
 

@@ -1,12 +1,15 @@
-"""The field `stop`: strings that end a text, and what may be asked of them."""
+"""Strings that end a text: the field `stop`, and how the first of them is found while the text comes in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from router.json_rules import is_text, wrong
 
-MAX_STOPS = 4
-MAX_STOP_CHARS = 256
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+"""Of all stop strings of a request together."""
+NUM_CHARS = 0x110000  # of Unicode
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +18,9 @@ class StopStrings:
 
     @property
     def wants(self) -> str:
-        return f"a string or a list of at most {MAX_STOPS} strings"
+        return (
+            f"a string or a list of up to {MAX_STOPS}, none of them empty, together at most {MAX_STOP_CHARS} characters"
+        )
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -27,6 +32,83 @@ class StopStrings:
         if not isinstance(stops, list) or len(stops) > MAX_STOPS:
             raise wrong(name, value, self.wants)
         for stop in stops:
-            if not is_text(stop) or not 1 <= len(stop) <= MAX_STOP_CHARS:
-                raise wrong(name, stop, f"strings of 1 to {MAX_STOP_CHARS} characters")
+            if not is_text(stop) or not stop:
+                raise wrong(name, stop, "strings of valid Unicode, none of them empty")
+        num_chars = sum(map(len, stops))
+        if num_chars > MAX_STOP_CHARS:
+            raise wrong(name, value, f"at most {MAX_STOP_CHARS} characters in all, not {num_chars}")
         return tuple(stops)
+
+
+class StopAutomaton:
+    """Reads a text, one character after the other; a state is the longest end of it that begins a stop string.
+
+    So a character costs the same however many stop strings there are (Aho and Corasick, "Efficient String Matching",
+    Communications of the ACM, 1975). State 0 is the empty string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.depth = [0]  # of each state: its characters
+        self.complete = [""]  # the longest stop string that it ends with
+        self._next: dict[int, int] = {}
+        self._shorter = [0]  # the longest of its own ends that is a state, too
+        for stop in stops:
+            self._add(stop)
+        self._link()
+
+    def step(self, state: int, char: str) -> int:
+        """The state after one more character."""
+        while (following := self._next.get(state * NUM_CHARS + ord(char))) is None and state:
+            state = self._shorter[state]
+        return following or 0
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for depth, char in enumerate(stop, 1):
+            key = state * NUM_CHARS + ord(char)
+            if key not in self._next:
+                self._next[key] = len(self.depth)
+                self.depth.append(depth)
+                self.complete.append("")
+                self._shorter.append(0)
+            state = self._next[key]
+        self.complete[state] = stop
+
+    def _link(self) -> None:
+        """From the shortest to the longest: what a state falls back to is linked before it."""
+        for key, child in sorted(self._next.items(), key=lambda edge: self.depth[edge[1]]):
+            state, char = divmod(key, NUM_CHARS)
+            if state:
+                self._shorter[child] = self.step(self._shorter[state], chr(char))
+            self.complete[child] = self.complete[child] or self.complete[self._shorter[child]]
+
+
+class StopMatcher:
+    """Cuts a text before (or after) the first stop string, and withholds what may become one."""
+
+    def __init__(self, automaton: StopAutomaton, *, include: bool = False) -> None:
+        self.found = ""  # the stop string that is complete; feed nothing more then
+        self._automaton = automaton
+        self._include = include
+        self._state = 0
+        self._withheld = ""
+
+    def feed(self, chunk: str) -> str:
+        """The text that can be shown now. The first to be complete ends it; of two complete at once, the longer."""
+        automaton, state = self._automaton, self._state
+        text = self._withheld + chunk
+        for end, char in enumerate(chunk, len(self._withheld) + 1):
+            state = automaton.step(state, char)
+            if stop := automaton.complete[state]:
+                self.found = stop
+                self._withheld = ""
+                return text[: end if self._include else end - len(stop)]
+        self._state = state
+        num_shown = len(text) - automaton.depth[state]
+        self._withheld = text[num_shown:]
+        return text[:num_shown]
+
+    def flush(self) -> str:
+        """What was withheld in vain."""
+        withheld, self._withheld = self._withheld, ""
+        return withheld

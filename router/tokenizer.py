@@ -15,7 +15,8 @@ import tokenizers
 from common.config import MAX_TOKENS, ModelSection
 from common.errors import ConfigError
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
-from router.prompts import Prompt, TokenIds, too_long
+from router.json_rules import wrong
+from router.prompts import Encoding, Prompt, TokenIds, too_long
 
 MAX_CHARS_PER_TOKEN = 16
 """More than any text has on average; only long runs of one character have."""
@@ -34,6 +35,9 @@ class ModelInfo:
     vocab_size: int
     max_model_len: int  # prompt plus output, tokens
     eos_token_ids: tuple[int, ...]
+
+
+AS_IT_IS = Encoding()
 
 
 class Tokenizer:
@@ -61,29 +65,49 @@ class Tokenizer:
             eos_token_ids=_eos_token_ids(path, config),
         )
 
-    def encode(self, prompts: Sequence[Prompt], max_model_len: int) -> list[TokenIds]:
-        """Ids of each, of a text the special tokens that the model puts around it included.
+    def encode(self, prompts: Sequence[Prompt], max_model_len: int, encoding: Encoding = AS_IT_IS) -> list[TokenIds]:
+        """Ids of each.
 
         Raises RequestError for a prompt that is surely too long, before it takes time and memory. Frees the interpreter
         lock while it works: `encode_batch_fast` does for almost all of its time, `encode` does not.
         """
-        for prompt in prompts:
+        kept = [prompt if isinstance(prompt, str) else encoding.cut(prompt) for prompt in prompts]
+        for prompt in kept:
             if not isinstance(prompt, str) and len(prompt) >= max_model_len:
                 raise too_long(f"{len(prompt)} tokens", max_model_len)
-        return [self._encode(prompt, max_model_len) if isinstance(prompt, str) else prompt for prompt in prompts]
+        return [self._encode(prompt, max_model_len, encoding) if isinstance(prompt, str) else prompt for prompt in kept]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens; ids without text give none."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
-    def _encode(self, text: str, max_model_len: int) -> TokenIds:
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens included."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def _encode(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
+        if encoding.max_tokens is not None:
+            return self._encode_part(text, encoding.max_tokens, encoding)
         if len(text) > MAX_CHARS_PER_TOKEN * max_model_len:
             raise too_long(f"{len(text)} characters, more than {MAX_CHARS_PER_TOKEN} a token", max_model_len)
         if len(text) > USUAL_CHARS_PER_TOKEN * max_model_len and self._has_more_tokens(text, max_model_len):
             raise too_long(f"more than {max_model_len} tokens", max_model_len)
-        (encoding,) = self._tokenizer.encode_batch_fast([text])
-        return array("i", encoding.ids)
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=encoding.add_special_tokens)
+        return array("i", encoded.ids)
+
+    def _encode_part(self, text: str, max_tokens: int, encoding: Encoding) -> TokenIds:
+        """Of an end of the text that is long enough; the tokens that the model puts around a text are all there."""
+        num_special = self._tokenizer.num_special_tokens_to_add(False) if encoding.add_special_tokens else 0
+        if max_tokens <= num_special:
+            raise wrong("truncate_prompt_tokens", max_tokens, f"more than the {num_special} tokens put around a text")
+        num_chars = MAX_CHARS_PER_TOKEN * max_tokens
+        part = text[-num_chars:] if encoding.keep_end else text[:num_chars]
+        (encoded,) = self._tokenizer.encode_batch_fast([part], add_special_tokens=False)
+        encoded.truncate(max_tokens - num_special, direction="left" if encoding.keep_end else "right")
+        whole = self._tokenizer.post_process(encoded, add_special_tokens=encoding.add_special_tokens)
+        return array("i", whole.ids)
 
     def _has_more_tokens(self, text: str, limit: int) -> bool:
         """Whether `text` surely has, counted piece by piece until it does: a cut adds few tokens, if any."""

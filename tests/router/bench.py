@@ -15,6 +15,7 @@ from router.member import Member
 from router.metrics import Metrics
 from router.request_state import Completion, Delivery, Mailbox, State
 from router.route import Route
+from router.stop_strings import StopAutomaton, StopMatcher
 from router.worker_pool import WorkerPool
 from tests.messages import kv_path, worker_ready
 
@@ -69,7 +70,7 @@ class Bench:
             index=0,
             prompt_ids=list(range(num_prompt_tokens)),
             sampling=SamplingParams(**fields),
-            text=TextStream(decode_ids, stops),
+            text=TextStream(decode_ids, StopMatcher(StopAutomaton(stops)) if stops else None),
             mailbox=Mailbox(),
             priority=priority,
         )

@@ -1,11 +1,13 @@
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.detokenizer import MAX_PENDING_TOKENS, IncrementalDecoder, StopMatcher, TextStream
+from router.detokenizer import MAX_PENDING_TOKENS, IncrementalDecoder, TextStream
+from router.stop_strings import MAX_STOP_CHARS, MAX_STOPS, StopAutomaton, StopMatcher
 
 PROPERTY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 texts = st.text(alphabet=st.sampled_from("aab the köln你好🎉👨\u200d👩\ufffd"), max_size=60)
@@ -29,13 +31,18 @@ def chunks_of(decoder: IncrementalDecoder, ids: Sequence[int]) -> list[str]:
     return [*(decoder.push(token_id) for token_id in ids), decoder.flush()]
 
 
-def first_complete(text: str, stops: Sequence[str]) -> str:
-    """Reference: read character by character until some stop string is complete."""
+def first_complete(text: str, stops: Sequence[str]) -> tuple[str, str]:
+    """Reference: read character by character until some stop string is complete; the text before it, and it."""
     for end in range(len(text) + 1):
-        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
-        if starts:
-            return text[: min(starts)]
-    return text
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            stop = max(complete, key=len)
+            return text[: end - len(stop)], stop
+    return text, ""
+
+
+def matcher(*stops: str, include: bool = False) -> StopMatcher:
+    return StopMatcher(StopAutomaton(stops), include=include)
 
 
 @PROPERTY
@@ -68,37 +75,60 @@ def test_the_window_stays_short_through_endless_invisible_tokens(tokenizer: toke
 @PROPERTY
 @given(
     chunks=st.lists(st.text("abc", max_size=6), max_size=8),
-    stops=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
+    stops=st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=8),
+    include=st.booleans(),
 )
-def test_stop_strings_cut_the_same_text_however_it_is_chunked(chunks: list[str], stops: list[str]) -> None:
-    matcher = StopMatcher(stops)
-    expected = first_complete("".join(chunks), stops)
+def test_stop_strings_cut_the_same_text_however_it_is_chunked(
+    chunks: list[str], stops: list[str], include: bool
+) -> None:
+    cutter = matcher(*stops, include=include)
+    before, stop = first_complete("".join(chunks), stops)
+    expected = before + stop if include else before
     shown = ""
     for chunk in chunks:
-        shown += matcher.feed(chunk)
+        shown += cutter.feed(chunk)
         assert expected.startswith(shown)
-        if matcher.stopped:
+        if cutter.found:
             break
-    assert shown + ("" if matcher.stopped else matcher.flush()) == expected
-    assert matcher.stopped == (expected != "".join(chunks))
+    assert shown + cutter.flush() == expected
+    assert cutter.found == stop
 
 
 @PROPERTY
 @given(text=texts, stops=st.lists(st.sampled_from(["ö", "a", "好🎉", "the", " k", "\ufffd"]), max_size=3))
 def test_stream_is_the_text_before_the_first_stop(tokenizer: tokenizers.Tokenizer, text: str, stops: list[str]) -> None:
-    stream = TextStream(CountingDecode(tokenizer), stops)
+    stream = TextStream(CountingDecode(tokenizer), matcher(*stops) if stops else None, prefix="before ")
     shown = ""
     for token_id in tokenizer.encode(text).ids:
         shown += stream.push(token_id)
-        if stream.stopped:
+        if stream.stop:
             break
-    shown += "" if stream.stopped else stream.flush()
-    assert shown == first_complete(text, stops)
+    shown += "" if stream.stop else stream.flush()
+    before, stop = first_complete(text, stops)
+    assert (shown, stream.stop) == ("before " + before, stop)
 
 
 def test_withheld_start_of_a_stop_string_is_shown_when_it_was_none() -> None:
-    matcher = StopMatcher(["stop!"])
-    assert matcher.feed("do not sto") == "do not "
-    assert matcher.feed("re") == "store"
-    assert matcher.feed(" st") == " "
-    assert matcher.flush() == "st"
+    cutter = matcher("stop!")
+    assert cutter.feed("do not sto") == "do not "
+    assert cutter.feed("re") == "store"
+    assert cutter.feed(" st") == " "
+    assert cutter.flush() == "st"
+
+
+def test_a_character_costs_the_same_however_many_stop_strings_it_may_begin() -> None:
+    half = MAX_STOP_CHARS // MAX_STOPS
+    automaton = StopAutomaton(["a" * (half - 2) + chr(0x100 + n) for n in range(MAX_STOPS)])
+    looked_up = 0
+
+    class Counted(dict[int, int]):
+        def get(self, key: int, default: Any = None) -> Any:
+            nonlocal looked_up
+            looked_up += 1
+            return super().get(key, default)
+
+    automaton._next = Counted(automaton._next)
+    cutter = StopMatcher(automaton)
+    for _ in range(1000):
+        cutter.feed("aab")
+    assert looked_up <= 2 * 3000

@@ -56,7 +56,7 @@ class Rig:
         self.hear(connection_of("d", 1), kv_path("p", "d"))
 
     def submit(self, name: str) -> Completion:
-        text = TextStream(self.service.tokenizer.decode, ())
+        text = TextStream(self.service.tokenizer.decode)
         completion = Completion(name, 0, [1, 2, 3], SamplingParams(max_tokens=20), text, Mailbox())
         self.service.dispatcher.submit([completion])
         return completion

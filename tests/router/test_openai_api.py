@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 
 from common.errors import RequestError
+from common.wire.sampling_params import SamplingParams
 from router.completion_fields import COMPLETION_FIELDS
+from router.detokenizer import TextStream
 from router.field_list import written
-from router.openai_api import CompletionRequest, choice_seed, parse
+from router.openai_api import CompletionRequest, ResponseOptions, choice_seed, parse
 from router.prompts import fit_max_tokens
+from router.request_state import Completion, Mailbox
 from router.responses import ChunkWriter, error_body
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +47,12 @@ ACCEPTED: list[dict[str, Any]] = [
     {"seed": 2**63 - 1},
     {"stop": "x"},
     {"stop": []},
-    {"stop": ["a", "b", "c", "x" * 256]},
+    {"stop": ["x" * 1024]},
+    {"stop": ["\n"] * 64},
+    {"stop_token_ids": [0, 99] * 16},
+    {"include_stop_str_in_output": True, "skip_special_tokens": False, "spaces_between_special_tokens": False},
+    {"add_special_tokens": False, "truncate_prompt_tokens": 1, "truncation_side": "right"},
+    {"truncate_prompt_tokens": -1},
     {"n": 128},
     {"n": 2, "best_of": 2},
     {"n": 3, "temperature": 0},
@@ -107,8 +115,18 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("seed", {"seed": 1.5}),
     ("stop", {"stop": ""}),
     ("stop", {"stop": ["a", ""]}),
-    ("stop", {"stop": ["a"] * 5}),
-    ("stop", {"stop": "x" * 257}),
+    ("stop", {"stop": ["a"] * 65}),
+    ("stop", {"stop": ["x" * 513] * 2}),
+    ("stop", {"stop": "\ud800"}),
+    ("stop_token_ids", {"stop_token_ids": [100]}),
+    ("stop_token_ids", {"stop_token_ids": [-1]}),
+    ("stop_token_ids", {"stop_token_ids": [1] * 33}),
+    ("stop_token_ids", {"stop_token_ids": ["1"]}),
+    ("stop_token_ids", {"stop_token_ids": 1}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": -2}),
+    ("truncation_side", {"truncation_side": "middle"}),
+    ("add_special_tokens", {"add_special_tokens": "no"}),
     ("stop", {"stop": [1]}),
     ("stop", {"stop": {"a": "b"}}),
     ("n", {"n": 0}),
@@ -164,7 +182,7 @@ def test_defaults_and_explicit_nulls_are_the_same() -> None:
         sampling = request.sampling
         assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (16, 1.0, 1.0, 0)
         assert (sampling.min_p, sampling.stop_token_ids) == (0.0, EOS)
-        assert (request.n, request.stops, request.stream, request.include_usage) == (1, (), False, False)
+        assert (request.n, request.text.stops, request.response) == (1, (), ResponseOptions(False, False))
 
 
 @pytest.mark.parametrize(
@@ -219,6 +237,13 @@ def test_the_queue_is_told_who_asks_and_how_urgently() -> None:
     )
 
 
+def test_tokens_that_end_the_text_are_the_models_and_the_clients() -> None:
+    both = parsed(stop_token_ids=[9, 7, 9])
+    assert (both.sampling.stop_token_ids, both.text.stop_token_ids) == ((7, 9), (9, 9))
+    own = parsed(stop_token_ids=[9, 7], ignore_eos=True)
+    assert (own.sampling.stop_token_ids, own.text.stop_token_ids) == ((9, 7), (9, 7))
+
+
 def test_seeds_are_unsigned_63_bits_and_random_without_one() -> None:
     assert parsed(seed=5).sampling.seed == 5
     assert 0 <= parsed(seed=-1).sampling.seed < 2**63
@@ -247,12 +272,14 @@ def test_max_tokens_fits_the_context() -> None:
 @pytest.mark.parametrize("text", ["", 'quote " and \\ and \n', "你好 🎉 \u2028", "\x00\x7f"])
 def test_stream_chunks_are_json(text: str) -> None:
     head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": 'na"me'}
-    for reason in (None, "stop"):
-        chunk = ChunkWriter(head, 3).chunk(text, reason)
+    completion = Completion("cmpl-1-3", 3, [1], SamplingParams(), TextStream(lambda _: ""), Mailbox())
+    ending = {"finish_reason": "stop", "stop_reason": None}
+    for reason, end in ((None, {"finish_reason": None}), ("stop", ending)):
+        chunk = ChunkWriter(head, completion).chunk(text, reason)
         assert chunk.startswith(b"data: ")
         assert chunk.endswith(b"\n\n")
         body = json.loads(chunk[len("data: ") :])
-        assert body == head | {"choices": [{"index": 3, "text": text, "logprobs": None, "finish_reason": reason}]}
+        assert body == head | {"choices": [{"index": 3, "text": text, "logprobs": None} | end]}
 
 
 def test_error_shape() -> None:

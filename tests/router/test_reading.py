@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+import shutil
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import ModelSection
 from common.errors import RequestError
-from router.reading import parse_body, read, unpack
+from router.prompts import Encoding
+from router.reading import parse_body, read, tokenized, unpack
 from router.tokenizer import MAX_CHARS_PER_TOKEN, PIECE_CHARS, USUAL_CHARS_PER_TOKEN, Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN
 from tests.router.test_openai_api import ACCEPTED, REJECTED
@@ -36,16 +39,13 @@ def body(fields: dict[str, Any]) -> bytes:
 def test_a_packed_request_is_the_request(ours: Tokenizer, fields: dict[str, Any]) -> None:
     data = body(fields | ({"seed": 1} if fields.get("seed") is None else {}))
     request = parse_body(data, ours.info)
-    packed = unpack(read(bytearray(data), ours, LIMIT))
-    assert packed.prompts == ours.encode(request.prompts, LIMIT)
-    for name in ("sampling", "n", "stops", "stream", "include_usage"):
-        assert getattr(packed, name) == getattr(request, name)
+    assert unpack(read(bytearray(data), ours, LIMIT)) == tokenized(request, ours, LIMIT)
 
 
 @pytest.mark.parametrize("data", [*(body(fields) for fields in WRONG), *BROKEN])
 def test_a_packed_error_is_the_error(ours: Tokenizer, data: bytes) -> None:
     with pytest.raises(RequestError) as here:
-        ours.encode(parse_body(data, ours.info).prompts, LIMIT)
+        tokenized(parse_body(data, ours.info), ours, LIMIT)
     with pytest.raises(RequestError) as there:
         unpack(read(bytearray(data), ours, LIMIT))
     assert vars(here.value) == vars(there.value)
@@ -57,6 +57,9 @@ class Counting:
     def __init__(self, inner: Any) -> None:
         self.num_chars = 0
         self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def encode_batch_fast(self, texts: Sequence[str], **options: Any) -> Any:
         self.num_chars += sum(map(len, texts))
@@ -103,6 +106,47 @@ def test_a_text_of_long_tokens_that_fits_is_let_through() -> None:
     assert USUAL_CHARS_PER_TOKEN < len(text) / num_tokens < MAX_CHARS_PER_TOKEN
     (found,) = demo.encode([text], num_tokens)
     assert len(found) == num_tokens
+
+
+@pytest.fixture(scope="module")
+def with_bos(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer that puts token 0 before each text."""
+    path = tmp_path_factory.mktemp("bos") / "tiny"
+    shutil.copytree(model_dir, path)
+    inner = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    inner.post_processor = tokenizers.processors.TemplateProcessing("<|endoftext|> $A", None, [("<|endoftext|>", 0)])
+    inner.save(str(path / "tokenizer.json"))
+    return Tokenizer(ModelSection(path=str(path)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(st.sampled_from("the quick brown fox\n  köln🎉"), min_size=1, max_size=200), kept=st.integers(2, 9))
+def test_a_truncated_prompt_keeps_one_end_and_what_stands_around_it(with_bos: Tokenizer, text: str, kept: int) -> None:
+    whole = with_bos._tokenizer.encode(text).ids
+    for side, ids in (("left", [0, *whole[1:][-(kept - 1) :]]), ("right", whole[:kept])):
+        fields = {"prompt": text, "truncate_prompt_tokens": kept, "truncation_side": side}
+        request = tokenized(parse_body(body(fields), with_bos.info), with_bos, LIMIT)
+        assert [list(prompt) for prompt in request.prompts] == [ids]
+    bare = with_bos.encode([text], LIMIT, Encoding(add_special_tokens=False))
+    assert bare[0].tolist() == whole[1:]
+
+
+def test_truncation_leaves_room_for_the_output_and_bounds_the_work(
+    with_bos: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "the quick brown fox " * 100_000
+    counting = Counting(with_bos._tokenizer)
+    monkeypatch.setattr(with_bos, "_tokenizer", counting)
+    for prompt in (long, [7] * 100_000):
+        request = parse_body(body({"prompt": prompt, "truncate_prompt_tokens": -1, "max_tokens": 30}), with_bos.info)
+        (kept,) = tokenized(request, with_bos, LIMIT).prompts
+        assert len(kept) == LIMIT - 30
+    assert counting.num_chars <= MAX_CHARS_PER_TOKEN * LIMIT
+    for number, why in ((1, "more than the 1 tokens"), (LIMIT, f"at most {LIMIT - 1}")):
+        request = parse_body(body({"truncate_prompt_tokens": number}), with_bos.info)
+        with pytest.raises(RequestError, match=why) as caught:
+            tokenized(request, with_bos, LIMIT)
+        assert caught.value.param == "truncate_prompt_tokens"
 
 
 async def test_the_loop_turns_while_a_thread_encodes(ours: Tokenizer) -> None:

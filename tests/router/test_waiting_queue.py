@@ -22,7 +22,7 @@ class Bench:
     def enter(self, name: str, num_tokens: int, client: str = "", priority: int = 0) -> Completion:
         completion = Completion(
             request_id=name, index=0, prompt_ids=[0] * num_tokens, sampling=SamplingParams(),
-            text=TextStream(lambda _: "", ()), mailbox=Mailbox(), client=client, priority=priority,
+            text=TextStream(lambda _: ""), mailbox=Mailbox(), client=client, priority=priority,
         )  # fmt: skip
         self.queue.enter(completion)
         return completion

@@ -163,7 +163,7 @@ class Simulation:
     def _completion(self, number: int, asked: Asked) -> Completion:
         return Completion(
             request_id=str(number), index=0, prompt_ids=[0] * asked.num_tokens, sampling=SamplingParams(max_tokens=1),
-            text=TextStream(lambda ids: "", ()), mailbox=Mailbox(), client=asked.client, priority=asked.priority,
+            text=TextStream(lambda ids: ""), mailbox=Mailbox(), client=asked.client, priority=asked.priority,
         )  # fmt: skip
 
 
