@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.decode_step import StepBench, add_engine_flags
 from benchmarks.results import Row, append_rows, row_of
 from benchmarks.stats import Figure, percentile
-from common.device.landing import LOOK_INTERVAL_S, PendingTokens
+from common.device.landing import LOOK_INTERVAL_S, PendingOutput
 from common.device.step_trace import WAIT, StepTrace, Trace, timing_events
 from common.wire.sampling_params import SamplingParams
 from decode_worker.scheduler import DecodeScheduler
@@ -38,7 +38,7 @@ class LaunchAhead:
         self.bench = bench
         self.trace = Trace()
         self.scheduler = DecodeScheduler(bench.engine.allocator, bench.block_size, bench.max_rows, bench.engine.max_len)
-        self.in_flight: tuple[PendingTokens, list[DecodeSequence]] | None = None
+        self.in_flight: tuple[PendingOutput, list[DecodeSequence]] | None = None
 
     def enter(self, num_rows: int, context: int, num_steps: int) -> bool:
         """Fill the batch; False when it does not fit. Contexts differ, so that not all rows grow at once."""
@@ -68,7 +68,7 @@ class LaunchAhead:
             self.scheduler.end(sequence)
         self.bench.batch.apply(self.scheduler.rows.take_changes())
 
-    def _launch(self) -> tuple[PendingTokens, list[DecodeSequence]]:
+    def _launch(self) -> tuple[PendingOutput, list[DecodeSequence]]:
         with self.trace.phase("apply"):
             self.scheduler.make_slots()
             assert not self.scheduler.resting, "`enter` saw to it that the pool suffices"
@@ -76,7 +76,7 @@ class LaunchAhead:
         with self.trace.phase("launch"):
             return self.bench.runner.launch(len(self.scheduler.rows)), self.scheduler.launched()
 
-    def _exchange(self, launched: tuple[PendingTokens, list[DecodeSequence]] | None) -> None:
+    def _exchange(self, launched: tuple[PendingOutput, list[DecodeSequence]] | None) -> None:
         """Collect the step in flight; the one launched takes its place."""
         collected, self.in_flight = self.in_flight, launched
         if collected is None:
@@ -86,9 +86,9 @@ class LaunchAhead:
             while not step.ready():
                 time.sleep(LOOK_INTERVAL_S)
         with self.trace.phase("collect"):
-            for sequence, token in zip(sequences, step.tokens(), strict=True):
-                sequence.token_ids.append(token)
-                sequence.num_outputs += 1
+            for sequence, token_ids in zip(sequences, step.output().token_ids(), strict=True):
+                sequence.token_ids += token_ids
+                sequence.num_outputs += len(token_ids)
             self.scheduler.collected(sequences)
 
 

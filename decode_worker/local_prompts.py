@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PendingPrompts, PromptRunner
 from common.serving.prompt_order import PromptOrder
+from common.wire.output_token import OutputToken
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 
@@ -85,7 +86,7 @@ class LocalPrompts:
         (prompt, num_tokens), self.next = self.next, None
         self.in_flight = prompt, self.runner.launch([prompt.take(num_tokens)])
 
-    def finish(self) -> tuple[DecodeSequence, int] | None:
+    def finish(self) -> tuple[DecodeSequence, OutputToken] | None:
         """A sequence whose prompt is complete and its next token, if the chunk in flight is over and was its last."""
         if self.in_flight is None or not self.in_flight[1].ready():
             return None

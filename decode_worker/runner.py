@@ -2,7 +2,7 @@
 
 On a GPU a step is one captured graph per batch bucket, sampler included; everywhere else, and with
 graphs switched off, the same function runs eagerly. A step is launched without waiting, and
-`PendingTokens.tokens` waits for that step alone.
+`PendingOutput.output` waits for that step alone.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from common.device.engine import Engine
-from common.device.landing import PendingTokens, RingLanding
+from common.device.landing import PendingOutput, RingLanding
 from common.device.step_trace import Trace
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear
@@ -59,7 +59,7 @@ class DecodeRunner:
         """Rows of the step that is run for `num_rows`."""
         return next(rows for rows in self.buckets if rows >= num_rows)
 
-    def launch(self, num_rows: int) -> PendingTokens:
+    def launch(self, num_rows: int) -> PendingOutput:
         """Start a step over the first `num_rows` rows."""
         bucket = self.bucket(num_rows)
         with torch.inference_mode():

@@ -75,8 +75,8 @@ class DecodeScheduler:
         self.active[sequence.key] = sequence
         self.rows.enter(sequence)
 
-    def adopt(self, sequence: DecodeSequence, token: int) -> None:
-        """Activate a sequence whose prompt was computed here and whose next token is `token`."""
+    def adopt(self, sequence: DecodeSequence) -> None:
+        """Activate a sequence whose prompt was computed here and whose next token is about to be logged."""
         sequence.num_scheduled += 1
         self.activate(sequence)
         if not sequence.wants_step:

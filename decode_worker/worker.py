@@ -20,7 +20,7 @@ import zmq
 
 from common.config import Config
 from common.device.engine import Engine
-from common.device.landing import LOOK_INTERVAL_S, PendingTokens
+from common.device.landing import LOOK_INTERVAL_S, PendingOutput
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import WAIT
 from common.errors import ErrorCode
@@ -28,6 +28,7 @@ from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, finish_reason
 from common.wire.messages import FinishReason, WorkerReady
+from common.wire.output_token import OutputToken
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.token_columns import TokenColumns
@@ -47,7 +48,7 @@ IDLE_POLL_MS = 50
 class DecodeStep:
     """A launched step and the sequences of its rows."""
 
-    pending: PendingTokens
+    pending: PendingOutput
     sequences: list[DecodeSequence]
 
 
@@ -134,7 +135,7 @@ class DecodeWorker:
             with self.trace.phase(WAIT):
                 self._tend(self.in_flight.pending, self.pace.should_wait)
 
-    def _tend(self, pending: PendingTokens, wanted: Callable[[], bool] = lambda: True) -> None:
+    def _tend(self, pending: PendingOutput, wanted: Callable[[], bool] = lambda: True) -> None:
         """Serve sockets and pulls while the device works on a step, and as long as it is wanted."""
         while not pending.ready() and wanted():
             self.inbox.receive()
@@ -165,30 +166,33 @@ class DecodeWorker:
     def _collect(self, step: DecodeStep) -> None:
         """A step is over."""
         with self.trace.phase("collect"):
-            tokens = step.pending.tokens()
+            output = step.pending.output()
             self.pace.ended()
             self.link.load.last_step_s = time.monotonic()
-            for sequence, token in zip(step.sequences, tokens, strict=True):
-                if not sequence.ended:
-                    self._append(sequence, token)
+            for sequence, tokens in zip(step.sequences, output.rows, strict=True):
+                self._append(sequence, tokens)
             self.scheduler.collected(step.sequences)
 
-    def _append(self, sequence: DecodeSequence, token: int) -> None:
-        if token == NO_CHOICE:
-            self.scheduler.end(sequence)
-            self.inbox.fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
-            return
-        reason = finish_reason(token, sequence.num_outputs + 1, sequence.sampling)
-        self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
-        sequence.token_ids.append(token)
-        sequence.num_outputs += 1
-        if reason is not FinishReason.NOT_FINISHED:
-            self.scheduler.end(sequence)
+    def _append(self, sequence: DecodeSequence, tokens: list[OutputToken]) -> None:
+        """Log and send what a step chose, up to the end of the sequence."""
+        for token in tokens:
+            if sequence.ended:
+                return
+            if token.token_id == NO_CHOICE:
+                self.scheduler.end(sequence)
+                self.inbox.fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
+                return
+            reason = finish_reason(token.token_id, sequence.num_outputs + 1, sequence.sampling)
+            self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
+            sequence.token_ids.append(token.token_id)
+            sequence.num_outputs += 1
+            if reason is not FinishReason.NOT_FINISHED:
+                self.scheduler.end(sequence)
 
-    def _begin_local(self, sequence: DecodeSequence, token: int) -> None:
+    def _begin_local(self, sequence: DecodeSequence, token: OutputToken) -> None:
         """A prompt computed here: its first token is known to the host, the rest comes from steps."""
-        self.scheduler.adopt(sequence, token)
-        self._append(sequence, token)
+        self.scheduler.adopt(sequence)
+        self._append(sequence, [token])
 
     def emit(self) -> None:
         """This turn's tokens, in one message."""

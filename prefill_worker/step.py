@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PendingPrompts, PromptRunner
+from common.wire.output_token import OutputToken
 from prefill_worker.scheduler import Chunk
 from prefill_worker.sequence import PromptSequence
 
@@ -16,7 +17,7 @@ class PromptStep:
     sequences: list[PromptSequence]
     ends: list[int]  # tokens of each that are computed when the step is over
 
-    def ended(self) -> list[tuple[PromptSequence, int]]:
+    def ended(self) -> list[tuple[PromptSequence, OutputToken]]:
         """Each sequence whose prompt is complete with its first token, unless it was given up meanwhile."""
         pairs = zip(self.sequences, self.pending.tokens(), strict=True)
         return [(sequence, token) for sequence, token in pairs if token is not None and not sequence.ended]

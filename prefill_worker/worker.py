@@ -47,6 +47,7 @@ from common.wire.messages import (
     RequestFailed,
     WorkerReady,
 )
+from common.wire.output_token import OutputToken
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
@@ -123,25 +124,25 @@ class PrefillWorker:
         if len(self.in_flight) < MAX_IN_FLIGHT:
             self._launch()
 
-    def emit(self, ended: list[tuple[PromptSequence, int]]) -> None:
+    def emit(self, ended: list[tuple[PromptSequence, OutputToken]]) -> None:
         """First tokens to the router, then blocks to the decode workers."""
         columns, handed_off = TokenColumns(), []
         for sequence, token in ended:
             block_ids = self.scheduler.take(sequence)
-            if token == NO_CHOICE:
+            if token.token_id == NO_CHOICE:
                 self._fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
                 self._let_go(sequence, block_ids)
                 continue
-            reason = finish_reason(token, sequence.num_outputs + 1, sequence.sampling)
+            reason = finish_reason(token.token_id, sequence.num_outputs + 1, sequence.sampling)
             columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
             if reason is FinishReason.NOT_FINISHED:
-                handed_off.append((sequence, token, block_ids))
+                handed_off.append((sequence, token.token_id, block_ids))
             else:
                 self._let_go(sequence, block_ids)
         if columns:
             self.link.send(columns.batch(self.worker_id, self.epoch))
-        for sequence, token, block_ids in handed_off:
-            self._hand_off(sequence, token, block_ids)
+        for sequence, token_id, block_ids in handed_off:
+            self._hand_off(sequence, token_id, block_ids)
 
     def sweep(self) -> None:
         """Free what nobody claimed in time; the handoff or its release may be lost, and the router knows which."""
@@ -256,7 +257,7 @@ class PrefillWorker:
         if sequence.was_announced:
             self._announce(sequence, [])
 
-    def _hand_off(self, sequence: PromptSequence, token: int, block_ids: list[int]) -> None:
+    def _hand_off(self, sequence: PromptSequence, token_id: int, block_ids: list[int]) -> None:
         target = self.targets.proven(sequence.decode_worker_id, sequence.decode_epoch)
         if target is None:
             self.engine.allocator.free(block_ids)
@@ -270,7 +271,7 @@ class PrefillWorker:
                 epoch=self.epoch,
                 request_id=sequence.request_id,
                 attempt=sequence.attempt,
-                token_ids=pack_ids([*sequence.token_ids, token]),
+                token_ids=pack_ids([*sequence.token_ids, token_id]),
                 num_outputs=sequence.num_outputs + 1,
                 sampling=sequence.sampling,
                 block_ids=pack_ids(block_ids),

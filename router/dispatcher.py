@@ -14,7 +14,8 @@ from itertools import islice
 from common.config import NetSection, RouterSection
 from common.errors import ErrorCode, RequestError
 from common.wire.messages import Abort, FinishReason, RequestFailed, TokenBatch
-from common.wire.packing import unpack_ids
+from common.wire.output_token import OutputToken
+from common.wire.token_columns import rows_of
 from router.assignments import Assignments, Send
 from router.binding import starts
 from router.blame import UNCOUNTED, blame, verdict
@@ -124,21 +125,20 @@ class Dispatcher:
 
     def on_tokens(self, batch: TokenBatch) -> None:
         """Deliver one step's tokens; raises ValueError for columns that do not fit together."""
-        columns = (unpack_ids(batch.attempts), unpack_ids(batch.output_indices), unpack_ids(batch.token_ids))
-        rows = list(zip(batch.request_ids, *columns, batch.finish_reasons, strict=True))
+        rows = list(rows_of(batch))
         worker = self._pool.get(batch.worker_id, batch.epoch)
         if worker is None:
             self._metrics.stale_tokens.inc(len(rows))
             return
         now_s = self._clock()
-        for request_id, attempt, output_index, token_id, finish_reason in rows:
+        for request_id, attempt, output_index, token, finish_reason in rows:
             completion = self._current(request_id, attempt, worker)
             if completion is None:
                 # What nobody waits for is work for nothing; an Abort for something ended is harmless.
                 self._metrics.stale_tokens.inc()
                 self._send(worker.id, Abort(request_id, attempt))
             else:
-                self._act_on(completion, self._accept, output_index, token_id, finish_reason, now_s)
+                self._act_on(completion, self._accept, output_index, token, finish_reason, now_s)
         self.pump()
 
     def on_failed(self, failed: RequestFailed) -> None:
@@ -220,18 +220,19 @@ class Dispatcher:
         is_its = worker is route.decode or (worker is route.prefill and completion.state is State.PREFILLING)
         return completion if is_its else None
 
-    def _accept(self, completion: Completion, output_index: int, token_id: int, finish: int, now_s: float) -> None:
+    def _accept(self, completion: Completion, output_index: int, token: OutputToken, finish: int, now_s: float) -> None:
         """Deliver a token and those that waited for it; hold one that is early, drop a duplicate or one too many."""
         num_outputs = len(completion.outputs)
         if num_outputs < output_index < completion.sampling.max_tokens:
-            completion.hold(output_index, token_id, finish, now_s)
+            completion.hold(output_index, token, finish, now_s)
         elif output_index == num_outputs:
-            self._deliver(completion, token_id, finish, now_s)
+            self._deliver(completion, token, finish, now_s)
             while not completion.is_terminal and (held := completion.pop_next()) is not None:
                 self._deliver(completion, *held, now_s)
 
-    def _deliver(self, completion: Completion, token_id: int, finish: int, now_s: float) -> None:
+    def _deliver(self, completion: Completion, token: OutputToken, finish: int, now_s: float) -> None:
         """Log the next token, and put the text it completes, if any, into the mailbox."""
+        token_id = token.token_id
         if not 0 <= token_id < self._vocab_size or finish > FinishReason.LENGTH:
             completion.num_failures += 1
             self._replay(completion, "internal", f"invalid token {token_id} or finish reason {finish}")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from common.errors import RequestError
 from common.wire.messages import FinishReason
+from common.wire.output_token import OutputToken
 from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.member import Member
@@ -119,7 +120,7 @@ class Completion:
     is_past_prefill: bool = False  # in this attempt the prefill worker has let go of it
     is_lost: bool = False  # no worker has this attempt
     gap_since_s: float = 0.0
-    _ahead: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _ahead: dict[int, tuple[OutputToken, int]] = field(default_factory=dict)
 
     @property
     def is_terminal(self) -> bool:
@@ -184,14 +185,14 @@ class Completion:
         assert not self.is_terminal and state in NEXT[self.state], f"{self.request_id}: {self.state} -> {state}"
         self.state = state
 
-    def hold(self, output_index: int, token_id: int, finish_reason: int, now_s: float) -> None:
+    def hold(self, output_index: int, token: OutputToken, finish_reason: int, now_s: float) -> None:
         """Keep a token that came before its predecessors."""
         if not self._ahead:
             self.gap_since_s = now_s
-        self._ahead.setdefault(output_index, (token_id, finish_reason))
+        self._ahead.setdefault(output_index, (token, finish_reason))
 
-    def pop_next(self) -> tuple[int, int] | None:
-        """(token id, finish reason) of the held token that is next now, if there is one."""
+    def pop_next(self) -> tuple[OutputToken, int] | None:
+        """(token, finish reason) of the held token that is next now, if there is one."""
         return self._ahead.pop(len(self.outputs), None) if self._ahead else None
 
     def already_finished(self) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.device.step_output import StepOutput
 from common.kernels.operands import TokenRing
 
 NUM_SLOTS = 3
@@ -22,11 +23,11 @@ LOOK_INTERVAL_S = 50e-6
 NO_TOKEN = -1
 
 
-class PendingTokens:
-    """The tokens of one launched step, to be read once.
+class PendingOutput:
+    """What one launched step yields, to be read once.
 
     Args:
-        read: the token of each row, when the step is over.
+        read: the token of each row, or NO_CHOICE, when the step is over.
         event: recorded after the step; None if it is over.
     """
 
@@ -38,11 +39,11 @@ class PendingTokens:
         """Whether the step is over: its tokens are here and all it wrote is written."""
         return self.event is None or bool(self.event.query())
 
-    def tokens(self) -> list[int]:
-        """The sampled token of each row, or NO_CHOICE; waits for the step."""
+    def output(self) -> StepOutput:
+        """The tokens of each row; waits for the step."""
         if self.event is not None:
             self.event.synchronize()
-        return self.read()
+        return StepOutput.of_one_each(self.read())
 
 
 class Landing:
@@ -53,14 +54,14 @@ class Landing:
         num_slots = NUM_SLOTS if self.is_cuda else 0
         self.slots = deque(torch.zeros(max_rows, dtype=torch.int32).pin_memory() for _ in range(num_slots))
 
-    def fetch(self, sampled: Tensor) -> PendingTokens:
+    def fetch(self, sampled: Tensor) -> PendingOutput:
         """Start copying `sampled [num_rows]` int32; at most `NUM_SLOTS` may be unread at once."""
         if not self.is_cuda:
-            return PendingTokens(sampled.clone().tolist, None)
+            return PendingOutput(sampled.clone().tolist, None)
         slot = self.slots[0][: sampled.shape[0]]
         self.slots.rotate(-1)
         slot.copy_(sampled, non_blocking=True)
-        return PendingTokens(slot.tolist, _recorded_event())
+        return PendingOutput(slot.tolist, _recorded_event())
 
 
 class RingLanding:
@@ -77,14 +78,14 @@ class RingLanding:
         self._rows = np.arange(max_rows)
         self._turns = np.zeros(max_rows, np.int64)
 
-    def launched(self, num_rows: int, num_run: int) -> PendingTokens:
+    def launched(self, num_rows: int, num_run: int) -> PendingOutput:
         """Tokens of the first `num_rows` rows of the step just launched, which runs over `num_run`.
 
         To be called after every step that runs; at most `NUM_SLOTS` may be unread at once.
         """
         turns = self._turns[:num_rows].copy()
         self._turns[:num_run] = (self._turns[:num_run] + 1) % NUM_SLOTS
-        return PendingTokens(partial(self._take, turns), _recorded_event() if self.is_cuda else None)
+        return PendingOutput(partial(self._take, turns), _recorded_event() if self.is_cuda else None)
 
     def _take(self, turns: np.ndarray) -> list[int]:
         places = self._rows[: len(turns)], turns

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from common.device.engine import Engine
 from common.device.gpu_share import GpuShare
-from common.device.landing import Landing, PendingTokens
+from common.device.landing import Landing, PendingOutput
 from common.device.prompt_buffers import PromptBuffers, PromptChunk
 from common.device.step_trace import WAIT, Trace
 from common.ops.gathering import GATHERED_ABOVE
+from common.wire.output_token import OutputToken
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +49,17 @@ class Bucket(NamedTuple):
 class PendingPrompts:
     """A launched step; when it is over, all KV of its chunks is in the pool."""
 
-    def __init__(self, sampled: PendingTokens, are_last: list[bool]) -> None:
+    def __init__(self, sampled: PendingOutput, are_last: list[bool]) -> None:
         self.sampled = sampled
         self.are_last = are_last
 
     def ready(self) -> bool:
         return self.sampled.ready()
 
-    def tokens(self) -> list[int | None]:
-        """The sampled token of each chunk that ends its prompt, None for the others; waits for the step."""
-        pairs = zip(self.sampled.tokens(), self.are_last, strict=True)
-        return [token if is_last else None for token, is_last in pairs]
+    def tokens(self) -> list[OutputToken | None]:
+        """The first token after each chunk that ends its prompt, None for the others; waits for the step."""
+        pairs = zip(self.sampled.output().rows, self.are_last, strict=True)
+        return [row[0] if is_last else None for row, is_last in pairs]
 
 
 class PromptRunner:
@@ -100,7 +101,7 @@ class PromptRunner:
             pending = self.landing.fetch(sampled[:num_seqs])
         return PendingPrompts(pending, [chunk.is_last for chunk in chunks])
 
-    def run(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> list[int | None]:
+    def run(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> list[OutputToken | None]:
         """Launch a step and wait for its tokens."""
         pending = self.launch(chunks, whole_gpu=whole_gpu)
         with self.trace.phase(WAIT):

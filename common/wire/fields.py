@@ -12,13 +12,17 @@ from enum import IntEnum
 from typing import Annotated, Any, Protocol, TypeVar
 
 from common.errors import WireError
+from common.wire.output_token import MAX_LOGPROBS
+from common.wire.packing import unpack_floats
 
 Number = TypeVar("Number", int, float)
 
 MAX_INT32 = (1 << 31) - 1
-ID_BYTES = 4  # of a packed int32
+ID_BYTES = 4  # of a packed int32 or fp32
 MAX_ROWS = 65_536
 """Rows of one message: tokens of a step, leases of a peer."""
+MAX_SCORES = MAX_ROWS * (MAX_LOGPROBS + 1)
+"""Log-probabilities of one message."""
 
 
 class Rule(Protocol):
@@ -112,6 +116,21 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedFloats:
+    """At most `high` numbers as `packing.pack_floats` makes them, none of them NaN."""
+
+    high: int
+
+    def checked(self, value: bytes) -> bytes:
+        num_values, rest = divmod(len(value), ID_BYTES)
+        if rest or num_values > self.high:
+            raise WireError(f"{len(value)} bytes are not at most {self.high} numbers of {ID_BYTES} bytes")
+        if any(number != number for number in unpack_floats(value)):
+            raise WireError("a number is NaN")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class Codes:
     """One member of an enum a byte."""
 
@@ -141,4 +160,6 @@ Text = Annotated[str, Prose(1000)]
 BlockIds = Annotated[bytes, Packed(0, MAX_INT32)]
 TokenIds = Annotated[bytes, Packed(1, MAX_INT32)]
 Column = Annotated[bytes, Packed(0, MAX_ROWS)]
+ScoredIds = Annotated[bytes, Packed(0, MAX_SCORES)]
+Scores = Annotated[bytes, PackedFloats(MAX_SCORES)]
 RequestIds = Annotated[tuple[RequestId, ...], Length(0, MAX_ROWS)]

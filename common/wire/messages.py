@@ -32,6 +32,8 @@ from common.wire.fields import (
     Rate,
     RequestId,
     RequestIds,
+    ScoredIds,
+    Scores,
     Seconds,
     Text,
     TokenIds,
@@ -140,6 +142,19 @@ class TokenBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobBatch(TokenBatch):
+    """worker -> router: one step's tokens, of some of which log-probabilities were asked for.
+
+    Each token has `num_logprobs` entries of `logprob_ids` and `logprobs`: none, or its own and those of the likeliest
+    (see `output_token.Logprobs`).
+    """
+
+    num_logprobs: Column
+    logprob_ids: ScoredIds
+    logprobs: Scores
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed:
     """worker -> router: this attempt ended without finishing; the worker keeps nothing of it."""
 
@@ -244,7 +259,7 @@ class Inquiry:
 
 
 Message = (
-    WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | RequestFailed | InquiryReply
-    | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort | Inquiry | StillBound
-    | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
+    WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | LogprobBatch | RequestFailed
+    | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort | Inquiry
+    | StillBound | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
 )  # fmt: skip

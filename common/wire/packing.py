@@ -1,4 +1,4 @@
-"""Token and block ids as they travel: int32, little-endian, in one piece of bytes."""
+"""Ids and numbers as they travel: int32 or fp32, little-endian, in one piece of bytes."""
 
 from array import array
 from collections.abc import Iterable
@@ -14,3 +14,15 @@ def unpack_ids(data: bytes) -> list[int]:
     ids = array("i")
     ids.frombytes(data)
     return ids.tolist()
+
+
+def pack_floats(values: Iterable[float]) -> bytes:
+    """Fp32 little-endian bytes, each value rounded to it."""
+    return array("f", values).tobytes()
+
+
+def unpack_floats(data: bytes) -> list[float]:
+    """Inverse of `pack_floats`; raises ValueError when the length is not a multiple of 4."""
+    values = array("f")
+    values.frombytes(data)
+    return values.tolist()

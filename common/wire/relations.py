@@ -2,7 +2,17 @@
 
 from common.wire.fields import ID_BYTES
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPoolExport, KVProgress
-from common.wire.messages import Inquiry, InquiryReply, Message, PrefillRequest, Role, TokenBatch, WorkerReady
+from common.wire.messages import (
+    Inquiry,
+    InquiryReply,
+    LogprobBatch,
+    Message,
+    PrefillRequest,
+    Role,
+    TokenBatch,
+    WorkerReady,
+)
+from common.wire.packing import unpack_ids
 
 
 def contradiction(message: Message) -> str:
@@ -10,7 +20,8 @@ def contradiction(message: Message) -> str:
     match message:
         case TokenBatch():
             columns = (message.attempts, message.output_indices, message.token_ids)
-            return _uneven(len(message.request_ids), len(message.finish_reasons), *map(_num_ids, columns))
+            problem = _uneven(len(message.request_ids), len(message.finish_reasons), *map(_num_ids, columns))
+            return problem or (_misscored(message) if isinstance(message, LogprobBatch) else "")
         case KVLease() | Inquiry():
             return _uneven(len(message.request_ids), _num_ids(message.attempts))
         case InquiryReply():
@@ -35,6 +46,15 @@ def contradiction(message: Message) -> str:
 def _uneven(*num_rows: int) -> str:
     """Columns of one table are equally long."""
     return f"columns of {', '.join(map(str, num_rows))} rows" if len(set(num_rows)) > 1 else ""
+
+
+def _misscored(message: LogprobBatch) -> str:
+    """Every log-probability belongs to one token of the batch, and to one of the vocabulary."""
+    if problem := _uneven(len(message.request_ids), _num_ids(message.num_logprobs)):
+        return problem
+    num_wanted = sum(unpack_ids(message.num_logprobs))
+    num_ids, num_values = _num_ids(message.logprob_ids), _num_ids(message.logprobs)
+    return "" if num_wanted == num_ids == num_values else f"{num_values} logprobs of {num_ids} ids for {num_wanted}"
 
 
 def _too_many_outputs(message: PrefillRequest | KVHandoff) -> str:

@@ -12,16 +12,29 @@ from common.config import Config, DecodeSection, NetSection
 from common.device.engine import Engine
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
+from common.device.step_output import StepOutput
 from common.device.step_trace import Trace
 from common.errors import ErrorCode
 from common.kernels.operands import NO_CHOICE
 from common.kv.blocks import BlockAllocator
 from common.serving.drain import Drain
 from common.serving.inquiry import question
-from common.wire.messages import Abort, Inquiry, InquiryReply, Message, RequestFailed, Role, TokenBatch, WorkerReady
+from common.wire.messages import (
+    Abort,
+    FinishReason,
+    Inquiry,
+    InquiryReply,
+    Message,
+    RequestFailed,
+    Role,
+    TokenBatch,
+    WorkerReady,
+)
+from common.wire.output_token import Logprobs, OutputToken
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub, Spoke
+from common.wire.token_columns import rows_of
 from common.wire.worker_id import connection_of
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import DecodeRunner
@@ -32,6 +45,7 @@ from tests.fakes import free_endpoint
 from tests.messages import kv_handoff, prefill_request, worker_ready
 
 FIRST, NEXT = 7, 8
+LOGPROBS = Logprobs((NEXT, 5), (-0.5, -0.25))
 """The token that ends a prompt, and that of every step."""
 VOCAB = 1000
 
@@ -54,22 +68,22 @@ class Chunk:
     def ready(self) -> bool:
         return self.over
 
-    def tokens(self) -> list[int | None]:
+    def tokens(self) -> list[OutputToken | None]:
         assert self.over, "the loop waits for the chunk"
-        return [self.token if self.chunk.is_last else None]
+        return [OutputToken(self.token) if self.chunk.is_last else None]
 
 
 class Step:
     """A launched step, over at once as on a CPU."""
 
-    def __init__(self, tokens: list[int]) -> None:
-        self.sampled = tokens
+    def __init__(self, rows: list[list[OutputToken]]) -> None:
+        self.rows = rows
 
     def ready(self) -> bool:
         return True
 
-    def tokens(self) -> list[int]:
-        return self.sampled
+    def output(self) -> StepOutput:
+        return StepOutput(self.rows)
 
 
 class Rig:
@@ -82,6 +96,7 @@ class Rig:
         self.steps: list[Step] = []
         self.chunks: list[Chunk] = []
         self.without_choice: set[str] = set()  # requests whose logits are all NaN from now on
+        self.num_chosen = 1  # tokens of each row and step
         self.allocator = BlockAllocator(num_blocks + 1)
         pool = SimpleNamespace(close=lambda: None)
         config = Config(
@@ -136,7 +151,8 @@ class Rig:
 
     def _launch_step(self, num_rows: int) -> Step:
         names = [sequence.request_id for sequence in self.worker.scheduler.rows.sequences[:num_rows]]
-        self.steps.append(Step([NO_CHOICE if name in self.without_choice else NEXT for name in names]))
+        chosen = [OutputToken(NEXT, LOGPROBS)] * self.num_chosen
+        self.steps.append(Step([[OutputToken(NO_CHOICE)] if name in self.without_choice else chosen for name in names]))
         return self.steps[-1]
 
     def _launch_chunk(self, chunks: list[PromptChunk]) -> Chunk:
@@ -164,6 +180,21 @@ def finish_chunk(rig: Rig) -> None:
     num_launched = len(rig.chunks)
     rig.chunks[-1].over = True
     rig.turn_until(lambda: len(rig.chunks) > num_launched)
+
+
+def test_a_step_may_yield_several_tokens_of_a_row_and_none_beyond_its_end(rig: Rig) -> None:
+    rig.num_chosen = 4
+    rig.ask("short", 10, max_tokens=7)
+    rig.chunks[-1].over = True
+    rig.turn_until(lambda: len(rig.sent("short")) >= 7 and not rig.worker.scheduler.active)
+    for _ in range(3):
+        rig.turn()
+    batches = [message for message in rig.said if isinstance(message, TokenBatch)]
+    rows = [row for batch in batches for row in rows_of(batch)]
+    assert [row.output_index for row in rows] == list(range(7))
+    assert [row.token for row in rows] == [OutputToken(FIRST), *[OutputToken(NEXT, LOGPROBS)] * 6]
+    assert [row.finish_reason for row in rows] == [FinishReason.NOT_FINISHED] * 6 + [FinishReason.LENGTH]
+    assert rig.allocator.num_free == rig.allocator.capacity
 
 
 def test_tokens_go_out_before_a_chunk_of_a_local_prompt_and_while_it_is_computed(rig: Rig) -> None:

@@ -5,11 +5,12 @@ from collections import deque
 import pytest
 import torch
 
-from common.device.landing import NUM_SLOTS, Landing, PendingTokens, RingLanding
+from common.device.landing import NUM_SLOTS, Landing, PendingOutput, RingLanding
+from common.device.step_output import StepOutput
 from common.ops import reference
 
 MAX_ROWS = 9
-InFlight = deque[tuple[PendingTokens, list[int]]]
+InFlight = deque[tuple[PendingOutput, list[int]]]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -21,7 +22,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 def check_oldest(in_flight: InFlight) -> None:
     pending, expected = in_flight.popleft()
-    assert pending.tokens() == expected
+    assert pending.output() == StepOutput.of_one_each(expected)
     assert pending.ready()
 
 
@@ -42,9 +43,9 @@ def test_a_step_that_left_no_tokens_is_noticed(device: torch.device) -> None:
     landing = RingLanding(MAX_ROWS, device)
     reference.land(torch.ones(3, dtype=torch.int32, device=device), landing.ring)
     pending = landing.launched(3, 3), landing.launched(1, 2)
-    assert pending[0].tokens() == [1, 1, 1]
+    assert pending[0].output().token_ids() == [[1], [1], [1]]
     with pytest.raises(AssertionError, match="turn"):
-        pending[1].tokens()
+        pending[1].output()
 
 
 def test_copies_do_not_see_what_is_written_later(device: torch.device) -> None:

@@ -13,6 +13,7 @@ from common.device.engine import Engine, build_engine
 from common.device.gpu_share import GpuShare, make_share
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import Bucket, PromptRunner
+from common.wire.output_token import OutputToken
 from common.wire.sampling_params import SamplingParams
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -40,10 +41,11 @@ def prompt(length: int, engine: Engine, sampling: SamplingParams = GREEDY) -> Pr
     return PromptChunk(ids, 0, engine.allocator.allocate(-(-length // 16)), sampling, is_last=True)
 
 
-def expected(checkpoint: Checkpoint, chunks: list[PromptChunk]) -> list[int]:
+def expected(checkpoint: Checkpoint, chunks: list[PromptChunk]) -> list[OutputToken]:
     _, model = checkpoint("qwen3-tied")
     with torch.inference_mode():
-        return [int(model(torch.tensor([chunk.token_ids])).logits[0, -1].argmax()) for chunk in chunks]
+        logits = [model(torch.tensor([chunk.token_ids])).logits[0, -1] for chunk in chunks]
+        return [OutputToken(int(each.argmax())) for each in logits]
 
 
 def test_a_batch_gives_each_prompt_its_token(engine: Engine, checkpoint: Checkpoint) -> None:
@@ -182,7 +184,7 @@ def test_padding_to_a_bucket_changes_nothing_and_writes_nothing(
     with torch.inference_mode():
         runner.buffers.fill(chunks, *bucket)
         sampled = runner._step(*bucket, max_query_len=bucket[0], max_seq_len=engine.max_len)
-    assert sampled[:2].tolist() == expected(checkpoint, chunks)
+    assert sampled[:2].tolist() == [token.token_id for token in expected(checkpoint, chunks)]
     owned = [block_id for chunk in chunks for block_id in chunk.block_ids]
     others = [i for i in range(engine.pool.num_blocks) if i not in owned]
     assert torch.equal(engine.pool.cache[others].nan_to_num(7.0), before[others].nan_to_num(7.0))

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.device.landing import NUM_SLOTS, PendingTokens, RingLanding, make_ring
+from common.device.landing import NUM_SLOTS, PendingOutput, RingLanding, make_ring
+from common.device.step_output import StepOutput
 from common.kernels.gpu import gpu_of
 from common.kernels.operands import NO_CHOICE, SamplingTensors
 from common.kernels.row_slots import row_slots
@@ -77,7 +78,7 @@ def test_a_row_without_choice_goes_on_with_token_0_and_the_host_learns_of_it() -
     logits[1], expected[1] = torch.nan, NO_CHOICE
     landing = RingLanding(4, device)
     Sampler("torch", 4, 9, device).sample_and_advance(logits, params, batch, landing.ring)
-    assert landing.launched(4, 4).tokens() == expected.tolist()
+    assert landing.launched(4, 4).output() == StepOutput.of_one_each(expected.tolist())
     assert torch.equal(batch.token_ids, expected.clamp(min=0))
 
 
@@ -145,7 +146,7 @@ def test_tokens_of_steps_in_flight_do_not_overwrite_one_another() -> None:
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             step(num_rows)
-    in_flight: deque[PendingTokens] = deque()
+    in_flight: deque[PendingOutput] = deque()
     landed, copied, num_ahead = [], [], 0
     for i in range(60):
         num_rows = (6, 2, 2, 6, 6, 2, 6)[i % 7]
@@ -154,12 +155,12 @@ def test_tokens_of_steps_in_flight_do_not_overwrite_one_another() -> None:
         in_flight.append(landing.launched(num_rows - i % 2, num_rows))
         copied.append(batch.token_ids[: num_rows - i % 2].clone())
         if len(in_flight) == NUM_SLOTS:
-            landed.append(in_flight.popleft().tokens())
+            landed.append(in_flight.popleft().output())
             num_ahead += not in_flight[0].ready()
-    landed += [pending.tokens() for pending in in_flight]
+    landed += [pending.output() for pending in in_flight]
     assert num_ahead > 0, "the host was never ahead: nothing was in flight"
-    assert landed == [tokens.tolist() for tokens in copied]
-    assert len({tuple(tokens) for tokens in landed}) > 20, "nearly the same tokens every step prove little"
+    assert landed == [StepOutput.of_one_each(tokens.tolist()) for tokens in copied]
+    assert len({str(output) for output in landed}) > 20, "nearly the same tokens every step prove little"
 
 
 @pytest.mark.gpu

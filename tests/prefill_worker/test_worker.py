@@ -29,6 +29,7 @@ from common.wire.messages import (
     TokenBatch,
     WorkerReady,
 )
+from common.wire.output_token import OutputToken
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
@@ -60,10 +61,12 @@ class Step:
     def ready(self) -> bool:
         return self.over
 
-    def tokens(self) -> list[int | None]:
+    def tokens(self) -> list[OutputToken | None]:
         assert self.over, "the loop waits for the device"
         sampled = [NO_CHOICE if i in self.without_choice else TOKEN for i in range(len(self.chunks))]
-        return [token if chunk.is_last else None for token, chunk in zip(sampled, self.chunks, strict=True)]
+        return [
+            OutputToken(token) if chunk.is_last else None for token, chunk in zip(sampled, self.chunks, strict=True)
+        ]
 
 
 class Rig:

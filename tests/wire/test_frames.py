@@ -13,8 +13,8 @@ from common.errors import ErrorCode, WireError
 from common.wire.frames import MAX_FRAME_BYTES, decode, encode
 from common.wire.handoff_messages import KVLease, KVProgress
 from common.wire.kv_layout import KVLayout
-from common.wire.messages import WIRE_VERSION, Abort, Message, RequestFailed, Role, TokenBatch
-from common.wire.packing import pack_ids, unpack_ids
+from common.wire.messages import WIRE_VERSION, Abort, LogprobBatch, Message, RequestFailed, Role, TokenBatch
+from common.wire.packing import pack_floats, pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from tests.messages import LAYOUT, kv_handoff, pool_export, prefill_request, worker_ready
 from tests.wire.values import messages, wild_values
@@ -62,7 +62,10 @@ PROMPT = prefill_request("r", [1, 2, 3])
 HANDOFF = kv_handoff("r", [1, 2, 3], [4])
 EXPORT = pool_export()
 READY = worker_ready("p", Role.PREFILL)
-BATCH = TokenBatch("p", 1, ("r", "s"), pack_ids([0, 0]), pack_ids([1, 1]), pack_ids([5, 6]), bytes(2))
+COLUMNS = (("r", "s"), pack_ids([0, 0]), pack_ids([1, 1]), pack_ids([5, 6]), bytes(2))
+BATCH = TokenBatch("p", 1, *COLUMNS)
+
+SCORED = LogprobBatch("p", 1, *COLUMNS, pack_ids([0, 2]), pack_ids([6, 7]), pack_floats([-1.0, -0.5]))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,12 @@ BATCH = TokenBatch("p", 1, ("r", "s"), pack_ids([0, 0]), pack_ids([1, 1]), pack_
         replace(BATCH, attempts=pack_ids([0])),
         replace(BATCH, finish_reasons=bytes([0, 3])),
         replace(BATCH, output_indices=pack_ids([0, -1])),
+        replace(SCORED, num_logprobs=pack_ids([1])),
+        replace(SCORED, num_logprobs=pack_ids([0, 1])),
+        replace(SCORED, logprob_ids=pack_ids([1, -1])),
+        replace(SCORED, logprob_ids=pack_ids([1])),
+        replace(SCORED, logprobs=pack_floats([-1.0, float("nan")])),
+        replace(SCORED, logprobs=b"1234567"),
         KVProgress("p", 1, "r", 0, 1, pack_ids([1, 2])),
         KVLease("p", 1, ("r",), pack_ids([0, 1])),
     ],

@@ -7,10 +7,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, Prose, Range, Rule
+from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, PackedFloats, Prose, Range, Rule
 from common.wire.frames import TAGS
 from common.wire.handoff_messages import KVHandoff, KVPoolExport, KVProgress
-from common.wire.messages import InquiryReply, Message, PrefillRequest, Role, TokenBatch, WorkerReady
+from common.wire.messages import InquiryReply, LogprobBatch, Message, PrefillRequest, Role, TokenBatch, WorkerReady
+from common.wire.packing import pack_floats
 
 FEW = 6  # rows or ids of one message
 
@@ -97,6 +98,9 @@ def _allowed_by(rule: Rule, kind: type, length: int) -> st.SearchStrategy[Any]:
         case Packed():
             ids = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 40), min_size=length, max_size=length)
             return ids.map(_packed)
+        case PackedFloats():
+            numbers = st.floats(width=32, allow_nan=False)
+            return st.lists(numbers, min_size=length, max_size=length).map(pack_floats)
         case Codes(enum, _):
             return st.lists(st.sampled_from(list(enum)), min_size=length, max_size=length).map(bytes)
         case _:
@@ -122,6 +126,9 @@ def _consistent(message: Any) -> Any:
             return dataclasses.replace(message, are_here=message.are_here[:num_rows].ljust(num_rows, b"\0"))
         case KVPoolExport():
             return dataclasses.replace(message, proof_block=message.proof_block % message.num_blocks)
+        case LogprobBatch():
+            ones = _packed([1] * len(message.request_ids))
+            return dataclasses.replace(message, token_ids=message.output_indices, num_logprobs=ones)
         case TokenBatch():
             return dataclasses.replace(message, token_ids=message.output_indices)
         case WorkerReady(role=Role.PREFILL):

@@ -1,0 +1,40 @@
+"""Tokens come out of the columns of a message as they were put in, and what nobody asked for takes no room in it."""
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.wire.frames import decode, encode
+from common.wire.messages import FinishReason, LogprobBatch, TokenBatch
+from common.wire.output_token import MAX_LOGPROBS, Logprobs, OutputToken
+from common.wire.token_columns import TokenColumns, TokenRow, rows_of
+
+IDS = st.integers(0, 2**31 - 1)
+VALUES = st.floats(max_value=0.0, allow_nan=False, width=32)
+SCORED = st.lists(st.tuples(IDS, VALUES), min_size=1, max_size=MAX_LOGPROBS + 1).map(
+    lambda pairs: Logprobs(*map(tuple, zip(*pairs, strict=True)))
+)
+TOKENS = st.builds(OutputToken, IDS, st.none() | SCORED)
+ROWS = st.lists(st.builds(TokenRow, st.sampled_from("abc"), IDS, IDS, TOKENS, st.sampled_from(FinishReason)))
+
+
+def sent(rows: list[TokenRow]) -> bytes:
+    columns = TokenColumns()
+    for request_id, attempt, output_index, token, reason in rows:
+        columns.add(request_id, attempt, output_index, token, FinishReason(reason))
+    return encode(columns.batch("d", 1))
+
+
+@given(ROWS)
+def test_rows_survive_the_wire(rows: list[TokenRow]) -> None:
+    message = decode(sent(rows))
+    assert isinstance(message, TokenBatch)
+    assert list(rows_of(message)) == rows
+    assert isinstance(message, LogprobBatch) == any(row.token.logprobs is not None for row in rows)
+
+
+def test_numbers_are_those_of_fp32() -> None:
+    [tenth] = struct.unpack("f", struct.pack("f", -0.1))
+    [row] = rows_of(decode(sent([TokenRow("a", 0, 0, OutputToken(1, Logprobs((1,), (-0.1,))), 0)])))  # type: ignore[arg-type]
+    assert row.token.logprobs == Logprobs((1,), (tenth,))
