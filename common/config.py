@@ -114,6 +114,14 @@ class RouterSection:
         "long HTTP bodies held at once, together; above it clients get 429 with Retry-After",
         within=(1024, 1 << 36),
     )
+    body_timeout_s: float = option(60.0, "an HTTP body not complete after this long is refused", within=(0.1, DAY_S))
+    max_header_bytes: int = option(
+        32_768, "longest request line and headers of a request, together", within=(1024, 1 << 20)
+    )
+    header_timeout_s: float = option(
+        20.0, "a connection whose first request's headers, or a next one's, take longer is closed", within=(0.1, DAY_S)
+    )
+    keepalive_s: float = option(75.0, "a connection idle for this long between requests is closed", within=(0.1, DAY_S))
 
     def __post_init__(self) -> None:
         _require(

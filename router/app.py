@@ -12,8 +12,10 @@ from aiohttp.typedefs import Handler
 
 from common.config import Config
 from common.errors import ConfigError, RequestError
+from router.connection import SERVER
 from router.door import PLACES, Door, bound_sockets, close_surplus, num_places
 from router.handlers import REQUEST_ID, SERVICE, routes
+from router.http_errors import from_http
 from router.request_state import new_response_id
 from router.responses import error_response
 from router.service import Service
@@ -21,12 +23,9 @@ from router.service import Service
 logger = logging.getLogger(__name__)
 
 STARTED = web.RequestKey("response_started", web.StreamResponse)
-CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 CLIENT_CLOSED_REQUEST = 499
 SHUTDOWN_S = 2.0
 """How long connections may take to close once their requests have ended."""
-KEEPALIVE_S = 75.0
-"""How long a connection may idle between two requests: it takes a place from another client."""
 
 
 def make_app(config: Config) -> web.Application:
@@ -49,23 +48,17 @@ def make_app(config: Config) -> web.Application:
 async def start_server(config: Config) -> tuple[web.AppRunner, str]:
     """Serve; returns the runner and the URL. Raises ConfigError when a port cannot be bound."""
     app = make_app(config)
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        keepalive_timeout=KEEPALIVE_S,
-        shutdown_timeout=SHUTDOWN_S,
-        access_log=None,
-        auto_decompress=False,  # a few bytes could become very many
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
-        door = Door(runner, await bound_sockets(config.router.host, config.router.port), app[PLACES])
+        listeners = await bound_sockets(config.router.host, config.router.port)
     except OSError as error:
         await runner.cleanup()
         where = f"{config.router.host}:{config.router.port}"
         raise ConfigError(
             f"cannot serve HTTP on {where}: {error.strerror}; choose another router.host or router.port"
         ) from None
+    door = Door(runner, listeners, app[PLACES], config.router)
     await door.start()
     url = f"http://{_url_host(config.router.host)}:{door.port}"
     logger.info("serving %s", url)
@@ -83,7 +76,7 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        response = error_response(_from_http(error, request))
+        response = error_response(from_http(error, request))
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
@@ -99,17 +92,9 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
 
 async def _on_response_prepare(request: web.Request, response: web.StreamResponse) -> None:
     request[STARTED] = response
+    response.headers["Server"] = SERVER
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
-
-
-def _from_http(error: web.HTTPException, request: web.Request) -> RequestError:
-    messages = {
-        404: f"no such endpoint: {request.method} {request.path[:80]}",
-        405: f"{request.method} is not allowed for {request.path[:80]}; see the Allow header",
-    }
-    message = messages.get(error.status, error.reason)
-    return RequestError(message, code=CODES.get(error.status, "invalid_request"), status=error.status)
 
 
 def _url_host(host: str) -> str:

@@ -16,7 +16,6 @@ from common.serving.settle import trim_memory
 from router.waiting_queue import busy
 
 NUM_FREE_BYTES = 32_768
-DEADLINE_S = 60.0
 
 
 class Body:
@@ -39,8 +38,9 @@ class Body:
             message = f"content encoding {encoding[:80]!r}: send the JSON as it is"
             raise RequestError(message, code="unsupported_media_type", status=415)
         self._bodies.check(self, request.content_length or 0)
+        timeout_s = self._bodies.timeout_s
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(timeout_s):
                 while piece := await request.content.readany():
                     self._bodies.check(self, self.num_bytes + len(piece))
                     self._bodies.num_counted -= self.num_counted
@@ -48,7 +48,7 @@ class Body:
                     self.num_bytes += len(piece)
                     self._bodies.num_counted += self.num_counted
         except TimeoutError:
-            message = f"the body did not arrive within {DEADLINE_S:g} s"
+            message = f"the body did not arrive within router.body_timeout_s = {timeout_s:g} s"
             raise RequestError(message, code="request_timeout", status=408) from None
         except web.RequestPayloadError as error:
             raise RequestError(f"the body is broken: {error!s:.100}", code="invalid_request") from None
@@ -60,6 +60,7 @@ class Bodies:
     def __init__(self, limits: RouterSection) -> None:
         self.num_open = 0
         self.num_counted = 0
+        self.timeout_s = limits.body_timeout_s
         self._limits = limits
 
     @contextmanager

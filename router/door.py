@@ -13,8 +13,10 @@ import time
 
 from aiohttp import hdrs, web
 
+from common.config import RouterSection
 from common.errors import ConfigError
 from common.serving.open_files import raise_open_files
+from router.connection import Connection
 from router.membership import MAX_WORKERS
 from router.waiting_queue import busy
 
@@ -65,8 +67,11 @@ def _is_surplus(request: web.Request) -> bool:
 class Door(web.BaseSite):
     """Accepts connections on bound sockets, for as long as the runner lives."""
 
-    def __init__(self, runner: web.AppRunner, listeners: list[socket.socket], places: int) -> None:
+    def __init__(
+        self, runner: web.AppRunner, listeners: list[socket.socket], places: int, limits: RouterSection
+    ) -> None:
         super().__init__(runner)
+        self._limits = limits
         self._listeners = listeners
         self._places = places
         self._surplus: set[asyncio.Transport] = set()
@@ -109,11 +114,12 @@ class Door(web.BaseSite):
             await self._let_in(connection)
 
     async def _let_in(self, connection: socket.socket) -> None:
-        assert self._runner.server is not None
+        server = self._runner.server
+        assert server is not None
         loop = asyncio.get_running_loop()
         is_surplus = connection.fileno() >= self._places
         try:
-            transport, _ = await loop.connect_accepted_socket(self._runner.server, connection)
+            transport, _ = await loop.connect_accepted_socket(lambda: Connection(server, self._limits), connection)
         except OSError:  # it has gone already
             connection.close()
             return

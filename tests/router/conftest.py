@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 import tokenizers
+import uvloop
 from aiohttp import web
 
 from common.config import Config, ModelSection, NetSection, RouterSection
@@ -23,6 +24,11 @@ from tests.fakes import FakeDecode, FakeModel, FakePrefill, FakeWorker, free_end
 EOS = 0
 MAX_MODEL_LEN = 600
 TEXT = "the quick brown fox jumps over the lazy dog; schöne Grüße aus Köln, 你好世界, привет, 🎉👨‍👩‍👧 "
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The router's own kind of event loop: transports of asyncio's behave differently at their ends."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

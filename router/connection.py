@@ -1,0 +1,158 @@
+"""A client's connection: aiohttp's, but every error leaves in OpenAI's shape and every wait has an end.
+
+aiohttp answers by itself what it cannot read as HTTP, outside of middlewares. Its parser raises for that, and ours for
+headers that are too many bytes or too slow, too: all of these take one way to one reply, the connection's last.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from common.config import RouterSection
+from common.errors import RequestError
+from router.header_parser import HeaderParser
+from router.http_errors import from_http, from_parser
+from router.request_state import new_response_id
+from router.responses import error_response
+
+if TYPE_CHECKING:
+    from aiohttp.web_protocol import _ErrInfo
+
+logger = logging.getLogger(__name__)
+
+WRITE_S = 60.0
+"""How long the end of a response may wait for its reader."""
+SERVER = "baton"
+LINGER_S = 2.0
+"""How long what still comes is thrown away after a last reply: a reset would take the reply with it."""
+
+
+class Connection(web.RequestHandler):
+    """One client's, from its first byte to its last."""
+
+    __slots__ = ("_closing_timer", "_header_parser", "_header_timeout_s", "_header_timer", "_is_lost")
+
+    def __init__(self, server: web.Server, limits: RouterSection) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, keepalive_timeout=limits.keepalive_s, access_log=None)  # type: ignore[arg-type]
+        self._header_parser = HeaderParser(self, limits.max_header_bytes, self._read_bufsize, self._max_msg_queue_size)
+        self._parser = self._header_parser
+        self._header_timeout_s = limits.header_timeout_s
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._closing_timer: asyncio.TimerHandle | None = None
+        self._is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self.transport is not None and self._task_handler is not None
+        self._task_handler.add_done_callback(partial(self._time_closing, self.transport))
+        self._time_headers()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._is_lost = True
+        self._stop_timing()
+        if self._closing_timer is not None:
+            self._closing_timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._header_parser.num_begun_bytes:
+            self._stop_timing()
+        elif self._header_timer is None:
+            self._time_headers()
+
+    def _time_closing(self, transport: asyncio.Transport, _: "asyncio.Task[None]") -> None:
+        """A transport that is closed first sends all it holds, if ever somebody reads it."""
+        if not self._is_lost:
+            self._closing_timer = self._loop.call_later(WRITE_S, transport.abort)
+
+    def _time_headers(self) -> None:
+        self._header_timer = self._loop.call_later(self._header_timeout_s, self._end_headers)
+
+    def _stop_timing(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _end_headers(self) -> None:
+        """Headers have taken too long; who sent none at all is not waiting for a reply."""
+        self._header_timer = None
+        if not self._header_parser.num_begun_bytes:
+            self.force_close()
+            return
+        text = f"the headers did not arrive within router.header_timeout_s = {self._header_timeout_s:g} s"
+        self._header_parser.error = HttpProcessingError(code=408, message=text)
+        super().data_received(b"")
+
+    def _process_keepalive(self) -> None:
+        if self._header_parser.num_begun_bytes:
+            self._keepalive_handle = None  # no longer idle: the headers' own time runs
+        else:
+            super()._process_keepalive()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send what is left of a response; (response, whether the client is gone)."""
+        if isinstance(resp, web.HTTPException):  # raised outside of middlewares
+            resp = _reply(from_http(resp, request))
+        try:
+            async with asyncio.timeout(WRITE_S):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            if self.transport is not None:
+                self.transport.abort()
+            return resp, True
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The reply to what no handler has seen, or has failed at when its response had begun."""
+        if isinstance(exc, HttpProcessingError):
+            error = from_parser(exc)
+            logger.debug("refused what %s sent: %d %s", request.remote, error.status, error.code)
+        else:
+            logger.error("a bug in handling %s %.100s", request.method, request.path, exc_info=exc)
+            error = RequestError("internal error", code="internal_error", status=500)
+        if request.writer.output_size > 0:
+            raise ConnectionError("a response has begun: no other can be sent")
+        response = _reply(error)
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: object, **options: Any) -> None:
+        """Called for a body that broke while nobody read it, too, which is no news."""
+        if not isinstance(options.get("exc_info"), web.RequestPayloadError):
+            logger.error(*args, **options)
+
+    def _make_error_handler(self, err_info: "_ErrInfo") -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+        async def handler(request: web.BaseRequest) -> web.StreamResponse:
+            response = self.handle_error(request, err_info.status, err_info.exc, err_info.message)
+            await self.finish_response(request, response, None)
+            await self._linger()
+            return response
+
+        return handler
+
+    async def _linger(self) -> None:
+        """Until the client has read the reply and closed, but not for long."""
+        self.close()  # what comes is not read as HTTP any more
+        if self.transport is not None and self.transport.can_write_eof():
+            self.transport.write_eof()
+            await asyncio.sleep(LINGER_S)  # cancelled when the connection is lost
+
+
+def _reply(error: RequestError) -> web.Response:
+    response = error_response(error)
+    response.headers.update({"X-Request-Id": new_response_id(), "Server": SERVER})
+    return response

@@ -1,0 +1,49 @@
+"""Errors that aiohttp finds by itself, before or beside our handlers, in our words."""
+
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError, LineTooLong
+
+from common.errors import RequestError
+
+MAX_SHOWN_CHARS = 80
+MAX_REASON_CHARS = 160
+MAX_LINE_BYTES = 8190
+"""Of the request line, and of a header's value."""
+MAX_HEADERS = 128
+
+CODES = {
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    417: "expectation_failed",
+    431: "headers_too_large",
+}
+
+
+def from_http(error: web.HTTPException, request: web.BaseRequest) -> RequestError:
+    """What aiohttp raised for a request that it understood and does not serve."""
+    where = request.path[:MAX_SHOWN_CHARS]
+    messages = {
+        404: f"no such endpoint: {request.method} {where}",
+        405: f"{request.method} is not allowed for {where}; see the Allow header",
+        417: "the only Expect header understood is 100-continue; leave it out",
+    }
+    return _error(error.status, messages.get(error.status, error.reason))
+
+
+def from_parser(error: HttpProcessingError) -> RequestError:
+    """What could not be read as HTTP. The message may hold some of what was sent: it is for the sender only."""
+    if isinstance(error, LineTooLong):
+        return _error(431, f"the request line or a header has more than {error.args[1]} bytes; send less")
+    if error.message == "Too many headers received":
+        return _error(431, f"more than {MAX_HEADERS} headers; send fewer")
+    if isinstance(error, BadHttpMethod) and "HTTPS" in error.message:
+        return _error(400, "this port speaks HTTP, and what came is HTTPS; use an http:// URL")
+    reason = " ".join(error.message.rstrip(" ^\n").split())[:MAX_REASON_CHARS]
+    return _error(error.code, reason if error.code != 400 else f"not a valid HTTP request: {reason}")
+
+
+def _error(status: int, message: str) -> RequestError:
+    return RequestError(message, code=CODES.get(status, "invalid_request"), status=status)

@@ -1,0 +1,209 @@
+"""Raw sockets: whatever is sent, an error has OpenAI's shape, and nobody holds a connection without using it."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from common.config import RouterSection
+from router import connection
+from router.connection import Connection
+from tests.router.conftest import Cluster, StartCluster
+
+DEADLINE_S = 30.0
+HOST = b"Host: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+GZIP = POST + b"Content-Encoding: gzip\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+MALFORMED: list[tuple[str, bytes, int, str]] = [
+    ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 400, "invalid_request"),
+    ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "invalid_request"),
+    ("version", b"GET / HTTP/9.9\r\n" + HOST + b"\r\n", 400, "invalid_request"),
+    ("method", b"FOO / HTTP/1.1\r\n" + HOST + b"\r\n", 400, "invalid_request"),
+    ("url", b"GET http://[::1/ HTTP/1.1\r\n" + HOST + b"\r\n", 400, "invalid_request"),
+    ("no host", b"GET /live HTTP/1.1\r\n\r\n", 400, "invalid_request"),
+    ("NUL", b"GET /live HTTP/1.1\r\nHost: x\r\nX: a\x00b\r\n\r\n", 400, "invalid_request"),
+    ("two lengths", POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400, "invalid_request"),
+    ("huge length", POST + b"Content-Length: 99999999999999999999999\r\n\r\nab", 400, "invalid_request"),
+    ("smuggling", POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, "invalid_request"),
+    ("chunk", CHUNKED + b"zz\r\n\r\n", 400, "invalid_request"),
+    ("expect", POST + b"Expect: tea\r\nConnection: close\r\n\r\n", 417, "expectation_failed"),
+    ("compressed", GZIP + b"Content-Length: 2\r\nConnection: close\r\n\r\n{}", 415, "unsupported_media_type"),
+    ("long line", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 431, "headers_too_large"),
+    ("huge line", b"GET /" + b"a" * 9_000_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 431, "headers_too_large"),
+    ("long header", b"GET /live HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n", 431, "headers_too_large"),
+    ("many headers", b"GET /live HTTP/1.1\r\n" + b"X: a\r\n" * 300 + b"\r\n", 431, "headers_too_large"),
+    ("large headers", LIVE[:-2] + (b"X: " + b"a" * 7000 + b"\r\n") * 6 + b"\r\n", 431, "headers_too_large"),
+    ("trailers", CHUNKED + b"2\r\n{}\r\n0\r\n" + b"A: b\r\n" * 1000 + b"\r\n", 431, "headers_too_large"),
+]  # fmt: skip
+
+
+class Socket:
+    """One connection to a cluster."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, *pieces: bytes) -> bytes:
+        """Send, then read until the server closes."""
+        async with asyncio.timeout(DEADLINE_S):
+            for piece in pieces:
+                self.writer.write(piece)
+                await asyncio.sleep(0.01)
+            data = await self.reader.read(-1)
+        return data
+
+    async def response(self) -> tuple[int, bytes]:
+        """Status and body of one response with a length."""
+        async with asyncio.timeout(DEADLINE_S):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            return int(head.split()[1]), await self.reader.readexactly(length)
+
+
+Connect = Callable[[Cluster], Awaitable[Socket]]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Opens connections, which are closed in the end."""
+    opened: list[Socket] = []
+
+    async def connect(cluster: Cluster) -> Socket:
+        host, port = cluster.url.removeprefix("http://").split(":")
+        opened.append(Socket(*await asyncio.open_connection(host, int(port))))
+        return opened[-1]
+
+    yield connect
+    for socket in opened:
+        socket.writer.transport.abort()
+
+
+def error_of(data: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and error of the one response in `data`, whose shape is right."""
+    head, body = data.split(b"\r\n\r\n", 1)
+    assert b"Content-Type: application/json" in head
+    assert b"X-Request-Id: " in head and b"aiohttp" not in head
+    content = json.loads(body)
+    assert set(content) == {"error"}
+    error: dict[str, Any] = content["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert len(error["message"]) < 300 and "Traceback" not in error["message"]
+    return int(head.split()[1]), error
+
+
+@pytest.mark.parametrize(("data", "status", "code"), [case[1:] for case in MALFORMED], ids=[c[0] for c in MALFORMED])
+async def test_what_is_not_understood_is_refused_in_the_one_shape(
+    start_cluster: StartCluster, connect: Connect, data: bytes, status: int, code: str
+) -> None:
+    cluster = await start_cluster()
+    found, error = error_of(await (await connect(cluster)).ask(data))
+    assert (found, error["code"]) == (status, code)
+    async with aiohttp.ClientSession(cluster.url) as session, session.get("/live") as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(("start", "status"), [(CHUNKED, 400), (CHUNKED.replace(b"completions", b"models"), 405)])
+async def test_a_body_that_breaks_later_ends_its_connection_after_one_answer(
+    start_cluster: StartCluster, connect: Connect, caplog: pytest.LogCaptureFixture, start: bytes, status: int
+) -> None:
+    cluster = await start_cluster()
+    found, error = error_of(await (await connect(cluster)).ask(start, b"2\r\n{", b"}\r\nzz\r\n", LIVE))
+    assert found == status
+    assert ("chunk size" in error["message"]) == (status == 400)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_headers_count_together_however_they_come(start_cluster: StartCluster, connect: Connect) -> None:
+    cluster = await start_cluster(max_header_bytes=1024)
+    begun = b"GET /live HTTP/1.1\r\n" + HOST
+    pieces = [b"X: " + b"a" * 95 + b"\r\n"] * 12
+    status, error = error_of(await (await connect(cluster)).ask(begun, *pieces))
+    assert (status, error["code"]) == (431, "headers_too_large")
+    assert "router.max_header_bytes = 1024" in error["message"]
+    end = b"Connection: close\r\n\r\n"
+    assert b" 200 OK" in await (await connect(cluster)).ask(begun, *pieces[:8], end)
+    assert b" 431 " in await (await connect(cluster)).ask(begun + b"".join(pieces) + end)
+
+
+@pytest.mark.parametrize("has_asked", [False, True])
+async def test_headers_that_never_end_are_told_so(
+    start_cluster: StartCluster, connect: Connect, has_asked: bool
+) -> None:
+    cluster = await start_cluster(header_timeout_s=1.5, keepalive_s=1.0)
+    socket = await connect(cluster)
+    if has_asked:
+        socket.writer.write(LIVE)
+        assert (await socket.response())[0] == 200
+    status, error = error_of(await socket.ask(b"GET /live HTTP/1.1\r\n"))
+    assert (status, error["code"]) == (408, "request_timeout")
+
+
+async def test_a_body_that_never_ends_is_told_so(start_cluster: StartCluster, connect: Connect) -> None:
+    cluster = await start_cluster(body_timeout_s=0.2)
+    socket = await connect(cluster)
+    socket.writer.write(POST + b"Content-Length: 100\r\n\r\n{")
+    status, body = await socket.response()
+    assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+
+
+async def test_who_asks_for_nothing_is_let_go(start_cluster: StartCluster, connect: Connect) -> None:
+    silent = await start_cluster(header_timeout_s=0.2)
+    assert await (await connect(silent)).ask() == b""
+    idle = await start_cluster(keepalive_s=0.2)
+    answered = await (await connect(idle)).ask(LIVE)
+    assert answered.endswith(b'{"status": "ok"}')
+
+
+async def test_who_waits_for_an_answer_is_not(start_cluster: StartCluster, connect: Connect) -> None:
+    cluster = await start_cluster(header_timeout_s=0.1, keepalive_s=0.1, body_timeout_s=0.1)
+    socket = await connect(cluster)
+    body = b'{"prompt": "the fox", "max_tokens": 3}'
+    socket.writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await cluster.until(lambda: cluster.service.dispatcher.num_active, "the request")
+    await asyncio.sleep(0.5)
+    cluster.prefill()
+    cluster.decode()
+    assert (await socket.response())[0] == 200
+
+
+async def _served(respond: Callable[[web.BaseRequest], Any]) -> tuple[web.Server, asyncio.Server, int]:
+    server = web.Server(respond, handler_cancellation=True)
+    listening = await asyncio.get_running_loop().create_server(
+        lambda: Connection(server, RouterSection()), "127.0.0.1", 0
+    )
+    return server, listening, listening.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("high_water", [1 << 16, 1 << 30], ids=["while it is written", "while it closes"])
+async def test_who_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch, high_water: int) -> None:
+    monkeypatch.setattr(connection, "WRITE_S", 0.2)
+    has_responded = asyncio.Event()
+
+    async def respond(request: web.BaseRequest) -> web.Response:
+        assert request.transport is not None
+        request.transport.set_write_buffer_limits(high_water)
+        response = web.Response(body=bytes(1 << 25))
+        response.force_close()
+        has_responded.set()
+        return response
+
+    server, listening, port = await _served(respond)
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(LIVE)
+    async with asyncio.timeout(DEADLINE_S):
+        await has_responded.wait()
+        (transport,) = server._connections.values()
+        while transport.get_write_buffer_size() or not transport.is_closing():
+            await asyncio.sleep(0.01)
+    writer.close()
+    listening.close()
+    await server.shutdown(1.0)
