@@ -28,7 +28,6 @@ from benchmarks.stats import Figure, percentile
 
 PROBE_S = 0.02
 SETTLE_S = 1.0
-LONGEST = 1 << 30
 
 
 @dataclass(slots=True)
@@ -83,7 +82,9 @@ async def watch(rig: Rig, args: argparse.Namespace, load: str) -> Seen:
 
 
 async def _follow(session: aiohttp.ClientSession, url: str, seen: Seen) -> None:
-    body = json.dumps({"prompt": [1, 2], "max_tokens": LONGEST, "stream": True, "ignore_eos": True}).encode()
+    async with session.get(f"{url}/v1/models") as response:
+        longest = (await response.json())["data"][0]["max_model_len"]
+    body = json.dumps({"prompt": [1], "max_tokens": longest - 1, "stream": True, "ignore_eos": True}).encode()
     while True:
         async with session.post(f"{url}/v1/completions", data=body, headers=HEADERS) as response:
             response.raise_for_status()

@@ -8,20 +8,24 @@ from common.wire.fields import MAX_INT32
 from common.wire.sampling_params import MAX_STOP_TOKENS
 from router.json_fields import Field, Object, Table
 from router.json_rules import Boolean, Integer, Number, OneOf, Only, Text
-from router.prompts import Prompts, TokenIdList
+from router.prompts import DEFAULT_MAX_TOKENS, Prompts, TokenIdList
 from router.stop_strings import StopStrings
 
 MAX_N = 128
 MAX_USER_CHARS = 512
 MAX_TOP_K = 1 << 30
 MAX_MAX_TOKENS = 1 << 30
-DEFAULT_MAX_TOKENS = 16
 MAX_STOP_IDS = MAX_STOP_TOKENS // 2  # the others are the model's
 TRUNCATION = "of longer prompts so many tokens are kept, of texts from at most 16 characters a token; -1: what fits"
+MAX_TOKENS_ABOUT = (
+    "of each text at most; refused if prompt and `max_tokens` exceed the context, as OpenAI does; 0 with `echo` only"
+)
+CACHE_SALT = Text(128, min_chars=1, without="@/\\\0")
 NO_GRAMMAR = "structured output is not implemented; leave it out"
 
 STREAM_OPTIONS = Table(
     Field("include_usage", Boolean(), False, "a last chunk with the numbers of tokens"),
+    Field("continuous_usage_stats", Boolean(), False, "in each chunk, too, those of its choice"),
     Field("include_obfuscation", Boolean(), False, "taken, without effect: no padding is sent"),
 )
 
@@ -44,6 +48,8 @@ GENERATION_FIELDS = (
     Field("truncation_side", OneOf(("left", "right")), "left", "where it is cut off"),
     Field("skip_special_tokens", Boolean(), True, "special tokens have no text"),
     Field("spaces_between_special_tokens", Boolean(), True, "taken, without effect: these tokenizers put none there"),
+    Field("return_token_ids", Boolean(), False, "`prompt_token_ids` and `token_ids` in each choice"),
+    Field("cache_salt", CACHE_SALT, None, "taken, without effect: no request uses anything of another's prompt"),
     Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
     Field("priority", Integer(-MAX_INT32, MAX_INT32), 0, "lower goes first, always"),
     Field("presence_penalty", Only((0,))),
@@ -53,9 +59,7 @@ GENERATION_FIELDS = (
     Field("allowed_token_ids", Only()),
     Field("bad_words", Only(([],))),
     Field("min_tokens", Only((0,))),
-    Field("return_token_ids", Only((False,))),
     Field("return_tokens_as_token_ids", Only((False,))),
-    Field("cache_salt", Only()),
     Field("prompt_logprobs", Only()),
     Field("use_beam_search", Only((False,))),
     Field("length_penalty", Only((1,))),
@@ -76,10 +80,10 @@ GENERATION_FIELDS = (
 
 COMPLETION_FIELDS = Table(
     Field("prompt", Prompts(), None, "required"),
-    Field("max_tokens", Integer(1, MAX_MAX_TOKENS), DEFAULT_MAX_TOKENS, "tokens of each text at most"),
+    Field("max_tokens", Integer(0, MAX_MAX_TOKENS), DEFAULT_MAX_TOKENS, MAX_TOKENS_ABOUT),
+    Field("echo", Boolean(), False, "the prompt stands before the text"),
     *GENERATION_FIELDS,
-    Field("best_of", Integer(1, MAX_N), None, "only equal to `n`"),
-    Field("echo", Only((False,), "the response never repeats the prompt")),
+    Field("best_of", Integer(0, MAX_N), None, "0, 1 or what `n` is: no text is made and not returned"),
     Field("suffix", Only(("",), "the model does not fill in the middle")),
     Field("logprobs", Only()),
     Field("max_completion_tokens", Only((), "send max_tokens")),

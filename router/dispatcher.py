@@ -254,7 +254,7 @@ class Dispatcher:
         elif finish:
             self._finish_with_rest(completion, FINISH_REASONS[FinishReason(finish)], text)
         else:  # also without text, inside a character: every token has its chunk
-            completion.mailbox.put(Delivery(completion.index, text))
+            completion.mailbox.put(Delivery(completion.index, text, len(completion.outputs)))
 
     def _replay(self, completion: Completion, kind: str, reason: str) -> None:
         """Start again elsewhere with prompt and outputs so far, unless that has failed too often."""
@@ -294,7 +294,7 @@ class Dispatcher:
     def _finish(self, completion: Completion, finish_reason: str, text: str) -> None:
         completion.finish_reason = finish_reason
         self._end(completion, State.FINISHED)
-        completion.mailbox.put(Delivery(completion.index, text, finish_reason))
+        completion.mailbox.put(Delivery(completion.index, text, len(completion.outputs), finish_reason))
 
     def _fail(self, completion: Completion, error: RequestError) -> None:
         self._assignments.cancel(completion)

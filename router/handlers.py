@@ -94,7 +94,7 @@ async def _whole(job: Job) -> web.Response:
                 raise delivery.error
             texts[delivery.choice].append(delivery.text)
             num_open -= delivery.finish_reason is not None
-    body = completion_body(job.head, list(map("".join, texts)), job.completions, job.usage)
+    body = completion_body(job.head, job.options, list(map("".join, texts)), job.completions, job.usage)
     return web.json_response(body)
 
 
@@ -104,7 +104,7 @@ async def _stream(request: web.Request, job: Job) -> web.StreamResponse:
         raise deliveries[0].error
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
-    writers = [ChunkWriter(job.head, completion) for completion in job.completions]
+    writers = [ChunkWriter(job.head, job.options, completion) for completion in job.completions]
     num_open = len(writers)
     while True:
         await response.write(b"".join(_events(writers, deliveries)))
@@ -125,9 +125,7 @@ def _events(writers: Sequence[ChunkWriter], deliveries: list[Delivery]) -> list[
     if len(deliveries) > len(writers):
         deliveries = _merged(deliveries)
     return [
-        event(error_body(delivery.error))
-        if delivery.error is not None
-        else writers[delivery.choice].chunk(delivery.text, delivery.finish_reason)
+        event(error_body(delivery.error)) if delivery.error is not None else writers[delivery.choice].chunk(delivery)
         for delivery in deliveries
     ]
 

@@ -4,13 +4,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
+from common.wire.messages import FinishReason
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
 from router.prompts import fit_max_tokens
-from router.request_state import Completion, Mailbox
+from router.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
 from router.responses import head_of, usage_of
 from router.service import Service
 from router.stop_strings import StopAutomaton, StopMatcher
@@ -38,9 +40,9 @@ def make_job(service: Service, request: CompletionRequest, response_id: str) -> 
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
     mailbox, text_stream = Mailbox(), _text_streams(service.tokenizer, request.text)
     completions: list[Completion] = []
-    for prompt_ids in request.prompts:
+    for prompt_ids, echo in zip(request.prompts, request.echoes or repeat(""), strict=False):
         assert not isinstance(prompt_ids, str), "the reader leaves tokens"
-        max_tokens = fit_max_tokens(len(prompt_ids), request.sampling.max_tokens, service.max_model_len)
+        max_tokens = fit_max_tokens(len(prompt_ids), request.max_tokens, service.max_model_len)
         for choice in range(request.n):
             seed = choice_seed(request.sampling.seed, choice)
             completion = Completion(
@@ -48,7 +50,7 @@ def make_job(service: Service, request: CompletionRequest, response_id: str) -> 
                 index=len(completions),
                 prompt_ids=prompt_ids,
                 sampling=replace(request.sampling, max_tokens=max_tokens, seed=seed),
-                text=text_stream(),
+                text=text_stream(echo),
                 mailbox=mailbox,
                 client=request.client,
                 priority=request.priority,
@@ -56,6 +58,8 @@ def make_job(service: Service, request: CompletionRequest, response_id: str) -> 
                 include_stop=request.text.include_stop,
             )
             completions.append(completion)
+            if max_tokens == 0:
+                _end_with_the_prompt(completion)
     head = head_of(response_id, int(time.time()), service.tokenizer.info.name)
     return Job(head, request.response, num_prompt_tokens, completions, mailbox)
 
@@ -63,17 +67,24 @@ def make_job(service: Service, request: CompletionRequest, response_id: str) -> 
 @contextmanager
 def submitted(dispatcher: Dispatcher, job: Job) -> Iterator[None]:
     """Run the completions; whatever ends the block aborts those that are not finished."""
-    dispatcher.submit(job.completions)
+    dispatcher.submit([completion for completion in job.completions if not completion.is_terminal])
     try:
         yield
     finally:
         dispatcher.abort(*job.completions)
 
 
-def _text_streams(tokenizer: Tokenizer, options: TextOptions) -> Callable[[], TextStream]:
-    """Makes the text of each choice; what they can share is made once."""
+def _end_with_the_prompt(completion: Completion) -> None:
+    """Nothing was asked for but the prompt itself, so there is nothing to compute."""
+    completion.finish_reason = FINISH_REASONS[FinishReason.LENGTH]
+    completion.move_to(State.FINISHED)
+    completion.mailbox.put(Delivery(completion.index, completion.text.flush(), 0, completion.finish_reason))
+
+
+def _text_streams(tokenizer: Tokenizer, options: TextOptions) -> Callable[[str], TextStream]:
+    """Makes the text of each choice, given what stands before it; what they can share is made once."""
     decode = tokenizer.decode if options.skip_special_tokens else tokenizer.decode_all
     if not options.stops:
-        return lambda: TextStream(decode)
+        return lambda prefix: TextStream(decode, prefix=prefix)
     automaton = StopAutomaton(options.stops)
-    return lambda: TextStream(decode, StopMatcher(automaton, include=options.include_stop))
+    return lambda prefix: TextStream(decode, StopMatcher(automaton, include=options.include_stop), prefix)

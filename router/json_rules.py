@@ -4,6 +4,7 @@ Every complaint names the field, the value (bounded) and what would be right.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -100,22 +101,29 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string of valid Unicode with at most so many characters."""
+    """A string of valid Unicode with so many characters, none of them of `without`."""
 
     max_chars: int | None = None
+    min_chars: int = 0
+    without: str = ""
 
     @property
     def wants(self) -> str:
-        return "a string" if self.max_chars is None else f"a string of at most {self.max_chars} characters"
+        low = f"{self.min_chars} to" if self.min_chars else "at most"
+        size = "" if self.max_chars is None else f" of {low} {self.max_chars} characters"
+        return f"a string{size}" + (f", without {json.dumps(self.without)[1:-1]}" if self.without else "")
 
     @property
     def schema(self) -> dict[str, Any]:
-        return {"type": "string"} | ({} if self.max_chars is None else {"maxLength": self.max_chars})
+        longest = {} if self.max_chars is None else {"maxLength": self.max_chars}
+        pattern = {"pattern": f"^[^{re.escape(self.without)}]*$"} if self.without else {}
+        return {"type": "string", "minLength": self.min_chars} | longest | pattern
 
     def checked(self, name: str, value: Any) -> str:
         if not is_text(value):
             raise wrong(name, value, f"{self.wants}, of valid Unicode")
-        if self.max_chars is not None and len(value) > self.max_chars:
+        fits = self.min_chars <= len(value) and (self.max_chars is None or len(value) <= self.max_chars)
+        if not fits or not set(self.without).isdisjoint(value):
             raise wrong(name, value, self.wants)
         return str(value)
 

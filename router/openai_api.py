@@ -27,6 +27,7 @@ class TextOptions:
     stop_token_ids: tuple[int, ...]  # what the client named itself, end-of-text tokens left out
     include_stop: bool
     skip_special_tokens: bool
+    echo: bool  # the prompt stands before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +35,28 @@ class ResponseOptions:
     """The shape of the response."""
 
     stream: bool
-    include_usage: bool
+    include_usage: bool  # in a stream's last chunk
+    continuous_usage: bool  # in each chunk
+    token_ids: bool  # of prompt and text, in each choice
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A valid request; `max_tokens` is still to be fitted to each prompt (`prompts.fit_max_tokens`)."""
+    """A valid request; `max_tokens` is still to be fitted to each prompt (`prompts.fit_max_tokens`).
+
+    `max_tokens` and `seed` of `sampling` become those of each choice (see `job`).
+    """
 
     prompts: Sequence[Prompt]
     encoding: Encoding
     sampling: SamplingParams
+    max_tokens: int | None  # None: the default, or what is left of the context
     n: int
     text: TextOptions
     response: ResponseOptions
     client: str  # who asks, by the field `user`; "" when it does not say
     priority: int  # lower is earlier
+    echoes: tuple[str, ...] = ()  # of each prompt, once it is tokens: the text to repeat
 
 
 def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> CompletionRequest:
@@ -57,17 +65,20 @@ def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int,
         raise RequestError("the body must be a JSON object", code="invalid_json")
     values = COMPLETION_FIELDS.read(body)
     check_model(values["model"], model_name)
-    if values["best_of"] not in (None, values["n"]):
-        raise wrong("best_of", values["best_of"], f"nothing but n, {values['n']}: no text is made and not returned")
+    if values["best_of"] not in (None, 0, 1, values["n"]):
+        raise wrong("best_of", values["best_of"], f"0, 1 or what n is, {values['n']}: no text is made and not returned")
+    if values["max_tokens"] == 0 and not values["echo"]:
+        raise wrong("max_tokens", 0, "at least 1, or echo = true")
     check_vocabulary("stop_token_ids", values["stop_token_ids"], vocab_size)
     own_ids = () if values["ignore_eos"] else eos_token_ids
     return CompletionRequest(
         prompts=_prompts(values["prompt"], vocab_size),
         encoding=_encoding(values),
         sampling=_sampling(values, own_ids),
+        max_tokens=None if body.get("max_tokens") is None else values["max_tokens"],
         n=values["n"],
         text=_text_options(values, own_ids),
-        response=ResponseOptions(stream=values["stream"], include_usage=_include_usage(values)),
+        response=_response_options(values),
         client=values["user"],
         priority=values["priority"],
     )
@@ -117,13 +128,13 @@ def _text_options(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> Tex
         stop_token_ids=tuple(token_id for token_id in values["stop_token_ids"] if token_id not in eos_token_ids),
         include_stop=values["include_stop_str_in_output"],
         skip_special_tokens=values["skip_special_tokens"],
+        echo=values["echo"],
     )
 
 
 def _sampling(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> SamplingParams:
     seed = secrets.randbits(SEED_BITS) if values["seed"] is None else values["seed"]
     return SamplingParams(
-        max_tokens=values["max_tokens"],
         temperature=values["temperature"],
         top_k=max(0, values["top_k"]),
         top_p=values["top_p"],
@@ -133,11 +144,14 @@ def _sampling(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> Samplin
     )
 
 
-def _include_usage(values: dict[str, Any]) -> bool:
+def _response_options(values: dict[str, Any]) -> ResponseOptions:
     options = values["stream_options"]
-    if options is None:
-        return False
-    if not values["stream"]:
+    if options is not None and not values["stream"]:
         message = "stream_options only with stream = true; leave it out or stream"
         raise RequestError(message, param="stream_options")
-    return bool(options["include_usage"])
+    return ResponseOptions(
+        stream=values["stream"],
+        include_usage=options is not None and options["include_usage"],
+        continuous_usage=options is not None and options["continuous_usage_stats"],
+        token_ids=values["return_token_ids"],
+    )

@@ -12,24 +12,25 @@ from router.json_rules import is_text, wrong
 TokenIds: TypeAlias = "array[int]"
 Prompt: TypeAlias = "str | array[int]"
 
-MAX_PROMPTS = 128
+MAX_PROMPTS = 1024
+DEFAULT_MAX_TOKENS = 16
 TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": MAX_INT32}
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """A rule: text, texts, token ids, or lists of token ids; gives a list of texts or of arrays."""
+    """A rule: one prompt or several, each a text or token ids; gives a list of texts and arrays."""
 
     @property
     def wants(self) -> str:
-        return "a string, a list of strings, a list of token ids or a list of such lists"
+        return f"a string, a list of token ids, or a list of up to {MAX_PROMPTS} of either"
 
     @property
     def schema(self) -> dict[str, Any]:
         text = {"type": "string", "minLength": 1}
         ids = {"type": "array", "items": TOKEN_ID, "minItems": 1}
-        batches = [{"type": "array", "items": each, "minItems": 1, "maxItems": MAX_PROMPTS} for each in (text, ids)]
-        return {"anyOf": [text, ids, *batches]}
+        several = {"type": "array", "items": {"anyOf": [text, ids]}, "minItems": 1, "maxItems": MAX_PROMPTS}
+        return {"anyOf": [text, ids, several]}
 
     def checked(self, name: str, value: Any) -> list[Prompt]:
         if isinstance(value, str):
@@ -40,15 +41,18 @@ class Prompts:
             value = [value]
         if len(value) > MAX_PROMPTS:
             raise RequestError(f"{len(value)} prompts in one request: at most {MAX_PROMPTS}; split it", param=name)
-        wanted = type(value[0])
-        prompts: list[Prompt] = []
-        for prompt in value:
-            if type(prompt) is not wanted or not prompt:
-                raise wrong(name, prompt, "prompts of one kind, none of them empty")
-            if not isinstance(prompt, list) and not is_text(prompt):
-                raise wrong(name, prompt, "strings of valid Unicode or token ids")
-            prompts.append(_token_ids(name, prompt) if isinstance(prompt, list) else prompt)
-        return prompts
+        return [self._prompt(name, prompt) for prompt in value]
+
+    def _prompt(self, name: str, prompt: Any) -> Prompt:
+        if not isinstance(prompt, str | list):
+            raise wrong(name, prompt, self.wants)
+        if not prompt:
+            raise RequestError(f"{name} is empty: send at least one token", param=name)
+        if isinstance(prompt, list):
+            return _token_ids(name, prompt)
+        if not is_text(prompt):
+            raise wrong(name, prompt, "strings of valid Unicode or token ids")
+        return prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +106,24 @@ def check_vocabulary(name: str, ids: Sequence[int], vocab_size: int) -> None:
         raise wrong(name, highest, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
 
 
-def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> int:
-    """`max_tokens`, or what is left of the context after the prompt; raises RequestError if nothing is."""
+def fit_max_tokens(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
+    """Output tokens that a prompt may have: what was asked for, or the default as far as there is room.
+
+    Raises RequestError for an empty prompt, or one that leaves no room for what was asked for.
+    """
     if num_prompt_tokens == 0:
         raise RequestError("prompt is empty: it gives no tokens; send at least one", param="prompt")
     left = max_model_len - num_prompt_tokens
     if left < 1:
         raise too_long(f"{num_prompt_tokens} tokens", max_model_len)
-    return min(max_tokens, left)
+    if max_tokens is not None and max_tokens > left:
+        raise RequestError(
+            f"max_tokens = {max_tokens}: prompt and output together may have {max_model_len} tokens, "
+            f"and the prompt has {num_prompt_tokens}: ask for at most {left}, or shorten the prompt",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    return min(DEFAULT_MAX_TOKENS, left) if max_tokens is None else max_tokens
 
 
 def too_long(length: str, max_model_len: int) -> RequestError:

@@ -19,8 +19,8 @@ from router.reader_process import ReaderProcess
 from router.reading import parse_body, tokenized
 from router.tokenizer import Tokenizer
 
-MAX_INLINE_CHARS = 512
-"""Prompts this short together are encoded sooner than a thread wakes up."""
+MAX_INLINE = 512
+"""Characters, or tokens to be shown as text: prompts this short together are done sooner than a thread wakes up."""
 MAX_THREADS = 4
 
 
@@ -49,7 +49,7 @@ class Reader:
         await self._process.close()
 
     async def _tokenized(self, request: CompletionRequest, max_model_len: int) -> CompletionRequest:
-        if sum(len(prompt) for prompt in request.prompts if isinstance(prompt, str)) <= MAX_INLINE_CHARS:
+        if sum(len(prompt) for prompt in request.prompts if request.text.echo or isinstance(prompt, str)) <= MAX_INLINE:
             return tokenized(request, self._tokenizer, max_model_len)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, tokenized, request, self._tokenizer, max_model_len)

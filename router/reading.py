@@ -13,7 +13,7 @@ import msgpack
 from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, parse
-from router.prompts import Encoding, TokenIds
+from router.prompts import DEFAULT_MAX_TOKENS, Encoding, TokenIds
 from router.tokenizer import ModelInfo, Tokenizer
 
 PARTS: dict[str, type[Any]] = {
@@ -35,9 +35,16 @@ def parse_body(data: bytes | bytearray, info: ModelInfo) -> CompletionRequest:
 
 
 def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
-    """The request with its prompts as tokens; raises RequestError for one that does not fit."""
-    encoding = request.encoding.limit(max_model_len, request.sampling.max_tokens)
-    return replace(request, prompts=tokenizer.encode(request.prompts, max_model_len, encoding))
+    """The request with its prompts as tokens, and as text if it repeats them; raises RequestError for one too long."""
+    asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    encoding = request.encoding.limit(max_model_len, max(1, asked))
+    prompts = tokenizer.encode(request.prompts, max_model_len, encoding)
+    if not request.text.echo:
+        return replace(request, prompts=prompts)
+    is_cut = encoding.max_tokens is not None
+    texts = (prompt if isinstance(prompt, str) and not is_cut else None for prompt in request.prompts)
+    echoes = (tokenizer.decode_prompt(ids) if text is None else text for text, ids in zip(texts, prompts, strict=True))
+    return replace(request, prompts=prompts, echoes=tuple(echoes))
 
 
 def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:

@@ -53,6 +53,7 @@ class Delivery(NamedTuple):
 
     choice: int
     text: str
+    num_outputs: int = 0  # tokens up to and with this one
     finish_reason: str | None = None
     error: RequestError | None = None
 

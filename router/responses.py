@@ -12,7 +12,8 @@ from typing import Any
 from aiohttp import web
 
 from common.errors import RequestError
-from router.request_state import Completion
+from router.openai_api import ResponseOptions
+from router.request_state import Completion, Delivery
 
 JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
@@ -20,19 +21,25 @@ ERROR_TYPES = {404: "not_found_error", 429: "rate_limit_error"}
 
 
 def completion_body(
-    head: dict[str, Any], texts: Sequence[str], completions: Sequence[Completion], usage: dict[str, int]
+    head: dict[str, Any],
+    options: ResponseOptions,
+    texts: Sequence[str],
+    completions: Sequence[Completion],
+    usage: dict[str, int],
 ) -> dict[str, Any]:
     """The body of a response that is not streamed: the text of each completion."""
-    choices = [
-        {
+    choices = []
+    for text, completion in zip(texts, completions, strict=True):
+        choice: dict[str, Any] = {
             "index": completion.index,
             "text": text,
             "logprobs": None,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
-        for text, completion in zip(texts, completions, strict=True)
-    ]
+        if options.token_ids:
+            choice |= {"prompt_token_ids": list(completion.prompt_ids), "token_ids": completion.outputs}
+        choices.append(choice)
     return {**head, "choices": choices, "usage": usage}
 
 
@@ -53,17 +60,35 @@ def usage_of(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, int]:
 class ChunkWriter:
     """Server-sent events of one choice."""
 
-    def __init__(self, head: dict[str, Any], completion: Completion) -> None:
+    def __init__(self, head: dict[str, Any], options: ResponseOptions, completion: Completion) -> None:
         self._completion = completion
+        self._options = options
+        self._num_sent = 0  # tokens
         self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.index}, "text": '
 
-    def chunk(self, text: str, finish_reason: str | None) -> bytes:
-        """One event; `finish_reason` only in a choice's last."""
+    def chunk(self, delivery: Delivery) -> bytes:
+        """One event; a finish reason stands only in a choice's last, and with it what ended the text."""
         reason = "null"
-        if finish_reason is not None:
-            reason = f'"{finish_reason}", "stop_reason": {json.dumps(self._completion.stop_reason)}'
-        after = f', "logprobs": null, "finish_reason": {reason}}}]}}\n\n'
-        return (self._before + encode_basestring_ascii(text) + after).encode("ascii")
+        if delivery.finish_reason is not None:
+            reason = f'"{delivery.finish_reason}", "stop_reason": {json.dumps(self._completion.stop_reason)}'
+        ids = self._token_ids(delivery) if self._options.token_ids else ""
+        text = encode_basestring_ascii(delivery.text)
+        after = f', "logprobs": null, "finish_reason": {reason}{ids}}}]{self._usage(delivery)}}}\n\n'
+        self._num_sent = delivery.num_outputs
+        return (self._before + text + after).encode("ascii")
+
+    def _token_ids(self, delivery: Delivery) -> str:
+        """Of the prompt in the first event only."""
+        completion = self._completion
+        ids: dict[str, list[int]] = {"token_ids": completion.outputs[self._num_sent : delivery.num_outputs]}
+        if self._num_sent == 0:
+            ids["prompt_token_ids"] = list(completion.prompt_ids)
+        return f", {json.dumps(ids)[1:-1]}"
+
+    def _usage(self, delivery: Delivery) -> str:
+        if self._options.continuous_usage:
+            return f', "usage": {json.dumps(usage_of(len(self._completion.prompt_ids), delivery.num_outputs))}'
+        return ', "usage": null' if self._options.include_usage else ""
 
 
 def event(body: dict[str, Any]) -> bytes:

@@ -87,6 +87,11 @@ class Tokenizer:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
+    def decode_prompt(self, ids: Sequence[int]) -> str:
+        """`decode_all`, of many ids: frees the interpreter lock while it works."""
+        (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
+        return str(text)
+
     def _encode(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
         if encoding.max_tokens is not None:
             return self._encode_part(text, encoding.max_tokens, encoding)

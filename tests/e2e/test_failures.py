@@ -153,8 +153,11 @@ async def test_each_request_goes_where_its_length_has_room(checkpoint: Checkpoin
         reference = Reference(directory, model)
         assert [c.text for c in await stream] == [reference.text(p, 8, ignore_eos=True) for p in asked]
         system.wait_ready(2, 2)
-        [again] = await complete_all(system.url, asked[-1:], max_tokens=500, ignore_eos=True)
-        assert again.usage["total_tokens"] == 200, "no worker takes more"
+        most = 200 - len(asked[-1])
+        [again] = await complete_all(system.url, asked[-1:], max_tokens=most, ignore_eos=True)
+        assert again.usage["total_tokens"] == 200
+        [refused] = await complete_all(system.url, asked[-1:], max_tokens=most + 1, ignore_eos=True)
+        assert refused.error["error"]["code"] == "context_length_exceeded", "no worker takes more"
 
 
 async def test_a_worker_of_another_model_is_refused_and_says_why(checkpoint: Checkpoint) -> None:

@@ -88,18 +88,23 @@ async def test_stop_strings(client: Client, cluster: Cluster) -> None:
     await cluster.until(lambda: all(worker.got(Abort) for worker in cluster.workers), "Abort at both workers")
 
 
-async def test_max_tokens_is_fitted_and_long_prompts_are_refused(client: Client) -> None:
+async def test_what_exceeds_the_context_is_refused(client: Client) -> None:
     prompt = [5] * (MAX_MODEL_LEN - 3)
-    response = await client.completions.create(
-        model="tiny", prompt=prompt, max_tokens=100, extra_body={"ignore_eos": True}
-    )
-    assert response.usage is not None
-    assert response.usage.completion_tokens == 3
-    with pytest.raises(openai.BadRequestError) as caught:
-        await client.completions.create(model="tiny", prompt=[5] * MAX_MODEL_LEN)
-    assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError):
-        await client.completions.create(model="tiny", prompt="the fox " * 5000)
+    for asked in ({"max_tokens": 3}, {}):
+        response = await client.completions.create(
+            model="tiny", prompt=prompt, extra_body={"ignore_eos": True, **asked}
+        )
+        assert response.usage is not None
+        assert response.usage.completion_tokens == 3
+    refused: list[dict[str, Any]] = [
+        {"prompt": prompt, "max_tokens": 4},
+        {"prompt": [5] * MAX_MODEL_LEN},
+        {"prompt": "the fox " * 5000},
+    ]
+    for fields in refused:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(model="tiny", **fields)
+        assert caught.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("has_begun", [False, True])

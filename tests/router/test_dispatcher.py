@@ -205,7 +205,7 @@ def test_a_stop_string_finishes_and_aborts() -> None:
     completion = bench.submit(stops=["cd"])
     for i, token_id in enumerate((1, 2)):
         bench.token(bench.prefills[0] if i == 0 else bench.decodes[0], completion, i, token_id)
-    assert completion.mailbox._deliveries == [Delivery(0, "b"), Delivery(0, "")], "each token has its chunk"
+    assert completion.mailbox._deliveries == [Delivery(0, "b", 1), Delivery(0, "", 2)], "each token has its chunk"
     bench.token(bench.decodes[0], completion, 2, 3)
     assert result_of(completion) == Result("b", "stop", None)
     assert sorted(bench.aborts()) == [("d0", "cmpl-1", 0), ("p0", "cmpl-1", 0)]

@@ -11,12 +11,13 @@ from router.detokenizer import TextStream
 from router.field_list import written
 from router.openai_api import CompletionRequest, ResponseOptions, choice_seed, parse
 from router.prompts import fit_max_tokens
-from router.request_state import Completion, Mailbox
+from router.request_state import Completion, Delivery, Mailbox
 from router.responses import ChunkWriter, error_body
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 100
 EOS = (7,)
+PLAIN = ResponseOptions(stream=False, include_usage=False, continuous_usage=False, token_ids=False)
 
 
 def parsed(**fields: Any) -> CompletionRequest:
@@ -31,7 +32,10 @@ ACCEPTED: list[dict[str, Any]] = [
     {"prompt": ["a", "b"]},
     {"prompt": [1, 2, 99]},
     {"prompt": [[0], [1, 2]]},
-    {"prompt": ["x"] * 128},
+    {"prompt": ["x"] * 1024},
+    {"prompt": ["a", [1, 2], "b"]},
+    {"prompt": [[1], "a"]},
+    {"max_tokens": 0, "echo": True},
     {"max_tokens": 1},
     {"max_tokens": 10**9},
     {"max_tokens": 5.0},
@@ -55,8 +59,11 @@ ACCEPTED: list[dict[str, Any]] = [
     {"truncate_prompt_tokens": -1},
     {"n": 128},
     {"n": 2, "best_of": 2},
+    {"n": 2, "best_of": 1},
+    {"n": 2, "best_of": 0},
     {"n": 3, "temperature": 0},
-    {"echo": False},
+    {"echo": True, "return_token_ids": True, "cache_salt": "x" * 128},
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"suffix": ""},
     {"logit_bias": {}},
     {"presence_penalty": 0, "frequency_penalty": 0.0},
@@ -80,9 +87,12 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": [[]]}),
     ("prompt", {"prompt": [[1], []]}),
     ("prompt", {"prompt": ["a", 1]}),
+    ("prompt", {"prompt": ["a", None]}),
+    ("prompt", {"prompt": [{"prompt": "a"}]}),
     ("prompt", {"prompt": [1, "a"]}),
     ("prompt", {"prompt": [[1], 2]}),
-    ("prompt", {"prompt": ["a", [1]]}),
+    ("prompt", {"prompt": ["a", []]}),
+    ("prompt", {"prompt": ["a", [1, "b"]]}),
     ("prompt", {"prompt": [True]}),
     ("prompt", {"prompt": [1, True]}),
     ("prompt", {"prompt": [1.0]}),
@@ -90,7 +100,7 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": [100]}),
     ("prompt", {"prompt": [[1], [100]]}),
     ("prompt", {"prompt": [10**30]}),
-    ("prompt", {"prompt": ["x"] * 129}),
+    ("prompt", {"prompt": ["x"] * 1025}),
     ("prompt", {"prompt": {"a": 1}}),
     ("prompt", {"prompt": 5}),
     ("prompt", {"prompt": "\ud800"}),
@@ -133,7 +143,13 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("n", {"n": 129}),
     ("n", {"n": "2"}),
     ("best_of", {"n": 1, "best_of": 2}),
-    ("echo", {"echo": True}),
+    ("best_of", {"n": 3, "best_of": 2}),
+    ("best_of", {"best_of": -1}),
+    ("echo", {"echo": "yes"}),
+    ("cache_salt", {"cache_salt": ""}),
+    ("cache_salt", {"cache_salt": "x" * 129}),
+    ("cache_salt", {"cache_salt": "a/b"}),
+    ("cache_salt", {"cache_salt": "a\0"}),
     ("suffix", {"suffix": "tail"}),
     ("logprobs", {"logprobs": 0}),
     ("logprobs", {"logprobs": 5}),
@@ -180,9 +196,9 @@ def test_rejected_naming_the_field(param: str, fields: dict[str, Any]) -> None:
 def test_defaults_and_explicit_nulls_are_the_same() -> None:
     for request in (parsed(), parsed(**ACCEPTED[-1])):
         sampling = request.sampling
-        assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (16, 1.0, 1.0, 0)
+        assert (request.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (None, 1.0, 1.0, 0)
         assert (sampling.min_p, sampling.stop_token_ids) == (0.0, EOS)
-        assert (request.n, request.text.stops, request.response) == (1, (), ResponseOptions(False, False))
+        assert (request.n, request.text.stops, request.response) == (1, (), PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -258,13 +274,19 @@ def test_seeds_of_choices_differ_and_are_reproducible() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_max_tokens_fits_the_context() -> None:
-    assert fit_max_tokens(10, 16, 100) == 16
-    assert fit_max_tokens(90, 16, 100) == 10
-    assert fit_max_tokens(99, 16, 100) == 1
+def test_max_tokens_beyond_the_context_is_refused_and_the_default_is_cut() -> None:
+    assert fit_max_tokens(10, 90, 100) == 90
+    assert fit_max_tokens(10, None, 100) == 16
+    assert fit_max_tokens(90, None, 100) == 10
+    assert fit_max_tokens(99, 0, 100) == 0
+    with pytest.raises(
+        RequestError, match=r"max_tokens = 91: .* 100 tokens, and the prompt has 10: .* at most 90"
+    ) as caught:
+        fit_max_tokens(10, 91, 100)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "max_tokens")
     with pytest.raises(RequestError, match=r"100 tokens.*at most 99") as caught:
-        fit_max_tokens(100, 16, 100)
-    assert caught.value.code == "context_length_exceeded"
+        fit_max_tokens(100, None, 100)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
     with pytest.raises(RequestError, match="empty"):
         fit_max_tokens(0, 16, 100)
 
@@ -275,7 +297,7 @@ def test_stream_chunks_are_json(text: str) -> None:
     completion = Completion("cmpl-1-3", 3, [1], SamplingParams(), TextStream(lambda _: ""), Mailbox())
     ending = {"finish_reason": "stop", "stop_reason": None}
     for reason, end in ((None, {"finish_reason": None}), ("stop", ending)):
-        chunk = ChunkWriter(head, completion).chunk(text, reason)
+        chunk = ChunkWriter(head, PLAIN, completion).chunk(Delivery(3, text, 1, reason))
         assert chunk.startswith(b"data: ")
         assert chunk.endswith(b"\n\n")
         body = json.loads(chunk[len("data: ") :])

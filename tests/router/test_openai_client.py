@@ -1,10 +1,28 @@
 """What fields of the API do, seen by the openai client: whole and streamed, which must agree."""
 
+import asyncio
+import json
 from typing import Any
 
-from tests.router.conftest import EOS, Client
+import aiohttp
+import openai
+import pytest
+
+from common.errors import RequestError
+from tests.router.conftest import EOS, Client, Cluster
 
 PROMPT = "the quick brown fox"
+
+
+async def events(cluster: Cluster, **fields: Any) -> list[Any]:
+    """Every event of a stream as JSON, the end of it left out but seen."""
+    body = {"prompt": PROMPT, "temperature": 0, "stream": True} | fields
+    async with aiohttp.ClientSession(cluster.url) as session, session.post("/v1/completions", json=body) as response:
+        assert response.status == 200
+        text = await response.text()
+    parts = text.split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
 
 
 async def answer(client: Client, **fields: Any) -> Any:
@@ -63,3 +81,116 @@ async def test_special_tokens_are_shown_on_request(client: Client) -> None:
         choice = await answer(client, prompt=[last], ignore_eos=True, skip_special_tokens=skip)
         assert choice.text == client.tokenizer.decode(ids, skip_special_tokens=skip)
         assert choice.text.startswith("<|endoftext|>") is not skip
+
+
+async def test_echo_puts_the_prompt_before_the_text(client: Client) -> None:
+    text = client.expected(PROMPT, max_tokens=40)
+    ids = client.ids(PROMPT)
+    for prompt in (PROMPT, ids):
+        assert (await answer(client, prompt=prompt, echo=True)).text == PROMPT + text
+    stop = text[20:23]
+    choice = await answer(client, echo=True, stop=[stop, PROMPT[4:9]])
+    assert (choice.text, choice.stop_reason) == (PROMPT + text[: text.index(stop)], stop)
+    choice = await answer(
+        client, prompt=[*ids, EOS, *ids], echo=True, truncate_prompt_tokens=len(ids) + 1, max_tokens=1
+    )
+    assert choice.text.startswith("<|endoftext|>" + PROMPT)
+    assert (await answer(client, echo=True, n=2)).text == PROMPT + text
+
+
+async def test_no_tokens_and_echo_give_the_prompt_alone(client: Client, cluster: Cluster) -> None:
+    for worker in cluster.workers:
+        worker.mute = True
+    fields = {"prompt": [PROMPT, "the lazy dog"], "echo": True, "max_tokens": 0}
+    choice = await answer(client, **fields)
+    assert (choice.text, choice.finish_reason) == (PROMPT, "length")
+    whole = await client.completions.create(model="tiny", extra_body=fields, prompt="")
+    assert [choice.text for choice in whole.choices] == fields["prompt"]
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (
+        len(client.ids(PROMPT)) + len(client.ids("the lazy dog")),
+        0,
+    )
+    assert cluster.service.dispatcher.num_active == 0
+
+
+async def test_usage_stands_in_the_last_chunk_or_in_each(client: Client, cluster: Cluster) -> None:
+    num_prompt = len(client.ids(PROMPT))
+    assert not any("usage" in chunk for chunk in await events(cluster, stream_options={}))
+    *chunks, last = await events(cluster, stream_options={"include_usage": True})
+    assert {chunk["usage"] for chunk in chunks} == {None}
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 16)
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = await events(cluster, stream_options=both, prompt=[PROMPT, PROMPT])
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in chunks:
+        assert chunk["usage"]["prompt_tokens"] == num_prompt
+        seen[chunk["choices"][0]["index"]].append(chunk["usage"]["completion_tokens"])
+    for counts in seen.values():
+        assert (counts, counts[-1]) == (sorted(set(counts)), 16)
+    assert last["usage"] == {
+        "prompt_tokens": 2 * num_prompt,
+        "completion_tokens": 32,
+        "total_tokens": 2 * num_prompt + 32,
+    }
+
+
+async def test_token_ids_are_returned_on_request(client: Client, cluster: Cluster) -> None:
+    ids = client.outputs(PROMPT, max_tokens=16)
+    choice = await answer(client, return_token_ids=True, max_tokens=16)
+    assert (choice.prompt_token_ids, choice.token_ids) == (client.ids(PROMPT), ids)
+    choices = [chunk["choices"][0] for chunk in await events(cluster, return_token_ids=True)]
+    assert [token_id for choice in choices for token_id in choice["token_ids"]] == ids
+    assert [choice.get("prompt_token_ids") for choice in choices] == [client.ids(PROMPT)] + [None] * (len(choices) - 1)
+
+
+async def test_texts_and_token_ids_in_one_batch_of_many(client: Client) -> None:
+    prompts: list[Any] = [PROMPT, client.ids("the lazy dog"), "schöne Grüße"] * 341 + [[7]]
+    whole = await client.completions.create(
+        model="tiny", prompt="", max_tokens=2, temperature=0, extra_body={"prompt": prompts}
+    )
+    assert len(whole.choices) == 1024
+    expected = [client.expected(prompt, max_tokens=2) for prompt in prompts]
+    assert [choice.text for choice in whole.choices] == expected
+
+
+async def test_as_many_texts_of_one_prompt_as_there_may_be(client: Client) -> None:
+    whole = await client.completions.create(model="tiny", prompt=PROMPT, n=128, best_of=1, max_tokens=3, seed=1)
+    assert [choice.index for choice in whole.choices] == [*range(128)]
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == len(client.ids(PROMPT))
+
+
+async def test_explicit_nulls_and_values_that_change_nothing_are_taken(client: Client) -> None:
+    nulls = dict.fromkeys(("logprobs", "seed", "stop", "suffix", "logit_bias", "best_of", "user", "stream_options"))
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0, "n": 1, "top_p": 1, "min_tokens": 0}
+    choice = await answer(client, **nulls, **neutral)
+    assert choice.text == client.expected(PROMPT, max_tokens=40)
+    with pytest.raises(openai.BadRequestError, match="did you mean max_tokens") as caught:
+        await client.completions.create(model="tiny", prompt=PROMPT, extra_body={"max_token": 5})
+    assert (caught.value.param, caught.value.code) == ("max_token", "unknown_field")
+
+
+async def test_an_error_inside_a_stream_is_an_event_of_its_own(client: Client, cluster: Cluster) -> None:
+    cluster.workers[1].mute = True
+    reading = asyncio.create_task(events(cluster, prompt=client.visible_prompt()))
+    await cluster.until(lambda: any(c.outputs for c in cluster.service.dispatcher.active), "a first token")
+    cluster.service.dispatcher.fail_all(RequestError("gone", code="worker_lost", status=503))
+    chunks = await reading
+    assert chunks[-1] == {"error": {"message": "gone", "type": "server_error", "param": None, "code": "worker_lost"}}
+
+
+async def test_the_client_that_blocks(client: Client, cluster: Cluster) -> None:
+    def ask() -> tuple[str, str]:
+        with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=30.0) as blocking:
+            fields: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+            whole = blocking.completions.create(**fields)
+            streamed = "".join(
+                choice.text for chunk in blocking.completions.create(stream=True, **fields) for choice in chunk.choices
+            )
+            with pytest.raises(openai.BadRequestError):
+                blocking.completions.create(**fields, suffix="tail")
+            return whole.choices[0].text, streamed
+
+    expected = client.expected(PROMPT, max_tokens=40)
+    assert await asyncio.to_thread(ask) == (expected, expected)
