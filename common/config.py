@@ -15,6 +15,10 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 KERNELS = ("triton", "torch")
 MODEL_NAME = (r".{0,200}", "at most 200 characters")
 WORKER_ID = (r"[!-~]{0,100}", "at most 100 ASCII characters, no spaces")
+ORIGINS = (
+    r"(\*|https?://[!-+\--~]{1,200}(,https?://[!-+\--~]{1,200}){0,99})?",
+    "origins such as https://example.org, separated by commas without spaces, at most 100, or *",
+)
 ENDPOINT = (r"auto|(ipc|tcp)://[!-~]{1,180}", "auto, ipc://PATH or tcp://HOST:PORT")
 DEVICE = (r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
 MAX_TOKENS = 1 << 24
@@ -113,6 +117,12 @@ class RouterSection:
         33_554_432,
         "long HTTP bodies held at once, together; above it clients get 429 with Retry-After",
         within=(1024, 1 << 36),
+    )
+    api_key_file: str = option(
+        "", "file with API keys, one a line: who shows none of them gets 401; without a file everybody may ask"
+    )
+    cors_origins: str = option(
+        "", "origins whose pages a browser lets call, separated by commas; * is any", form=ORIGINS
     )
     body_timeout_s: float = option(60.0, "an HTTP body not complete after this long is refused", within=(0.1, DAY_S))
     max_header_bytes: int = option(

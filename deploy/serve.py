@@ -93,7 +93,8 @@ def ready_text(config: Config, health: Health, mps: Mps) -> str:
     fleet = " + ".join(f"{roles.count(role)} {role}" for role in ("prefill", "decode"))
     sharing = f"  {mps.text}" if mps.text else ""
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 64})
+    key = " -H 'authorization: Bearer KEY'" if config.router.api_key_file else ""
     return (
         f"ready: {url}  model {name}  {fleet}  KV over {health.transport}{sharing}\n"
-        f"  curl {url}/v1/completions -H 'content-type: application/json' -d '{body}'"
+        f"  curl {url}/v1/completions -H 'content-type: application/json'{key} -d '{body}'"
     )

@@ -12,9 +12,11 @@ from aiohttp.typedefs import Handler
 
 from common.config import Config
 from common.errors import ConfigError, RequestError
+from router.api_keys import API_KEYS, ApiKeys, guarded
 from router.connection import SERVER
+from router.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
 from router.door import PLACES, Door, bound_sockets, close_surplus, num_places
-from router.handlers import REQUEST_ID, SERVICE, routes
+from router.handlers import OPEN_TO_ALL, REQUEST_ID, SERVICE, routes
 from router.http_errors import from_http
 from router.request_state import new_response_id
 from router.responses import error_response
@@ -30,10 +32,12 @@ SHUTDOWN_S = 2.0
 
 def make_app(config: Config) -> web.Application:
     """An application that makes its `Service` at startup and closes it at cleanup."""
-    app = web.Application(middlewares=[shape_errors])
+    app = web.Application(middlewares=[shape_errors, answer_preflights, guarded(*OPEN_TO_ALL)])
+    app[API_KEYS] = ApiKeys(config.router.api_key_file)
+    app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
     app[PLACES] = num_places()
     app.add_routes(routes)
-    app.on_response_prepare.extend([_on_response_prepare, close_surplus])
+    app.on_response_prepare.extend([_on_response_prepare, allow_origin, close_surplus])
 
     async def life(app: web.Application) -> AsyncIterator[None]:
         app[SERVICE] = service = Service(config)

@@ -6,6 +6,7 @@ A streamed response begins with its first token, so that an error before it keep
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -13,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from common.errors import RequestError
 from router import health, openai_api
+from router.api_keys import OWNER
 from router.door import refuse_surplus
 from router.job import Job, make_job, submitted
 from router.request_state import Delivery
@@ -39,6 +41,8 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     with service.bodies.hold() as body:
         await body.receive(request)
         checked = await service.reader.read(body.pieces, service.max_model_len)
+    if request[OWNER]:
+        checked = replace(checked, client=request[OWNER])  # a user's name is easily invented
     job = make_job(service, checked, request[REQUEST_ID])
     await asyncio.sleep(0)  # thousands of completions took a while
     try:
@@ -83,6 +87,10 @@ async def get_live(_: web.Request) -> web.Response:
 async def get_metrics(request: web.Request) -> web.Response:
     """Prometheus exposition."""
     return web.Response(body=request.app[SERVICE].metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+OPEN_TO_ALL = (get_live, get_health, get_metrics)
+"""What needs no API key."""
 
 
 async def _whole(job: Job) -> web.Response:

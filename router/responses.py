@@ -17,7 +17,7 @@ from router.request_state import Completion, Delivery
 
 JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
-ERROR_TYPES = {404: "not_found_error", 429: "rate_limit_error"}
+ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def completion_body(
@@ -105,5 +105,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
 
 def error_response(error: RequestError) -> web.Response:
     """The HTTP response of an error, with Retry-After where a retry makes sense."""
-    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else None
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return web.Response(text=json.dumps(error_body(error)), status=error.status, content_type=JSON, headers=headers)
