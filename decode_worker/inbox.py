@@ -84,10 +84,9 @@ class Inbox:
 
     def _meet(self, identity: bytes, export: KVPoolExport) -> None:
         """A prefill worker offers its pool; what an earlier incarnation of it held is lost."""
-        earlier = self.intake.sources.by_id.get(export.worker_id)
-        if earlier and earlier.epoch != export.epoch:
-            self.intake.forget(earlier.worker_id, earlier.epoch)
-        self.link.send(self.intake.sources.meet(identity, export))
+        for epoch in self.intake.sources.epochs(export.worker_id) - {export.epoch}:
+            self.intake.forget(export.worker_id, epoch)
+        self.intake.sources.meet(identity, export)
 
     def _accept_local(self, message: PrefillRequest) -> None:
         token_ids = unpack_ids(message.token_ids)

@@ -130,11 +130,10 @@ class Intake:
 
     def forget(self, worker_id: str, epoch: int) -> None:
         """That incarnation of a prefill worker is dead, and what it kept for us is lost."""
-        source = self.sources.find(worker_id, epoch)
+        source = self.sources.forget(worker_id, epoch)  # after this no copy of it is under way
         if source is None:
             return
         self.ahead.drop_source(source.pool)
-        self.sources.forget(source)  # after this no copy of it is under way
         pulling = [h for h in self.pulling if h.source is source]
         lost = [*pulling, *(h for h in self.waiting if h.source is source)]
         self.waiting = deque(h for h in self.waiting if h.source is not source)
@@ -201,6 +200,10 @@ class Intake:
     def has(self, key: Key) -> bool:
         """Whether a handoff waits; one that is being pulled is the scheduler's."""
         return any(handoff.sequence.key == key for handoff in self.waiting)
+
+    def is_copying(self) -> bool:
+        """Whether a copy may be over soon."""
+        return bool(self.pulling or self.sources.meetings)
 
     def num_handoffs(self) -> int:
         """Those that wait or are being pulled, and those to come that are pulled ahead."""

@@ -116,6 +116,8 @@ class DecodeWorker:
         self.intake.tend()
         for failure in self.intake.take_failures():
             self.inbox.fail(*failure)
+        if (report := self.intake.sources.tend()) is not None:
+            self.link.send(report)
 
     def step(self) -> None:
         """Launch the next step shortly before the running one ends, then collect that one."""
@@ -246,7 +248,7 @@ class DecodeWorker:
         """Sleep until a message comes, or a copy or a chunk may be over; not at all with steps to launch or collect."""
         if self.in_flight is not None or self.scheduler.rows.sequences:
             return
-        if self.intake.pulling or self.scheduler.resting or len(self.local_prompts):
+        if self.intake.is_copying() or self.scheduler.resting or len(self.local_prompts):
             time.sleep(LOOK_INTERVAL_S)
         else:
             self.poller.poll(IDLE_POLL_MS)

@@ -74,9 +74,10 @@ class CudaPeerPool:
         check_sources(source_ids, self.num_blocks)
         ids_cpu = torch.tensor([source_ids, target_ids], dtype=torch.int32).pin_memory()
         with torch.cuda.stream(self.stream):
+            begin = _recorded(self.stream)
             ids = ids_cpu.to(self.device, non_blocking=True)  # [2, num_pulled] int32
             gather_blocks(self.address, ids[0], target.blocks, ids[1])
-            return CudaPull(self.stream, (ids_cpu, ids))
+            return CudaPull(begin, _recorded(self.stream), (ids_cpu, ids))
 
     def close(self) -> None:
         self.stream.synchronize()
@@ -86,13 +87,14 @@ class CudaPeerPool:
 class CudaPull:
     """A gather kernel under way; keeps its operands alive."""
 
-    def __init__(self, stream: torch.cuda.Stream, operands: tuple[Tensor, Tensor]) -> None:
-        self.operands = operands
-        self.event = torch.cuda.Event()
-        self.event.record(stream)
+    def __init__(self, begin: torch.cuda.Event, end: torch.cuda.Event, operands: tuple[Tensor, Tensor]) -> None:
+        self.begin, self.end, self.operands = begin, end, operands
 
     def done(self) -> bool:
-        return bool(self.event.query())
+        return bool(self.end.query())
+
+    def duration_s(self) -> float:
+        return float(self.begin.elapsed_time(self.end)) / 1e3
 
 
 class CudaIpcTransport:
@@ -105,6 +107,12 @@ class CudaIpcTransport:
 
     def open_peer(self, export: KVPoolExport, device: torch.device) -> CudaPeerPool:
         return CudaPeerPool(export, device)
+
+
+def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event
 
 
 class _Raw:

@@ -1,5 +1,6 @@
 """The memory of KV blocks, shaped by a layout. Knows bytes, not who owns them (see `blocks`)."""
 
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -39,8 +40,10 @@ class KVPool:
         self.blocks[block_id].copy_(torch.frombuffer(data, dtype=torch.uint8))
 
     def read_block(self, block_id: int) -> bytes:
-        """The bytes of one block, on the host."""
-        return bytes(self.blocks[block_id].cpu().numpy())
+        """The bytes of one block, on the host; what wrote them must be over, and nothing else is waited for."""
+        is_cuda = self.blocks.device.type == "cuda"
+        with torch.cuda.stream(torch.cuda.Stream(self.blocks.device)) if is_cuda else nullcontext():
+            return bytes(self.blocks[block_id].cpu().numpy())
 
     def close(self) -> None:
         """Give the memory back; no view of it may be used afterwards."""

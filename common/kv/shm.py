@@ -74,12 +74,13 @@ class ShmPeerPool:
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "FinishedPull":
         """Copies before it returns: on a CPU there is nobody else to do it."""
         check_sources(source_ids, self.num_blocks)
+        begin_s = time.perf_counter()
         blocks = target.blocks.numpy()  # [num_blocks, block_bytes]
         block_bytes = target.layout.block_bytes
         for source_id, target_id in zip(source_ids, target_ids, strict=True):
             if os.preadv(self.file.fileno(), [blocks[target_id]], source_id * block_bytes) != block_bytes:
                 raise TransferFailed(f"segment {self.name} has become shorter: block {source_id} is not all there")
-        return FinishedPull()
+        return FinishedPull(time.perf_counter() - begin_s)
 
     def close(self) -> None:
         self.file.close()
@@ -88,8 +89,14 @@ class ShmPeerPool:
 class FinishedPull:
     """A pull that was complete when it was started."""
 
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
     def done(self) -> bool:
         return True
+
+    def duration_s(self) -> float:
+        return self.seconds
 
 
 class ShmTransport:

@@ -23,6 +23,10 @@ class Pull(Protocol):
         """True once every byte has arrived; raises TransferFailed when no more will be written, yet some is missing."""
         ...
 
+    def duration_s(self) -> float:
+        """How long a copy that is done took, in seconds."""
+        ...
+
 
 class PeerPool(Protocol):
     """A peer's pool, mapped into this process."""

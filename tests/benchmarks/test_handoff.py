@@ -44,7 +44,7 @@ def test_other_bytes_than_the_exporter_wrote_are_found() -> None:
 
         def last_block_lost(source_ids: list[int], target: KVPool, target_ids: list[int]) -> FinishedPull:
             honest(source_ids[:-1], target, target_ids[:-1])
-            return FinishedPull()
+            return FinishedPull(0.0)
 
         bench.peer.pull = last_block_lost  # type: ignore[method-assign]
         with pytest.raises(TransferFailed, match=r"block \d+ holds other bytes"):
@@ -54,7 +54,7 @@ def test_other_bytes_than_the_exporter_wrote_are_found() -> None:
             honest(source_ids, target, target_ids)
             stray = next(i for i in range(64) if i not in target_ids)
             target.blocks[stray, 5] = 0
-            return FinishedPull()
+            return FinishedPull(0.0)
 
         bench.peer.pull = another_block_touched  # type: ignore[method-assign]
         with pytest.raises(TransferFailed, match=r"block \d+ holds other bytes"):

@@ -40,6 +40,9 @@ class Copy:
             raise TransferFailed("the way is blocked")
         return self.over
 
+    def duration_s(self) -> float:
+        return 1.0
+
 
 class FakePool:
     """A source's pool; copies end when the test says so, or when it is closed."""
