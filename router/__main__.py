@@ -14,7 +14,7 @@ from common.errors import ConfigError, RequestError
 from common.log import setup_logging
 from common.serving.settle import settle_memory
 from router.app import start_server
-from router.handlers import SERVICE
+from router.http_request import SERVICE
 
 logger = logging.getLogger(__name__)
 

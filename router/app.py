@@ -16,11 +16,14 @@ from router.api_keys import API_KEYS, ApiKeys, guarded
 from router.connection import SERVER
 from router.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
 from router.door import PLACES, Door, bound_sockets, close_surplus, num_places
-from router.handlers import OPEN_TO_ALL, REQUEST_ID, SERVICE, routes
+from router.handlers import routes
 from router.http_errors import from_http
+from router.http_request import REQUEST_ID, SERVICE
+from router.model_handlers import model_routes
 from router.request_state import new_response_id
 from router.responses import error_response
 from router.service import Service
+from router.status_handlers import OPEN_TO_ALL, status_routes
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ def make_app(config: Config) -> web.Application:
     app[API_KEYS] = ApiKeys(config.router.api_key_file)
     app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
     app[PLACES] = num_places()
-    app.add_routes(routes)
+    app.add_routes([*routes, *model_routes, *status_routes])
     app.on_response_prepare.extend([_on_response_prepare, allow_origin, close_surplus])
 
     async def life(app: web.Application) -> AsyncIterator[None]:

@@ -16,7 +16,7 @@ from common.errors import RequestError
 from router.bodies import NUM_FREE_BYTES
 from router.openai_api import CompletionRequest
 from router.reader_process import ReaderProcess
-from router.reading import parse_body, tokenized
+from router.reading import Kind, answer, parse_body, tokenized
 from router.tokenizer import Tokenizer
 
 MAX_INLINE = 512
@@ -38,6 +38,14 @@ class Reader:
             return await self._process.read(pieces, max_model_len)
         request = parse_body(b"".join(pieces), self._tokenizer.info)
         return await self._tokenized(request, max_model_len)
+
+    async def answer(self, kind: Kind, pieces: Sequence[bytes], max_model_len: int) -> bytes:
+        """The JSON that answers a body, given in pieces; raises RequestError."""
+        if sum(map(len, pieces)) > NUM_FREE_BYTES:
+            return await self._process.answer(kind, pieces, max_model_len)
+        loop = asyncio.get_running_loop()
+        data = b"".join(pieces)
+        return await loop.run_in_executor(self._threads, answer, kind, data, self._tokenizer, max_model_len)
 
     async def warm_up(self) -> None:
         """Start the process that the first long body would wait for."""

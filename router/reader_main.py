@@ -17,7 +17,7 @@ from common.config import Config
 from common.log import setup_logging
 from common.serving.settle import settle_memory, trim_memory
 from router.reader_process import HEADER, REPLY
-from router.reading import read
+from router.reading import Kind, read
 from router.tokenizer import Tokenizer
 
 NICENESS = 5
@@ -47,11 +47,11 @@ def main() -> None:
 def serve(tokenizer: Tokenizer, requests: BufferedReader, replies: BufferedWriter) -> None:
     """One reply for each request."""
     while header := requests.read(HEADER.size):
-        num_bytes, max_model_len = HEADER.unpack(header)
+        kind, num_bytes, max_model_len = HEADER.unpack(header)
         data = bytearray(num_bytes)
         if requests.readinto(data) < num_bytes:
             return
-        reply = read(data, tokenizer, max_model_len)
+        reply = read(data, tokenizer, max_model_len, Kind(kind))
         replies.write(REPLY.pack(len(reply)))
         replies.write(reply)
         replies.flush()

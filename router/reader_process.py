@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from common.errors import RequestError
 from router.openai_api import CompletionRequest
-from router.reading import unpack
+from router.reading import Kind, unpack, unpack_answer
 
 logger = logging.getLogger(__name__)
 
-HEADER = struct.Struct("<QQ")
-"""Bytes of the body that follows, and the longest prompt with its output, tokens."""
+HEADER = struct.Struct("<BQQ")
+"""Kind and bytes of the body that follows, and the longest prompt with its output, tokens."""
 REPLY = struct.Struct("<Q")
 """Bytes of the reply that follows."""
 DEADLINE_S = 60.0
@@ -30,6 +30,7 @@ DEADLINE_S = 60.0
 class Job:
     """A body that waits to be read."""
 
+    kind: Kind
     pieces: Sequence[bytes]
     max_model_len: int
     reply: "asyncio.Future[bytes]"
@@ -46,11 +47,18 @@ class ReaderProcess:
 
     async def read(self, pieces: Sequence[bytes], max_model_len: int) -> CompletionRequest:
         """What `router.reading.read` makes of it; raises its RequestError, or one that says that the process ended."""
+        return unpack(await self._reply(Kind.COMPLETION, pieces, max_model_len))
+
+    async def answer(self, kind: Kind, pieces: Sequence[bytes], max_model_len: int) -> bytes:
+        """What `router.reading.answer` makes of it; raises like `read`."""
+        return unpack_answer(await self._reply(kind, pieces, max_model_len))
+
+    async def _reply(self, kind: Kind, pieces: Sequence[bytes], max_model_len: int) -> bytes:
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
-        job = Job(pieces, max_model_len, asyncio.get_running_loop().create_future())
+        job = Job(kind, pieces, max_model_len, asyncio.get_running_loop().create_future())
         self._jobs.put_nowait(job)
-        return unpack(await job.reply)
+        return await job.reply
 
     async def close(self) -> None:
         if self._worker is not None:
@@ -66,7 +74,7 @@ class ReaderProcess:
             num_bytes = sum(map(len, job.pieces))
             try:
                 async with asyncio.timeout(DEADLINE_S):
-                    reply = await _exchange(await self._running(), list(job.pieces), job.max_model_len)
+                    reply = await _exchange(await self._running(), job)
             except (OSError, EOFError, TimeoutError) as error:
                 status = await self._end()
                 logger.error(
@@ -95,9 +103,10 @@ class ReaderProcess:
         return await process.wait()
 
 
-async def _exchange(process: Process, pieces: Sequence[bytes], max_model_len: int) -> bytes:
+async def _exchange(process: Process, job: Job) -> bytes:
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(HEADER.pack(sum(map(len, pieces)), max_model_len))
+    pieces = list(job.pieces)  # who asked may leave, and empty its own
+    process.stdin.write(HEADER.pack(job.kind, sum(map(len, pieces)), job.max_model_len))
     for piece in pieces:
         process.stdin.write(piece)
         await process.stdin.drain()

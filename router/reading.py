@@ -1,4 +1,4 @@
-"""From the bytes of a body to a checked request whose prompts are tokens, and that request as bytes.
+"""From the bytes of a body to a checked request whose prompts are tokens, or to an answer, and either as bytes.
 
 Pure functions: they run on the event loop for what is short, in another process for what is not (`router.reader`).
 """
@@ -6,6 +6,7 @@ Pure functions: they run on the event loop for what is short, in another process
 import json
 from array import array
 from dataclasses import asdict, replace
+from enum import IntEnum
 from typing import Any, NoReturn
 
 import msgpack
@@ -14,6 +15,7 @@ from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, parse
 from router.prompts import DEFAULT_MAX_TOKENS, Encoding, TokenIds
+from router.token_api import detokenize, tokenize
 from router.tokenizer import ModelInfo, Tokenizer
 
 PARTS: dict[str, type[Any]] = {
@@ -22,16 +24,26 @@ PARTS: dict[str, type[Any]] = {
 """Fields of a request that have fields of their own."""
 
 
+class Kind(IntEnum):
+    """What a body asks for."""
+
+    COMPLETION = 0
+    TOKENIZE = 1
+    DETOKENIZE = 2
+
+
+ANSWERS = {Kind.TOKENIZE: tokenize, Kind.DETOKENIZE: detokenize}
+"""What needs nothing but the tokenizer."""
+
+
 def parse_body(data: bytes | bytearray, info: ModelInfo) -> CompletionRequest:
     """Check everything but lengths; raises RequestError naming what is wrong. Empties a `data` that can be emptied."""
-    try:
-        text = data.decode(json.detect_encoding(data), "surrogatepass")
-        if isinstance(data, bytearray):
-            data.clear()
-        body = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error!s:.100}", code="invalid_json") from None
-    return parse(body, info.name, info.vocab_size, info.eos_token_ids)
+    return parse(_values(data), info.name, info.vocab_size, info.eos_token_ids)
+
+
+def answer(kind: Kind, data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:
+    """The JSON that answers a body of one of `ANSWERS`; raises RequestError. Empties a `data` that can be emptied."""
+    return json.dumps(ANSWERS[kind](_values(data), tokenizer, max_model_len)).encode("ascii")
 
 
 def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
@@ -47,13 +59,16 @@ def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: i
     return replace(request, prompts=prompts, echoes=tuple(echoes))
 
 
-def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:
-    """`parse_body` and `tokenized`, packed for `unpack`; so is the RequestError that either raises."""
+def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind = Kind.COMPLETION) -> bytes:
+    """`parse_body` and `tokenized`, or `answer`, packed for `unpack` and `unpack_answer`; so is a RequestError."""
     num_bytes = len(data)
     try:
-        request = tokenized(parse_body(data, tokenizer.info), tokenizer, max_model_len)
-        prompts = [prompt.tobytes() for prompt in request.prompts if not isinstance(prompt, str)]
-        reply = asdict(replace(request, prompts=())) | {"prompts": prompts}
+        if kind in ANSWERS:
+            reply: dict[str, Any] = {"answer": answer(kind, data, tokenizer, max_model_len)}
+        else:
+            request = tokenized(parse_body(data, tokenizer.info), tokenizer, max_model_len)
+            prompts = [prompt.tobytes() for prompt in request.prompts if not isinstance(prompt, str)]
+            reply = asdict(replace(request, prompts=())) | {"prompts": prompts}
     except RequestError as error:
         reply = vars(error)
     except MemoryError:
@@ -64,12 +79,33 @@ def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:
 
 
 def unpack(reply: bytes) -> CompletionRequest:
-    """What `read` found; raises its RequestError."""
-    values = msgpack.unpackb(reply, use_list=False)
-    if "message" in values:
-        raise RequestError(values.pop("message"), **values)
+    """The completion that `read` found; raises its RequestError."""
+    values = _reply_values(reply)
     parts = {name: part(**values.pop(name)) for name, part in PARTS.items()}
     return CompletionRequest(prompts=list(map(_token_ids, values.pop("prompts"))), **parts, **values)
+
+
+def unpack_answer(reply: bytes) -> bytes:
+    """The answer that `read` found; raises its RequestError."""
+    found: bytes = _reply_values(reply)["answer"]
+    return found
+
+
+def _values(data: bytes | bytearray) -> Any:
+    try:
+        text = data.decode(json.detect_encoding(data), "surrogatepass")
+        if isinstance(data, bytearray):
+            data.clear()
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error!s:.100}", code="invalid_json") from None
+
+
+def _reply_values(reply: bytes) -> dict[str, Any]:
+    values: dict[str, Any] = msgpack.unpackb(reply, use_list=False)
+    if "message" in values:
+        raise RequestError(values.pop("message"), **values)
+    return values
 
 
 def _token_ids(data: bytes) -> TokenIds:

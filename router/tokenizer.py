@@ -92,6 +92,10 @@ class Tokenizer:
         (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return str(text)
 
+    def strings(self, ids: Sequence[int]) -> list[str | None]:
+        """Each token as the vocabulary writes it; None for ids that the model has and the vocabulary does not."""
+        return [self._tokenizer.id_to_token(token_id) for token_id in ids]
+
     def _encode(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
         if encoding.max_tokens is not None:
             return self._encode_part(text, encoding.max_tokens, encoding)

@@ -17,7 +17,7 @@ from common.config import Config, ModelSection, NetSection, RouterSection
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
 from common.wire.sampling_params import SamplingParams
 from router.app import start_server
-from router.handlers import SERVICE
+from router.http_request import SERVICE
 from router.service import Service
 from tests.fakes import FakeDecode, FakeModel, FakePrefill, FakeWorker, free_endpoint
 

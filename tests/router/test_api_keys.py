@@ -14,7 +14,7 @@ from common.config import Config, RouterSection
 from common.errors import ConfigError
 from common.options import from_tables
 from router.api_keys import ApiKeys
-from router.handlers import OPEN_TO_ALL
+from router.status_handlers import OPEN_TO_ALL
 from tests.router.conftest import Cluster, StartCluster
 
 FIRST, SECOND = "sk-first-0123456789abcdef", "sk-second-0123456789abcdef"
@@ -50,7 +50,7 @@ async def test_every_route_wants_a_key_but_those_that_tell_of_health(
     caplog.set_level(logging.DEBUG)
     cluster = await start_cluster(api_key_file=key_file)
     refused = await statuses(cluster, {"Authorization": f"Bearer {FIRST}x"})
-    assert {path for (_, path), status in refused.items() if status != 401} == {"/live", "/health", "/metrics"}
+    assert {path for (_, path), status in refused.items() if status != 401} == {"/live", "/health", "/ping", "/metrics"}
     assert len(OPEN_TO_ALL) == 3
     served = await statuses(cluster, {"Authorization": f"Bearer {FIRST}"})
     assert 401 not in served.values()

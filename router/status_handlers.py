@@ -1,0 +1,50 @@
+"""HTTP endpoints that tell of the server: whether it lives, serves, how busy it is, and what it is."""
+
+import time
+from importlib import metadata
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from router import health
+from router.http_request import SERVICE
+
+status_routes = web.RouteTableDef()
+
+
+@status_routes.post("/ping")
+@status_routes.get("/ping")
+@status_routes.get("/health")
+async def get_health(request: web.Request) -> web.Response:
+    """200 when requests can be served, else 503; the body says what is missing."""
+    service = request.app[SERVICE]
+    report = health.report(service.pool, draining=service.dispatcher.draining, now_s=time.monotonic())
+    return web.json_response(report, status=200 if report["status"] == "ok" else 503)
+
+
+@status_routes.get("/live")
+async def get_live(_: web.Request) -> web.Response:
+    """200 while the event loop turns, whatever the workers do."""
+    return web.json_response({"status": "ok"})
+
+
+@status_routes.get("/metrics")
+async def get_metrics(request: web.Request) -> web.Response:
+    """Prometheus exposition."""
+    return web.Response(body=request.app[SERVICE].metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+@status_routes.get("/version")
+async def get_version(_: web.Request) -> web.Response:
+    """Baton's."""
+    return web.json_response({"version": metadata.version("baton")})
+
+
+@status_routes.get("/load")
+async def get_load(request: web.Request) -> web.Response:
+    """How many completions are queued or at workers."""
+    return web.json_response({"server_load": request.app[SERVICE].dispatcher.num_active})
+
+
+OPEN_TO_ALL = (get_live, get_health, get_metrics)
+"""What needs no API key."""
