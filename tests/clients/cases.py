@@ -1,0 +1,159 @@
+"""The clients: what each needs, what it is made to do, and what must be seen."""
+
+import json
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.clients.environments import Environment, Kind
+
+NUM_REQUESTS = 8
+INPUT_TOKENS = 32
+OUTPUT_TOKENS = 16
+STOPS = ("\n", "Question:", "</s>", "Q:", "\n\n", "<|im_end|>")
+VERSE = Path(__file__).with_name("verse.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The one under test."""
+
+    url: str
+    model: str
+    directory: Path  # of the model
+
+
+Run = Callable[[Environment, Server, Path], str]
+"""Uses a client, with a directory for its files, and says what was seen; raises when it is not as it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One client."""
+
+    name: str
+    requirements: tuple[str, ...]
+    does: str
+    run: Run
+    kind: Kind = "python"
+
+
+def program(name: str) -> Run:
+    """One of `programs/`, which is given the URL and the model's name and checks by itself."""
+    return lambda environment, server, _: environment.run_program(name, server.url, server.model)
+
+
+def lm_eval_generate(environment: Environment, server: Server, directory: Path) -> str:
+    """Its exact match is 1 when each answer is what the server says to a plain request."""
+    lines = [f"ROMEO: The {word} is" for word in ("moon", "night", "sword", "letter", "prince", "grave")]
+    documents = [{"line": line, "rest": _text(server, line)} for line in lines]
+    (directory / "verse.jsonl").write_text("\n".join(map(json.dumps, documents)), encoding="utf-8")
+    (directory / VERSE.name).write_text(VERSE.read_text(encoding="utf-8"), encoding="utf-8")
+    model_args = {
+        "model": server.model, "base_url": f"{server.url}/v1/completions", "tokenizer": server.directory,
+        "tokenizer_backend": "huggingface", "num_concurrent": 2, "max_retries": 1, "max_length": 512,
+    }  # fmt: skip
+    environment.run(
+        [
+            "lm_eval", "run", "--model", "local-completions", "--model_args", _joined(model_args),
+            "--tasks", VERSE.name, "--include_path", ".", "--output_path", "out",
+        ],
+        cwd=directory,
+        more={"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
+    )  # fmt: skip
+    (results,) = directory.glob("out/**/results_*.json")
+    score = json.loads(results.read_text(encoding="utf-8"))["results"]["verse"]["exact_match,none"]
+    assert score == 1.0, f"exact match {score}"
+    return f"exact match 1.0 of {len(documents)} texts, {len(STOPS)} stop strings each"
+
+
+def guidellm(environment: Environment, server: Server, directory: Path) -> str:
+    """Every request succeeds with the tokens asked for, by the usage that the server sends."""
+    backend = {
+        "kind": "openai_http", "target": server.url, "model": server.model, "request_format": "/v1/completions"
+    }  # fmt: skip
+    data = {"kind": "synthetic_text", "prompt_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS}
+    environment.run(
+        [
+            "guidellm", "run", "--backend", _joined(backend), "--profile", "kind=concurrent,streams=2",
+            "--constraint", f"kind=max_requests,count={NUM_REQUESTS}",
+            "--tokenizer", f"kind=huggingface_auto,model={server.directory}", "--data", _joined(data),
+            "--output", "kind=json,path=report.json", "--disable-console-interactive",
+        ],
+        cwd=directory,
+    )  # fmt: skip
+    (benchmark,) = json.loads((directory / "report.json").read_text(encoding="utf-8"))["benchmarks"]
+    requests = benchmark["requests"]
+    assert not requests["errored"], f"{len(requests['errored'])} requests failed"
+    tokens = {request["output_metrics"]["text_tokens"] for request in requests["successful"]}
+    assert (len(requests["successful"]), tokens) == (NUM_REQUESTS, {OUTPUT_TOKENS}), f"output tokens {tokens}"
+    return _all_answered()
+
+
+def aiperf(environment: Environment, server: Server, directory: Path) -> str:
+    """The same, by its own report."""
+    environment.run(
+        [
+            "aiperf", "profile", "--model", server.model, "--url", server.url, "--endpoint-type", "completions",
+            "--streaming", "--tokenizer", server.directory, "--concurrency", "2",
+            "--request-count", str(NUM_REQUESTS), "--isl", str(INPUT_TOKENS), "--osl", str(OUTPUT_TOKENS),
+            "--extra-inputs", "ignore_eos:true", "--use-server-token-count", "--output-artifact-dir", "out",
+            "--ui", "none",
+        ],
+        cwd=directory,
+    )  # fmt: skip
+    report: dict[str, Any] = json.loads((directory / "out" / "profile_export_aiperf.json").read_text(encoding="utf-8"))
+    seen = (report["request_count"]["avg"], report["output_sequence_length"]["avg"])
+    assert seen == (NUM_REQUESTS, OUTPUT_TOKENS), f"requests and output tokens {seen}"
+    return _all_answered()
+
+
+def _all_answered() -> str:
+    return f"{NUM_REQUESTS} of {NUM_REQUESTS} answered, {OUTPUT_TOKENS} tokens each"
+
+
+def _joined(values: dict[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def _text(server: Server, prompt: str) -> str:
+    """What the server says to a plain request of the same kind."""
+    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "stop": STOPS}
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return str(json.load(response)["choices"][0]["text"])
+
+
+CASES = (
+    Case(
+        "openai-node",
+        ("openai==7.55.0",),
+        "whole, streamed with usage, `n`, `stop`, a refusal, the models",
+        program("openai_node.mjs"),
+        kind="node",
+    ),
+    Case(
+        "langchain-openai",
+        ("langchain-openai==1.7.3",),
+        "`invoke`, `stream`, `batch`, `generate` with `n` and `best_of`, `astream`",
+        program("langchain_program.py"),
+    ),
+    Case(
+        "litellm",
+        ("litellm==1.106.2",),
+        "`text_completion` as `text-completion-openai/` and `hosted_vllm/`, streamed, asynchronous, a refusal",
+        program("litellm_program.py"),
+    ),
+    Case(
+        "lm-eval",
+        ("lm-eval[api]==0.4.13", "transformers"),
+        "`local-completions`, a task of kind `generate_until`",
+        lm_eval_generate,
+    ),
+    Case("guidellm", ("guidellm==0.8.1",), "load of 2 streams on /v1/completions", guidellm),
+    Case("aiperf", ("aiperf==0.13.0",), "load of 2 streams on /v1/completions, metrics scraped", aiperf),
+)
