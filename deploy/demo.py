@@ -33,7 +33,7 @@ class Verse:
 
 
 async def demo(config: Config, fleet: Fleet, verse: Verse) -> int:
-    """Exit code 0 after the verse and a clean drain; 1, with the end of the log, after any failure."""
+    """Exit code 0 after the verse and a clean drain; 1, with the end of the log, which stays, after any failure."""
     handle, log_name = tempfile.mkstemp(prefix="baton-demo-", suffix=".log")
     print(f"starting {fleet.num_prefill} prefill + {fleet.num_decode} decode; log: {log_name}", flush=True)
     with os.fdopen(handle, "w") as log:
@@ -42,6 +42,8 @@ async def demo(config: Config, fleet: Fleet, verse: Verse) -> int:
             exit_code = await _serve_one(supervisor, mps, config, verse)
     if exit_code:
         _print_tail(Path(log_name))
+    else:
+        Path(log_name).unlink(missing_ok=True)
     return exit_code
 
 
@@ -96,7 +98,8 @@ def _figures(times: CompletionTimes, health: Health, mps: Mps) -> str:
 
 
 def _print_tail(log: Path) -> None:
-    print(f"--- end of {log}", file=sys.stderr)
+    print("--- end of the log", file=sys.stderr)
     with log.open(errors="replace") as lines:
         for line in deque(lines, maxlen=NUM_TAIL_LINES):
             print(line, end="", file=sys.stderr)
+    print(f"--- all of it: {log}", file=sys.stderr)
