@@ -5,7 +5,7 @@ and its flags. What an option may be stands beside it; how options depend on one
 checks when it is built.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -23,7 +23,8 @@ ENDPOINT = (r"auto|(ipc|tcp)://[!-~]{1,180}", "auto, ipc://PATH or tcp://HOST:PO
 DEVICE = (r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
 MAX_TOKENS = 1 << 24
 """Of a sequence; longer than any model's context."""
-MAX_STEP_TOKENS = 1 << 20
+MIN_STEP_TOKENS, MAX_STEP_TOKENS = 16, 1 << 20
+GPU_STEP_TOKENS, CPU_STEP_TOKENS = 8192, 1024
 MAX_QUEUED_TOKENS = 1 << 40
 MAX_POOL_BYTES = 1 << 44
 DAY_S = 86_400.0
@@ -159,12 +160,17 @@ class WorkerSection:
 class PrefillSection:
     """The prefill worker's scheduler."""
 
-    max_batch_tokens: int = option(8192, "prompt tokens computed in one step", within=(16, MAX_STEP_TOKENS))
+    max_batch_tokens: int = option(
+        0,
+        f"prompt tokens computed in one step, at least {MIN_STEP_TOKENS}; 0 is {GPU_STEP_TOKENS} on a GPU and "
+        f"{CPU_STEP_TOKENS} on a CPU, where larger steps would hold up other prompts for seconds",
+        within=(0, MAX_STEP_TOKENS),
+    )
     max_mixed_tokens: int = option(
         4096,
         "prompt tokens computed in a step in which short prompts overtake long ones: in smaller steps their first "
         "tokens come sooner",
-        within=(16, MAX_STEP_TOKENS),
+        within=(MIN_STEP_TOKENS, MAX_STEP_TOKENS),
     )
     max_num_seqs: int = option(64, "prompts in one step", within=(1, 1024))
     chunking: bool = option(True, "split prompts longer than a step's budget; false computes every prompt in one piece")
@@ -176,6 +182,18 @@ class PrefillSection:
         within=(1, 100),
     )
 
+    def __post_init__(self) -> None:
+        _require(
+            self.max_batch_tokens == 0 or self.max_batch_tokens >= MIN_STEP_TOKENS,
+            f"prefill.max_batch_tokens = {self.max_batch_tokens}: at least {MIN_STEP_TOKENS}, or 0 for what suits the "
+            "device",
+        )
+
+    def on(self, device_type: str) -> "PrefillSection":
+        """The same section with a step budget, that of the device if none was chosen."""
+        default = CPU_STEP_TOKENS if device_type == "cpu" else GPU_STEP_TOKENS
+        return replace(self, max_batch_tokens=self.max_batch_tokens or default)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeSection:
@@ -186,7 +204,7 @@ class DecodeSection:
     local_chunk_tokens: int = option(
         2048,
         "prompt tokens a step when a prompt is computed here, without a prefill worker",
-        within=(16, MAX_STEP_TOKENS),
+        within=(MIN_STEP_TOKENS, MAX_STEP_TOKENS),
     )
 
 

@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 
 from common.config import PREFILL_SECTIONS, Config
-from common.device.engine import Engine, build_engine, describe_device
+from common.device.engine import Engine, build_engine, describe_device, resolve_device
 from common.device.gpu_share import make_share
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import make_trace
@@ -30,7 +30,8 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
         raise ConfigError(
             "kv.transport = none: nobody would take a prompt's blocks; start decode workers alone, or set auto"
         )
-    section = config.prefill
+    section = config.prefill.on(resolve_device(config.worker.device).type)
+    config = replace(config, prefill=section)
     engine = build_engine(
         config,
         f"{worker_id}-{epoch:x}",

@@ -54,6 +54,7 @@ def test_flags_reproduce_a_config() -> None:
         ({"net": {"worker_timeout_s": 0.1}}, r"net\.worker_timeout_s = 0\.1: at least two heartbeats"),
         ({"router": {"max_bodies_bytes": 4096}}, r"router\.max_bodies_bytes = 4096: at least router\.max_body_bytes"),
         ({"net": {"router_endpoint": "udp://x"}}, r"net\.router_endpoint = 'udp://x': auto, ipc://PATH or tcp"),
+        ({"prefill": {"max_batch_tokens": 15}}, r"prefill\.max_batch_tokens = 15: at least 16, or 0 for what suits"),
         ({"worker": {"id": "two words"}}, r"worker\.id = 'two words': at most 100 ASCII characters"),
         ({"model": {"name": "m" * 201}}, r"model\.name = 'm+: at most 200 characters"),
     ],
@@ -76,6 +77,13 @@ def test_every_number_has_its_range(name: str, kind: type[Any], within: tuple[fl
             from_tables(Config, {section: {key: value}})
         with pytest.raises(ConfigError, match=named):
             parsed(f"--{section}-{key}={value}".replace("_", "-"))
+
+
+def test_a_prompt_step_is_as_large_as_asked_for_or_as_suits_the_device() -> None:
+    section = parsed("--prefill-max-num-seqs", "7").prefill
+    assert [section.on(device).max_batch_tokens for device in ("cpu", "cuda")] == [1024, 8192]
+    assert section.on("cpu").max_num_seqs == 7
+    assert parsed("--prefill-max-batch-tokens", "4096").prefill.on("cpu").max_batch_tokens == 4096
 
 
 def test_no_text_has_control_characters() -> None:

@@ -12,7 +12,7 @@ BLOCK_SIZE = 16
 
 
 def make(num_blocks: int = 100, *, batching: bool = True, **section: object) -> PromptScheduler:
-    limits = PrefillSection(**section)  # type: ignore[arg-type]
+    limits = PrefillSection(**section).on("cuda")  # type: ignore[arg-type]
     return PromptScheduler(limits, BlockAllocator(num_blocks + 1), BLOCK_SIZE, 1000, batching=batching)
 
 
@@ -93,7 +93,8 @@ def test_a_prompt_that_overtakes_leaves_blocks_for_the_one_whose_turn_it_is() ->
 
 @pytest.mark.parametrize(("num_blocks", "max_len"), [(4, 1000), (100, 64)])
 def test_a_prompt_that_no_step_and_no_pool_has_room_for_is_refused(num_blocks: int, max_len: int) -> None:
-    scheduler = PromptScheduler(PrefillSection(), BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_len, batching=True)
+    section = PrefillSection().on("cuda")
+    scheduler = PromptScheduler(section, BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_len, batching=True)
     assert scheduler.objection(prompt("a", 64)) == ""
     assert "65 tokens" in scheduler.objection(prompt("b", 65)) and "at most 64" in scheduler.objection(prompt("b", 65))
 

@@ -30,7 +30,7 @@ MESSAGE_S = 0.0005
 STEP_S = 0.0015
 TOKEN_S = 18.5e-6
 BLOCK_SIZE = 16
-SECTION = PrefillSection()
+SECTION = PrefillSection().on("cuda")
 FULL_STEP_S = STEP_S + SECTION.max_batch_tokens * TOKEN_S
 MAX_IN_FLIGHT = 2
 
