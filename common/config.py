@@ -28,6 +28,7 @@ GPU_STEP_TOKENS, CPU_STEP_TOKENS = 8192, 1024
 MAX_QUEUED_TOKENS = 1 << 40
 MAX_POOL_BYTES = 1 << 44
 DAY_S = 86_400.0
+LEAST_SILENCE_S = 0.1
 
 
 def _require(condition: bool, message: str) -> None:
@@ -125,6 +126,9 @@ class RouterSection:
     cors_origins: str = option(
         "", "origins whose pages a browser lets call, separated by commas; * is any", form=ORIGINS
     )
+    stream_keepalive_s: float = option(
+        0.0, "a stream silent for this long gets a comment, its first token or not; 0: never", within=(0.0, DAY_S)
+    )
     body_timeout_s: float = option(60.0, "an HTTP body not complete after this long is refused", within=(0.1, DAY_S))
     max_header_bytes: int = option(
         32_768, "longest request line and headers of a request, together", within=(1024, 1 << 20)
@@ -138,6 +142,10 @@ class RouterSection:
         _require(
             self.max_bodies_bytes >= self.max_body_bytes,
             f"router.max_bodies_bytes = {self.max_bodies_bytes}: at least router.max_body_bytes, {self.max_body_bytes}",
+        )
+        _require(
+            not 0 < self.stream_keepalive_s < LEAST_SILENCE_S,
+            f"router.stream_keepalive_s = {self.stream_keepalive_s:g}: 0 or at least {LEAST_SILENCE_S:g}",
         )
 
 

@@ -18,9 +18,8 @@ from router.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_
 from router.door import PLACES, Door, bound_sockets, close_surplus, num_places
 from router.handlers import routes
 from router.http_errors import from_http
-from router.http_request import REQUEST_ID, SERVICE
+from router.http_request import REQUEST_ID, SERVICE, name_request, repeat_name
 from router.model_handlers import model_routes
-from router.request_state import new_response_id
 from router.responses import error_response
 from router.service import Service
 from router.status_handlers import OPEN_TO_ALL, status_routes
@@ -75,7 +74,8 @@ async def start_server(config: Config) -> tuple[web.AppRunner, str]:
 @web.middleware
 async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error leaves in OpenAI's shape; nothing internal is told to a client."""
-    request[REQUEST_ID] = response_id = new_response_id()
+    name_request(request)
+    response_id = request[REQUEST_ID]
     try:
         return await handler(request)
     except RequestError as error:
@@ -100,8 +100,7 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
 async def _on_response_prepare(request: web.Request, response: web.StreamResponse) -> None:
     request[STARTED] = response
     response.headers["Server"] = SERVER
-    if REQUEST_ID in request:
-        response.headers["X-Request-Id"] = request[REQUEST_ID]
+    repeat_name(request, response)
 
 
 def _url_host(host: str) -> str:

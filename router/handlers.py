@@ -1,6 +1,7 @@
 """The HTTP endpoint of completions: checks a request, and writes what the mailbox brings.
 
-A streamed response begins with its first token, so that an error before it keeps its HTTP status.
+A streamed response begins with its first token, so that an error before it keeps its HTTP status, or with a first
+comment, if they are wanted (`router.stream_keepalive_s`).
 """
 
 import asyncio
@@ -10,13 +11,15 @@ from dataclasses import replace
 from aiohttp import web
 
 from router.api_keys import OWNER
-from router.http_request import REQUEST_ID, SERVICE, received
+from router.http_request import CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, received
 from router.job import Job, make_job, submitted
-from router.request_state import Delivery
+from router.request_state import Delivery, Mailbox
 from router.responses import DONE, ChunkWriter, completion_body, error_body, event
 
 SLOW_CLIENT_S = 60.0
 """Time beyond router.request_timeout_s that a client may take to read its response."""
+COMMENT = b": keep-alive\n\n"
+"""Clients skip it; what stands between sees that the stream lives."""
 STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 routes = web.RouteTableDef()
@@ -32,7 +35,7 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
         checked = await service.reader.read(body.pieces, service.max_model_len)
     if request[OWNER]:
         checked = replace(checked, client=request[OWNER])  # a user's name is easily invented
-    job = make_job(service, checked, request[REQUEST_ID])
+    job = make_job(service, checked, request[REQUEST_ID], request[CLIENT_REQUEST_ID])
     await asyncio.sleep(0)  # thousands of completions took a while
     try:
         async with asyncio.timeout(service.config.router.request_timeout_s + SLOW_CLIENT_S):
@@ -58,10 +61,10 @@ async def _whole(job: Job) -> web.Response:
 
 
 async def _stream(request: web.Request, job: Job) -> web.StreamResponse:
-    deliveries = await job.mailbox.take()
-    if deliveries[0].error is not None:
-        raise deliveries[0].error
     response = web.StreamResponse(headers=STREAM_HEADERS)
+    deliveries = await _next(request, response, job.mailbox)
+    if deliveries[0].error is not None and not response.prepared:
+        raise deliveries[0].error
     await response.prepare(request)
     writers = [ChunkWriter(job.head, job.options, completion) for completion in job.completions]
     num_open = len(writers)
@@ -70,13 +73,25 @@ async def _stream(request: web.Request, job: Job) -> web.StreamResponse:
         num_open -= sum(delivery.finish_reason is not None for delivery in deliveries)
         if num_open == 0 or any(delivery.error is not None for delivery in deliveries):
             break
-        deliveries = await job.mailbox.take()
+        deliveries = await _next(request, response, job.mailbox)
     usage = (
         event({**job.head, "choices": [], "usage": job.usage}) if job.options.include_usage and num_open == 0 else b""
     )
     await response.write(usage + DONE)
     await response.write_eof()
     return response
+
+
+async def _next(request: web.Request, response: web.StreamResponse, mailbox: Mailbox) -> list[Delivery]:
+    """What has arrived; until something does, a comment now and then if that is wanted, which begins the response."""
+    silence_s = request.app[SERVICE].config.router.stream_keepalive_s or None
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                return await mailbox.take()
+        except TimeoutError:
+            await response.prepare(request)
+            await response.write(COMMENT)
 
 
 def _events(writers: Sequence[ChunkWriter], deliveries: list[Delivery]) -> list[bytes]:

@@ -34,7 +34,7 @@ class Job:
         return usage_of(self.num_prompt_tokens, sum(len(completion.outputs) for completion in self.completions))
 
 
-def make_job(service: Service, request: CompletionRequest, response_id: str) -> Job:
+def make_job(service: Service, request: CompletionRequest, response_id: str, client_request_id: str = "") -> Job:
     """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now."""
     num_prompt_tokens = sum(map(len, request.prompts))
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
@@ -53,6 +53,7 @@ def make_job(service: Service, request: CompletionRequest, response_id: str) -> 
                 text=text_stream(echo),
                 mailbox=mailbox,
                 client=request.client,
+                client_request_id=client_request_id,
                 priority=request.priority,
                 stop_token_ids=request.text.stop_token_ids,
                 include_stop=request.text.include_stop,

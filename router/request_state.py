@@ -93,6 +93,7 @@ class Completion:
     text: TextStream
     mailbox: Mailbox
     client: str = ""  # between whom the queue is fair; "" is whoever does not say
+    client_request_id: str = ""  # for the log; may be anything, and anybody's
     priority: int = 0  # lower is earlier, before everything else
     stop_token_ids: tuple[int, ...] = ()  # of those in `sampling` what the client named: the end of the text is not
     include_stop: bool = False  # what ends the text is part of it
@@ -208,10 +209,11 @@ class Completion:
         """One line for the log: sizes and times, never text."""
         workers = f"{self.route.prefill.id} -> {self.route.decode.id}" if self.route else "no worker"
         ttft = f"{(self.first_token_s - self.submitted_s) * 1e3:.0f} ms" if self.first_token_s else "none"
+        asked = f", asked as {self.client_request_id!r}" if self.client_request_id else ""
         return (
             f"{self.state.value} {self.finish_reason or '-'}: {len(self.prompt_ids)} prompt tokens, "
             f"{len(self.outputs)} output tokens, {self.attempt + 1} attempts, ttft {ttft}, "
-            f"e2e {(now_s - self.submitted_s) * 1e3:.0f} ms, {workers}"
+            f"e2e {(now_s - self.submitted_s) * 1e3:.0f} ms, {workers}{asked}"
         )
 
     def begin_attempt(self) -> None:
