@@ -18,11 +18,10 @@ from router.tokenizer import Tokenizer
 from tests.messages import prefill_request
 
 LIMIT = 100
-numbers = st.one_of(
-    st.integers(-3, 130),
-    st.sampled_from([2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**400, -(2**63), 1.0, 0.5, 2.5, 1e308, -0.0]),
-)
-texts = st.one_of(st.sampled_from(["", "hi", "stop", "left", "\ud800", "a/b", "\0", "x" * 2000]), st.text(max_size=5))
+NUMBERS = [0, 1, -1, 2, 2**31 - 1, 2**31, 2**63 - 1, 2**63, -(2**63), 10**400, 1.0, 0.5, 2.5, 1e308, -0.0]
+TEXTS = ["", "hi", "stop", "left", "\ud800", "a/b", "\0", "x" * 2000]
+numbers = st.one_of(st.integers(-3, 130), st.sampled_from(NUMBERS))
+texts = st.one_of(st.sampled_from(TEXTS), st.text(max_size=5))
 scalars = st.one_of(st.none(), st.booleans(), numbers, texts)
 names = st.one_of(st.sampled_from([*COMPLETION_FIELDS.fields, *STREAM_OPTIONS.fields, "max_token"]), texts)
 values = st.recursive(
@@ -52,12 +51,8 @@ def ours(model_dir: Path) -> Tokenizer:
     return Tokenizer(ModelSection(path=str(model_dir)))
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    fields=st.one_of(values, likely, st.builds(lambda a, b: a | b, likely, st.dictionaries(names, values, max_size=2)))
-)
-def test_a_body_is_a_request_or_an_error_that_names_what_is_wrong(ours: Tokenizer, fields: Any) -> None:
-    body = {"seed": 1} | fields if isinstance(fields, dict) and fields.get("seed") is None else fields
+def agree(ours: Tokenizer, body: Any) -> None:
+    """The body is the same request or the same error, wherever it is read, and either can be sent."""
     data = json.dumps(body).encode()
     try:
         request = tokenized(parse_body(data, ours.info), ours, LIMIT)
@@ -74,3 +69,18 @@ def test_a_body_is_a_request_or_an_error_that_names_what_is_wrong(ours: Tokenize
             "cmpl-1-0", map(int, request.prompts[0]), sampling=request.sampling, priority=request.priority
         )
         assert decode(encode(message)) == message, "a worker would drop it"
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    fields=st.one_of(values, likely, st.builds(lambda a, b: a | b, likely, st.dictionaries(names, values, max_size=2)))
+)
+def test_a_body_is_a_request_or_an_error_that_names_what_is_wrong(ours: Tokenizer, fields: Any) -> None:
+    agree(ours, {"seed": 1} | fields if isinstance(fields, dict) and fields.get("seed") is None else fields)
+
+
+@pytest.mark.parametrize("name", [*COMPLETION_FIELDS.fields, "unknown"])
+def test_so_it_is_with_any_value_of_each_field(ours: Tokenizer, name: str) -> None:
+    for value in [*NUMBERS, *TEXTS, True, False, [], {}, [[]], [{}], [None], ["a"], [0], [-1], [10**400], {"a": 0}]:
+        agree(ours, {"prompt": "hi", "seed": 1, name: value})
+        agree(ours, {"prompt": "hi", "seed": 1, "stream": True, "stream_options": {name: value}})
