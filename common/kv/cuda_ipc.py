@@ -9,13 +9,14 @@ import os
 from typing import Any
 
 import torch
-from cuda.bindings import runtime
+from cuda.bindings import driver, runtime
 from torch import Tensor
 
 from common.errors import ConfigError, TransferFailed
 from common.kernels.gather_blocks import gather_blocks
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
+from common.kv.transport import check_size
 from common.wire.handoff_messages import KVPoolExport
 
 ALIGNMENT_BYTES = 2 * 1024 * 1024
@@ -68,6 +69,12 @@ class CudaPeerPool:
                 f"cannot map the pool of worker {export.worker_id} on GPU {export.device_uuid}: {_text(status)}; both "
                 "workers need to see both GPUs and to share the PID and IPC namespaces (docker: pid: host, ipc: host)"
             )
+        try:
+            if (num_bytes := _mapped_bytes(self.address)) is not None:
+                check_size(export, num_bytes)
+        except TransferFailed:
+            self.close()
+            raise
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "CudaPull":
         """One gather kernel."""
@@ -126,6 +133,15 @@ class _Raw:
             "version": 3,
             "strides": None,
         }
+
+
+def _mapped_bytes(address: int) -> int | None:
+    """How much is mapped from there on; None where the driver cannot say."""
+    try:
+        status, base, num_bytes = driver.cuMemGetAddressRange(address)
+    except RuntimeError:  # it has no such function
+        return None
+    return int(base) + int(num_bytes) - address if status == driver.CUresult.CUDA_SUCCESS else None
 
 
 def _tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:

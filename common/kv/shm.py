@@ -20,6 +20,7 @@ from torch import Tensor
 from common.errors import ConfigError, TransferFailed
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
+from common.kv.transport import check_size
 from common.wire.handoff_messages import KVPoolExport
 
 SHM_DIR = Path("/dev/shm")
@@ -58,7 +59,6 @@ class ShmPeerPool:
         name = export.handle.decode("ascii", "replace")
         if not _NAME.fullmatch(name):
             raise TransferFailed(f"worker {export.worker_id} names no shared memory segment: {name!r:.80}")
-        num_bytes = export.num_blocks * export.layout.block_bytes
         try:
             self.file = (SHM_DIR / name).open("rb", buffering=0)
         except OSError as error:
@@ -67,9 +67,11 @@ class ShmPeerPool:
                 "do the workers share /dev/shm (docker: the same ipc namespace)?"
             ) from None
         self.name, self.num_blocks = name, export.num_blocks
-        if os.fstat(self.file.fileno()).st_size < num_bytes:
+        try:
+            check_size(export, os.fstat(self.file.fileno()).st_size)
+        except TransferFailed:
             self.file.close()
-            raise TransferFailed(f"segment {name} is smaller than {export.num_blocks} blocks")
+            raise
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "FinishedPull":
         """Copies before it returns: on a CPU there is nobody else to do it."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from common.errors import ConfigError, LayoutMismatch
+from common.errors import ConfigError, LayoutMismatch, TransferFailed
 from common.kv.pool import KVPool, PoolMemory
 from common.wire.handoff_messages import KVPoolExport
 
@@ -75,6 +75,16 @@ def make_transport(name: str, device: torch.device) -> Transport:
         raise ConfigError(f"kv.transport = {name} moves {choice.device_type} memory, this worker runs on {device.type}")
     transport: Transport = importlib.import_module(choice.module).TRANSPORT
     return transport
+
+
+def check_size(export: KVPoolExport, num_bytes: int) -> None:
+    """Raise TransferFailed when a peer's memory, of `num_bytes`, is smaller than the pool that it offers."""
+    wanted = export.num_blocks * export.layout.block_bytes
+    if num_bytes < wanted:
+        raise TransferFailed(
+            f"worker {export.worker_id} offers {export.num_blocks} blocks, which are {wanted} bytes, its memory has "
+            f"{num_bytes}; restart that worker"
+        )
 
 
 def check_compatible(export: KVPoolExport, target: KVPool, transport: str) -> None:

@@ -183,6 +183,11 @@ def test_a_handle_that_is_none_is_refused(meeting: Meeting) -> None:
             meeting.open(dataclasses.replace(meeting.peer.export, handle=handle))
 
 
+def test_a_pool_larger_than_the_memory_behind_it_is_refused(meeting: Meeting) -> None:
+    with pytest.raises(TransferFailed, match="worker p offers 400 blocks, which are 9830400 bytes, its memory has"):
+        meeting.open(dataclasses.replace(meeting.peer.export, num_blocks=10 * NUM_BLOCKS))
+
+
 def test_another_layout_is_refused_and_every_difference_named(meeting: Meeting) -> None:
     check_compatible(meeting.peer.export, meeting.pool, meeting.transport)
     theirs = dataclasses.replace(LAYOUT, fingerprint="another", head_dim=64)
