@@ -54,7 +54,7 @@ class StepBench:
         self.engine: Engine = build_engine(config, "bench", step_tokens=2048, logit_rows=self.max_rows)
         self.block_size = config.kv.block_size
         engine = self.engine
-        self.batch = DecodeBatch(self.max_rows, engine.max_len, self.block_size, engine.device)
+        self.batch = DecodeBatch(self.max_rows, engine.max_len, self.block_size, engine.vocab_size, engine.device)
         self.runner = DecodeRunner(self.engine, self.batch, self.max_rows, use_graphs=True)
         self.runner.buckets = sorted(args.batches)
         self.runner.prepare()

@@ -49,7 +49,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
     prompt_runner = PromptRunner(engine, config.decode.local_chunk_tokens, max_seqs=1)
     if engine.device.type == "cuda" and has_prompts:
         warm_up_prompts(prompt_runner)
-    batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.device)
+    batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.vocab_size, engine.device)
     runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
     runner.prepare()
     runner.trace = make_trace(config.worker.trace_file, worker_id, engine.device)

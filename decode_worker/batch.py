@@ -8,19 +8,20 @@ next can be launched before the host has seen this one's tokens. The host only w
 import torch
 from torch import Tensor
 
+from common.device.adjustments import Adjustments, SlotFill
 from common.device.sampling_tensors import sampling_tensors
 from common.kernels.operands import RowState, SamplingTensors
 from common.ops.base import ForwardBatch
 from common.ops.row_ops import RowOps
 from common.wire.sampling_params import PADDING
 from decode_worker.row_updates import RowUploader
-from decode_worker.rows import Change
+from decode_worker.rows import NO_SLOT, Change, Fill
 
 
 class DecodeBatch:
     """Row state of up to `max_rows` sequences of up to `max_len` tokens."""
 
-    def __init__(self, max_rows: int, max_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, max_len: int, block_size: int, vocab: int, device: torch.device) -> None:
         self.max_len = max_len
         max_blocks = -(-max_len // block_size)
 
@@ -31,10 +32,12 @@ class DecodeBatch:
             token_ids=zeros(max_rows, dtype=torch.int32),
             positions=zeros(max_rows, dtype=torch.int32),
             seq_lens=zeros(max_rows, dtype=torch.int32),
+            state_slots=torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=device),
             block_tables=zeros(max_rows, max_blocks, dtype=torch.int32),
             sampling=sampling_tensors([PADDING] * max_rows, device),
         )
         self.cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)  # [max_rows + 1]
+        self.adjustments = Adjustments(max_rows, vocab, device)
         self._ops = RowOps(device)
         self._uploader = RowUploader(max_blocks, max_len, device)
 
@@ -58,6 +61,15 @@ class DecodeBatch:
         return self.state.sampling.rows(num_rows)
 
     def apply(self, changes: list[Change]) -> None:
-        """Bring the tensors up to date with the changes of one turn: one upload, one launch."""
+        """Bring the tensors up to date with the changes of one turn: one upload, one launch, and what slots take."""
+        new = [change for change in changes if isinstance(change, Fill) and change.source < 0]
+        self.adjustments.fill([_slot_fill(fill) for fill in new if fill.state_slot != NO_SLOT])
         if changes and (updates := self._uploader.upload(changes)).words.numel():
             self._ops.update(self.state, updates)
+
+
+def _slot_fill(fill: Fill) -> SlotFill:
+    """All of a new sequence's tokens but the last, which the next step counts."""
+    sequence = fill.sequence
+    num_outputs = max(0, sequence.num_outputs - 1)
+    return SlotFill(fill.state_slot, sequence.sampling, sequence.token_ids[:-1], num_outputs)

@@ -34,7 +34,15 @@ class LocalPrompt:
         sequence, start = self.sequence, self.num_launched_tokens
         self.num_launched_tokens += num_tokens
         token_ids = sequence.token_ids[start : self.num_launched_tokens]
-        return PromptChunk(token_ids, start, sequence.block_ids, sequence.sampling, is_last=not self.num_left)
+        return PromptChunk(
+            token_ids=token_ids,
+            start=start,
+            block_ids=sequence.block_ids,
+            sampling=sequence.sampling,
+            is_last=not self.num_left,
+            sequence_ids=sequence.token_ids,
+            num_outputs=sequence.num_outputs,
+        )
 
 
 class LocalPrompts:

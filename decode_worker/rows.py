@@ -4,9 +4,13 @@ The batch is rows `[0, len(rows))`; when one leaves, the last moves into its pla
 change hands between two steps, the tensors are told once, of the outcome. Torch-free.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
+from itertools import count
 
 from decode_worker.sequence import DecodeSequence
+
+NO_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +19,13 @@ class Fill:
 
     All of its state is known to the host but for one thing: the last token of a sequence that moved
     is in row `source`, on the device, which may be ahead of the host. A new sequence has source -1.
+    So it is with what is kept for it in `state_slot`: a new one's is to be filled.
     """
 
     row: int
     sequence: DecodeSequence
     source: int = -1
+    state_slot: int = NO_SLOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.sequences: list[DecodeSequence] = []
+        self.state_slots: dict[DecodeSequence, int] = {}  # of those whose logits are adjusted: each its own, below rows
         self._told: list[DecodeSequence] = []  # by row, what the tensors hold
         self._grown: list[tuple[DecodeSequence, int, int]] = []  # sequence, index, block_id
 
@@ -80,10 +87,21 @@ class Rows:
         changes: list[Change] = []
         if told != self.sequences:
             sources = {sequence: row for row, sequence in enumerate(told)}
+            self._assign_slots(sources)
             for row, sequence in enumerate(self.sequences):
                 source = sources.get(sequence, -1)
                 if source != row:
-                    changes.append(Fill(row, sequence, source))
+                    changes.append(Fill(row, sequence, source, self.state_slots.get(sequence, NO_SLOT)))
             changes += [Clear(row) for row in range(len(self.sequences), len(told))]
         changes += [Grow(sequence.row, index, block_id) for sequence, index, block_id in grown if sequence.row >= 0]
         return changes
+
+    def _assign_slots(self, told: Container[DecodeSequence]) -> None:
+        """A slot for each new sequence that needs one; who left has none."""
+        for sequence in [sequence for sequence in self.state_slots if sequence.row < 0]:
+            del self.state_slots[sequence]
+        taken = set(self.state_slots.values())
+        free = (slot for slot in count() if slot not in taken)
+        for sequence in self.sequences:
+            if sequence not in told and sequence.sampling.adjusts_logits:
+                self.state_slots[sequence] = next(free)

@@ -7,7 +7,7 @@ graphs switched off, the same function runs eagerly. A step is launched without 
 
 import logging
 import time
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +26,13 @@ def batch_buckets(max_rows: int) -> list[int]:
     return [*(rows for rows in steps if rows < max_rows), max_rows]
 
 
+class StepKind(NamedTuple):
+    """What a graph is captured for."""
+
+    num_rows: int
+    adjusts: bool  # the logits of rows with a slot
+
+
 class DecodeRunner:
     """Launches steps; the batch's state says what they compute."""
 
@@ -34,7 +41,7 @@ class DecodeRunner:
         self.batch = batch
         self.use_graphs = use_graphs and engine.graph_safe
         self.buckets = batch_buckets(max_rows)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
         self.landing = RingLanding(max_rows, engine.device)
         self.trace = Trace()
 
@@ -43,14 +50,9 @@ class DecodeRunner:
         if self.engine.device.type != "cuda":
             return
         begin_s = time.monotonic()
-        memory = None
         self.batch.apply([Clear(0)])  # for its kernel
-        with torch.inference_mode():
-            for bucket in sorted(self.buckets, reverse=True):
-                self.launch(bucket)  # kernel by kernel
-                if self.use_graphs:
-                    self.graphs[bucket] = self._captured(bucket, memory)
-                    memory = memory or self.graphs[bucket].pool()
+        for bucket in sorted(self.buckets, reverse=True):
+            self.launch(bucket)
         torch.cuda.synchronize(self.engine.device)
         how = f"{len(self.graphs)} graphs for 1 to {self.buckets[-1]} rows" if self.graphs else "no graphs"
         logger.info("decode step ready in %.1f s: %s", time.monotonic() - begin_s, how)
@@ -59,26 +61,38 @@ class DecodeRunner:
         """Rows of the step that is run for `num_rows`."""
         return next(rows for rows in self.buckets if rows >= num_rows)
 
-    def launch(self, num_rows: int) -> PendingOutput:
-        """Start a step over the first `num_rows` rows."""
-        bucket = self.bucket(num_rows)
+    def launch(self, num_rows: int, *, adjusts: bool = False) -> PendingOutput:
+        """Start a step over the first `num_rows` rows; `adjusts` if any of them has a slot.
+
+        The first of its kind runs kernel by kernel. Its graph is captured behind it: for steps that adjust logits
+        when there is one, so that a start does not take longer, nor a step of others.
+        """
+        kind = StepKind(self.bucket(num_rows), adjusts)
         with torch.inference_mode():
             with self.trace.device(num_rows, "rows"):
-                if bucket in self.graphs:
-                    self.graphs[bucket].replay()
+                if kind in self.graphs:
+                    self.graphs[kind].replay()
                 else:
-                    self._step(bucket)
-            return self.landing.launched(num_rows, bucket)
+                    self._step(kind)
+            pending = self.landing.launched(num_rows, kind.num_rows)
+            if self.use_graphs and kind not in self.graphs:
+                self.graphs[kind] = self._captured(kind)
+        return pending
 
-    def _step(self, num_rows: int) -> None:
+    def _step(self, kind: StepKind) -> None:
+        num_rows, sampler = kind.num_rows, self.engine.sampler
         forward_batch = self.batch.forward_batch(num_rows)
         logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
         sampling = self.batch.sampling_rows(num_rows)
-        self.engine.sampler.sample_and_advance(logits, sampling, forward_batch, self.landing.ring)
+        if kind.adjusts:
+            slots, adjustments = self.batch.state.state_slots[:num_rows], self.batch.adjustments.tensors
+            sampler.adjust(logits, sampling, slots, adjustments, forward_batch.token_ids, forward_batch.seq_lens)
+        sampler.sample_and_advance(logits, sampling, forward_batch, self.landing.ring)
 
-    def _captured(self, num_rows: int, memory: Any) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
+    def _captured(self, kind: StepKind) -> torch.cuda.CUDAGraph:
+        """All share the memory of the first, which is of the largest bucket."""
+        graph, first = torch.cuda.CUDAGraph(), next(iter(self.graphs.values()), None)
         torch.cuda.synchronize(self.engine.device)
-        with torch.cuda.graph(graph, pool=memory):
-            self._step(num_rows)
+        with torch.cuda.graph(graph, pool=first.pool() if first else None):
+            self._step(kind)
         return graph

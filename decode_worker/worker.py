@@ -153,7 +153,7 @@ class DecodeWorker:
         if not num_rows:
             return None
         with self.trace.phase("launch"):
-            pending = self.runner.launch(num_rows)
+            pending = self.runner.launch(num_rows, adjusts=bool(self.scheduler.rows.state_slots))
             self.pace.launched(self.runner.bucket(num_rows))
             return DecodeStep(pending, self.scheduler.launched())
 

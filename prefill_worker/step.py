@@ -44,4 +44,6 @@ def _prompt_chunk(chunk: Chunk) -> PromptChunk:
         block_ids=sequence.block_ids,
         sampling=sequence.sampling,
         is_last=chunk.is_last,
+        sequence_ids=sequence.token_ids,
+        num_outputs=sequence.num_outputs,
     )

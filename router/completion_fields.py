@@ -5,9 +5,10 @@ change nothing. README.md's list is made of this table (`python -m router.field_
 """
 
 from common.wire.fields import MAX_INT32
-from common.wire.sampling_params import MAX_STOP_TOKENS
+from common.wire.sampling_params import MAX_ALLOWED, MAX_BIASED, MAX_STOP_TOKENS
 from router.json_fields import Field, Object, Table
 from router.json_rules import Boolean, Integer, Number, OneOf, Only, Text
+from router.logit_bias import LogitBias
 from router.prompts import DEFAULT_MAX_TOKENS, Prompts, TokenIdList
 from router.stop_strings import StopStrings
 
@@ -20,6 +21,7 @@ TRUNCATION = "of longer prompts so many tokens are kept, of texts from at most 1
 MAX_TOKENS_ABOUT = (
     "of each text at most; refused if prompt and `max_tokens` exceed the context, as OpenAI does; 0 with `echo` only"
 )
+REPETITION = "positive logits of tokens that prompt or text have are divided by it, others multiplied with it"
 CACHE_SALT = Text(128, min_chars=1, without="@/\\\0")
 NO_GRAMMAR = "structured output is not implemented; leave it out"
 
@@ -36,6 +38,12 @@ GENERATION_FIELDS = (
     Field("top_k", Integer(-1, MAX_TOP_K), 0, "the k likeliest tokens; 0 and -1: all"),
     Field("min_p", Number(0, 1), 0.0, "tokens at least this likely beside the likeliest"),
     Field("seed", Integer(-(1 << 63), (1 << 63) - 1), None, "equal requests with equal seeds get equal texts"),
+    Field("presence_penalty", Number(-2, 2), 0.0, "off the logits of tokens that the text has"),
+    Field("frequency_penalty", Number(-2, 2), 0.0, "the same, for each time that the text has them"),
+    Field("repetition_penalty", Number(0.001, 1000), 1.0, REPETITION),
+    Field("logit_bias", LogitBias(MAX_BIASED), {}, "added to the logits of tokens"),
+    Field("allowed_token_ids", TokenIdList(MAX_ALLOWED), None, "no other tokens are chosen"),
+    Field("min_tokens", Integer(0, MAX_MAX_TOKENS), 0, "nothing but `max_tokens` ends the text before"),
     Field("stop", StopStrings(), (), "the text ends before the first of them"),
     Field("include_stop_str_in_output", Boolean(), False, "what ends the text is part of it"),
     Field("stop_token_ids", TokenIdList(MAX_STOP_IDS), (), "tokens that end the text, beside the model's own"),
@@ -52,13 +60,7 @@ GENERATION_FIELDS = (
     Field("cache_salt", CACHE_SALT, None, "taken, without effect: no request uses anything of another's prompt"),
     Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
     Field("priority", Integer(-MAX_INT32, MAX_INT32), 0, "lower goes first, always"),
-    Field("presence_penalty", Only((0,))),
-    Field("frequency_penalty", Only((0,))),
-    Field("repetition_penalty", Only((1,))),
-    Field("logit_bias", Only(({},))),
-    Field("allowed_token_ids", Only()),
     Field("bad_words", Only(([],))),
-    Field("min_tokens", Only((0,))),
     Field("return_tokens_as_token_ids", Only((False,))),
     Field("prompt_logprobs", Only()),
     Field("use_beam_search", Only((False,))),

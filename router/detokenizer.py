@@ -69,12 +69,18 @@ class IncrementalDecoder:
 
 
 class TextStream:
-    """The text of one completion: ids in, text that may be shown out; `prefix` comes before everything else."""
+    """The text of one completion: ids in, text that may be shown out; `prefix` comes before everything else.
 
-    def __init__(self, decode: Decode, matcher: StopMatcher | None = None, prefix: str = "") -> None:
+    Stop strings are looked for in what follows the first `min_tokens` tokens.
+    """
+
+    def __init__(
+        self, decode: Decode, matcher: StopMatcher | None = None, prefix: str = "", min_tokens: int = 0
+    ) -> None:
         self._decoder = IncrementalDecoder(decode)
         self._matcher = matcher
         self._prefix = prefix
+        self._num_unmatched = min_tokens  # tokens to come in which no stop string is looked for
 
     @property
     def stop(self) -> str:
@@ -84,12 +90,16 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """The text to show after this token."""
         chunk = self._decoder.push(token_id)
-        return self._after_prefix(chunk if self._matcher is None else self._matcher.feed(chunk))
+        if self._num_unmatched:
+            self._num_unmatched -= 1
+        elif self._matcher is not None:
+            chunk = self._matcher.feed(chunk)
+        return self._after_prefix(chunk)
 
     def flush(self) -> str:
         """The rest, at the end of a completion that no stop string ended; it may complete one."""
         chunk = self._decoder.flush()
-        if self._matcher is not None:
+        if self._matcher is not None and not self._num_unmatched:
             chunk = self._matcher.feed(chunk)
             chunk += self._matcher.flush()
         return self._after_prefix(chunk)

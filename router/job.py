@@ -38,7 +38,8 @@ def make_job(service: Service, request: CompletionRequest, response_id: str, cli
     """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now."""
     num_prompt_tokens = sum(map(len, request.prompts))
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
-    mailbox, text_stream = Mailbox(), _text_streams(service.tokenizer, request.text)
+    mailbox = Mailbox()
+    text_stream = _text_streams(service.tokenizer, request.text, request.sampling.min_tokens)
     completions: list[Completion] = []
     for prompt_ids, echo in zip(request.prompts, request.echoes or repeat(""), strict=False):
         assert not isinstance(prompt_ids, str), "the reader leaves tokens"
@@ -82,10 +83,11 @@ def _end_with_the_prompt(completion: Completion) -> None:
     completion.mailbox.put(Delivery(completion.index, completion.text.flush(), 0, completion.finish_reason))
 
 
-def _text_streams(tokenizer: Tokenizer, options: TextOptions) -> Callable[[str], TextStream]:
+def _text_streams(tokenizer: Tokenizer, options: TextOptions, min_tokens: int) -> Callable[[str], TextStream]:
     """Makes the text of each choice, given what stands before it; what they can share is made once."""
     decode = tokenizer.decode if options.skip_special_tokens else tokenizer.decode_all
     if not options.stops:
         return lambda prefix: TextStream(decode, prefix=prefix)
     automaton = StopAutomaton(options.stops)
-    return lambda prefix: TextStream(decode, StopMatcher(automaton, include=options.include_stop), prefix)
+    include = options.include_stop
+    return lambda prefix: TextStream(decode, StopMatcher(automaton, include=include), prefix, min_tokens)

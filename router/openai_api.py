@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.errors import RequestError
+from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
 from router.completion_fields import COMPLETION_FIELDS
 from router.json_rules import shown, wrong
@@ -69,7 +70,8 @@ def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int,
         raise wrong("best_of", values["best_of"], f"0, 1 or what n is, {values['n']}: no text is made and not returned")
     if values["max_tokens"] == 0 and not values["echo"]:
         raise wrong("max_tokens", 0, "at least 1, or echo = true")
-    check_vocabulary("stop_token_ids", values["stop_token_ids"], vocab_size)
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        check_vocabulary(name, tuple(values[name] or ()), vocab_size)
     own_ids = () if values["ignore_eos"] else eos_token_ids
     return CompletionRequest(
         prompts=_prompts(values["prompt"], vocab_size),
@@ -140,8 +142,38 @@ def _sampling(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> Samplin
         top_p=values["top_p"],
         min_p=values["min_p"],
         seed=seed % (1 << SEED_BITS),
-        stop_token_ids=tuple(dict.fromkeys((*eos_token_ids, *values["stop_token_ids"]))),
+        stop_token_ids=_stop_ids(values, eos_token_ids),
+        presence_penalty=values["presence_penalty"],
+        frequency_penalty=values["frequency_penalty"],
+        repetition_penalty=values["repetition_penalty"],
+        min_tokens=_min_tokens(values),
+        biased_token_ids=tuple(values["logit_bias"]),
+        biases=tuple(values["logit_bias"].values()),
+        allowed_token_ids=_allowed_ids(values, eos_token_ids),
     )
+
+
+def _stop_ids(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((*eos_token_ids, *values["stop_token_ids"])))
+
+
+def _min_tokens(values: dict[str, Any]) -> int:
+    num_tokens, most = values["min_tokens"], values["max_tokens"]
+    if num_tokens > most:
+        raise wrong("min_tokens", num_tokens, f"at most max_tokens, {most}")
+    return int(num_tokens)
+
+
+def _allowed_ids(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> bytes:
+    """The allowed tokens as the wire has them, none if all are."""
+    allowed = values["allowed_token_ids"]
+    if allowed is None:
+        return b""
+    if not allowed:
+        raise wrong("allowed_token_ids", allowed, "at least one token id; leave it out to allow all")
+    if values["min_tokens"] and set(allowed) <= set(_stop_ids(values, eos_token_ids)):
+        raise wrong("allowed_token_ids", allowed, "with min_tokens, at least one token that does not end the text")
+    return pack_ids(sorted(set(allowed)))
 
 
 def _response_options(values: dict[str, Any]) -> ResponseOptions:

@@ -247,7 +247,7 @@ def _activation_bytes(config: DecoderConfig, layout: KVLayout, step_tokens: int,
     """Upper bound of what one step holds at once, doubled for the allocator's rounding."""
     rows = (config.num_q_heads * 2 + config.num_kv_heads * 2) * config.head_dim
     width = rows + 3 * config.intermediate_size + 4 * config.hidden_size
-    return 2 * (step_tokens * width * 4 + logit_rows * config.vocab_size * 4 * 3)
+    return 2 * (step_tokens * width * 4 + logit_rows * config.vocab_size * 4 * 4)
 
 
 def _num_blocks(config: Config, layout: KVLayout, device: torch.device, activation_bytes: int) -> int:

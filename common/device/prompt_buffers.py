@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.device.adjustments import Adjustments, SlotFill
 from common.kernels.operands import SamplingTensors
 from common.ops.base import ForwardBatch
 from common.wire.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
@@ -31,10 +32,17 @@ class PromptChunk:
     block_ids: list[int]  # cover at least the chunk's end
     sampling: SamplingParams
     is_last: bool  # the prompt ends here: a token is sampled
+    sequence_ids: Sequence[int] = ()  # all tokens of the sequence, for the last chunk if logits are adjusted
+    num_outputs: int = 0  # of those, the last ones
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before the token is sampled."""
+        return self.is_last and self.sampling.adjusts_logits
 
 
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]
@@ -60,8 +68,11 @@ class _Staging:
 class PromptBuffers:
     """Room for `max_tokens` tokens of `max_seqs` sequences of up to `max_len` tokens."""
 
-    def __init__(self, max_tokens: int, max_seqs: int, max_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_tokens: int, max_seqs: int, max_len: int, block_size: int, vocab: int, device: torch.device
+    ) -> None:
         self.block_size = block_size
+        self.adjustments = Adjustments(max_seqs, vocab, device)
         self.max_tokens, self.max_seqs, self.max_len = max_tokens, max_seqs, max_len
         shapes = _shapes(max_tokens, max_seqs, -(-max_len // block_size))
         *_, (_, _, num_bytes, _, _) = _places(shapes)
@@ -93,8 +104,16 @@ class PromptBuffers:
             self._host_of(name)[len(chunks) : num_seqs] = 0
         for column in SAMPLING_COLUMNS:
             self._host_of(column.name)[len(chunks) : num_seqs] = getattr(PADDING, column.name)
+        self._host_of("state_slots")[len(chunks) : num_seqs] = -1
         self._host_of("cu_seqlens")[len(chunks) + 1 : num_seqs + 1] = begin
         self._upload(len(chunks))
+        self.adjustments.fill(
+            [
+                SlotFill(row, chunk.sampling, chunk.sequence_ids, chunk.num_outputs)
+                for row, chunk in enumerate(chunks)
+                if chunk.adjusts
+            ]
+        )
 
     def forward_batch(
         self, num_tokens: int, num_seqs: int, *, max_query_len: int, max_seq_len: int, num_keys: int
@@ -118,6 +137,10 @@ class PromptBuffers:
         tensors = SamplingTensors(**{column.name: self._view(column.name, num_seqs) for column in SAMPLING_COLUMNS})
         return tensors, self._view("next_positions", num_seqs)
 
+    def state_slots(self, num_seqs: int) -> Tensor:
+        """Where what adjusts the logits of the first sequences is, -1 where there is nothing."""
+        return self._view("state_slots", num_seqs)
+
     def _fill_tokens(self, chunk: PromptChunk, begin: int) -> None:
         end = begin + len(chunk.token_ids)
         positions = np.arange(chunk.start, chunk.end)
@@ -129,6 +152,7 @@ class PromptBuffers:
     def _fill_sequence(self, row: int, chunk: PromptChunk, tokens_end: int) -> None:
         self._host_of("block_tables")[row, : len(chunk.block_ids)] = chunk.block_ids
         values = {"seq_lens": chunk.end, "last_tokens": tokens_end - 1, "next_positions": chunk.end}
+        values["state_slots"] = row if chunk.adjusts else -1
         values |= {column.name: getattr(chunk.sampling, column.name) for column in SAMPLING_COLUMNS}
         for name, value in values.items():
             self._host_of(name)[row] = value
@@ -162,6 +186,7 @@ def _shapes(max_tokens: int, max_seqs: int, max_blocks: int) -> Shapes:
         "seq_lens": (seqs, np.dtype(np.int32)),
         "cu_seqlens": ((max_seqs + 1,), np.dtype(np.int32)),
         "next_positions": (seqs, np.dtype(np.int32)),
+        "state_slots": (seqs, np.dtype(np.int32)),
         **{column.name: (seqs, np.dtype(column.dtype)) for column in SAMPLING_COLUMNS},
         "block_tables": ((max_seqs, max_blocks), np.dtype(np.int32)),
     }

@@ -74,7 +74,9 @@ class PromptRunner:
     def __init__(self, engine: Engine, max_tokens: int, max_seqs: int, share: GpuShare | None = None) -> None:
         self.engine = engine
         block_size = engine.pool.layout.block_size
-        self.buffers = PromptBuffers(max_tokens, max_seqs, engine.max_len, block_size, engine.device)
+        vocab, device = engine.vocab_size, engine.device
+        self.buffers = PromptBuffers(max_tokens, max_seqs, engine.max_len, block_size, vocab, device)
+        self.all_counted = torch.full((max_seqs,), -1, dtype=torch.int32, device=device)
         self.landing = Landing(max_seqs, engine.device)
         self.graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.share = share or GpuShare()  # ends after the graphs that were captured in it
@@ -83,11 +85,13 @@ class PromptRunner:
     def launch(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> PendingPrompts:
         """Start a step over the chunks; it runs after every step launched before it.
 
+        One that adjusts logits is launched kernel by kernel: no graph does that.
         `whole_gpu`: it may use more than the share, as there is nobody to leave the rest to.
         """
         num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
         num_keys = sum(chunk.end for chunk in chunks)
-        bucket = self._bucket(num_tokens, num_seqs, num_keys, whole_gpu=whole_gpu or self.share.limited is None)
+        adjusts, any_gpu = any(chunk.adjusts for chunk in chunks), whole_gpu or self.share.limited is None
+        bucket = None if adjusts else self._bucket(num_tokens, num_seqs, num_keys, whole_gpu=any_gpu)
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill(chunks, *(bucket[:2] if bucket else (num_tokens, num_seqs)))
             with self.trace.device(num_tokens, "tokens"):
@@ -97,7 +101,8 @@ class PromptRunner:
                 else:
                     max_query_len = max(len(chunk.token_ids) for chunk in chunks)
                     max_seq_len = max(chunk.end for chunk in chunks)
-                    sampled = self._step(num_tokens, num_seqs, max_query_len, max_seq_len, num_keys=num_keys)
+                    shape = (num_tokens, num_seqs, max_query_len, max_seq_len)
+                    sampled = self._step(*shape, num_keys=num_keys, adjusts=adjusts)
             pending = self.landing.fetch(sampled[:num_seqs])
         return PendingPrompts(pending, [chunk.is_last for chunk in chunks])
 
@@ -135,13 +140,25 @@ class PromptRunner:
         return min(fitting, default=None)
 
     def _step(
-        self, num_tokens: int, num_seqs: int, max_query_len: int, max_seq_len: int, *, num_keys: int = 0
+        self,
+        num_tokens: int,
+        num_seqs: int,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        num_keys: int = 0,
+        adjusts: bool = False,
     ) -> Tensor:
         batch = self.buffers.forward_batch(
             num_tokens, num_seqs, max_query_len=max_query_len, max_seq_len=max_seq_len, num_keys=num_keys
         )
         logits = self.engine.model.forward(batch, self.engine.ops)
-        return self.engine.sampler.sample(logits, *self.buffers.sampling(num_seqs))
+        params, positions = self.buffers.sampling(num_seqs)
+        if adjusts:
+            slots, adjustments = self.buffers.state_slots(num_seqs), self.buffers.adjustments.tensors
+            last_ids = self.all_counted[:num_seqs]
+            self.engine.sampler.adjust(logits, params, slots, adjustments, last_ids, positions)
+        return self.engine.sampler.sample(logits, params, positions)
 
     def _captured(self, bucket: Bucket, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """A graph over padding; what it computes follows from the buffers at replay."""

@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from common.device.adjustments import Adjustments
 from common.device.engine import Engine
 from common.device.landing import make_ring
 from common.device.prompt_buffers import PromptChunk
@@ -49,6 +50,7 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
     tasks += [  # the same for any count
         lambda: ops.embed(batches[0].token_ids, model.embed),
         lambda: engine.sampler.sample_and_advance(logits, sampling, _padding(engine, 1, 1), ring),
+        partial(_adjust, engine),
     ]
     _compile("decode", engine, tasks)
 
@@ -66,6 +68,7 @@ def compile_prompt_kernels(engine: Engine) -> None:
     tasks += [
         partial(_logits_of, engine, ops, 1),
         lambda: engine.sampler.sample(_logits(engine, 1), sampling_tensors([PADDING], engine.device), position),
+        partial(_adjust, engine),
     ]
     _compile("prompt", engine, tasks)
 
@@ -162,6 +165,13 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
         max_seq_len=engine.max_len,
         num_keys=num_tokens if num_tokens > num_seqs else 0,
     )
+
+
+def _adjust(engine: Engine) -> None:
+    adjustments = Adjustments(1, engine.vocab_size, engine.device)
+    none, ones = torch.full((1,), -1, dtype=torch.int32, device=engine.device), _padding(engine, 1, 1).token_ids
+    params = sampling_tensors([PADDING], engine.device)
+    engine.sampler.adjust(_logits(engine, 1), params, none, adjustments.tensors, ones, ones)
 
 
 def _run_prompts(runner: PromptRunner, lengths: list[int], whole_gpu: bool) -> None:

@@ -10,8 +10,13 @@ MAX_VOCAB = 1 << 20
 """Tokens whose probabilities, in fixed point, add up within int64."""
 NO_CHOICE = -2
 """In place of the token of a row whose logits are all NaN or -inf, so that there is nothing to choose."""
-NUM_HEAD_COLUMNS = 4
+NUM_HEAD_COLUMNS = 5
 """Of `RowUpdates`: what a row is told beside its sampling parameters."""
+IN_PROMPT = 1 << 30
+"""Added to the number of a token's outputs if the prompt has it."""
+EDIT_FIELDS = 3
+MAX_EDITS = 1088
+"""Logits of a row that are biased, or banned for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,9 @@ class SamplingTensors:
     top_p: Tensor  # [num_rows] fp32; 1 is off
     min_p: Tensor  # [num_rows] fp32; 0 is off
     seed: Tensor  # [num_rows] int64
+    presence_penalty: Tensor  # [num_rows] fp32; 0 is off
+    frequency_penalty: Tensor  # [num_rows] fp32; 0 is off
+    repetition_penalty: Tensor  # [num_rows] fp32; 1 is off
 
     def columns(self) -> tuple[Tensor, ...]:
         """All of them, in order."""
@@ -50,12 +58,27 @@ class SamplingTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class AdjustmentTensors:
+    """What changes logits before a token is chosen, a slot a sequence that asks for it."""
+
+    counts: Tensor  # [num_slots, vocab] int32: outputs of each token, and IN_PROMPT if the prompt has it
+    masks: Tensor  # [num_slots, cdiv(vocab, 32)] int32: a bit a token, 1 for those that may be chosen
+    edits: Tensor  # [num_slots, 3, MAX_EDITS] int32: token, fp32 value, end: -inf bans it before the position `end`
+    num_edits: Tensor  # [num_slots] int32
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All of them."""
+        return self.counts, self.masks, self.edits, self.num_edits
+
+
+@dataclass(frozen=True, slots=True)
 class RowState:
     """What a decode batch keeps on the device, a row a sequence; a row with seq_len 0 is padding."""
 
     token_ids: Tensor  # [max_rows] int32: the last token, its KV not written
     positions: Tensor  # [max_rows] int32: of that token
     seq_lens: Tensor  # [max_rows] int32: positions + 1; 0 for padding
+    state_slots: Tensor  # [max_rows] int32: slot of `AdjustmentTensors`; -1 without one
     block_tables: Tensor  # [max_rows, max_blocks] int32, contiguous
     sampling: SamplingTensors  # each [max_rows]
 
@@ -80,8 +103,8 @@ class TokenRing:
 class RowUpdates:
     """Rows and block table entries to be written, in one tensor, so that they travel to the device at once.
 
-    Columns of `num_rows` words: row, source, token, seq_len. Then those of `SamplingTensors`, as their bits: one or
-    two words a row. Then columns of `num_entries` words: row * max_blocks + index, block.
+    Columns of `num_rows` words: row, source, token, seq_len, state_slot. Then those of `SamplingTensors`, as their
+    bits: one or two words a row. Then columns of `num_entries` words: row * max_blocks + index, block.
     The last token of a row is `token` if `source` is -1, else the one that row `source` had before.
     """
 

@@ -35,6 +35,7 @@ def _update_rows_kernel(
     token_ids_ptr,  # [max_rows] int32
     positions_ptr,  # [max_rows] int32
     seq_lens_ptr,  # [max_rows] int32
+    state_slots_ptr,  # [max_rows] int32
     block_tables_ptr,  # [max_rows * max_blocks] int32
     sampling_ptrs,  # each [max_rows], of any type of 4 or 8 bytes
     num_rows,
@@ -65,6 +66,7 @@ def _update_rows_kernel(
     seq_len = tl.load(column_ptr + 3 * num_rows, mask=inside)
     tl.store(seq_lens_ptr + row, seq_len, mask=inside)
     tl.store(positions_ptr + row, tl.maximum(seq_len - 1, 0), mask=inside)
+    tl.store(state_slots_ptr + row, tl.load(column_ptr + 4 * num_rows, mask=inside), mask=inside)
     begin_ptr = words_ptr + NUM_HEAD_COLUMNS * num_rows
     for i in tl.static_range(len(sampling_ptrs)):
         begin_ptr = _store_column(sampling_ptrs[i] + row, begin_ptr, updates, inside, num_rows)
@@ -78,6 +80,7 @@ def update_rows(state: RowState, updates: RowUpdates) -> None:
         token_ids_ptr=state.token_ids,
         positions_ptr=state.positions,
         seq_lens_ptr=state.seq_lens,
+        state_slots_ptr=state.state_slots,
         block_tables_ptr=state.block_tables,
         sampling_ptrs=state.sampling.columns(),
         num_rows=updates.num_rows,

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.kernels.operands import (
+    IN_PROMPT,
     NO_CHOICE,
     NUM_HEAD_COLUMNS,
+    AdjustmentTensors,
     AttentionWeights,
     RowState,
     RowUpdates,
@@ -136,16 +138,48 @@ def update_rows(state: RowState, updates: RowUpdates) -> None:
     targets = state.sampling.columns()
     sizes = [num_rows * target.element_size() // 4 for target in targets]
     heads, *columns, entries = updates.words.split((NUM_HEAD_COLUMNS * num_rows, *sizes, 2 * num_entries))
-    rows, sources, tokens, seq_lens = heads.view(NUM_HEAD_COLUMNS, num_rows).unbind()
+    rows, sources, tokens, seq_lens, state_slots = heads.view(NUM_HEAD_COLUMNS, num_rows).unbind()
     rows = rows.long()
     moved = state.token_ids[sources.clamp(min=0).long()]  # a copy, so rows may change places
     state.token_ids[rows] = torch.where(sources >= 0, moved, tokens)
     state.seq_lens[rows] = seq_lens
     state.positions[rows] = (seq_lens - 1).clamp(min=0)
+    state.state_slots[rows] = state_slots
     for target, bits in zip(targets, columns, strict=True):
         target[rows] = bits.clone().view(target.dtype)  # a copy, as words of 8 bytes may lie askew
     places, blocks = entries.view(2, num_entries).unbind()
     state.block_tables.view(-1)[places.long()] = blocks
+
+
+def adjust_logits(
+    logits: Tensor,  # [num_rows, vocab] fp32, changed in place
+    params: SamplingTensors,
+    slots: Tensor,  # [num_rows] int32
+    adjustments: AdjustmentTensors,
+    token_ids: Tensor,  # [num_rows] int32
+    next_positions: Tensor,  # [num_rows] int32
+) -> None:
+    """Change the logits of the rows that have a slot, and count their last tokens, -1 for none.
+
+    In this order: biases are added; tokens that are banned up to a position, or not in the mask, become -inf; those
+    that prompt or outputs have are penalized: positive ones divided by, others multiplied with `repetition_penalty`;
+    those that outputs have by `frequency_penalty` for each time, and once by `presence_penalty`.
+    """
+    tokens = torch.arange(logits.shape[1], device=logits.device)
+    for row in (slots >= 0).nonzero().flatten().tolist():
+        counts, mask, edits, num_edits = (tensor[int(slots[row])] for tensor in adjustments.columns())
+        x, last = logits[row], int(token_ids[row])
+        edited, values, ends = edits[:, : int(num_edits)].unbind()
+        values, is_ban = values.view(torch.float32), values.view(torch.float32) == float("-inf")
+        x[edited[~is_ban].long()] += values[~is_ban]
+        x[edited[is_ban & (next_positions[row] < ends)].long()] = float("-inf")
+        x.masked_fill_((mask[tokens // 32] >> (tokens % 32)) & 1 == 0, float("-inf"))
+        if last >= 0:
+            counts[last] += 1
+        num_outputs, repetition = counts & (IN_PROMPT - 1), params.repetition_penalty[row]
+        x.copy_(torch.where(counts > 0, torch.where(x > 0, x / repetition, x * repetition), x))
+        x -= params.frequency_penalty[row] * num_outputs
+        x -= params.presence_penalty[row] * (num_outputs > 0)
 
 
 def sample(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:

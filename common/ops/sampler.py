@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from common.kernels.operands import SamplingTensors, TokenRing
+from common.kernels.operands import AdjustmentTensors, SamplingTensors, TokenRing
 from common.ops import reference
 from common.ops.base import ForwardBatch
 
@@ -24,9 +24,29 @@ class Sampler:
         if self._has_kernels:
             # Imported here, so that a process on a CPU loads no triton.
             from common.kernels import sampling
+            from common.kernels.adjust_logits import adjust_logits
 
             self._kernels = sampling
+            self._adjust_logits = adjust_logits
             self._workspace = sampling.make_workspace(max_rows, vocab, device)
+
+    def adjust(
+        self,
+        logits: Tensor,
+        params: SamplingTensors,
+        slots: Tensor,
+        adjustments: AdjustmentTensors,
+        token_ids: Tensor,
+        positions: Tensor,
+    ) -> None:
+        """Change fp32 `logits [num_rows, vocab]` of the rows with a slot before they are sampled at `positions`.
+
+        `slots`, `token_ids`, the last tokens, which are counted, and `positions` are `[num_rows]` int32.
+        """
+        if self._has_kernels:
+            self._adjust_logits(logits, params, slots, adjustments, token_ids, positions, pdl=self._pdl)
+        else:
+            reference.adjust_logits(logits, params, slots, adjustments, token_ids, positions)
 
     def sample(self, logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:
         """Token ids `[num_rows]` int32 for fp32 `logits [num_rows, vocab]` and `positions [num_rows]` int32."""

@@ -13,6 +13,7 @@ from common.wire.messages import (
     WorkerReady,
 )
 from common.wire.packing import unpack_ids
+from common.wire.sampling_params import SamplingParams
 
 
 def contradiction(message: Message) -> str:
@@ -27,9 +28,10 @@ def contradiction(message: Message) -> str:
         case InquiryReply():
             return _uneven(len(message.request_ids), _num_ids(message.attempts), len(message.are_here))
         case PrefillRequest():
-            return _too_many_outputs(message)
+            return _too_many_outputs(message) or _unpaired_biases(message.sampling)
         case KVHandoff():
-            return _too_many_outputs(message) if message.num_outputs else "a handoff follows an output"
+            problem = _too_many_outputs(message) or _unpaired_biases(message.sampling)
+            return problem if message.num_outputs else "a handoff follows an output"
         case KVProgress():
             num_blocks = _num_ids(message.block_ids)
             return f"{num_blocks} blocks of {message.num_tokens} tokens" if num_blocks > message.num_tokens else ""
@@ -63,6 +65,14 @@ def _too_many_outputs(message: PrefillRequest | KVHandoff) -> str:
     if message.num_outputs < min(num_tokens, max_tokens):
         return ""
     return f"{message.num_outputs} outputs among {num_tokens} tokens, at most {max_tokens} wanted"
+
+
+def _unpaired_biases(sampling: SamplingParams) -> str:
+    """Each token that is biased stands there once, with its bias: kernels add them side by side."""
+    num_ids, num_biases = len(sampling.biased_token_ids), len(sampling.biases)
+    if num_ids == num_biases == len(set(sampling.biased_token_ids)):
+        return ""
+    return f"{num_biases} biases of {num_ids} tokens, each once"
 
 
 def _num_ids(packed: bytes) -> int:

@@ -10,9 +10,11 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
-from common.wire.fields import Count, Length, Positive, Range
+from common.wire.fields import Count, Length, Packed, Positive, Range
 
 MAX_STOP_TOKENS = 64
+MAX_BIASED = 1024
+MAX_ALLOWED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,9 @@ class PerRow:
 class SamplingParams:
     """Validated by the router before it is sent.
 
+    Before a token is chosen logits are changed by biases, by bans (of stop tokens until there are `min_tokens` outputs,
+    of what is not allowed), then by penalties, as in `common.ops.reference.adjust_logits`.
+
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. Filters apply in the order
     temperature, top-k, top-p, min-p. Random numbers are keyed on (seed, position of the token in
     the whole sequence), so a request gives the same text in any batch and after a replay.
@@ -38,6 +43,20 @@ class SamplingParams:
     min_p: Annotated[float, Range(0.0, 1.0), PerRow("float32")] = 0.0
     seed: Annotated[int, Range(0, (1 << 63) - 1), PerRow("int64")] = 0  # the router draws one when there is none
     stop_token_ids: Annotated[tuple[Count, ...], Length(0, MAX_STOP_TOKENS)] = ()  # empty under ignore_eos
+    presence_penalty: Annotated[float, Range(-2.0, 2.0), PerRow("float32")] = 0.0
+    frequency_penalty: Annotated[float, Range(-2.0, 2.0), PerRow("float32")] = 0.0
+    repetition_penalty: Annotated[float, Range(0.001, 1000.0), PerRow("float32")] = 1.0
+    min_tokens: Count = 0
+    biased_token_ids: Annotated[tuple[Count, ...], Length(0, MAX_BIASED)] = ()  # each once
+    biases: Annotated[tuple[Annotated[float, Range(-100.0, 100.0)], ...], Length(0, MAX_BIASED)] = ()  # one for each
+    allowed_token_ids: Annotated[bytes, Packed(0, MAX_ALLOWED)] = b""  # all, if empty
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether logits are changed before a token is chosen, so that the sequence needs a slot on the device."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        bans_stops = self.min_tokens > 0 and bool(self.stop_token_ids)
+        return penalties != (0.0, 0.0, 1.0) or bans_stops or bool(self.biased_token_ids or self.allowed_token_ids)
 
 
 class SamplingColumn(NamedTuple):

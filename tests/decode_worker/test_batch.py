@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.kernels.operands import IN_PROMPT
 from common.ops import reference
 from common.wire.sampling_params import SAMPLING_COLUMNS, SamplingParams
 from decode_worker.batch import DecodeBatch
-from decode_worker.rows import Clear, Fill, Grow, Rows
+from decode_worker.rows import NO_SLOT, Clear, Fill, Grow, Rows
 from decode_worker.sequence import DecodeSequence
 
-MAX_ROWS, BLOCK_SIZE, MAX_BLOCKS = 6, 4, 12
+MAX_ROWS, BLOCK_SIZE, MAX_BLOCKS, VOCAB = 6, 4, 12, 50
 EVENTS = st.lists(st.tuples(st.sampled_from(["enter", "leave", "grow", "step", "apply"]), st.integers(0, 1 << 20)))
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -27,6 +28,12 @@ class Row:
     seq_len: int
     sampling: SamplingParams
     blocks: list[int]
+    prompt: list[int]
+    counted: list[int]  # outputs before the last token
+
+    def counts(self) -> list[int]:
+        """By token."""
+        return [self.counted.count(token) + IN_PROMPT * (token in self.prompt) for token in range(VOCAB)]
 
 
 class Pair:
@@ -36,7 +43,7 @@ class Pair:
         if device == "cuda" and not torch.cuda.is_available():
             pytest.skip("needs a GPU")
         self.rows = Rows()
-        self.batch = DecodeBatch(MAX_ROWS, BLOCK_SIZE * MAX_BLOCKS, BLOCK_SIZE, torch.device(device))
+        self.batch = DecodeBatch(MAX_ROWS, BLOCK_SIZE * MAX_BLOCKS, BLOCK_SIZE, VOCAB, torch.device(device))
         self.naive: list[Row] = []
 
     def enter(self, number: int) -> None:
@@ -44,11 +51,13 @@ class Pair:
             return
         length = 1 + number % (BLOCK_SIZE * 3)
         sampling = SamplingParams(
-            temperature=number % 3 / 4, top_k=number % 7, top_p=number % 5 / 4, min_p=number % 2 / 8, seed=number << 40
-        )
+            temperature=number % 3 / 4, top_k=number % 7, top_p=number % 5 / 4, min_p=number % 2 / 8, seed=number << 40,
+            presence_penalty=number % 3 / 2,
+        )  # fmt: skip
         blocks = [number + i for i in range(-(-length // BLOCK_SIZE))]
-        self.rows.enter(DecodeSequence(str(number), 0, list(range(number, number + length)), 1, sampling, list(blocks)))
-        self.naive.append(Row(number + length - 1, length, sampling, blocks))
+        token_ids = [(number + i * i) % VOCAB for i in range(length)]
+        self.rows.enter(DecodeSequence(str(number), 0, token_ids, 1, sampling, list(blocks)))
+        self.naive.append(Row(token_ids[-1], length, sampling, blocks, token_ids[:-1], []))
 
     def leave(self, number: int) -> None:
         if not self.naive:
@@ -71,16 +80,23 @@ class Pair:
     def step(self, number: int) -> None:
         """The host learns of the tokens later: here, never."""
         self.apply()
-        tokens = [number + row for row in range(MAX_ROWS)]
+        tokens = [(number + row) % VOCAB for row in range(MAX_ROWS)]
         if all(row.seq_len < len(row.blocks) * BLOCK_SIZE for row in self.naive):
             batch = self.batch.forward_batch(MAX_ROWS)
+            self.count()
             reference.advance(batch, torch.tensor(tokens, dtype=torch.int32, device=batch.token_ids.device))
             for sequence in self.rows.sequences:
                 sequence.num_scheduled += 1
             self.naive = [
-                replace(row, token=token, seq_len=row.seq_len + 1)
+                replace(row, token=token, seq_len=row.seq_len + 1, counted=[*row.counted, row.token])
                 for row, token in zip(self.naive, tokens, strict=False)
             ]
+
+    def count(self) -> None:
+        """What a step that adjusts logits does with the last tokens."""
+        state, tensors = self.batch.state, self.batch.adjustments.tensors
+        logits = torch.zeros(MAX_ROWS, VOCAB, device=state.token_ids.device)
+        reference.adjust_logits(logits, state.sampling, state.state_slots, tensors, state.token_ids, state.seq_lens)
 
     def apply(self, _: int = 0) -> None:
         self.batch.apply(self.rows.take_changes())
@@ -95,9 +111,19 @@ class Pair:
             assert state.block_tables[i, : len(row.blocks)].tolist() == row.blocks
             for column in SAMPLING_COLUMNS:
                 assert getattr(sampling, column.name)[i] == getattr(row.sampling, column.name)
+        self.check_slots()
         padding = slice(len(self.naive), None)
         for zeroed in (state.positions, state.seq_lens, sampling.temperature):
             assert not zeroed[padding].any()
+
+    def check_slots(self) -> None:
+        """Each row whose logits are adjusted has a slot of its own, with its counts; the others have none."""
+        slots, counts = self.batch.state.state_slots.tolist(), self.batch.adjustments.tensors.counts
+        adjusting = [i for i, row in enumerate(self.naive) if row.sampling.adjusts_logits]
+        assert [i for i, slot in enumerate(slots) if slot != NO_SLOT] == adjusting
+        assert len({slots[i] for i in adjusting}) == len(adjusting) == len(self.rows.state_slots)
+        for i in adjusting:
+            assert counts[slots[i]].tolist() == self.naive[i].counts()
 
 
 @DEVICES
@@ -110,6 +136,19 @@ def test_the_tensors_are_what_applying_every_event_at_once_would_make_them(
     for name, number in events:
         getattr(pair, name)(number)
     pair.apply()
+
+
+@DEVICES
+def test_what_steps_have_counted_stays_when_rows_move(device: str) -> None:
+    pair = Pair(device)
+    for number in (1, 13, 25):  # sequences of two tokens, all adjusted
+        pair.enter(number)
+    pair.step(30)
+    pair.leave(0)
+    pair.enter(1)  # its slot is the next one's
+    pair.step(40)
+    pair.apply()
+    assert [len(row.counted) for row in pair.naive] == [2, 2, 1]
 
 
 @DEVICES

@@ -14,7 +14,7 @@ from torch import Tensor
 from common.config import KernelsSection
 from common.device.engine import Engine
 from common.device.landing import PendingOutput
-from common.kernels.operands import SamplingTensors, TokenRing
+from common.kernels.operands import AdjustmentTensors, SamplingTensors, TokenRing
 from common.kv.blocks import BlockAllocator
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
@@ -26,8 +26,9 @@ from common.wire.kv_layout import KVLayout
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
-from decode_worker.runner import DecodeRunner
+from decode_worker.runner import DecodeRunner, StepKind
 from decode_worker.sequence import DecodeSequence
+from tests.adjusting import adjusted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -51,11 +52,24 @@ CONFIG = DecoderConfig(
 
 
 class WatchedSampler(Sampler):
-    """Keeps the logits that it sampled from last."""
+    """Keeps the logits that it sampled from last, and as they were before it adjusted them."""
 
     def __init__(self, max_rows: int, *, pdl: bool) -> None:
         super().__init__("triton", max_rows, CONFIG.vocab_size, DEVICE, pdl=pdl)
         self.logits = torch.zeros(max_rows, CONFIG.vocab_size, device=DEVICE)  # [max_rows, vocab] fp32
+        self.raw = torch.zeros_like(self.logits)
+
+    def adjust(
+        self,
+        logits: Tensor,
+        params: SamplingTensors,
+        slots: Tensor,
+        adjustments: AdjustmentTensors,
+        token_ids: Tensor,
+        positions: Tensor,
+    ) -> None:
+        self.raw[: logits.shape[0]].copy_(logits)
+        super().adjust(logits, params, slots, adjustments, token_ids, positions)
 
     def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch, ring: TokenRing) -> None:
         self.logits[: logits.shape[0]].copy_(logits)
@@ -99,7 +113,7 @@ def start(model: Decoder) -> Iterator[Start]:
     def build(num_rows: int, bucket: int, pdl: bool) -> Decoding:
         layout = KVLayout("", CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE, CONFIG.dtype)
         transport = make_transport("auto", DEVICE)
-        num_bytes = (num_rows * layout.num_blocks_for(MAX_LEN) + 1) * layout.block_bytes
+        num_bytes = (max(3, num_rows) * layout.num_blocks_for(MAX_LEN) + 1) * layout.block_bytes
         pool = KVPool(layout, transport.allocate(num_bytes, DEVICE, "test"))
         pools.append(pool)
         torch.manual_seed(1)
@@ -119,7 +133,7 @@ def start(model: Decoder) -> Iterator[Start]:
             max_len=MAX_LEN,
             graph_safe=True,
         )
-        batch = DecodeBatch(bucket, MAX_LEN, BLOCK_SIZE, DEVICE)
+        batch = DecodeBatch(bucket, MAX_LEN, BLOCK_SIZE, CONFIG.vocab_size, DEVICE)
         runner = DecodeRunner(engine, batch, bucket, use_graphs=True)
         runner.buckets = [bucket]
         runner.prepare()
@@ -163,3 +177,29 @@ def test_overlapping_kernels_change_no_bit_of_tokens_or_logits(num_rows: int, bu
     assert texts[0] == texts[1]
     assert all(bool(torch.isfinite(each.sampler.logits[:num_rows]).all()) for each in both)
     assert len({str(tokens) for tokens in texts[0]}) > STEPS // 4, "nearly the same token every step proves little"
+
+
+def test_steps_that_adjust_logits_are_captured_behind_their_first_and_count_every_token(start: Start) -> None:
+    """Row 1 of three is left as it is; the fourth is padding."""
+    decoding, prompt = start(0, 4, True), [5, 6, 7, 7]
+    runner, sampler = decoding.runner, decoding.sampler
+    params = [
+        SamplingParams(temperature=0.0, frequency_penalty=0.5, repetition_penalty=1.3),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.0, presence_penalty=2.0, biased_token_ids=(9, 10), biases=(30.0, 29.5)),
+    ]
+    outputs = [[8], [8], [8]]
+    for row, each in enumerate(params):
+        blocks = runner.engine.allocator.allocate(8)
+        sequence = DecodeSequence("test", row, [*prompt, 8], 1, each, blocks)
+        runner.batch.apply([Fill(row, sequence, state_slot=(2, -1, 0)[row])])
+    assert list(runner.graphs) == [StepKind(4, adjusts=False)]
+    for step in range(40):
+        rows = runner.launch(3, adjusts=True).output().token_ids()
+        assert (StepKind(4, adjusts=True) in runner.graphs) and len(runner.graphs) == 2
+        for row, each in enumerate(params):
+            wanted = adjusted(sampler.raw[row].cpu(), each, prompt, outputs[row])
+            torch.testing.assert_close(sampler.logits[row].cpu(), wanted, msg=f"step {step}, row {row}")
+            assert rows[row] == [int(sampler.logits[row].argmax())]
+            outputs[row] += rows[row]
+    assert len({*outputs[0]}) > 5 and len({*outputs[2]}) > 5, "what is penalized gives way to others"

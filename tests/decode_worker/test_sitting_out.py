@@ -30,7 +30,7 @@ class Device:
     def __init__(self, num_blocks: int) -> None:
         self.keys: dict[int, int] = {}
         self.scheduler = DecodeScheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, MAX_ROWS, MAX_LEN)
-        self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, BLOCK_SIZE, torch.device("cpu"))
+        self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, BLOCK_SIZE, 300, torch.device("cpu"))
         self.num_rested = self.num_preempted = 0
 
     def arrive(self, name: str, prompt: list[int], max_tokens: int) -> None:

@@ -15,6 +15,7 @@ PARAMS = [
     SamplingParams(),
     SamplingParams(temperature=0.75, top_k=3, top_p=0.5, min_p=0.125, seed=(1 << 63) - 1),
     SamplingParams(temperature=2.0, top_k=(1 << 31) - 1, top_p=0.25, min_p=0.5, seed=1 << 40),
+    SamplingParams(presence_penalty=-1.5, frequency_penalty=0.25, repetition_penalty=1.5),
 ]
 
 
@@ -35,9 +36,9 @@ def test_tensors_and_words_hold_what_was_asked_for() -> None:
 
 
 def test_a_prompt_step_is_told_the_same_and_its_padding_is_least_work() -> None:
-    buffers = PromptBuffers(8, 5, 16, 4, CPU)
+    buffers = PromptBuffers(8, 6, 16, 4, 100, CPU)
     for params in (PARAMS[::-1], PARAMS):  # twice, so that padding meets what was there before
-        buffers.fill([PromptChunk([1], 0, [1], each, is_last=True) for each in [*params, params[0]]], 4, 4)
-        buffers.fill([PromptChunk([1], 0, [1], each, is_last=True) for each in params], 5, 5)
-        tensors, _ = buffers.sampling(5)
+        buffers.fill([PromptChunk([1], 0, [1], each, is_last=True) for each in [*params, params[0]]], 5, 5)
+        buffers.fill([PromptChunk([1], 0, [1], each, is_last=True) for each in params], 6, 6)
+        tensors, _ = buffers.sampling(6)
         assert [tensor.tolist() for tensor in tensors.columns()] == declared([*params, PADDING, PADDING])

@@ -73,7 +73,7 @@ def test_prompts_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
     engine = engine_of(real_shapes, lambda engine: compile_decode_kernels(engine, batch_buckets(MAX_ROWS)))
-    batch = DecodeBatch(MAX_ROWS, engine.max_len, 16, engine.device)
+    batch = DecodeBatch(MAX_ROWS, engine.max_len, 16, engine.vocab_size, engine.device)
     runner = DecodeRunner(engine, batch, MAX_ROWS, use_graphs=True)
     compiled.clear()
     runner.prepare()
@@ -89,7 +89,7 @@ def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled) -> 
 
 
 def test_inputs_of_prompts_lie_as_memory_of_their_own_would() -> None:
-    buffers = PromptBuffers(100, 7, 300, 16, torch.device("cpu"))
+    buffers = PromptBuffers(100, 7, 300, 16, 290, torch.device("cpu"))
     assert {view.data_ptr() % ALIGNMENT for view in buffers._views.values()} == {0}
     for staging in buffers._stagings:
         assert {array.ctypes.data % ALIGNMENT for array in staging.arrays.values()} == {0}

@@ -22,18 +22,22 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from common.config import KernelsSection
+from common.device.adjustments import Adjustments
+from common.device.sampling_tensors import sampling_tensors
 from common.kernels import sampling
+from common.kernels.adjust_logits import adjust_logits
 from common.kernels.embedding import embedding
 from common.kernels.gather_blocks import gather_blocks
 from common.kernels.gpu import Gpu
 from common.kernels.join_parts import join_parts
-from common.kernels.operands import AttentionWeights, RowState, RowUpdates, SamplingTensors, TokenRing
+from common.kernels.operands import AttentionWeights, RowState, RowUpdates, TokenRing
 from common.kernels.row_slots import row_slots
 from common.kernels.update_rows import update_rows
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.ops.base import ForwardBatch, Residual
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
+from common.wire.sampling_params import PADDING
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -175,19 +179,15 @@ def run_odd_shape(gpu: Gpu) -> None:
 def run_rest(gpu: Gpu) -> None:
     """What is launched around the model."""
     rows, pdl = 8, gpu.has_dependent_launch
-    params = SamplingTensors(
-        temperature=empty(rows, dtype=torch.float32),
-        top_k=empty(rows),
-        top_p=empty(rows, dtype=torch.float32),
-        min_p=empty(rows, dtype=torch.float32),
-        seed=empty(rows, dtype=torch.int64),
-    )
-    state = RowState(empty(rows), empty(rows), empty(rows), empty(rows, 64), params)
+    params = sampling_tensors([PADDING] * rows, META)
+    state = RowState(empty(rows), empty(rows), empty(rows), empty(rows), empty(rows, 64), params)
     ring = TokenRing(torch.zeros((rows, 3), dtype=torch.int32), torch.zeros(rows, dtype=torch.int32))
     logits = empty(rows, MODEL.vocab_size, dtype=torch.float32)
     workspace = sampling.make_workspace(rows, MODEL.vocab_size, META)
     columns = (state.token_ids, state.positions, state.seq_lens)
     sampling.sample_and_advance(logits, params, *columns, 1024, ring, workspace, pdl=pdl)
+    adjustments = Adjustments(rows, MODEL.vocab_size, META).tensors
+    adjust_logits(logits, params, state.state_slots, adjustments, state.token_ids, state.seq_lens, pdl=pdl)
     row_slots(state.positions, state.seq_lens, state.block_tables, BLOCK_SIZE, pdl=pdl)
     update_rows(state, RowUpdates(empty(state.num_words(4, 9)), 4, 9))
     gather_blocks(1 << 40, empty(5), empty(10, 4096, dtype=torch.uint8), empty(5))

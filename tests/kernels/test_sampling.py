@@ -1,6 +1,7 @@
 """The sampler's kernels against the reference: the same noise bit for bit, the same filters, the same token."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ import triton.language as tl
 from torch import Tensor
 
 from common.device.landing import NO_TOKEN, make_ring
+from common.device.sampling_tensors import sampling_tensors
 from common.kernels import filter_threshold, sampling
 from common.kernels.operands import NO_CHOICE, SamplingTensors
 from common.ops import reference
 from common.ops.base import ForwardBatch
+from common.wire.sampling_params import SamplingParams
 
 Draw = Callable[[Tensor, SamplingTensors, Tensor], Tensor]
 
@@ -39,7 +42,9 @@ def draw(device: torch.device) -> Draw:
 def make_params(rows: list[tuple[float, int, float, float, int]]) -> SamplingTensors:
     """Rows of (temperature, top_k, top_p, min_p, seed)."""
     temperature, top_k, top_p, min_p, seed = zip(*rows, strict=True)
-    return SamplingTensors(
+    ordinary = sampling_tensors([SamplingParams()] * len(rows), torch.device("cpu"))
+    return replace(
+        ordinary,
         temperature=torch.tensor(temperature, dtype=torch.float32),
         top_k=torch.tensor(top_k, dtype=torch.int32),
         top_p=torch.tensor(top_p, dtype=torch.float32),

@@ -6,23 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.device.sampling_tensors import sampling_tensors
 from common.kernels.operands import RowState, RowUpdates, SamplingTensors
 from common.kernels.update_rows import update_rows
 from common.ops import reference
+from common.wire.sampling_params import SamplingParams
 
 
 def make_state(max_rows: int, max_blocks: int) -> RowState:
     def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.randint(1 << 30, shape, dtype=dtype)
+        return torch.randint(1 << 24, shape).to(dtype)
 
-    sampling = SamplingTensors(
-        temperature=torch.randn(max_rows),
-        top_k=ints(max_rows),
-        top_p=torch.randn(max_rows),
-        min_p=torch.randn(max_rows),
-        seed=ints(max_rows, dtype=torch.int64),
-    )
-    return RowState(ints(max_rows), ints(max_rows), ints(max_rows), ints(max_rows, max_blocks), sampling)
+    columns = sampling_tensors([SamplingParams()] * max_rows, torch.device("cpu")).columns()
+    sampling = SamplingTensors(*(ints(max_rows, dtype=column.dtype) for column in columns))
+    heads = [ints(max_rows) for _ in range(4)]
+    return RowState(heads[0], heads[1], heads[2], heads[3], ints(max_rows, max_blocks), sampling)
 
 
 def make_updates(state: RowState, num_rows: int, num_entries: int) -> RowUpdates:
@@ -30,7 +28,7 @@ def make_updates(state: RowState, num_rows: int, num_entries: int) -> RowUpdates
     max_rows = state.token_ids.shape[0]
     rows, sources = torch.randperm(max_rows)[:num_rows], torch.randperm(max_rows)[:num_rows]
     sources[::2] = -1
-    heads = [rows, sources, *torch.randint(1 << 30, (2, num_rows))]
+    heads = [rows, sources, *torch.randint(1 << 30, (3, num_rows))]
     heads[3][::3] = 0  # cleared
     sampling = [torch.randint(1 << 30, (num_rows * column.element_size() // 4,)) for column in state.sampling.columns()]
     places = torch.randperm(state.block_tables.numel())[:num_entries]
@@ -40,12 +38,13 @@ def make_updates(state: RowState, num_rows: int, num_entries: int) -> RowUpdates
 
 
 def tensors(state: RowState) -> list[Tensor]:
-    return [state.token_ids, state.positions, state.seq_lens, state.block_tables, *state.sampling.columns()]
+    heads = [state.token_ids, state.positions, state.seq_lens, state.state_slots, state.block_tables]
+    return [*heads, *state.sampling.columns()]
 
 
 def moved_to(state: RowState, device: torch.device) -> RowState:
-    token_ids, positions, seq_lens, block_tables, *sampling = (tensor.to(device).clone() for tensor in tensors(state))
-    return RowState(token_ids, positions, seq_lens, block_tables, SamplingTensors(*sampling))
+    token_ids, positions, seq_lens, slots, tables, *sampling = (x.to(device).clone() for x in tensors(state))
+    return RowState(token_ids, positions, seq_lens, slots, tables, SamplingTensors(*sampling))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from common.device.landing import NUM_SLOTS, PendingOutput, RingLanding, make_ring
+from common.device.sampling_tensors import sampling_tensors
 from common.device.step_output import StepOutput
 from common.kernels.gpu import gpu_of
 from common.kernels.operands import NO_CHOICE, SamplingTensors
@@ -14,16 +15,13 @@ from common.kernels.row_slots import row_slots
 from common.ops import reference
 from common.ops.base import ForwardBatch
 from common.ops.sampler import Sampler
+from common.wire.sampling_params import SamplingParams
 
 
 def make_params(num_rows: int, device: torch.device) -> SamplingTensors:
-    return SamplingTensors(
-        temperature=torch.linspace(0.0, 1.5, num_rows, device=device),
-        top_k=torch.arange(num_rows, dtype=torch.int32, device=device) * 3,
-        top_p=torch.ones(num_rows, device=device),
-        min_p=torch.zeros(num_rows, device=device),
-        seed=torch.arange(num_rows, device=device),
-    )
+    temperatures = torch.linspace(0.0, 1.5, num_rows).tolist()
+    params = [SamplingParams(temperature=t, top_k=3 * i, seed=i) for i, t in enumerate(temperatures)]
+    return sampling_tensors(params, device)
 
 
 def test_without_kernels_it_is_the_reference() -> None:

@@ -108,6 +108,19 @@ def test_stream_is_the_text_before_the_first_stop(tokenizer: tokenizers.Tokenize
     assert (shown, stream.stop) == ("before " + before, stop)
 
 
+@pytest.mark.parametrize("min_tokens", range(8))
+def test_no_stop_string_is_looked_for_in_the_first_tokens(tokenizer: tokenizers.Tokenizer, min_tokens: int) -> None:
+    ids = tokenizer.encode("the cat, the dog, the end").ids
+    text, exempt = tokenizer.decode(ids), tokenizer.decode(ids[:min_tokens])
+    stream, shown = TextStream(tokenizer.decode, matcher("the"), min_tokens=min_tokens), ""
+    for token_id in ids:
+        shown += stream.push(token_id)
+        if stream.stop:
+            break
+    before, stop = first_complete(text[len(exempt) :], ["the"])
+    assert (shown + ("" if stream.stop else stream.flush()), stream.stop) == (exempt + before, stop)
+
+
 def test_withheld_start_of_a_stop_string_is_shown_when_it_was_none() -> None:
     cutter = matcher("stop!")
     assert cutter.feed("do not sto") == "do not "

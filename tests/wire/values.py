@@ -116,7 +116,13 @@ def _consistent(message: Any) -> Any:
     match message:
         case PrefillRequest() | KVHandoff():
             least = int(isinstance(message, KVHandoff))
-            sampling = dataclasses.replace(message.sampling, max_tokens=max(message.sampling.max_tokens, least + 1))
+            biases = dict(zip(message.sampling.biased_token_ids, message.sampling.biases, strict=True))
+            sampling = dataclasses.replace(
+                message.sampling,
+                max_tokens=max(message.sampling.max_tokens, least + 1),
+                biased_token_ids=tuple(biases),
+                biases=tuple(biases.values()),
+            )
             most = min(len(message.token_ids) // ID_BYTES, sampling.max_tokens) - least
             return dataclasses.replace(message, sampling=sampling, num_outputs=least + message.num_outputs % most)
         case KVProgress():

@@ -1,0 +1,88 @@
+"""What changes the logits of some sequences before a token is chosen, where kernels find it.
+
+A sequence that asks for it has a slot, filled from its token log when it enters a batch and kept up by the steps
+themselves from then on. So it is the same after a replay, which brings the log along.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.device.word_uploader import WordUploader
+from common.kernels.operands import EDIT_FIELDS, IN_PROMPT, MAX_EDITS, AdjustmentTensors
+from common.wire.packing import unpack_ids
+from common.wire.sampling_params import MAX_BIASED, MAX_STOP_TOKENS, SamplingParams
+
+ALWAYS = (1 << 31) - 1
+assert MAX_BIASED + MAX_STOP_TOKENS <= MAX_EDITS, "a slot holds what a request may ask for"
+
+
+class SlotFill(NamedTuple):
+    """What a slot is to hold: a sequence's state after `token_ids`, its prompt and then its outputs."""
+
+    slot: int
+    sampling: SamplingParams
+    token_ids: Sequence[int]
+    num_outputs: int  # of the tokens, the last ones
+
+
+class Adjustments:
+    """Slots for `num_slots` sequences of a model of `vocab` tokens."""
+
+    def __init__(self, num_slots: int, vocab: int, device: torch.device) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros((num_slots, *shape), dtype=torch.int32, device=device)
+
+        self.vocab = vocab
+        self.tensors = AdjustmentTensors(zeros(vocab), zeros(-(-vocab // 32)), zeros(EDIT_FIELDS, MAX_EDITS), zeros())
+        self._uploader = WordUploader(device)
+
+    def fill(self, fills: Sequence[SlotFill]) -> None:
+        """Fill slots, in stream order: one upload, and a few launches each."""
+        if not fills:
+            return
+        pieces = [piece for fill in fills for piece in _pieces(fill, self.vocab)]
+        words = self._uploader.send(np.concatenate(pieces)).split([len(piece) for piece in pieces])
+        for i, fill in enumerate(fills):
+            self._fill(fill.slot, *words[4 * i : 4 * i + 4])
+
+    def _fill(self, slot: int, prompt: Tensor, outputs: Tensor, edits: Tensor, mask: Tensor) -> None:
+        counts, masks, all_edits, num_edits = (tensor[slot] for tensor in self.tensors.columns())
+        counts.zero_()
+        counts.index_fill_(0, prompt.long(), IN_PROMPT)
+        counts.index_add_(0, outputs.long(), torch.ones_like(outputs))
+        num_edits.fill_(len(edits) // EDIT_FIELDS)
+        all_edits[:, : len(edits) // EDIT_FIELDS] = edits.view(EDIT_FIELDS, -1)
+        masks[:] = mask if len(mask) else -1
+
+
+def _pieces(fill: SlotFill, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Prompt, outputs, edits and mask, the last empty where all is allowed: int32."""
+    num_prompt = len(fill.token_ids) - fill.num_outputs
+    prompt, outputs = np.split(np.array(fill.token_ids, np.int32), [num_prompt])
+    return prompt, outputs, _edits(fill.sampling, num_prompt, vocab), _mask(fill.sampling, vocab)
+
+
+def _edits(sampling: SamplingParams, num_prompt: int, vocab: int) -> np.ndarray:
+    """Biases, and bans of stop tokens until there are `min_tokens` outputs: a column each of tokens, values, ends."""
+    first_stop = min(ALWAYS, num_prompt + sampling.min_tokens)
+    biases = zip(sampling.biased_token_ids, sampling.biases, strict=True)
+    edits = [(token_id, bias, ALWAYS) for token_id, bias in biases]
+    if sampling.min_tokens:
+        edits += [(token_id, -np.inf, first_stop) for token_id in sampling.stop_token_ids]
+    edits = [edit for edit in edits if edit[0] < vocab]  # a stop token may be none of the model's
+    token_ids, values, ends = zip(*edits, strict=True) if edits else ((), (), ())
+    columns = (np.array(token_ids, np.int32), np.array(values, np.float32).view(np.int32), np.array(ends, np.int32))
+    return np.concatenate(columns)
+
+
+def _mask(sampling: SamplingParams, vocab: int) -> np.ndarray:
+    """A bit a token, of those that may be chosen."""
+    if not sampling.allowed_token_ids:
+        return np.empty(0, np.int32)
+    allowed = np.zeros(-(-vocab // 32) * 32, bool)
+    allowed[[token_id for token_id in unpack_ids(sampling.allowed_token_ids) if token_id < vocab]] = True
+    return np.packbits(allowed, bitorder="little").view(np.int32)

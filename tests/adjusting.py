@@ -1,0 +1,27 @@
+"""What penalties, biases and bans mean, by vLLM's rules and in its order: what all that adjusts logits is held to."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from common.wire.packing import unpack_ids
+from common.wire.sampling_params import SamplingParams
+
+
+def adjusted(logits: Tensor, params: SamplingParams, prompt: Sequence[int], outputs: Sequence[int]) -> Tensor:
+    """`logits [vocab]` of the token after the outputs."""
+    x = logits.clone()
+    if allowed := unpack_ids(params.allowed_token_ids):
+        x[[token for token in range(len(x)) if token not in allowed]] = -math.inf
+    if len(outputs) < params.min_tokens:
+        x[list(params.stop_token_ids)] = -math.inf
+    for token, bias in zip(params.biased_token_ids, params.biases, strict=True):
+        x[token] += bias
+    for token in {*prompt, *outputs}:
+        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+    for token in outputs:
+        x[token] -= params.frequency_penalty
+    for token in set(outputs):
+        x[token] -= params.presence_penalty
+    return x

@@ -1,0 +1,71 @@
+"""Penalties, biases and bans: the kernel changes and counts what the reference does, over many steps."""
+
+import pytest
+import torch
+
+from common.device.adjustments import Adjustments, SlotFill
+from common.device.sampling_tensors import sampling_tensors
+from common.kernels.adjust_logits import CHUNK, adjust_logits
+from common.ops import reference
+from common.wire.packing import pack_ids
+from common.wire.sampling_params import MAX_BIASED, MAX_STOP_TOKENS, SamplingParams
+
+CPU = torch.device("cpu")
+
+
+def requests(vocab: int) -> list[SamplingParams]:
+    many = tuple(torch.randperm(vocab)[:MAX_BIASED].tolist())
+    biases = tuple((torch.rand(len(many)) * 200 - 100).tolist())
+    stops = tuple(torch.randint(vocab + 100, (MAX_STOP_TOKENS,)).tolist())  # some are of no token
+    return [
+        SamplingParams(presence_penalty=2.0, frequency_penalty=0.5),
+        SamplingParams(),
+        SamplingParams(repetition_penalty=1.5, frequency_penalty=-2.0),
+        SamplingParams(biased_token_ids=many, biases=biases),
+        SamplingParams(biased_token_ids=many, biases=biases, stop_token_ids=stops, min_tokens=3),
+        SamplingParams(stop_token_ids=stops, min_tokens=100, presence_penalty=-1.0),
+        SamplingParams(allowed_token_ids=pack_ids(range(vocab // 3, vocab + 9)), repetition_penalty=0.8),
+        SamplingParams(allowed_token_ids=pack_ids([vocab - 1, vocab + 1])),
+    ]
+
+
+@pytest.mark.parametrize("vocab", [33, CHUNK, 2 * CHUNK + 7, 9001])
+def test_logits_and_counts_become_what_the_reference_makes_them(vocab: int, device: torch.device) -> None:
+    params = requests(vocab)
+    num_rows, prompt = len(params), torch.randint(vocab, (40,)).tolist()
+    sides = [Adjustments(num_rows + 3, vocab, on) for on in (CPU, device)]
+    slots = torch.randperm(num_rows + 3)[:num_rows].int()
+    for side in sides:
+        side.tensors.counts.fill_(77)
+        side.fill([SlotFill(int(slots[i]), each, prompt, 10) for i, each in enumerate(params)])
+    slots[1] = -1
+    tensors = [sampling_tensors(params, on) for on in (CPU, device)]
+    for step in range(5):
+        logits = torch.randn(num_rows, vocab + 5) * 8
+        logits[:, step * 3] = float("-inf")
+        last_ids = torch.randint(min(9, vocab), (num_rows,)).int()
+        last_ids[2] = -1  # nothing to count
+        positions = torch.full((num_rows,), 30 + step, dtype=torch.int32)
+        ours, theirs = logits.to(device).clone(), logits.clone()
+        reference.adjust_logits(theirs[:, :vocab], tensors[0], slots, sides[0].tensors, last_ids, positions)
+        columns = (slots.to(device), sides[1].tensors, last_ids.to(device), positions.to(device))
+        adjust_logits(ours[:, :vocab], tensors[1], *columns)
+        torch.testing.assert_close(ours.cpu(), theirs)
+        assert torch.equal(ours[1].cpu(), logits[1]) and torch.equal(ours[:, vocab:].cpu(), logits[:, vocab:])
+        for mine, law in zip(sides[1].tensors.columns(), sides[0].tensors.columns(), strict=True):
+            assert torch.equal(mine.cpu(), law)
+
+
+def test_a_row_is_changed_alike_alone_and_among_others(device: torch.device) -> None:
+    params, vocab = requests(3000), 3000
+    logits = torch.randn(len(params), vocab, device=device)
+    last_ids = torch.arange(len(params), dtype=torch.int32, device=device)
+    together, alone = logits.clone(), logits.clone()
+    ways = [(slice(0, len(params)), together), *((slice(i, i + 1), alone) for i in range(len(params)))]
+    for rows, out in ways:
+        state, all_slots = Adjustments(len(params), vocab, device), torch.arange(len(params), dtype=torch.int32)
+        state.fill([SlotFill(i, params[i], [1, 2, 3], 1) for i in all_slots[rows].tolist()])
+        chosen = sampling_tensors(params[rows], device)
+        columns = (all_slots.to(device)[rows], state.tensors, last_ids[rows], last_ids[rows] + 9)
+        adjust_logits(out[rows], chosen, *columns)
+    assert torch.equal(together, alone)
