@@ -56,6 +56,11 @@ def test_a_container_has_longer_to_stop_than_its_program_to_drain() -> None:
         assert float(base[name]["stop_grace_period"].removesuffix("s")) > config.worker.drain_s
 
 
+def test_a_program_is_not_the_first_process_of_its_container() -> None:
+    """While it starts it handles no signal, and a first process gets none that it does not handle."""
+    assert all(service["init"] is True for service in services("compose.yaml").values())
+
+
 def test_every_service_is_hardened() -> None:
     for service in services("compose.yaml").values():
         assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["restart"] == "unless-stopped"
