@@ -4,13 +4,14 @@ from typing import Any
 
 from common.wire.messages import KVPathReport, Role
 from router.member import NO_TRANSPORT, Member
+from router.shapes import Health, Status
 from router.worker_pool import WorkerPool
 
 
-def report(pool: WorkerPool, *, draining: bool, now_s: float) -> dict[str, Any]:
+def report(pool: WorkerPool, *, draining: bool, now_s: float) -> Health:
     """The body of GET /health; `status` is "ok" when requests can be served."""
     missing = problems(pool)
-    status = "draining" if draining else "ok" if pool.is_ready() else "unavailable"
+    status: Status = "draining" if draining else "ok" if pool.is_ready() else "unavailable"
     return {
         "status": status,
         "missing": missing if status == "unavailable" else [],

@@ -57,7 +57,7 @@ class Table:
             name: {"anyOf": [field.rule.schema, {"type": "null"}], "description": field.about}
             for name, field in self.fields.items()
         }
-        return {"type": "object", "properties": properties, "additionalProperties": False}
+        return {"type": "object", "properties": properties, "additionalProperties": {"type": "null"}}
 
     @staticmethod
     def _value(field: Field, value: Any, within: str) -> Any:

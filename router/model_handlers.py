@@ -1,7 +1,5 @@
 """HTTP endpoints of the model itself: its name, and its tokenizer in vLLM's shape."""
 
-from typing import Any
-
 from aiohttp import web
 
 from router import openai_api
@@ -9,6 +7,7 @@ from router.http_request import SERVICE, received
 from router.reading import Kind
 from router.responses import JSON
 from router.service import Service
+from router.shapes import Model, ModelList
 
 model_routes = web.RouteTableDef()
 
@@ -16,7 +15,8 @@ model_routes = web.RouteTableDef()
 @model_routes.get("/v1/models")
 async def get_models(request: web.Request) -> web.Response:
     """The one model."""
-    return web.json_response({"object": "list", "data": [_model(request.app[SERVICE])]})
+    models: ModelList = {"object": "list", "data": [_model(request.app[SERVICE])]}
+    return web.json_response(models)
 
 
 @model_routes.get("/v1/models/{model_id:.+}")
@@ -46,7 +46,7 @@ async def _answered(request: web.Request, kind: Kind) -> web.Response:
     return web.Response(body=answer, content_type=JSON)
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Service) -> Model:
     name = service.tokenizer.info.name
     return {
         "id": name,

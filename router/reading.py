@@ -5,6 +5,7 @@ Pure functions: they run on the event loop for what is short, in another process
 
 import json
 from array import array
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, parse
 from router.prompts import DEFAULT_MAX_TOKENS, Encoding, TokenIds
+from router.shapes import PromptText, Tokens
 from router.token_api import detokenize, tokenize
 from router.tokenizer import ModelInfo, Tokenizer
 
@@ -32,7 +34,10 @@ class Kind(IntEnum):
     DETOKENIZE = 2
 
 
-ANSWERS = {Kind.TOKENIZE: tokenize, Kind.DETOKENIZE: detokenize}
+ANSWERS: dict[Kind, Callable[[Any, Tokenizer, int], Tokens | PromptText]] = {
+    Kind.TOKENIZE: tokenize,
+    Kind.DETOKENIZE: detokenize,
+}
 """What needs nothing but the tokenizer."""
 
 

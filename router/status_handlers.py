@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from router import health
 from router.http_request import SERVICE
+from router.shapes import Live, Load, Version
 
 status_routes = web.RouteTableDef()
 
@@ -25,7 +26,8 @@ async def get_health(request: web.Request) -> web.Response:
 @status_routes.get("/live")
 async def get_live(_: web.Request) -> web.Response:
     """200 while the event loop turns, whatever the workers do."""
-    return web.json_response({"status": "ok"})
+    live: Live = {"status": "ok"}
+    return web.json_response(live)
 
 
 @status_routes.get("/metrics")
@@ -37,13 +39,15 @@ async def get_metrics(request: web.Request) -> web.Response:
 @status_routes.get("/version")
 async def get_version(_: web.Request) -> web.Response:
     """Baton's."""
-    return web.json_response({"version": metadata.version("baton")})
+    version: Version = {"version": metadata.version("baton")}
+    return web.json_response(version)
 
 
 @status_routes.get("/load")
 async def get_load(request: web.Request) -> web.Response:
     """How many completions are queued or at workers."""
-    return web.json_response({"server_load": request.app[SERVICE].dispatcher.num_active})
+    load: Load = {"server_load": request.app[SERVICE].dispatcher.num_active}
+    return web.json_response(load)
 
 
 OPEN_TO_ALL = (get_live, get_health, get_metrics)

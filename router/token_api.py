@@ -11,6 +11,7 @@ from router.json_fields import Field, Table
 from router.json_rules import Boolean, Only, Text
 from router.openai_api import check_model
 from router.prompts import Encoding, TokenIdList, check_vocabulary
+from router.shapes import PromptText, Tokens
 from router.tokenizer import Tokenizer
 
 MODEL = Field("model", Text(), None, "the served model's name; another one is a 404")
@@ -25,7 +26,7 @@ TOKENIZE_FIELDS = Table(
 DETOKENIZE_FIELDS = Table(MODEL, Field("tokens", TokenIdList(MAX_TOKENS), None, "required"))
 
 
-def tokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> dict[str, Any]:
+def tokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Tokens:
     """The tokens of the text `prompt`; raises RequestError."""
     values = _read(TOKENIZE_FIELDS, body, tokenizer, required="prompt")
     encoding = Encoding(add_special_tokens=values["add_special_tokens"])
@@ -38,7 +39,7 @@ def tokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> dict[str, A
     }
 
 
-def detokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> dict[str, Any]:
+def detokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> PromptText:
     """The text of `tokens`, special ones included; raises RequestError."""
     ids = _read(DETOKENIZE_FIELDS, body, tokenizer, required="tokens")["tokens"]
     if len(ids) > max_model_len:

@@ -1,0 +1,127 @@
+"""What responses look like, as types; `/openapi.json` shows them as JSON schema."""
+
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Literal,
+    NotRequired,
+    TypeAlias,
+    TypedDict,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Choice(TypedDict):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
+
+
+class CompletionBody(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class Event(TypedDict):
+    """Of a stream; `data` is JSON, or `[DONE]`."""
+
+    data: str
+
+
+class Error(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(TypedDict):
+    error: Error
+
+
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokens(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str | None] | None
+
+
+class PromptText(TypedDict):
+    prompt: str
+
+
+class Live(TypedDict):
+    status: Literal["ok"]
+
+
+Status: TypeAlias = Literal["ok", "draining", "unavailable"]
+
+
+class Health(TypedDict):
+    status: Status
+    missing: list[str]
+    workers: dict[str, list[dict[str, Any]]]
+    kv_paths: list[dict[str, Any]]
+
+
+class Version(TypedDict):
+    version: str
+
+
+class Load(TypedDict):
+    server_load: int
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """JSON schema of one of the types above, or of what they are made of; raises TypeError for others."""
+    if kind is Any:
+        return {}
+    if kind in TYPES:
+        return {"type": TYPES[kind]}
+    if is_typeddict(kind):
+        properties = {name: schema_of(hint) for name, hint in get_type_hints(kind).items()}
+        return {"type": "object", "properties": properties, "required": sorted(kind.__required_keys__)}
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return {"enum": list(args)}
+    if origin is list:
+        return {"type": "array", "items": schema_of(args[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": schema_of(args[1])}
+    if origin in (Union, UnionType):
+        return {"anyOf": [schema_of(arg) for arg in args]}
+    raise TypeError(f"no JSON schema for {kind}")

@@ -1,0 +1,92 @@
+"""The document says what the server does: requests made of it, right and wrong, get what it promises."""
+
+import asyncio
+import html
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from router.doc_handlers import get_docs, get_openapi
+from router.openapi import ENDPOINTS
+from tests.router.conftest import Cluster, StartCluster
+
+NUM_EXAMPLES = 40
+PROMISES = [
+    not_a_server_error,
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+]
+"""All but that whatever a schema allows is accepted: fields depend on one another, and on the model."""
+
+
+async def described(cluster: Cluster) -> dict[str, Any]:
+    async with aiohttp.ClientSession(cluster.url) as session, session.get("/openapi.json") as response:
+        assert response.content_type == "application/json"
+        document: dict[str, Any] = await response.json()
+        return document
+
+
+async def test_every_handler_is_described(start_cluster: StartCluster) -> None:
+    cluster = await start_cluster()
+    handlers = {route.handler for resource in cluster.runner.app.router.resources() for route in resource}
+    assert handlers == {*ENDPOINTS, get_openapi, get_docs}
+    document = await described(cluster)
+    assert document["openapi"] == "3.1.0"
+    assert all(operation["summary"] for methods in document["paths"].values() for operation in methods.values())
+
+
+async def test_the_page_has_every_path_and_field_and_nothing_from_elsewhere(start_cluster: StartCluster) -> None:
+    cluster = await start_cluster()
+    document = await described(cluster)
+    async with aiohttp.ClientSession(cluster.url) as session, session.get("/docs") as response:
+        assert response.content_type == "text/html"
+        text = html.unescape(await response.text())
+    fields = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert all(f"<code>{name}</code>" in text for name in fields["properties"])
+    assert all(path in text for path in document["paths"])
+    assert "<script" not in text and "http" not in text
+
+
+async def test_keys_are_part_of_the_document(start_cluster: StartCluster, tmp_path: Any) -> None:
+    (tmp_path / "keys").write_text("k" * 20)
+    cluster = await start_cluster(api_key_file=str(tmp_path / "keys"))
+    session = aiohttp.ClientSession(cluster.url, headers={"X-Api-Key": "k" * 20})
+    async with session, session.get("/openapi.json") as response:
+        paths = (await response.json())["paths"]
+    assert "security" in paths["/v1/completions"]["post"]
+    assert "security" not in paths["/health"]["get"]
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
+async def test_requests_made_of_the_document_get_what_it_promises(cluster: Cluster, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_dict(await described(cluster))
+    operations: list[Any] = [result.ok() for result in schema.get_all_operations()]
+    assert len(operations) > 10
+    for operation in operations:
+        if operation.body or mode is GenerationMode.POSITIVE:  # nothing can be wrong about what takes nothing
+            await asyncio.to_thread(call_of(operation.as_strategy(generation_mode=mode), cluster.url))
+
+
+def call_of(strategy: Any, url: str) -> Callable[[], None]:
+    """Sends what the strategy makes, and checks what comes back."""
+
+    @settings(max_examples=NUM_EXAMPLES, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
+    @given(case=strategy)
+    def call(case: Any) -> None:
+        case.call_and_validate(base_url=url, checks=PROMISES)
+
+    return call
