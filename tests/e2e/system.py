@@ -52,11 +52,11 @@ class System:
         self._spawn("router", "router", "--router-port", str(port), *flags)
         self.url = self._find("router", "serving http://").split()[-1]
 
-    def start_worker(self, name: str, *flags: str) -> None:
-        module = f"{name.split('-')[0]}_worker"
-        handoff = (
-            [] if module == "prefill_worker" else ["--net-handoff-endpoint", f"ipc://{self.directory.name}/{name}"]
-        )
+    def start_worker(self, name: str, *flags: str, module: str = "") -> None:
+        """Start the worker that its name says, or a variant of it from a module of the tests."""
+        role = name.split("-")[0]
+        module = module or f"{role}_worker"
+        handoff = [] if role == "prefill" else ["--net-handoff-endpoint", f"ipc://{self.directory.name}/{name}"]
         pool = ["--kv-cpu-pool-bytes", str(16 << 20)] if "--kv-pool-bytes" not in [*self.flags, *flags] else []
         self._spawn(
             name, module, "--worker-id", name, "--worker-device", self.device, "--worker-num-threads", "1",

@@ -137,6 +137,22 @@ async def test_a_worker_that_leaves_waits_for_the_prompts_that_are_bound_to_it(c
         assert "replayed" not in system.log("router"), system.log("router")
 
 
+async def test_a_handoff_that_never_arrives_is_computed_again_long_before_its_lease_is_over(
+    checkpoint: Checkpoint,
+) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(2, 10, 60, seed=16)
+    with System(directory, "--prefill-lease-s", "3600") as system:
+        system.start_router()
+        system.start_worker("prefill-0")
+        system.start_worker("decode-0", module="tests.e2e.forgetful_decode")
+        system.wait_ready(1, 1)
+        completions = await complete_all(system.url, asked, max_tokens=8)
+        assert [c.text for c in completions] == [Reference(directory, model).text(p, 8) for p in asked]
+        assert system.log("router").count("its handoff never reached decode worker decode-0") == 1
+        system.until(system.all_blocks_free)
+
+
 def bound_prompts(system: System) -> int:
     """Prompt tokens that prefill workers have not computed yet."""
     return sum(worker["outstanding_prompt_tokens"] for worker in system.health()["workers"]["prefill"])
