@@ -9,19 +9,23 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.checks import check_block_tables, check_column, check_queries
-from common.kernels.decode_division import ITEM_WORDS, load_item, next_item
+from common.kernels.decode_division import ITEM_WORDS, load_item, load_join, next_item
 from common.kernels.decode_parts import (
     LOG2_E,
     MAX_PARTS,
     NO_KEYS,
+    PART_TILES,
+    RUN_PARTS,
     TILE,
+    UNITS_AT_ONCE,
     PartsWorkspace,
     check_room,
-    fold,
-    join_parts_of_contexts,
+    folded,
+    joined_units,
     num_tiles_of,
     part_tiles_of,
 )
+from common.kernels.last_program import is_last
 from common.kernels.operands import Division
 from common.kernels.pdl import wait_for_predecessor
 
@@ -30,7 +34,7 @@ NUM_WARPS = 4
 NUM_STAGES = 3
 
 
-@triton.jit(do_not_specialize=["table_stride"])  # differs from batch to batch in a prefill worker
+@triton.jit(do_not_specialize=["table_stride", "layer_id"])  # differs from batch to batch in a prefill worker
 def _decode_attention_kernel(
     q_ptr,  # [num_seqs, num_q, head_dim], contiguous
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
@@ -42,6 +46,8 @@ def _decode_attention_kernel(
     partial_ptr,  # [max_joins, MAX_PARTS, num_q, head_dim] fp32, of `PartsWorkspace`, as the next two
     maxima_ptr,
     sums_ptr,
+    arrivals_ptr,  # [max_joins, NUM_KV] int32
+    layer_id,
     scale_log2,  # softmax scale times log2(e)
     table_stride,
     stride_block,  # of both caches, in elements, as the next two
@@ -54,7 +60,10 @@ def _decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     ITEM_WORDS: tl.constexpr,
     TILE: tl.constexpr,
+    PART_TILES: tl.constexpr,
     MAX_PARTS: tl.constexpr,
+    RUN_PARTS: tl.constexpr,
+    UNITS_AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: any number. Each program has an item of a KV head, and draws another one when it is done."""
@@ -63,11 +72,11 @@ def _decode_attention_kernel(
     while index < num_items:
         _attend_item(
             items_ptr + index // NUM_KV * ITEM_WORDS, index % NUM_KV, q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr,
-            out_ptr, partial_ptr, maxima_ptr, sums_ptr,
+            out_ptr, partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr,
             scale_log2, table_stride, stride_block, stride_token, stride_head,
-            NUM_Q, NUM_KV, ROWS, HEAD_DIM, BLOCK_SIZE, TILE, MAX_PARTS, PDL,
+            NUM_Q, NUM_KV, ROWS, HEAD_DIM, BLOCK_SIZE, TILE, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE, PDL,
         )  # fmt: skip
-        index = next_item(counts_ptr, num_items)
+        index = next_item(counts_ptr + 1 + layer_id, num_items)
 
 
 @triton.jit
@@ -82,6 +91,7 @@ def _attend_item(
     partial_ptr,
     maxima_ptr,
     sums_ptr,
+    arrivals_ptr,
     scale_log2,
     table_stride,
     stride_block,
@@ -93,12 +103,15 @@ def _attend_item(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    PART_TILES: tl.constexpr,
     MAX_PARTS: tl.constexpr,
+    RUN_PARTS: tl.constexpr,
+    UNITS_AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = NUM_Q // NUM_KV
-    seq, seq_len, begin, end, join = load_item(item_ptr)
-    part_tiles = part_tiles_of(num_tiles_of(seq_len, TILE), MAX_PARTS)
+    seq, seq_len, begin, end, join, unit_parts = load_item(item_ptr)
+    part_tiles = part_tiles_of(num_tiles_of(seq_len, TILE), PART_TILES, MAX_PARTS)
     table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
     k_ptr = k_cache_ptr + kv_head * stride_head
     v_ptr = v_cache_ptr + kv_head * stride_head
@@ -111,12 +124,14 @@ def _attend_item(
     present = (group < GROUP)[:, None]
     q = tl.load(q_ptr + row_heads[:, None] * HEAD_DIM + columns, mask=present, other=0.0)
 
-    acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)  # of the part under way, as the next two
-    row_max = tl.full((ROWS,), NO_KEYS, tl.float32)
-    row_sum = tl.zeros((ROWS,), tl.float32)
-    whole_acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)  # of the parts joined so far
-    whole_max = tl.full((ROWS,), NO_KEYS, tl.float32)
-    whole_sum = tl.zeros((ROWS,), tl.float32)
+    no_acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+    lowest = tl.full((ROWS,), NO_KEYS, tl.float32)
+    no_sum = tl.zeros((ROWS,), tl.float32)
+    nothing = (no_acc, lowest, no_sum)
+    acc, row_max, row_sum = nothing  # of the part under way
+    unit = nothing  # its parts joined so far
+    whole = nothing  # runs of the context
+    first_unit = join.to(tl.int64) * (MAX_PARTS * NUM_Q)
     for tile in tl.range(begin, end):
         keys = tile * TILE + tl.arange(0, TILE)
         inside = keys < seq_len
@@ -133,24 +148,35 @@ def _attend_item(
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         row_max = new_max
         if ((tile + 1) % part_tiles == 0) | (tile + 1 == end):  # the part is over
-            if join < 0:
-                whole_max, scale, part_scale = fold(whole_max, row_max)
-                whole_acc = tl.fma(whole_acc, scale[:, None] + tl.zeros_like(acc), acc * part_scale[:, None])
-                whole_sum = tl.fma(whole_sum, scale, row_sum * part_scale)
-            else:
-                part = join.to(tl.int64) * MAX_PARTS + tile // part_tiles
-                indices = part * NUM_Q + heads
-                tl.store(partial_ptr + indices[:, None] * HEAD_DIM + columns, acc, mask=present)
-                tl.store(maxima_ptr + indices, row_max, mask=group < GROUP)
-                tl.store(sums_ptr + indices, row_sum, mask=group < GROUP)
-            acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
-            row_max = tl.full((ROWS,), NO_KEYS, tl.float32)
-            row_sum = tl.zeros((ROWS,), tl.float32)
+            unit = folded(unit, (acc, row_max, row_sum), 1)
+            acc, row_max, row_sum = nothing
+            if ((tile + 1) % (part_tiles * unit_parts) == 0) | (tile + 1 == end):  # so is the unit
+                if join < 0:
+                    whole = folded(whole, unit, 1)
+                else:
+                    unit_acc, unit_max, unit_sum = unit
+                    indices = first_unit + tile // (part_tiles * unit_parts) * NUM_Q + heads
+                    tl.store(partial_ptr + indices[:, None] * HEAD_DIM + columns, unit_acc, mask=present)
+                    tl.store(maxima_ptr + indices, unit_max, mask=group < GROUP)
+                    tl.store(sums_ptr + indices, unit_sum, mask=group < GROUP)
+                unit = nothing
 
+    elements = row_heads[:, None] * HEAD_DIM + columns
     if join < 0:
-        out = whole_acc / tl.where(whole_sum > 0, whole_sum, 1.0)[:, None]  # a row of padding gives zeros
-        elements = row_heads[:, None] * HEAD_DIM + columns
+        row_sum = whole[2]
+        out = whole[0] / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # a row of padding gives zeros
         tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
+    else:
+        num_items, num_units = load_join(item_ptr)
+        if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_items):
+            indices = first_unit + heads
+            unit_ptrs = (partial_ptr + indices[:, None] * HEAD_DIM + columns, maxima_ptr + indices, sums_ptr + indices)
+            masks = (present, group < GROUP)
+            are_runs = unit_parts == RUN_PARTS
+            out = joined_units(
+                nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS
+            )
+            tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
 
 
 def decode_attention(
@@ -162,6 +188,7 @@ def decode_attention(
     scale: float,
     division: Division,  # of `seq_lens` and the cache's KV heads
     workspace: PartsWorkspace,
+    layer_id: int,
     *,
     pdl: bool = False,
 ) -> Tensor:
@@ -172,7 +199,7 @@ def decode_attention(
     out = torch.empty_like(q)
     if num_seqs == 0:
         return out
-    check_room(workspace, division, num_q, head_dim)
+    check_room(workspace, division, num_q, num_kv, head_dim)
     _decode_attention_kernel[(min(division.items.shape[0] * num_kv, division.num_slots),)](
         q_ptr=q,
         k_cache_ptr=k_cache,
@@ -184,6 +211,8 @@ def decode_attention(
         partial_ptr=workspace.partial,
         maxima_ptr=workspace.maxima,
         sums_ptr=workspace.sums,
+        arrivals_ptr=workspace.arrivals,
+        layer_id=layer_id,
         scale_log2=scale * LOG2_E,
         table_stride=block_tables.stride(0),
         stride_block=k_cache.stride(0),
@@ -196,13 +225,15 @@ def decode_attention(
         BLOCK_SIZE=k_cache.shape[1],
         ITEM_WORDS=ITEM_WORDS,
         TILE=TILE,
+        PART_TILES=PART_TILES,
         MAX_PARTS=MAX_PARTS,
+        RUN_PARTS=RUN_PARTS,
+        UNITS_AT_ONCE=UNITS_AT_ONCE,
         PDL=pdl,
         num_warps=NUM_WARPS,
         launch_pdl=pdl,
         num_stages=1 if q.dtype == torch.float32 else NUM_STAGES,
     )
-    join_parts_of_contexts(out, division, workspace, pdl=pdl)
     return out
 
 

@@ -14,51 +14,70 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.checks import check_column
-from common.kernels.decode_parts import MAX_PARTS, TILE, num_tiles_of, part_tiles_of
+from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE, num_tiles_of, part_tiles_of
 from common.kernels.operands import Division
 from common.kernels.pdl import wait_for_predecessor
 
-ITEM_WORDS = 8  # row, its length in tokens, first tile, tile after the last, join (-1: the context is whole); 3 unused
+ITEM_WORDS = 8  # as `load_item` reads them, and the context's number of items, and of units
 MOST_PROGRAMS_PER_SM = 3
 MIN_ROWS = 128  # so that few kernels are compiled
 JOIN_TILES = 16  # that a program computes while many contexts are joined: to save less, none are cut
-SIZE_CLASSES = 8  # of items: each down to half of the largest of the one before
+SIZE_CLASSES = 6  # of items: each down to half of the largest of the one before
 
 
 @triton.jit
 def load_item(item_ptr):
-    """Row, its length in tokens, first tile, tile after the last, join. For Gluon, too, as the next."""
+    """Row, its length in tokens, first tile, tile after the last, join (-1: the context is whole), parts of a unit.
+
+    For Gluon, too, as the next two.
+    """
     row = tl.load(item_ptr)
     seq_len = tl.load(item_ptr + 1)
     begin = tl.load(item_ptr + 2)
     end = tl.load(item_ptr + 3)
     join = tl.load(item_ptr + 4)
-    return row, seq_len, begin, end, join
+    unit_parts = tl.load(item_ptr + 5)
+    return row, seq_len, begin, end, join, unit_parts
 
 
 @triton.jit
-def next_item(counts_ptr, num_items):
+def load_join(item_ptr):
+    """The number of items that the context of an item has, and the number of units that these leave."""
+    return tl.load(item_ptr + 6), tl.load(item_ptr + 7)
+
+
+@triton.jit
+def next_item(draws_ptr, num_items):
     """The item of a KV head that a program of attention computes after its first; `num_items` or more: none."""
     drawn = num_items
     if tl.num_programs(0) < num_items:
-        drawn = tl.num_programs(0) + tl.atomic_add(counts_ptr + 2, 1, sem="relaxed")
+        drawn = tl.num_programs(0) + tl.atomic_add(draws_ptr, 1, sem="relaxed")
     return drawn
 
 
 @triton.jit
-def _pieces(tiles, longest, wanted, MAX_PARTS: tl.constexpr):
+def _pieces(tiles, longest, wanted, PART_TILES: tl.constexpr, MAX_PARTS: tl.constexpr, RUN_PARTS: tl.constexpr):
     """Pieces of each context, if those above `longest` tiles are cut into about `wanted`, and parts of each piece."""
-    part_tiles = part_tiles_of(tiles, MAX_PARTS)
+    part_tiles = part_tiles_of(tiles, PART_TILES, MAX_PARTS)
     num_parts = (tiles + part_tiles - 1) // part_tiles
     piece_parts = tl.maximum(tl.floor(wanted / part_tiles + 0.5).to(tl.int32), 1)
     pieces = tl.where(tiles > longest, (num_parts + piece_parts - 1) // piece_parts, 1)
     piece_parts = tl.maximum((num_parts + pieces - 1) // tl.maximum(pieces, 1), 1)  # as even as may be
+    whole_runs = (piece_parts + RUN_PARTS - 1) // RUN_PARTS * RUN_PARTS
+    piece_parts = tl.where(piece_parts < RUN_PARTS, piece_parts, whole_runs)
     return (num_parts + piece_parts - 1) // piece_parts, piece_parts
 
 
 @triton.jit
 def _best_pieces(
-    tiles, share, NUM_KV: tl.constexpr, SLOTS: tl.constexpr, MAX_PARTS: tl.constexpr, JOIN_TILES: tl.constexpr
+    tiles,
+    share,
+    NUM_KV: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PART_TILES: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    RUN_PARTS: tl.constexpr,
+    JOIN_TILES: tl.constexpr,
 ):
     """`_pieces` that programs compute in about the same time.
 
@@ -67,10 +86,10 @@ def _best_pieces(
     lengths even out; if few programs would have one more than the others for long, pieces have to be smaller.
     """
     exact, roomy = share * 1.1, share * 4 / 3
-    exact_pieces, exact_parts = _pieces(tiles, exact, exact, MAX_PARTS)
-    roomy_pieces, roomy_parts = _pieces(tiles, roomy, roomy, MAX_PARTS)
-    coarse_pieces, coarse_parts = _pieces(tiles, roomy, share * 2 / 3, MAX_PARTS)
-    fine_pieces, fine_parts = _pieces(tiles, share / 2, share / 3, MAX_PARTS)
+    exact_pieces, exact_parts = _pieces(tiles, exact, exact, PART_TILES, MAX_PARTS, RUN_PARTS)
+    roomy_pieces, roomy_parts = _pieces(tiles, roomy, roomy, PART_TILES, MAX_PARTS, RUN_PARTS)
+    coarse_pieces, coarse_parts = _pieces(tiles, roomy, share * 2 / 3, PART_TILES, MAX_PARTS, RUN_PARTS)
+    fine_pieces, fine_parts = _pieces(tiles, share / 2, share / 3, PART_TILES, MAX_PARTS, RUN_PARTS)
     exact_fits = tl.sum(exact_pieces, axis=0) * NUM_KV <= SLOTS
     roomy_fits = tl.sum(roomy_pieces, axis=0) * NUM_KV <= SLOTS
     programs = tl.sum(coarse_pieces, axis=0) * NUM_KV
@@ -85,18 +104,21 @@ def _best_pieces(
 @triton.jit(do_not_specialize=["num_rows"])
 def _divide_kernel(
     seq_lens_ptr,  # [num_rows] int32, 0 for padding
-    items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`, as the next two
-    joins_ptr,
+    items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`, as the next
     counts_ptr,
     num_rows,
+    num_layers,
     NUM_KV: tl.constexpr,
     SLOTS: tl.constexpr,  # programs that run at once
     ITEM_WORDS: tl.constexpr,
     SIZE_CLASSES: tl.constexpr,
     ROWS: tl.constexpr,  # power of two, at least num_rows
     TILE: tl.constexpr,
+    PART_TILES: tl.constexpr,
     MAX_PARTS: tl.constexpr,
+    RUN_PARTS: tl.constexpr,
     JOIN_TILES: tl.constexpr,
+    LAYERS: tl.constexpr,  # power of two, at least num_layers
     PDL: tl.constexpr,
 ):
     """Grid: (1,). Every KV head has the same items."""
@@ -105,14 +127,18 @@ def _divide_kernel(
     wait_for_predecessor(PDL)
     seq_lens = tl.load(seq_lens_ptr + rows, mask=inside, other=0)
     tiles = num_tiles_of(seq_lens, TILE)
-    part_tiles = part_tiles_of(tiles, MAX_PARTS)
+    part_tiles = part_tiles_of(tiles, PART_TILES, MAX_PARTS)
     num_parts = (tiles + part_tiles - 1) // part_tiles
     total = tl.maximum(tl.sum(tiles, axis=0), 1).to(tl.float32) * NUM_KV
 
-    pieces, piece_parts = _best_pieces(tiles, total / SLOTS, NUM_KV, SLOTS, MAX_PARTS, JOIN_TILES)
+    pieces, piece_parts = _best_pieces(
+        tiles, total / SLOTS, NUM_KV, SLOTS, PART_TILES, MAX_PARTS, RUN_PARTS, JOIN_TILES
+    )
     is_cut = pieces > 1
     pieces = tl.where(inside, tl.maximum(pieces, 1), 0)  # a row of padding is an item, too
     piece_tiles = tl.where(is_cut, piece_parts * part_tiles, tiles)
+    unit_parts = tl.where(is_cut & (piece_parts < RUN_PARTS), 1, RUN_PARTS)
+    units = (num_parts + unit_parts - 1) // unit_parts
 
     largest = tl.max(tl.where(inside, piece_tiles, 0), axis=0)
     size_class = tl.zeros((ROWS,), tl.int32)
@@ -120,7 +146,8 @@ def _divide_kernel(
         size_class += (piece_tiles << halvings <= largest).to(tl.int32)
     begin = 0
     first_item = tl.zeros((ROWS,), tl.int32)
-    for which in tl.static_range(SIZE_CLASSES):
+    size_class = 2 * size_class + (pieces == 1).to(tl.int32)  # what is to be joined is done early
+    for which in tl.static_range(2 * SIZE_CLASSES):
         counted = tl.where(size_class == which, pieces, 0)
         first_item = tl.where(size_class == which, begin + tl.cumsum(counted, axis=0) - counted, first_item)
         begin += tl.sum(counted, axis=0)
@@ -134,11 +161,12 @@ def _divide_kernel(
         tl.store(item_ptr + 2, piece * piece_tiles, mask=present)
         tl.store(item_ptr + 3, tl.minimum((piece + 1) * piece_tiles, tiles), mask=present)
         tl.store(item_ptr + 4, join, mask=present)
-    tl.store(joins_ptr + join * 2, rows, mask=is_cut)
-    tl.store(joins_ptr + join * 2 + 1, num_parts, mask=is_cut)
+        tl.store(item_ptr + 5, unit_parts, mask=present)
+        tl.store(item_ptr + 6, pieces, mask=present)
+        tl.store(item_ptr + 7, units, mask=present)
     tl.store(counts_ptr, begin)
-    tl.store(counts_ptr + 1, tl.sum(is_cut.to(tl.int32), axis=0))
-    tl.store(counts_ptr + 2, 0)
+    layers = tl.arange(0, LAYERS)
+    tl.store(counts_ptr + 1 + layers, tl.zeros((LAYERS,), tl.int32), mask=layers < num_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +201,11 @@ def divide(
     seq_lens: Tensor,  # [num_rows] int32, this step's token included; 0 is padding
     num_kv_heads: int,
     num_slots: int,
+    num_layers: int,
     *,
     pdl: bool = False,
 ) -> Division:
-    """What each program of a step's attention computes, of which `num_slots` run at once.
+    """What each program of a step's attention computes in each of `num_layers`; `num_slots` programs run at once.
 
     A row of padding is an item without tiles.
     """
@@ -189,8 +218,8 @@ def divide(
 
     division = Division(
         items=empty(limits.max_items, ITEM_WORDS),
-        joins=empty(limits.max_joins, 2),
-        counts=empty(3),
+        counts=empty(1 + num_layers),
+        max_joins=limits.max_joins,
         num_slots=num_slots,
     )
     if num_rows == 0:
@@ -198,17 +227,20 @@ def divide(
     _divide_kernel[(1,)](
         seq_lens_ptr=seq_lens,
         items_ptr=division.items,
-        joins_ptr=division.joins,
         counts_ptr=division.counts,
         num_rows=num_rows,
+        num_layers=num_layers,
         NUM_KV=num_kv_heads,
         SLOTS=num_slots,
         ITEM_WORDS=ITEM_WORDS,
         SIZE_CLASSES=SIZE_CLASSES,
         ROWS=max(MIN_ROWS, triton.next_power_of_2(num_rows)),
         TILE=TILE,
+        PART_TILES=PART_TILES,
         MAX_PARTS=MAX_PARTS,
+        RUN_PARTS=RUN_PARTS,
         JOIN_TILES=JOIN_TILES,
+        LAYERS=triton.next_power_of_2(num_layers),
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,

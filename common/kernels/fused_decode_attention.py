@@ -1,14 +1,15 @@
 """All between two products of a decode step in one kernel: norms, RoPE, the write of K and V, and attention.
 
-Each program attends one KV head of one sequence over the parts of the context that an item of the batch's
-division names (`decode_division`); a second kernel joins those that several programs computed. A step writes one
-token a sequence, so the keys of all others are there before it begins: their first tiles are on their way by the
-tensor memory accelerator before the wait for the QKV projection. Then each program norms and rotates its queries
-itself; that of the last part does so with the new key too, which it writes and attends from registers.
+A program attends one KV head of one sequence over the parts of the context that an item of the batch's division
+names (`decode_division`), and draws another item when it is done. One of its warps fetches keys and values by
+the tensor memory accelerator, four attend, and fetching runs ahead of them into the next item. A step writes one
+token a sequence, so the keys of all others are there before it begins: fetching does not wait for the QKV
+projection. The warps that attend do; then they norm and rotate the queries themselves, and with the last
+part of a context the new key, which they write and attend from registers.
 
 Keys are the tall operand of `wgmma` and queries the short one: a group is rarely more than eight heads.
-Written in Gluon, Triton's lower layer, since there a copy can be begun in one place and awaited in
-another. Hopper only, two bytes an element; Triton's interpreter does not run it.
+Written in Gluon, Triton's lower layer, since there warps can be told apart. Hopper only, two bytes an element;
+Triton's interpreter does not run it.
 """
 
 import torch
@@ -26,50 +27,191 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.checks import check_block_tables, check_column, check_qkv
-from common.kernels.decode_division import ITEM_WORDS, load_item, next_item
+from common.kernels.decode_division import ITEM_WORDS, load_item, load_join, next_item
 from common.kernels.decode_parts import (
     LOG2_E,
     MAX_PARTS,
     NO_KEYS,
+    PART_TILES,
+    RUN_PARTS,
     TILE,
+    UNITS_AT_ONCE,
     PartsWorkspace,
     check_room,
-    fold,
-    join_parts_of_contexts,
+    folded,
     num_tiles_of,
     part_tiles_of,
 )
-from common.kernels.items import advance
+from common.kernels.group_outputs import join_units, store_unit, store_whole
+from common.kernels.items import advance, announce, announced
+from common.kernels.last_program import is_last
+from common.kernels.new_token import begin_part, begin_token
 from common.kernels.operands import AttentionWeights, Division
-from common.kernels.paged_tiles import clear_end, load_tile
-from common.kernels.pdl import wait_for_predecessor
+from common.kernels.paged_tiles import clear_end, copy_tile, rows_of_tile
 
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head
 NUM_WARPS = 4
 STAGES_OF = {3: 2, 2: 3}  # tiles on the way at once, by the programs that then share a multiprocessor
+MAX_REGS = 80  # of a thread, on average: so that three programs share a multiprocessor, or two and the next kernel's
+FETCH_REGS = 24  # of one that does not attend
 
 
 @gluon.jit
-def _rotated(head_ptr, mask, norm_low, norm_high, cos, sin, eps, HAS_NORM: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Both halves of heads, normed and rotated, `[heads, HEAD_DIM // 2]` each, as `head_ptr` and all others are."""
-    a = gl.load(head_ptr, mask=mask, other=0.0).to(gl.float32)
-    b = gl.load(head_ptr + HEAD_DIM // 2, mask=mask, other=0.0).to(gl.float32)
-    if HAS_NORM:
-        scale = gl.rsqrt((gl.sum(a * a, axis=1) + gl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
-        a = a * scale * norm_low
-        b = b * scale * norm_high
-    dtype: gl.constexpr = head_ptr.dtype.element_ty
-    return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+def _fetch(shared, division, pool, NUM_KV: gl.constexpr, BLOCK_SIZE: gl.constexpr, ITEM_WORDS: gl.constexpr):
+    """One warp's task: the tiles of keys and values of every item, as their slots become free, and to draw the next."""
+    k_ring, v_ring, _, _, item_smem, item_full, item_empty, full, empty = shared
+    items_ptr, counts_ptr, draws_ptr = division
+    pool_desc, _, block_tables_ptr, table_stride, block_rows, layer_row = pool
+    STAGES: gl.constexpr = k_ring.shape[0]
+    TILE: gl.constexpr = k_ring.shape[1]
+    HEAD_DIM: gl.constexpr = k_ring.shape[2]
+    item = gl.program_id(0)
+    seq, seq_len, begin, end, _, _ = load_item(items_ptr + item // NUM_KV * ITEM_WORDS)  # perhaps of no item
+    num_items = gl.load(counts_ptr) * NUM_KV
+    slot = 0
+    phase = 1  # the first wait for something empty returns at once
+    item_phase = 1
+    while item < num_items:
+        num_blocks = (gl.maximum(seq_len - 1, 0) + BLOCK_SIZE - 1) // BLOCK_SIZE  # that hold keys of earlier steps
+        table_ptr = block_tables_ptr + seq.to(gl.int64) * table_stride
+        column = item % NUM_KV * HEAD_DIM
+        for tile in range(begin, end):
+            rows = rows_of_tile(table_ptr, tile, num_blocks, block_rows, layer_row, BLOCK_SIZE, TILE)
+            mbarrier.wait(empty.index(slot), phase)
+            copy_tile(pool_desc, rows, column, k_ring.index(slot), v_ring.index(slot), full.index(slot), BLOCK_SIZE)
+            slot, phase = advance(slot, phase, STAGES)
+        mbarrier.wait(item_empty, item_phase)  # nothing is drawn long before it is computed
+        item = next_item(draws_ptr, num_items)
+        announce(item, item_smem, item_empty, item_phase)
+        mbarrier.arrive(item_full, count=1)
+        item_phase ^= 1
+        seq, seq_len, begin, end, _, _ = load_item(items_ptr + gl.minimum(item, num_items - 1) // NUM_KV * ITEM_WORDS)
 
 
 @gluon.jit
-def _begin_part(is_last, new_value, new_scores):
-    """Sums of values and of weights and the maximum of a part to come: a context's last begins with the new key."""
-    acc = gl.where(is_last, new_value, gl.zeros_like(new_value))
-    row_sum = gl.where(is_last, gl.full_like(new_value, 1.0), gl.zeros_like(new_value))
-    row_max = gl.where(is_last, new_scores, gl.full_like(new_scores, NO_KEYS))
-    return acc, row_sum, row_max
+def _attend_tile(shared, part, slot, phase, num_keys, scale_log2, BLOCK_SIZE: gl.constexpr):
+    """A part with one more tile, of which `num_keys` are keys. Its slot is free then."""
+    k_ring, v_ring, q_smem, p_smem, _, _, _, full, empty = shared
+    acc, row_max, sums = part
+    TILE: gl.constexpr = k_ring.shape[1]
+    HEAD_DIM: gl.constexpr = k_ring.shape[2]
+    tile_keys = gl.arange(0, TILE, gl.SliceLayout(1, sums.type.layout))
+    mbarrier.wait(full.index(slot), phase)
+    q = q_smem.permute((1, 0))
+    scores = warpgroup_mma(k_ring.index(slot), q, gl.zeros_like(sums), use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    if num_keys < TILE:
+        clear_end(v_ring.index(slot), num_keys, BLOCK_SIZE, TILE, HEAD_DIM)
+    scores = gl.where((tile_keys < num_keys)[:, None], scores * scale_log2, -1e38)
+    new_max = gl.maximum(row_max, gl.max(scores, axis=0))
+    weights = gl.exp2(scores - new_max[None, :])
+    decay = gl.exp2(row_max - new_max)[None, :]
+    p_smem.permute((1, 0)).store(weights.to(p_smem.dtype))
+    fence_async_shared()
+    tl.debug_barrier()
+    v = v_ring.index(slot).permute((1, 0))
+    acc = warpgroup_mma(v, p_smem.permute((1, 0)), acc * decay, is_async=True)
+    sums = gl.fma(sums, decay + gl.zeros_like(sums), weights)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(empty.index(slot), count=1)
+    return acc, new_max, sums
+
+
+@gluon.jit
+def _attend(
+    shared,  # as in the kernel, as all that are no constants
+    division,
+    pool,
+    token,
+    out_ptr,
+    parts,
+    scale_log2,
+    NUM_KV: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEADS: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    ITEM_WORDS: gl.constexpr,
+    PART_TILES: gl.constexpr,
+    MAX_PARTS: gl.constexpr,
+    RUN_PARTS: gl.constexpr,
+    UNITS_AT_ONCE: gl.constexpr,
+    HAS_NORM: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Four warps' task: every item to its output, or its units."""
+    k_ring, _, q_smem, _, item_smem, item_full, item_empty, _, _ = shared
+    items_ptr, counts_ptr, _ = division
+    _, _, _, arrivals_ptr = parts
+    STAGES: gl.constexpr = k_ring.shape[0]
+    TILE: gl.constexpr = k_ring.shape[1]
+    HEAD_DIM: gl.constexpr = k_ring.shape[2]
+    ROWS: gl.constexpr = q_smem.shape[0]
+    NUM_Q: gl.constexpr = NUM_KV * GROUP
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, ROWS, 16])
+    mma_rows: gl.constexpr = gl.SliceLayout(0, mma)  # queries
+    no_acc = gl.zeros([HEAD_DIM, ROWS], gl.float32, mma)
+    nothing = (no_acc, gl.full([ROWS], NO_KEYS, gl.float32, mma_rows), gl.zeros([ROWS], gl.float32, mma_rows))
+    no_sums = gl.zeros([TILE, ROWS], gl.float32, mma)
+    item = gl.program_id(0)
+    item_ptr = items_ptr + item // NUM_KV * ITEM_WORDS
+    seq, seq_len, begin, end, join, unit_parts = load_item(item_ptr)  # perhaps of no item
+    num_items = gl.load(counts_ptr) * NUM_KV
+    slot = 0
+    phase = 0
+    item_phase = 0
+    while item < num_items:
+        kv_head = item % NUM_KV
+        num_tiles = num_tiles_of(seq_len, TILE)  # the new key may be alone in the last
+        part_tiles = part_tiles_of(num_tiles, PART_TILES, MAX_PARTS)
+        past = gl.maximum(seq_len - 1, 0)  # keys of earlier steps, and so the new one's position
+        writes = (end == num_tiles) & (seq_len > 0)
+        new_scores, new_value = begin_token(
+            shared, token, pool, seq, past, kv_head, item == gl.program_id(0), writes, mma,
+            NUM_KV, GROUP, BLOCK_SIZE, HAS_NORM, PDL,
+        )  # fmt: skip
+        new_scores = new_scores * scale_log2
+        new_value = new_value[:, None] + no_acc
+        first_head = join.to(gl.int64) * (MAX_PARTS * NUM_Q) + kv_head * GROUP  # of the context's units
+        last_part = (num_tiles - 1) // part_tiles * part_tiles  # the tile that the part of the new key begins with
+        part = begin_part(begin == last_part, new_value, new_scores, no_sums)
+        unit = nothing  # parts joined so far, and runs
+        whole = nothing
+        tiles_left = part_tiles  # of the part
+        parts_left = unit_parts
+        for tile in range(begin, end):
+            part = _attend_tile(shared, part, slot, phase, past - tile * TILE, scale_log2, BLOCK_SIZE)
+            slot, phase = advance(slot, phase, STAGES)
+            tiles_left -= 1
+            if (tiles_left == 0) | (tile + 1 == end):  # the part is over
+                tiles_left = part_tiles
+                acc, row_max, sums = part
+                unit = folded(unit, (acc, row_max, gl.sum(sums, axis=0)), 0)
+                part = begin_part(tile + 1 == last_part, new_value, new_scores, no_sums)
+                parts_left -= 1
+                if (parts_left == 0) | (tile + 1 == end):  # so is the unit
+                    parts_left = unit_parts
+                    if join < 0:
+                        whole = folded(whole, unit, 0)
+                    else:
+                        store_unit(parts, unit, first_head + tile // (part_tiles * unit_parts) * NUM_Q, NUM_Q, GROUP)
+                    unit = nothing
+        group_out_ptr = out_ptr + (seq.to(gl.int64) * NUM_Q + kv_head * GROUP) * HEAD_DIM
+        if join < 0:
+            store_whole(group_out_ptr, whole, GROUP)
+        else:
+            num_pieces, num_units = load_join(item_ptr)
+            if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_pieces):
+                join_units(
+                    group_out_ptr, parts, first_head, num_units, unit_parts == RUN_PARTS,
+                    NUM_Q, GROUP, HEADS, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS,
+                )  # fmt: skip
+        item = announced(item_smem, item_full, item_phase)
+        mbarrier.arrive(item_empty, count=1)
+        item_phase ^= 1
+        item_ptr = items_ptr + gl.minimum(item, num_items - 1) // NUM_KV * ITEM_WORDS
+        seq, seq_len, begin, end, join, unit_parts = load_item(item_ptr)
+        tl.debug_barrier()  # all warps are done with the queries
 
 
 @gluon.jit(do_not_specialize=["table_stride"])  # differs from batch to batch in a prefill worker
@@ -84,9 +226,10 @@ def _fused_decode_attention_kernel(
     items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`, as the next
     counts_ptr,
     out_ptr,  # [num_seqs, NUM_KV * GROUP, HEAD_DIM], contiguous; written here for contexts that are whole
-    partial_ptr,  # [max_joins, MAX_PARTS, NUM_KV * GROUP, HEAD_DIM] fp32, of `PartsWorkspace`, as the next two
+    partial_ptr,  # [max_joins, MAX_PARTS, NUM_KV * GROUP, HEAD_DIM] fp32, of `PartsWorkspace`, as the next three
     maxima_ptr,
     sums_ptr,
+    arrivals_ptr,  # [max_joins, NUM_KV] int32
     eps,
     scale_log2,  # softmax scale times log2(e)
     table_stride,
@@ -94,16 +237,20 @@ def _fused_decode_attention_kernel(
     layer_row,  # where in a block the layer begins: BLOCK_SIZE rows of K, then as many of V
     NUM_KV: gl.constexpr,
     GROUP: gl.constexpr,  # query heads of a KV head
+    HEADS: gl.constexpr,  # power of two, at least GROUP
     ROWS: gl.constexpr,  # 8 or 16, at least GROUP
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,  # divides TILE
     ITEM_WORDS: gl.constexpr,
     TILE: gl.constexpr,
+    PART_TILES: gl.constexpr,
     MAX_PARTS: gl.constexpr,
+    RUN_PARTS: gl.constexpr,
+    UNITS_AT_ONCE: gl.constexpr,
     STAGES: gl.constexpr,  # tiles on the way at once
+    FETCH_REGS: gl.constexpr,
     HAS_NORM: gl.constexpr,
     PDL: gl.constexpr,
-    num_warps: gl.constexpr,
 ):
     """Grid: any number. Each program has an item of a KV head, and draws another one when it is done."""
     dtype: gl.constexpr = pool_desc.dtype
@@ -114,184 +261,37 @@ def _fused_decode_attention_kernel(
     q_smem = gl.allocate_shared_memory(dtype, [ROWS, HEAD_DIM], q_layout)
     p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, TILE], dtype)
     p_smem = gl.allocate_shared_memory(dtype, [ROWS, TILE], p_layout)
-    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(arrived.index(stage), count=1)
+    item_smem = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    item_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    item_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(item_full, count=1)
+    mbarrier.init(item_empty, count=1)
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=1)
     fence_async_shared()
-    num_items = gl.load(counts_ptr) * NUM_KV
-    slot = 0
-    phase = 0
-    index = gl.program_id(0)
-    while index < num_items:
-        slot, phase = _attend_item(
-            items_ptr + index // NUM_KV * ITEM_WORDS, index % NUM_KV, slot, phase, k_ring, v_ring, q_smem, p_smem,
-            arrived, qkv_ptr, q_norm_ptr, k_norm_ptr, rope_ptr, pool_desc, pool_ptr, block_tables_ptr, out_ptr,
-            partial_ptr, maxima_ptr, sums_ptr, eps, scale_log2, table_stride, block_rows, layer_row,
-            NUM_KV, GROUP, ROWS, HEAD_DIM, BLOCK_SIZE, TILE, MAX_PARTS, STAGES, HAS_NORM, PDL, num_warps,
-        )  # fmt: skip
-        index = next_item(counts_ptr, num_items)
-
-
-@gluon.jit
-def _attend_item(
-    item_ptr,  # [ITEM_WORDS] int32
-    kv_head,
-    slot,  # of the ring, and the phase that it is awaited in: where the item's tiles begin
-    phase,
-    k_ring,  # [STAGES, TILE, HEAD_DIM], shared memory, as the next four
-    v_ring,
-    q_smem,  # [ROWS, HEAD_DIM]
-    p_smem,  # [ROWS, TILE]
-    arrived,  # [STAGES] barriers
-    qkv_ptr,  # this and what follows: as of the kernel
-    q_norm_ptr,
-    k_norm_ptr,
-    rope_ptr,
-    pool_desc,
-    pool_ptr,
-    block_tables_ptr,
-    out_ptr,
-    partial_ptr,
-    maxima_ptr,
-    sums_ptr,
-    eps,
-    scale_log2,
-    table_stride,
-    block_rows,
-    layer_row,
-    NUM_KV: gl.constexpr,
-    GROUP: gl.constexpr,
-    ROWS: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
-    MAX_PARTS: gl.constexpr,
-    STAGES: gl.constexpr,
-    HAS_NORM: gl.constexpr,
-    PDL: gl.constexpr,
-    num_warps: gl.constexpr,
-):
-    """One item from its first load to its output or its parts; where in the ring the next one's tiles begin."""
-    HALF: gl.constexpr = HEAD_DIM // 2
-    WIDTH: gl.constexpr = NUM_KV * HEAD_DIM
-    dtype: gl.constexpr = pool_desc.dtype
-    mma: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, ROWS, 16]
-    )
-    mma_rows: gl.constexpr = gl.SliceLayout(0, mma)  # queries
-    mma_dims: gl.constexpr = gl.SliceLayout(1, mma)  # keys, or dimensions of values
-    halves: gl.constexpr = gl.BlockedLayout([1, 4], [128 // HALF, HALF // 4], [num_warps, 1], [1, 0])
-
-    seq, seq_len, begin, end, join = load_item(item_ptr)
-    tl.debug_barrier()  # all warps are done with the item before
-    num_tiles = num_tiles_of(seq_len, TILE)  # the new key may be alone in the last
-    part_tiles = part_tiles_of(num_tiles, MAX_PARTS)
-    past = gl.maximum(seq_len - 1, 0)  # keys of earlier steps, and so the new one's position
-    num_blocks = (past + BLOCK_SIZE - 1) // BLOCK_SIZE
-    table_ptr = block_tables_ptr + seq.to(gl.int64) * table_stride
-    column = kv_head * HEAD_DIM
-    for stage in gl.static_range(STAGES):
-        load_tile(
-            pool_desc, table_ptr, k_ring.index((slot + stage) % STAGES), v_ring.index((slot + stage) % STAGES),
-            arrived.index((slot + stage) % STAGES), (begin + stage) * (TILE // BLOCK_SIZE), num_blocks, block_rows,
-            layer_row, column, begin + stage < end, BLOCK_SIZE, TILE, HEAD_DIM,
-        )  # fmt: skip
-    columns = gl.arange(0, HALF, gl.SliceLayout(0, halves))[None, :]
-    angle_ptr = rope_ptr + past.to(gl.int64) * HEAD_DIM + columns
-    cos = gl.load(angle_ptr)
-    sin = gl.load(angle_ptr + HALF)
-    q_norm_low = gl.load(q_norm_ptr + columns).to(gl.float32)
-    q_norm_high = gl.load(q_norm_ptr + HALF + columns).to(gl.float32)
-    k_norm_low = gl.load(k_norm_ptr + columns).to(gl.float32)
-    k_norm_high = gl.load(k_norm_ptr + HALF + columns).to(gl.float32)
-    new_block = gl.load(table_ptr + past // BLOCK_SIZE)
-    wait_for_predecessor(PDL)
-
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, halves))[:, None]
-    token_ptr = qkv_ptr + seq.to(gl.int64) * (NUM_KV * (GROUP + 2) * HEAD_DIM)
-    q_ptr = token_ptr + (kv_head * GROUP + rows) * HEAD_DIM + columns
-    k_ptr = token_ptr + (NUM_KV * GROUP + kv_head) * HEAD_DIM + columns
-    dims = gl.arange(0, HEAD_DIM, mma_dims)
-    new_v = gl.load(token_ptr + (NUM_KV * (GROUP + 1) + kv_head) * HEAD_DIM + dims)
-    q_low, q_high = _rotated(q_ptr, rows < GROUP, q_norm_low, q_norm_high, cos, sin, eps, HAS_NORM, HEAD_DIM)
-    k_low, k_high = _rotated(k_ptr, columns < HALF, k_norm_low, k_norm_high, cos, sin, eps, HAS_NORM, HEAD_DIM)
-    q_smem.slice(0, HALF, dim=1).store(q_low)
-    q_smem.slice(HALF, HALF, dim=1).store(q_high)
-    fence_async_shared()
-    tl.debug_barrier()
-
-    if (end == num_tiles) & (seq_len > 0):
-        slot_row = new_block.to(gl.int64) * block_rows + layer_row + past % BLOCK_SIZE
-        slot_ptr = pool_ptr + slot_row * WIDTH + column
-        gl.store(slot_ptr + columns, k_low)
-        gl.store(slot_ptr + HALF + columns, k_high)
-        gl.store(slot_ptr + BLOCK_SIZE * WIDTH + dims, new_v)
-    products = q_low.to(gl.float32) * k_low.to(gl.float32) + q_high.to(gl.float32) * k_high.to(gl.float32)
-    new_scores = gl.convert_layout(gl.sum(products, axis=1), mma_rows) * scale_log2
-    new_value = new_v.to(gl.float32)[:, None] + gl.zeros([HEAD_DIM, ROWS], gl.float32, mma)
-    first_of_last = (num_tiles - 1) // part_tiles * part_tiles  # tile that the part of the new key begins with
-    acc, row_sum, row_max = _begin_part(begin == first_of_last, new_value, new_scores)
-    whole_acc = gl.zeros([HEAD_DIM, ROWS], gl.float32, mma)  # of the parts joined so far, as the next two
-    whole_max = gl.full([ROWS], NO_KEYS, gl.float32, mma_rows)
-    whole_sum = gl.zeros([HEAD_DIM, ROWS], gl.float32, mma)
-    group = gl.arange(0, ROWS, mma_rows)
-    present = (group < GROUP)[None, :]
-    heads = kv_head * GROUP + group  # [ROWS], of the sequence
-
-    zero = gl.zeros([TILE, ROWS], gl.float32, mma)
-    tile_keys = gl.arange(0, TILE, mma_dims)
-    # Weights are summed up by a product, too, once for each dimension: no warp waits for another's sums.
-    ones = gl.full([HEAD_DIM, TILE], 1.0, dtype, gl.DotOperandLayout(0, mma, k_width=2))
-    left = part_tiles
-    for tile in range(begin, end):
-        num_keys = past - tile * TILE  # of this tile and those behind it
-        mbarrier.wait(arrived.index(slot), phase)
-        scores = warpgroup_mma(k_ring.index(slot), q_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
-        scores = warpgroup_mma_wait(0, deps=[scores])
-        if num_keys < TILE:
-            clear_end(v_ring.index(slot), num_keys, BLOCK_SIZE, TILE, HEAD_DIM)
-        scores = gl.where((tile_keys < num_keys)[:, None], scores * scale_log2, -1e38)
-        new_max = gl.maximum(row_max, gl.max(scores, axis=0))
-        weights = gl.exp2(scores - new_max[None, :])
-        decay = gl.exp2(row_max - new_max)
-        row_max = new_max
-        p_smem.permute((1, 0)).store(weights.to(dtype))
-        fence_async_shared()
-        tl.debug_barrier()
-        acc = warpgroup_mma(
-            v_ring.index(slot).permute((1, 0)), p_smem.permute((1, 0)), acc * decay[None, :], is_async=True
-        )
-        row_sum = warpgroup_mma(ones, p_smem.permute((1, 0)), row_sum * decay[None, :], is_async=True)
-        acc, row_sum = warpgroup_mma_wait(0, deps=[acc, row_sum])
-        if tile + STAGES < end:
-            load_tile(
-                pool_desc, table_ptr, k_ring.index(slot), v_ring.index(slot), arrived.index(slot),
-                (tile + STAGES) * (TILE // BLOCK_SIZE), num_blocks, block_rows, layer_row, column,
-                True, BLOCK_SIZE, TILE, HEAD_DIM,
-            )  # fmt: skip
-        slot, phase = advance(slot, phase, STAGES)
-
-        left -= 1
-        if (left == 0) | (tile + 1 == end):  # the part is over
-            left = part_tiles
-            if join < 0:
-                whole_max, scale, part_scale = fold(whole_max, row_max)
-                scales = scale[None, :] + gl.zeros_like(acc)
-                whole_acc = gl.fma(whole_acc, scales, acc * part_scale[None, :])
-                whole_sum = gl.fma(whole_sum, scales, row_sum * part_scale[None, :])
-            else:
-                part = join.to(gl.int64) * MAX_PARTS + tile // part_tiles
-                indices = part * (NUM_KV * GROUP) + heads
-                gl.store(partial_ptr + indices[None, :] * HEAD_DIM + dims[:, None], acc, mask=present)
-                gl.store(maxima_ptr + indices, row_max, mask=group < GROUP)
-                gl.store(sums_ptr + indices[None, :] + 0 * dims[:, None], row_sum, mask=present & (dims == 0)[:, None])
-            acc, row_sum, row_max = _begin_part(tile + 1 == first_of_last, new_value, new_scores)
-
-    if join < 0:
-        out = whole_acc / gl.where(whole_sum > 0, whole_sum, 1.0)  # a row of padding gives zeros
-        elements = (seq.to(gl.int64) * (NUM_KV * GROUP) + heads)[None, :] * HEAD_DIM + dims[:, None]
-        gl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
-    return slot, phase
+    shared = (k_ring, v_ring, q_smem, p_smem, item_smem, item_full, item_empty, full, empty)
+    division = (items_ptr, counts_ptr, counts_ptr + 1 + layer_row // (2 * BLOCK_SIZE))
+    pool = (pool_desc, pool_ptr, block_tables_ptr, table_stride, block_rows, layer_row)
+    token = (qkv_ptr, q_norm_ptr, k_norm_ptr, rope_ptr, eps)
+    parts = (partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr)
+    gl.warp_specialize(
+        [
+            (
+                _attend,
+                (
+                    shared, division, pool, token, out_ptr, parts, scale_log2,
+                    NUM_KV, GROUP, HEADS, BLOCK_SIZE, ITEM_WORDS, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE,
+                    HAS_NORM, PDL,
+                ),
+            ),
+            (_fetch, (shared, division, pool, NUM_KV, BLOCK_SIZE, ITEM_WORDS)),
+        ],
+        worker_num_warps=[1],
+        worker_num_regs=[FETCH_REGS],
+    )  # fmt: skip
 
 
 def is_supported(num_q_heads: int, kv_cache: Tensor) -> bool:
@@ -326,7 +326,7 @@ def fused_decode_attention(
     out = torch.empty((num_seqs, num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_seqs == 0:
         return out.flatten(1)
-    check_room(workspace, division, num_q, head_dim)
+    check_room(workspace, division, num_q, num_kv, head_dim)
     _fused_decode_attention_kernel[(min(division.items.shape[0] * num_kv, division.num_slots),)](
         qkv_ptr=qkv,
         q_norm_ptr=weights.rope if weights.q_norm is None else weights.q_norm,
@@ -341,6 +341,7 @@ def fused_decode_attention(
         partial_ptr=workspace.partial,
         maxima_ptr=workspace.maxima,
         sums_ptr=workspace.sums,
+        arrivals_ptr=workspace.arrivals,
         eps=weights.norm_eps,
         scale_log2=head_dim**-0.5 * LOG2_E,
         table_stride=block_tables.stride(0),
@@ -348,19 +349,24 @@ def fused_decode_attention(
         layer_row=layer_id * 2 * block_size,
         NUM_KV=num_kv,
         GROUP=num_q // num_kv,
+        HEADS=triton.next_power_of_2(num_q // num_kv),
         ROWS=max(MIN_ROWS, triton.next_power_of_2(num_q // num_kv)),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         ITEM_WORDS=ITEM_WORDS,
         TILE=TILE,
+        PART_TILES=PART_TILES,
         MAX_PARTS=MAX_PARTS,
+        RUN_PARTS=RUN_PARTS,
+        UNITS_AT_ONCE=UNITS_AT_ONCE,
         STAGES=STAGES_OF[programs_per_sm],
+        FETCH_REGS=FETCH_REGS,
         HAS_NORM=weights.q_norm is not None,
         PDL=pdl,
-        num_warps=NUM_WARPS,
+        num_warps=NUM_WARPS,  # that attend; the one that fetches comes on top
+        maxnreg=MAX_REGS,
         launch_pdl=pdl,
     )
-    join_parts_of_contexts(out, division, workspace, pdl=pdl)
     return out.flatten(1)
 
 

@@ -118,6 +118,6 @@ class Division:
     """Who computes what of a decode step's attention, the same for all layers and KV heads (`decode_division`)."""
 
     items: Tensor  # [max_items, ITEM_WORDS] int32
-    joins: Tensor  # [max_joins, 2] int32: row and number of parts of each context that several items have parts of
-    counts: Tensor  # [3] int32: items, joins, and items drawn by programs beyond their first (0 between two kernels)
+    counts: Tensor  # [1 + num_layers] int32: items, and of each layer those drawn by programs beyond their first
+    max_joins: int  # contexts that several items have parts of
     num_slots: int  # programs that run at once

@@ -6,33 +6,44 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 
 @gluon.jit
-def load_tile(
-    pool_desc,  # [num_blocks * block_rows, NUM_KV * HEAD_DIM], tiles of BLOCK_SIZE x HEAD_DIM
+def rows_of_tile(
     table_ptr,  # of the sequence
-    k_tile,  # [TILE, HEAD_DIM], shared memory
-    v_tile,
-    arrived,  # barrier of the two
-    first_block,
+    tile,
     num_blocks,  # of the sequence
     block_rows,
     layer_row,
-    column,
-    pred,
     BLOCK_SIZE: gl.constexpr,
     TILE: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
 ):
-    """Begin loading TILE keys and values; past the sequence's last block they are zero."""
-    mbarrier.expect(arrived, 2 * TILE * HEAD_DIM * 2, pred=pred)
+    """The rows of the pool at which the keys of each block of a tile begin; past the sequence's last: before the pool.
+
+    From there nothing is read, and zeros arrive.
+    """
+    rows = ()
     for i in gl.static_range(TILE // BLOCK_SIZE):
-        index = first_block + i
-        # Row -1 of the table lies before the pool, where nothing is read and zeros arrive.
+        index = tile * (TILE // BLOCK_SIZE) + i
         block = gl.load(table_ptr + index, mask=index < num_blocks, other=-1)
-        row = block * block_rows + layer_row
+        rows = rows + (block * block_rows + layer_row,)  # type: ignore[assignment]
+    return rows
+
+
+@gluon.jit
+def copy_tile(
+    pool_desc,  # [num_blocks * block_rows, NUM_KV * HEAD_DIM], tiles of BLOCK_SIZE x HEAD_DIM
+    rows,  # of `rows_of_tile`
+    column,
+    k_tile,  # [TILE, HEAD_DIM], shared memory
+    v_tile,
+    arrived,  # barrier of the two
+    BLOCK_SIZE: gl.constexpr,
+):
+    """Begin loading the keys and values of a tile."""
+    mbarrier.expect(arrived, 2 * k_tile.shape[0] * k_tile.shape[1] * 2)
+    for i in gl.static_range(k_tile.shape[0] // BLOCK_SIZE):
         k_slice = k_tile.slice(i * BLOCK_SIZE, BLOCK_SIZE, dim=0)
         v_slice = v_tile.slice(i * BLOCK_SIZE, BLOCK_SIZE, dim=0)
-        tma.async_copy_global_to_shared(pool_desc, [row, column], arrived, k_slice, pred=pred)
-        tma.async_copy_global_to_shared(pool_desc, [row + BLOCK_SIZE, column], arrived, v_slice, pred=pred)
+        tma.async_copy_global_to_shared(pool_desc, [rows[i], column], arrived, k_slice)
+        tma.async_copy_global_to_shared(pool_desc, [rows[i] + BLOCK_SIZE, column], arrived, v_slice)
 
 
 @gluon.jit

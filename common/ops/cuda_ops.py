@@ -14,7 +14,7 @@ from common.kernels.embedding import embedding
 from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
 from common.kernels.gpu import gpu_of
 from common.kernels.long_attention import long_attention
-from common.kernels.operands import AttentionWeights
+from common.kernels.operands import AttentionWeights, Division
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.row_slots import row_slots
@@ -73,8 +73,7 @@ class CudaOps:
             batch = replace(batch, slot_mapping=slots)
         if self.kernels.decode_attention == "torch":
             return batch
-        num_slots = self._programs_per_sm(batch) * self._gpu.num_sms
-        return replace(batch, division=divide(batch.seq_lens, self.kv_cache.shape[4], num_slots, pdl=self.pdl))
+        return replace(batch, division=self._divide(batch))
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
         if self.pdl:
@@ -90,8 +89,9 @@ class CudaOps:
             return self._fused_attention(qkv, weights, layer_id, batch)
         k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
         q = self._rotate_and_write(qkv, weights, batch, k_cache, v_cache)
-        attend = self._decode_attention if batch.one_token_each else self._prefill_attention
-        return attend(q, k_cache, v_cache, batch).flatten(1)
+        if batch.one_token_each:
+            return self._decode_attention(q, k_cache, v_cache, layer_id, batch).flatten(1)
+        return self._prefill_attention(q, k_cache, v_cache, batch).flatten(1)
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
@@ -156,7 +156,9 @@ class CudaOps:
             pdl=self.pdl,
         )
 
-    def _decode_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: ForwardBatch) -> Tensor:
+    def _decode_attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
         scale = q.shape[2] ** -0.5
         if self.kernels.decode_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, batch, scale)
@@ -170,8 +172,14 @@ class CudaOps:
             scale=scale,
             division=batch.division,
             workspace=self._parts_workspace(q.shape[1]),
+            layer_id=layer_id,
             pdl=self.pdl,
         )
+
+    def _divide(self, batch: ForwardBatch) -> Division:
+        _, num_layers, _, _, num_kv, _ = self.kv_cache.shape
+        num_slots = self._programs_per_sm(batch) * self._gpu.num_sms
+        return divide(batch.seq_lens, num_kv, num_slots, num_layers, pdl=self.pdl)
 
     def _programs_per_sm(self, batch: ForwardBatch) -> int:
         return programs_per_sm(batch.seq_lens.shape[0], self.kv_cache.shape[4], self._gpu.num_sms)
@@ -179,7 +187,8 @@ class CudaOps:
     def _parts_workspace(self, num_q_heads: int) -> PartsWorkspace:
         """Made by the first decode step, which runs before any graph is captured."""
         if self._workspace is None:
-            limits = limits_for(self.max_num_seqs, self.kv_cache.shape[4], MOST_PROGRAMS_PER_SM * self._gpu.num_sms)
-            head_dim, device = self.kv_cache.shape[5], self.kv_cache.device
-            self._workspace = make_workspace(limits.max_joins, num_q_heads, head_dim, device)
+            num_kv, head_dim = self.kv_cache.shape[4:]
+            limits = limits_for(self.max_num_seqs, num_kv, MOST_PROGRAMS_PER_SM * self._gpu.num_sms)
+            device = self.kv_cache.device
+            self._workspace = make_workspace(limits.max_joins, num_q_heads, num_kv, head_dim, device)
         return self._workspace

@@ -28,8 +28,9 @@ def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, num_slots: int, scale: 
         block_tables=batch.block_tables,
         seq_lens=batch.seq_lens,
         scale=scale or head_dim**-0.5,
-        division=divide(batch.seq_lens, num_kv, num_slots),
-        workspace=make_workspace(limits.max_joins + 1, q.shape[1], head_dim, q.device),
+        division=divide(batch.seq_lens, num_kv, num_slots, num_layers=2),
+        workspace=make_workspace(limits.max_joins + 1, q.shape[1], num_kv, head_dim, q.device),
+        layer_id=1,
     )
 
 

@@ -9,12 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.kernels.decode_division import JOIN_TILES, divide, limits_for, programs_per_sm
-from common.kernels.decode_parts import MAX_PARTS, TILE
+from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE
 
 # A mix of what is short, long and much too long beside the rest; 0 is padding.
 LENGTHS = st.lists(
     st.one_of(st.integers(0, 70), st.integers(0, 5000), st.integers(30_000, 131_072)), min_size=1, max_size=200
 )
+
+
+NUM_LAYERS = 3
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class Item:
     begin: int
     end: int
     join: int
+    unit_parts: int
+    num_items: int
+    num_units: int
 
 
 def tiles_of(length: int) -> int:
@@ -31,28 +37,26 @@ def tiles_of(length: int) -> int:
 
 
 def part_tiles_of(length: int) -> int:
-    return max(-(-tiles_of(length) // MAX_PARTS), 1)
+    return max(-(-tiles_of(length) // MAX_PARTS), PART_TILES)
 
 
-def items_of(
-    lengths: list[int], num_kv: int, num_slots: int, device: torch.device
-) -> tuple[list[Item], list[list[int]]]:
-    """Items in the order in which programs take them, and joins."""
-    division = divide(torch.tensor(lengths, dtype=torch.int32, device=device), num_kv, num_slots)
+def items_of(lengths: list[int], num_kv: int, num_slots: int, device: torch.device) -> list[Item]:
+    """In the order in which programs take them."""
+    division = divide(torch.tensor(lengths, dtype=torch.int32, device=device), num_kv, num_slots, NUM_LAYERS)
     limits = limits_for(len(lengths), num_kv, num_slots)
-    assert (len(division.items), len(division.joins)) == (limits.max_items, limits.max_joins)
-    num_items, num_joins, num_drawn = division.counts.tolist()
-    assert num_drawn == 0
-    items = [Item(*words[:5]) for words in division.items[:num_items].tolist()]
+    assert (len(division.items), division.max_joins) == (limits.max_items, limits.max_joins)
+    num_items, *drawn = division.counts.tolist()
+    assert drawn == [0] * NUM_LAYERS
+    items = [Item(*words) for words in division.items[:num_items].tolist()]
     assert all(item.length == lengths[item.row] for item in items)
-    assert (division.items[num_items:] == -1).all() and (division.joins[num_joins:] == -1).all(), "poison"
-    return items, division.joins[:num_joins].tolist()
+    assert (division.items[num_items:] == -1).all(), "poison"
+    return items
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=LENGTHS, num_kv=st.sampled_from([1, 2, 5, 8, 64]), num_slots=st.sampled_from([1, 4, 92, 396]))
 def test_items_cover_every_context_once(lengths: list[int], num_kv: int, num_slots: int, device: torch.device) -> None:
-    items, joins = items_of(lengths, num_kv, num_slots, device)
+    items = items_of(lengths, num_kv, num_slots, device)
     cut = set()
     for row, length in enumerate(lengths):
         own = sorted((item for item in items if item.row == row), key=lambda item: item.begin)
@@ -63,10 +67,14 @@ def test_items_cover_every_context_once(lengths: list[int], num_kv: int, num_slo
         assert all(item.end > item.begin for item in own) or length == 0
         assert all((item.join >= 0) == (len(own) > 1) for item in own)
         if len(own) > 1:
-            assert joins[own[0].join] == [row, -(-tiles_of(length) // part_tiles_of(length))]
+            unit_tiles = own[0].unit_parts * part_tiles_of(length)
+            assert own[0].unit_parts in (1, RUN_PARTS)
+            assert all(bound % unit_tiles == 0 for bound in bounds[:-1]), "no unit is cut"
+            whole = (own[0].join, own[0].unit_parts, len(own), -(-tiles_of(length) // unit_tiles))
+            assert {(item.join, item.unit_parts, item.num_items, item.num_units) for item in own} == {whole}
+            assert own[0].join not in cut, "each cut context has a join of its own"
             cut.add(own[0].join)
-            assert {item.join for item in own} == {own[0].join}
-    assert cut == set(range(len(joins))), "each cut context has a join of its own"
+    assert cut == set(range(len(cut))) and len(cut) <= limits_for(len(lengths), num_kv, num_slots).max_joins
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -74,7 +82,7 @@ def test_items_cover_every_context_once(lengths: list[int], num_kv: int, num_slo
 def test_programs_end_at_about_the_same_time(lengths: list[int], num_slots: int, device: torch.device) -> None:
     """Each takes the next item when it is done with one, and none ends much later than all would if they were even."""
     num_kv, ends = 8, [0] * num_slots
-    items, _ = items_of(lengths, num_kv, num_slots, device)
+    items = items_of(lengths, num_kv, num_slots, device)
     for item in items:
         for _ in range(num_kv):
             heapreplace(ends, ends[0] + item.end - item.begin)
@@ -84,7 +92,7 @@ def test_programs_end_at_about_the_same_time(lengths: list[int], num_slots: int,
 
 def test_long_items_come_first(device: torch.device) -> None:
     lengths = [int(n) for n in torch.randint(1, 3000, (90,))]
-    items, _ = items_of(lengths, 8, 264, device)
+    items = items_of(lengths, 8, 264, device)
     sizes = [item.end - item.begin for item in items if item.begin == 0]
     assert all(2 * size > later for i, size in enumerate(sizes) for later in sizes[i:]), "but for a factor of two"
 
@@ -93,23 +101,25 @@ def test_long_items_come_first(device: torch.device) -> None:
     ("lengths", "num_items", "num_joins"),
     [
         ([1], 1, 0),
-        ([1024], 16, 1),  # a tile each
-        ([1024] * 8, 48, 8),
+        ([256], 1, 0),  # a part
+        ([1024], 4, 1),  # a part each
+        ([1024] * 8, 32, 8),
         ([1024] * 24, 48, 24),
         ([1024] * 25, 25, 0),  # enough programs: nothing is joined
         ([1024] * 40, 40, 0),  # some programs have two, but joining would take as long
         ([8192] * 40, 120, 40),
         ([1024] * 64, 64, 0),
         ([8192] * 32, 32, 0),
-        ([131_072], 32, 1),
-        ([131_072, *[1024] * 63], 32 + 63, 1),
+        ([131_072], 48, 1),
+        ([131_072, *[1024] * 63], 48 + 63, 1),
         ([0] * 7, 7, 0),
     ],
 )
 def test_contexts_are_cut_only_where_they_are_long(
     lengths: list[int], num_items: int, num_joins: int, device: torch.device
 ) -> None:
-    items, joins = items_of(lengths, 8, programs_per_sm(len(lengths), 8, 132) * 132, device)
+    items = items_of(lengths, 8, programs_per_sm(len(lengths), 8, 132) * 132, device)
+    joins = {item.join for item in items} - {-1}
     assert (len(items), len(joins)) == (num_items, num_joins)
 
 
@@ -119,4 +129,4 @@ def test_as_many_programs_share_a_multiprocessor_as_are_a_wave(num_rows: int, ex
 
 
 def test_no_rows_have_no_items(device: torch.device) -> None:
-    assert len(divide(torch.zeros(0, dtype=torch.int32, device=device), 8, 264).items) == 0
+    assert len(divide(torch.zeros(0, dtype=torch.int32, device=device), 8, 264, NUM_LAYERS).items) == 0

@@ -92,7 +92,7 @@ class Step:
     def workspace(self) -> PartsWorkspace:
         shape = self.shape
         limits = limits_for(self.qkv.shape[0], shape.num_kv, shape.num_slots)
-        return make_workspace(limits.max_joins, shape.num_q, shape.head_dim, self.qkv.device)
+        return make_workspace(limits.max_joins, shape.num_q, shape.num_kv, shape.head_dim, self.qkv.device)
 
     def run(self, pool: Tensor, workspace: PartsWorkspace, layer_id: int = LAYER, *, pdl: bool = False) -> Tensor:
         return fused_decode_attention(
@@ -102,7 +102,7 @@ class Step:
             layer_id=layer_id,
             block_tables=self.batch.block_tables,
             seq_lens=self.batch.seq_lens,
-            division=divide(self.batch.seq_lens, self.shape.num_kv, self.shape.num_slots),
+            division=divide(self.batch.seq_lens, self.shape.num_kv, self.shape.num_slots, pool.shape[1]),
             workspace=workspace,
             programs_per_sm=self.shape.programs_per_sm,
             pdl=pdl,
