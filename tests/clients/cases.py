@@ -110,6 +110,23 @@ def aiperf(environment: Environment, server: Server, directory: Path) -> str:
     return _all_answered()
 
 
+def vllm_bench(environment: Environment, server: Server, directory: Path) -> str:
+    """The same, by its result file; the model's name is asked of the server."""
+    environment.run(
+        [
+            "vllm", "bench", "serve", "--backend", "openai", "--base-url", server.url, "--endpoint", "/v1/completions",
+            "--tokenizer", server.directory, "--dataset-name", "random", "--random-input-len", str(INPUT_TOKENS),
+            "--random-output-len", str(OUTPUT_TOKENS), "--num-prompts", str(NUM_REQUESTS), "--max-concurrency", "2",
+            "--ignore-eos", "--save-result", "--result-filename", "result.json",
+        ],
+        cwd=directory,
+    )  # fmt: skip
+    result = json.loads((directory / "result.json").read_text(encoding="utf-8"))
+    seen = (result["completed"], result["total_output_tokens"])
+    assert seen == (NUM_REQUESTS, NUM_REQUESTS * OUTPUT_TOKENS), f"requests and output tokens {seen}"
+    return _all_answered()
+
+
 def _all_answered() -> str:
     return f"{NUM_REQUESTS} of {NUM_REQUESTS} answered, {OUTPUT_TOKENS} tokens each"
 
@@ -156,4 +173,5 @@ CASES = (
     ),
     Case("guidellm", ("guidellm==0.8.1",), "load of 2 streams on /v1/completions", guidellm),
     Case("aiperf", ("aiperf==0.13.0",), "load of 2 streams on /v1/completions, metrics scraped", aiperf),
+    Case("vllm", ("vllm==0.33.0",), "`vllm bench serve`, load of 2 streams on /v1/completions", vllm_bench),
 )
