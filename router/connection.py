@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from common.config import RouterSection
 from common.errors import RequestError
 from router.header_parser import HeaderParser
-from router.http_errors import from_http, from_parser
+from router.http_errors import from_parser
 from router.request_state import new_response_id
 from router.responses import error_response
 
@@ -62,7 +62,11 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._header_parser.num_begun_bytes:
+        self._watch_headers()
+
+    def _watch_headers(self) -> None:
+        """Time them from when they begin to when they end; call after everything that may have parsed some."""
+        if self._is_lost or not self._header_parser.num_begun_bytes:
             self._stop_timing()
         elif self._header_timer is None:
             self._time_headers()
@@ -100,8 +104,6 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send what is left of a response; (response, whether the client is gone)."""
-        if isinstance(resp, web.HTTPException):  # raised outside of middlewares
-            resp = _reply(from_http(resp, request))
         try:
             async with asyncio.timeout(WRITE_S):
                 return await super().finish_response(request, resp, start_time)
@@ -109,6 +111,8 @@ class Connection(web.RequestHandler):
             if self.transport is not None:
                 self.transport.abort()
             return resp, True
+        finally:
+            self._watch_headers()  # of what came behind an upgrade that was declined
 
     def handle_error(
         self,

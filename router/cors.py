@@ -4,11 +4,14 @@ A browser asks first, with OPTIONS and without a key, so that is answered before
 header on every response to a page that may.
 """
 
+import re
+
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 ALLOWED_ORIGINS = web.AppKey("allowed_origins", frozenset[str])
 ANY = "*"
+NAMES = re.compile(r"[!-~ ]{1,2000}")
 MAX_AGE_S = 600
 """How long a browser may remember what it was told."""
 
@@ -25,8 +28,8 @@ async def answer_preflights(request: web.Request, handler: Handler) -> web.Strea
     if request.method != hdrs.METH_OPTIONS or method is None or not _is_allowed(request):
         return await handler(request)
     headers = {hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST", hdrs.ACCESS_CONTROL_MAX_AGE: str(MAX_AGE_S)}
-    wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
-    if wanted:  # clients bring headers of their own; those of others do not matter here
+    wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
+    if NAMES.fullmatch(wanted):  # clients bring headers of their own; those of others do not matter here
         headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = wanted
     return web.Response(status=204, headers=headers)
 

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Never
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http import HttpRequestParser, RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
 
 from router.http_errors import MAX_HEADERS, MAX_LINE_BYTES, from_parser
+
+CONTINUE = "100-continue"
 
 
 class HeaderParser(HttpRequestParser):
@@ -55,6 +57,9 @@ class HeaderParser(HttpRequestParser):
         if max([self.num_begun_bytes, *(_num_bytes(message) for message, _ in messages)]) > self._max_bytes:
             text = f"the headers have more than router.max_header_bytes = {self._max_bytes} bytes; send less"
             raise HttpProcessingError(code=431, message=text)
+        if any(message.headers.get(hdrs.EXPECT, CONTINUE).lower() != CONTINUE for message, _ in messages):
+            text = f"the only Expect header understood is {CONTINUE}; leave it out"
+            raise HttpProcessingError(code=417, message=text)
         return messages, upgraded, tail
 
     def _is_body_over(self) -> bool:

@@ -28,7 +28,6 @@ def from_http(error: web.HTTPException, request: web.BaseRequest) -> RequestErro
     messages = {
         404: f"no such endpoint: {request.method} {where}",
         405: f"{request.method} is not allowed for {where}; see the Allow header",
-        417: "the only Expect header understood is 100-continue; leave it out",
     }
     return _error(error.status, messages.get(error.status, error.reason))
 

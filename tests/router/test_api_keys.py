@@ -141,11 +141,13 @@ async def test_users_of_a_key_share_its_turns(start_cluster: StartCluster, key_f
 
 
 PAGE = "https://page.example"
-PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
 
 
-async def preflight(cluster: Cluster, origin: str) -> tuple[int, dict[str, str]]:
-    headers = PREFLIGHT | {"Origin": origin}
+async def preflight(
+    cluster: Cluster, origin: str, names: str = "authorization, x-stainless-os"
+) -> tuple[int, dict[str, str]]:
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
+    headers = asked | {"Origin": origin}
     async with (
         aiohttp.ClientSession(cluster.url) as session,
         session.options("/v1/completions", headers=headers) as response,
@@ -163,6 +165,12 @@ async def test_a_page_that_may_call(start_cluster: StartCluster, key_file: str, 
     async with page, page.get("/v1/models") as response:  # an error is for the page, too
         assert (response.status, response.headers["Access-Control-Allow-Origin"]) == (401, told)
         assert "X-Request-Id" in response.headers["Access-Control-Expose-Headers"]
+
+
+async def test_names_of_headers_that_cannot_be_written_are_not_allowed(start_cluster: StartCluster) -> None:
+    cluster = await start_cluster(cors_origins="*")
+    status, headers = await preflight(cluster, PAGE, "schlüssel")
+    assert (status, "Access-Control-Allow-Headers" in headers) == (204, False)
 
 
 @pytest.mark.parametrize("origins", ["", "https://other.example"])

@@ -34,6 +34,7 @@ MALFORMED: list[tuple[str, bytes, int, str]] = [
     ("huge length", POST + b"Content-Length: 99999999999999999999999\r\n\r\nab", 400, "invalid_request"),
     ("smuggling", POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, "invalid_request"),
     ("chunk", CHUNKED + b"zz\r\n\r\n", 400, "invalid_request"),
+    ("strange expect", POST + b"Expect: \xff\r\n\r\n", 417, "expectation_failed"),
     ("expect", POST + b"Expect: tea\r\nConnection: close\r\n\r\n", 417, "expectation_failed"),
     ("compressed", GZIP + b"Content-Length: 2\r\nConnection: close\r\n\r\n{}", 415, "unsupported_media_type"),
     ("long line", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 431, "headers_too_large"),
@@ -131,6 +132,18 @@ async def test_headers_count_together_however_they_come(start_cluster: StartClus
     end = b"Connection: close\r\n\r\n"
     assert b" 200 OK" in await (await connect(cluster)).ask(begun, *pieces[:8], end)
     assert b" 431 " in await (await connect(cluster)).ask(begun + b"".join(pieces) + end)
+
+
+UPGRADE = LIVE[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+
+
+async def test_headers_behind_an_upgrade_that_is_declined_end_too(
+    start_cluster: StartCluster, connect: Connect
+) -> None:
+    cluster = await start_cluster(header_timeout_s=0.3, keepalive_s=0.2)
+    answer = await (await connect(cluster)).ask(UPGRADE + b"GET /live HTTP/1.1\r\n")
+    assert answer.count(b"HTTP/1.") == 2
+    assert b" 408 " in answer
 
 
 @pytest.mark.parametrize("has_asked", [False, True])
