@@ -54,6 +54,7 @@ class Rows:
     def __init__(self) -> None:
         self.sequences: list[DecodeSequence] = []
         self.state_slots: dict[DecodeSequence, int] = {}  # of those whose logits are adjusted: each its own, below rows
+        self.has_logprobs = False  # whether any of them asks for log-probabilities
         self._told: list[DecodeSequence] = []  # by row, what the tensors hold
         self._grown: list[tuple[DecodeSequence, int, int]] = []  # sequence, index, block_id
 
@@ -88,6 +89,7 @@ class Rows:
         if told != self.sequences:
             sources = {sequence: row for row, sequence in enumerate(told)}
             self._assign_slots(sources)
+            self.has_logprobs = any(sequence.sampling.num_logprobs for sequence in self.sequences)
             for row, sequence in enumerate(self.sequences):
                 source = sources.get(sequence, -1)
                 if source != row:

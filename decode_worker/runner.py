@@ -30,7 +30,8 @@ class StepKind(NamedTuple):
     """What a graph is captured for."""
 
     num_rows: int
-    adjusts: bool  # the logits of rows with a slot
+    adjusts: bool = False  # the logits of rows with a slot
+    has_logprobs: bool = False  # of rows that ask for them
 
 
 class DecodeRunner:
@@ -61,20 +62,20 @@ class DecodeRunner:
         """Rows of the step that is run for `num_rows`."""
         return next(rows for rows in self.buckets if rows >= num_rows)
 
-    def launch(self, num_rows: int, *, adjusts: bool = False) -> PendingOutput:
-        """Start a step over the first `num_rows` rows; `adjusts` if any of them has a slot.
+    def launch(self, num_rows: int, *, adjusts: bool = False, has_logprobs: bool = False) -> PendingOutput:
+        """Start a step over the first `num_rows` rows; what any of them asks for it does for all that ask.
 
-        The first of its kind runs kernel by kernel. Its graph is captured behind it: for steps that adjust logits
-        when there is one, so that a start does not take longer, nor a step of others.
+        The first of its kind runs kernel by kernel. Its graph is captured behind it: what few ask for when somebody
+        does, so that a start does not take longer, nor a step of others.
         """
-        kind = StepKind(self.bucket(num_rows), adjusts)
+        kind = StepKind(self.bucket(num_rows), adjusts, has_logprobs)
         with torch.inference_mode():
             with self.trace.device(num_rows, "rows"):
                 if kind in self.graphs:
                     self.graphs[kind].replay()
                 else:
                     self._step(kind)
-            pending = self.landing.launched(num_rows, kind.num_rows)
+            pending = self.landing.launched(num_rows, kind.num_rows, has_logprobs=has_logprobs)
             if self.use_graphs and kind not in self.graphs:
                 self.graphs[kind] = self._captured(kind)
         return pending
@@ -84,10 +85,13 @@ class DecodeRunner:
         forward_batch = self.batch.forward_batch(num_rows)
         logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
         sampling = self.batch.sampling_rows(num_rows)
+        unadjusted = logits.clone() if kind.adjusts and kind.has_logprobs else logits
         if kind.adjusts:
             slots, adjustments = self.batch.state.state_slots[:num_rows], self.batch.adjustments.tensors
             sampler.adjust(logits, sampling, slots, adjustments, forward_batch.token_ids, forward_batch.seq_lens)
         sampler.sample_and_advance(logits, sampling, forward_batch, self.landing.ring)
+        if kind.has_logprobs:
+            sampler.land_logprobs(unadjusted, sampling, forward_batch.token_ids, self.landing.logprob_ring)
 
     def _captured(self, kind: StepKind) -> torch.cuda.CUDAGraph:
         """All share the memory of the first, which is of the largest bucket."""

@@ -153,7 +153,8 @@ class DecodeWorker:
         if not num_rows:
             return None
         with self.trace.phase("launch"):
-            pending = self.runner.launch(num_rows, adjusts=bool(self.scheduler.rows.state_slots))
+            rows = self.scheduler.rows
+            pending = self.runner.launch(num_rows, adjusts=bool(rows.state_slots), has_logprobs=rows.has_logprobs)
             self.pace.launched(self.runner.bucket(num_rows))
             return DecodeStep(pending, self.scheduler.launched())
 

@@ -5,6 +5,7 @@ change nothing. README.md's list is made of this table (`python -m router.field_
 """
 
 from common.wire.fields import MAX_INT32
+from common.wire.output_token import MAX_LOGPROBS
 from common.wire.sampling_params import MAX_ALLOWED, MAX_BIASED, MAX_STOP_TOKENS
 from router.json_fields import Field, Object, Table
 from router.json_rules import Boolean, Integer, Number, OneOf, Only, Text
@@ -22,6 +23,7 @@ MAX_TOKENS_ABOUT = (
     "of each text at most; refused if prompt and `max_tokens` exceed the context, as OpenAI does; 0 with `echo` only"
 )
 REPETITION = "positive logits of tokens that prompt or text have are divided by it, others multiplied with it"
+LOGPROBS = "how likely each token was, and so many of the likeliest; before anything changed logits; not with `echo`"
 CACHE_SALT = Text(128, min_chars=1, without="@/\\\0")
 NO_GRAMMAR = "structured output is not implemented; leave it out"
 
@@ -57,11 +59,11 @@ GENERATION_FIELDS = (
     Field("skip_special_tokens", Boolean(), True, "special tokens have no text"),
     Field("spaces_between_special_tokens", Boolean(), True, "taken, without effect: these tokenizers put none there"),
     Field("return_token_ids", Boolean(), False, "`prompt_token_ids` and `token_ids` in each choice"),
+    Field("return_tokens_as_token_ids", Boolean(), False, "`logprobs` names tokens by their ids, `token_id:5`"),
     Field("cache_salt", CACHE_SALT, None, "taken, without effect: no request uses anything of another's prompt"),
     Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
     Field("priority", Integer(-MAX_INT32, MAX_INT32), 0, "lower goes first, always"),
     Field("bad_words", Only(([],))),
-    Field("return_tokens_as_token_ids", Only((False,))),
     Field("prompt_logprobs", Only()),
     Field("use_beam_search", Only((False,))),
     Field("length_penalty", Only((1,))),
@@ -87,6 +89,6 @@ COMPLETION_FIELDS = Table(
     *GENERATION_FIELDS,
     Field("best_of", Integer(0, MAX_N), None, "0, 1 or what `n` is: no text is made and not returned"),
     Field("suffix", Only(("",), "the model does not fill in the middle")),
-    Field("logprobs", Only()),
+    Field("logprobs", Integer(0, MAX_LOGPROBS), None, LOGPROBS),
     Field("max_completion_tokens", Only((), "send max_tokens")),
 )

@@ -233,11 +233,11 @@ class Dispatcher:
     def _deliver(self, completion: Completion, token: OutputToken, finish: int, now_s: float) -> None:
         """Log the next token, and put the text it completes, if any, into the mailbox."""
         token_id = token.token_id
-        if not 0 <= token_id < self._vocab_size or finish > FinishReason.LENGTH:
+        if not completion.takes(token, self._vocab_size) or finish > FinishReason.LENGTH:
             completion.num_failures += 1
             self._replay(completion, "internal", f"invalid token {token_id} or finish reason {finish}")
             return
-        completion.outputs.append(token_id)
+        completion.log(token)
         self._metrics.token_arrived(completion, now_s)
         if completion.gets_on:
             completion.forget_failures()

@@ -10,6 +10,7 @@ from typing import Any
 from common.wire.messages import FinishReason
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
+from router.logprobs import LogprobLog, TokenStrings
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
 from router.prompts import fit_max_tokens
 from router.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
@@ -40,6 +41,7 @@ def make_job(service: Service, request: CompletionRequest, response_id: str, cli
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
     mailbox = Mailbox()
     text_stream = _text_streams(service.tokenizer, request.text, request.sampling.min_tokens)
+    logprob_log = _logprob_logs(service.tokenizer, request)
     completions: list[Completion] = []
     for prompt_ids, echo in zip(request.prompts, request.echoes or repeat(""), strict=False):
         assert not isinstance(prompt_ids, str), "the reader leaves tokens"
@@ -52,6 +54,7 @@ def make_job(service: Service, request: CompletionRequest, response_id: str, cli
                 prompt_ids=prompt_ids,
                 sampling=replace(request.sampling, max_tokens=max_tokens, seed=seed),
                 text=text_stream(echo),
+                logprobs=logprob_log(),
                 mailbox=mailbox,
                 client=request.client,
                 client_request_id=client_request_id,
@@ -91,3 +94,12 @@ def _text_streams(tokenizer: Tokenizer, options: TextOptions, min_tokens: int) -
     automaton = StopAutomaton(options.stops)
     include = options.include_stop
     return lambda prefix: TextStream(decode, StopMatcher(automaton, include=include), prefix, min_tokens)
+
+
+def _logprob_logs(tokenizer: Tokenizer, request: CompletionRequest) -> Callable[[], LogprobLog | None]:
+    """Makes that of each choice, if it is asked for; names of tokens are found once for all."""
+    if not request.sampling.num_logprobs:
+        return lambda: None
+    decode = tokenizer.decode if request.text.skip_special_tokens else tokenizer.decode_all
+    strings = TokenStrings(tokenizer, as_ids=request.response.tokens_as_ids)
+    return lambda: LogprobLog(strings, decode)

@@ -39,6 +39,7 @@ class ResponseOptions:
     include_usage: bool  # in a stream's last chunk
     continuous_usage: bool  # in each chunk
     token_ids: bool  # of prompt and text, in each choice
+    tokens_as_ids: bool  # wherever tokens are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ def _sampling(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> Samplin
         frequency_penalty=values["frequency_penalty"],
         repetition_penalty=values["repetition_penalty"],
         min_tokens=_min_tokens(values),
+        num_logprobs=_num_logprobs(values),
         biased_token_ids=tuple(values["logit_bias"]),
         biases=tuple(values["logit_bias"].values()),
         allowed_token_ids=_allowed_ids(values, eos_token_ids),
@@ -162,6 +164,16 @@ def _min_tokens(values: dict[str, Any]) -> int:
     if num_tokens > most:
         raise wrong("min_tokens", num_tokens, f"at most max_tokens, {most}")
     return int(num_tokens)
+
+
+def _num_logprobs(values: dict[str, Any]) -> int:
+    """Those of the likeliest tokens and that of the chosen one."""
+    if values["logprobs"] is None:
+        return 0
+    if values["echo"]:
+        message = "logprobs with echo = true is not supported: the prompt's are not computed; leave one of them out"
+        raise RequestError(message, param="logprobs", code="unsupported_value")
+    return int(values["logprobs"]) + 1
 
 
 def _allowed_ids(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> bytes:
@@ -186,4 +198,5 @@ def _response_options(values: dict[str, Any]) -> ResponseOptions:
         include_usage=options is not None and options["include_usage"],
         continuous_usage=options is not None and options["continuous_usage_stats"],
         token_ids=values["return_token_ids"],
+        tokens_as_ids=values["return_tokens_as_token_ids"],
     )

@@ -16,6 +16,7 @@ from common.wire.messages import FinishReason
 from common.wire.output_token import OutputToken
 from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
+from router.logprobs import LogprobLog
 from router.member import Member
 from router.route import Demand, Route
 
@@ -101,6 +102,7 @@ class Completion:
     number: int = -1  # of all that were ever queued
     state: State = State.QUEUED
     outputs: list[int] = field(default_factory=list)
+    logprobs: LogprobLog | None = None  # of the outputs, if asked for
     attempt: int = 0  # grows with every replay
     num_failures: int = 0  # attempts that failed since it last got on: at most router.max_attempts
     num_crashes: int = 0  # of those, attempts that ended with the death of a worker
@@ -181,6 +183,21 @@ class Completion:
             self.untakable_since_s = 0.0
         elif not self.untakable_since_s:
             self.untakable_since_s = now_s
+
+    def takes(self, token: OutputToken, vocab_size: int) -> bool:
+        """Whether it can be the next output: a token of the model, with what was asked about it."""
+        if not 0 <= token.token_id < vocab_size:
+            return False
+        told = token.logprobs
+        if self.logprobs is None or told is None:
+            return self.logprobs is None
+        return told.token_ids[0] == token.token_id and max(told.token_ids) < vocab_size
+
+    def log(self, token: OutputToken) -> None:
+        """Append to the outputs a token that it takes."""
+        self.outputs.append(token.token_id)
+        if self.logprobs is not None:
+            self.logprobs.push(token)
 
     def move_to(self, state: State) -> None:
         """Change state; a wrong order is a bug."""

@@ -33,7 +33,7 @@ def completion_body(
         choice: dict[str, Any] = {
             "index": completion.index,
             "text": text,
-            "logprobs": None,
+            "logprobs": completion.logprobs and completion.logprobs.part(0, len(completion.outputs)),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
@@ -73,9 +73,16 @@ class ChunkWriter:
             reason = f'"{delivery.finish_reason}", "stop_reason": {json.dumps(self._completion.stop_reason)}'
         ids = self._token_ids(delivery) if self._options.token_ids else ""
         text = encode_basestring_ascii(delivery.text)
-        after = f', "logprobs": null, "finish_reason": {reason}{ids}}}]{self._usage(delivery)}}}\n\n'
+        after = (
+            f', "logprobs": {self._logprobs(delivery)}, "finish_reason": {reason}{ids}}}]{self._usage(delivery)}}}\n\n'
+        )
         self._num_sent = delivery.num_outputs
         return (self._before + text + after).encode("ascii")
+
+    def _logprobs(self, delivery: Delivery) -> str:
+        """Of the tokens since the last event."""
+        log = self._completion.logprobs
+        return "null" if log is None else json.dumps(log.part(self._num_sent, delivery.num_outputs))
 
     def _token_ids(self, delivery: Delivery) -> str:
         """Of the prompt in the first event only."""

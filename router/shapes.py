@@ -23,10 +23,17 @@ class Usage(TypedDict):
     total_tokens: int
 
 
+class LogprobsBody(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class Choice(TypedDict):
     index: int
     text: str
-    logprobs: dict[str, Any] | None
+    logprobs: LogprobsBody | None
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None
     prompt_token_ids: NotRequired[list[int]]

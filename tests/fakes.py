@@ -35,13 +35,14 @@ from common.wire.messages import (
     Reregister,
     Role,
     StillBound,
-    TokenBatch,
     Welcome,
     WorkerReady,
 )
+from common.wire.output_token import Logprobs, OutputToken
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub, Spoke
+from common.wire.token_columns import TokenColumns
 from common.wire.worker_id import BEAT_SUFFIX, connection_of
 from tests.messages import heartbeat, pool_export, worker_ready
 
@@ -225,18 +226,22 @@ class FakeWorker:
 
     def _send_tokens(self, sequences: Sequence[FakeSequence]) -> list[FakeSequence]:
         """Advance each by one token in one message; returns those that go on."""
-        rows = [(sequence, *sequence.advance(self.model)) for sequence in sequences]
-        batch = TokenBatch(
-            worker_id=self.worker_id,
-            epoch=self.epoch,
-            request_ids=tuple(row[0].request_id for row in rows),
-            attempts=pack_ids(row[0].attempt for row in rows),
-            output_indices=pack_ids(row[1] for row in rows),
-            token_ids=pack_ids(row[2] for row in rows),
-            finish_reasons=bytes(row[3] for row in rows),
-        )
-        self._router.send(batch)
-        return [row[0] for row in rows if row[3] is FinishReason.NOT_FINISHED]
+        columns, going_on = TokenColumns(), []
+        for sequence in sequences:
+            index, token_id, finish = sequence.advance(self.model)
+            token = OutputToken(token_id, self._logprobs(token_id, sequence.sampling.num_logprobs))
+            columns.add(sequence.request_id, sequence.attempt, index, token, finish)
+            if finish is FinishReason.NOT_FINISHED:
+                going_on.append(sequence)
+        self._router.send(columns.batch(self.worker_id, self.epoch))
+        return going_on
+
+    def _logprobs(self, token_id: int, num_wanted: int) -> Logprobs | None:
+        """The chosen token and its neighbours, ever less likely."""
+        if not num_wanted:
+            return None
+        ids = [(token_id + i) % self.model.vocab_size for i in range(num_wanted - 1)]
+        return Logprobs((token_id, *ids), (-0.5, *(-0.5 - i for i in range(len(ids)))))
 
     def _sequence(self, request: PrefillRequest | KVHandoff) -> FakeSequence:
         last = unpack_ids(request.token_ids)[-1]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.device.step_output import StepOutput
-from common.kernels.operands import TokenRing
+from common.kernels.operands import LOGPROB_WORDS, LogprobRing, TokenRing
 
 NUM_SLOTS = 3
 """One step runs, one is queued, one is being read."""
@@ -27,11 +27,11 @@ class PendingOutput:
     """What one launched step yields, to be read once.
 
     Args:
-        read: the token of each row, or NO_CHOICE, when the step is over.
+        read: the tokens of each row, or NO_CHOICE, when the step is over.
         event: recorded after the step; None if it is over.
     """
 
-    def __init__(self, read: Callable[[], list[int]], event: "torch.cuda.Event | None") -> None:
+    def __init__(self, read: Callable[[], StepOutput], event: "torch.cuda.Event | None") -> None:
         self.read = read
         self.event = event
 
@@ -43,25 +43,37 @@ class PendingOutput:
         """The tokens of each row; waits for the step."""
         if self.event is not None:
             self.event.synchronize()
-        return StepOutput.of_one_each(self.read())
+        return self.read()
 
 
 class Landing:
-    """Pinned memory for the tokens of `NUM_SLOTS` steps of up to `max_rows` rows, used in turn."""
+    """Pinned memory for what `NUM_SLOTS` steps of up to `max_rows` rows yield, used in turn."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
-        num_slots = NUM_SLOTS if self.is_cuda else 0
-        self.slots = deque(torch.zeros(max_rows, dtype=torch.int32).pin_memory() for _ in range(num_slots))
+        shape = (max_rows, 1 + LOGPROB_WORDS)
+        self.slots = deque(torch.zeros(shape, dtype=torch.int32, pin_memory=self.is_cuda) for _ in range(NUM_SLOTS))
 
-    def fetch(self, sampled: Tensor) -> PendingOutput:
-        """Start copying `sampled [num_rows]` int32; at most `NUM_SLOTS` may be unread at once."""
-        if not self.is_cuda:
-            return PendingOutput(sampled.clone().tolist, None)
-        slot = self.slots[0][: sampled.shape[0]]
+    def fetch(self, sampled: Tensor, logprobs: Tensor | None = None) -> PendingOutput:
+        """Start copying `sampled [num_rows]` int32, and the words of their log-probabilities if there are any.
+
+        At most `NUM_SLOTS` may be unread at once.
+        """
+        num_rows = sampled.shape[0]
+        slot = self.slots[0].view(-1)[: self.slots[0].shape[1] * num_rows]
         self.slots.rotate(-1)
-        slot.copy_(sampled, non_blocking=True)
-        return PendingOutput(slot.tolist, _recorded_event())
+        tokens, words = slot[:num_rows], slot[num_rows:].view(num_rows, LOGPROB_WORDS)
+        tokens.copy_(sampled, non_blocking=True)
+        if logprobs is not None:
+            words.copy_(logprobs, non_blocking=True)
+
+        def read() -> StepOutput:
+            token_ids = tokens.tolist()
+            if logprobs is None:
+                return StepOutput.of_one_each(token_ids)
+            return StepOutput.with_logprobs(token_ids, words.numpy())
+
+        return PendingOutput(read, _recorded_event() if self.is_cuda else None)
 
 
 class RingLanding:
@@ -74,25 +86,28 @@ class RingLanding:
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
         self.ring = make_ring(max_rows, device)
+        self.logprob_ring = make_logprob_ring(self.ring)
         self._tokens = self.ring.tokens_cpu.numpy()
+        self._words = self.logprob_ring.words_cpu.numpy()
         self._rows = np.arange(max_rows)
         self._turns = np.zeros(max_rows, np.int64)
 
-    def launched(self, num_rows: int, num_run: int) -> PendingOutput:
-        """Tokens of the first `num_rows` rows of the step just launched, which runs over `num_run`.
+    def launched(self, num_rows: int, num_run: int, *, has_logprobs: bool = False) -> PendingOutput:
+        """What the first `num_rows` rows of the step just launched yield, which runs over `num_run`.
 
         To be called after every step that runs; at most `NUM_SLOTS` may be unread at once.
         """
         turns = self._turns[:num_rows].copy()
         self._turns[:num_run] = (self._turns[:num_run] + 1) % NUM_SLOTS
-        return PendingOutput(partial(self._take, turns), _recorded_event() if self.is_cuda else None)
+        read = partial(self._take, turns, has_logprobs)
+        return PendingOutput(read, _recorded_event() if self.is_cuda else None)
 
-    def _take(self, turns: np.ndarray) -> list[int]:
+    def _take(self, turns: np.ndarray, has_logprobs: bool) -> StepOutput:
         places = self._rows[: len(turns)], turns
         tokens: list[int] = self._tokens[places].tolist()
         assert NO_TOKEN not in tokens, "host and device disagree about whose turn it is"
         self._tokens[places] = NO_TOKEN
-        return tokens
+        return StepOutput.with_logprobs(tokens, self._words[places]) if has_logprobs else StepOutput.of_one_each(tokens)
 
 
 def make_ring(max_rows: int, device: torch.device) -> TokenRing:
@@ -102,6 +117,13 @@ def make_ring(max_rows: int, device: torch.device) -> TokenRing:
         tokens_cpu=torch.full(shape, NO_TOKEN, dtype=torch.int32, pin_memory=is_cuda),
         turns=torch.zeros(max_rows, dtype=torch.int32, device=device),
     )
+
+
+def make_logprob_ring(ring: TokenRing) -> LogprobRing:
+    """The one beside it."""
+    shape = (*ring.tokens_cpu.shape, LOGPROB_WORDS)
+    words_cpu = torch.zeros(shape, dtype=torch.int32, pin_memory=ring.tokens_cpu.is_pinned())
+    return LogprobRing(words_cpu, ring.turns)
 
 
 def _recorded_event() -> "torch.cuda.Event":

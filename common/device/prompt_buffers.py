@@ -44,6 +44,11 @@ class PromptChunk:
         """Whether logits are changed before the token is sampled."""
         return self.is_last and self.sampling.adjusts_logits
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities of the token are asked for."""
+        return self.is_last and self.sampling.num_logprobs > 0
+
 
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]
 """Shape and type of each input; the tables come last."""

@@ -46,6 +46,16 @@ class Bucket(NamedTuple):
         return num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and has_keys
 
 
+class _Asked(NamedTuple):
+    """What a step does beside choosing tokens."""
+
+    adjusts: bool
+    has_logprobs: bool
+
+
+NOTHING = _Asked(adjusts=False, has_logprobs=False)
+
+
 class PendingPrompts:
     """A launched step; when it is over, all KV of its chunks is in the pool."""
 
@@ -85,25 +95,26 @@ class PromptRunner:
     def launch(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> PendingPrompts:
         """Start a step over the chunks; it runs after every step launched before it.
 
-        One that adjusts logits is launched kernel by kernel: no graph does that.
+        One that adjusts logits or tells log-probabilities is launched kernel by kernel: no graph does that.
         `whole_gpu`: it may use more than the share, as there is nobody to leave the rest to.
         """
         num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
         num_keys = sum(chunk.end for chunk in chunks)
-        adjusts, any_gpu = any(chunk.adjusts for chunk in chunks), whole_gpu or self.share.limited is None
-        bucket = None if adjusts else self._bucket(num_tokens, num_seqs, num_keys, whole_gpu=any_gpu)
+        asked = _Asked(any(chunk.adjusts for chunk in chunks), any(chunk.has_logprobs for chunk in chunks))
+        any_gpu = whole_gpu or self.share.limited is None
+        bucket = None if any(asked) else self._bucket(num_tokens, num_seqs, num_keys, whole_gpu=any_gpu)
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill(chunks, *(bucket[:2] if bucket else (num_tokens, num_seqs)))
             with self.trace.device(num_tokens, "tokens"):
                 if bucket:
-                    graph, sampled = self.graphs[bucket]
+                    (graph, sampled), logprobs = self.graphs[bucket], None
                     graph.replay()
                 else:
                     max_query_len = max(len(chunk.token_ids) for chunk in chunks)
                     max_seq_len = max(chunk.end for chunk in chunks)
                     shape = (num_tokens, num_seqs, max_query_len, max_seq_len)
-                    sampled = self._step(*shape, num_keys=num_keys, adjusts=adjusts)
-            pending = self.landing.fetch(sampled[:num_seqs])
+                    sampled, logprobs = self._step(*shape, num_keys=num_keys, asked=asked)
+            pending = self.landing.fetch(sampled[:num_seqs], logprobs)
         return PendingPrompts(pending, [chunk.is_last for chunk in chunks])
 
     def run(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> list[OutputToken | None]:
@@ -147,18 +158,21 @@ class PromptRunner:
         max_seq_len: int,
         *,
         num_keys: int = 0,
-        adjusts: bool = False,
-    ) -> Tensor:
+        asked: _Asked = NOTHING,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens, and words of log-probabilities if they are asked for."""
         batch = self.buffers.forward_batch(
             num_tokens, num_seqs, max_query_len=max_query_len, max_seq_len=max_seq_len, num_keys=num_keys
         )
         logits = self.engine.model.forward(batch, self.engine.ops)
         params, positions = self.buffers.sampling(num_seqs)
-        if adjusts:
+        unadjusted = logits.clone() if all(asked) else logits
+        if asked.adjusts:
             slots, adjustments = self.buffers.state_slots(num_seqs), self.buffers.adjustments.tensors
             last_ids = self.all_counted[:num_seqs]
             self.engine.sampler.adjust(logits, params, slots, adjustments, last_ids, positions)
-        return self.engine.sampler.sample(logits, params, positions)
+        sampled = self.engine.sampler.sample(logits, params, positions)
+        return sampled, self.engine.sampler.logprobs(unadjusted, params, sampled) if asked.has_logprobs else None
 
     def _captured(self, bucket: Bucket, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """A graph over padding; what it computes follows from the buffers at replay."""
@@ -170,5 +184,5 @@ class PromptRunner:
             torch.cuda.synchronize(self.engine.device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=None if whole_gpu else self.share.limited):
-                sampled = self._step(*shape, num_keys=bucket.num_keys)
+                sampled, _ = self._step(*shape, num_keys=bucket.num_keys)
         return graph, sampled

@@ -18,7 +18,7 @@ import torch
 
 from common.device.adjustments import Adjustments
 from common.device.engine import Engine
-from common.device.landing import make_ring
+from common.device.landing import make_logprob_ring, make_ring
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.sampling_tensors import sampling_tensors
@@ -46,11 +46,13 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
     batches = [_padding(engine, rows, rows) for rows in row_counts]
     tasks += [partial(_attend, engine, ops, ops.attention, batch) for batch in batches]
     logits, sampling = _logits(engine, 1), sampling_tensors([PADDING], engine.device)
-    ring = make_ring(1, engine.device)  # kept until the device is done with it
+    ring = make_ring(1, engine.device)  # kept until the device is done with it, as is the next
+    logprob_ring = make_logprob_ring(ring)
     tasks += [  # the same for any count
         lambda: ops.embed(batches[0].token_ids, model.embed),
         lambda: engine.sampler.sample_and_advance(logits, sampling, _padding(engine, 1, 1), ring),
         partial(_adjust, engine),
+        lambda: engine.sampler.land_logprobs(logits, sampling, batches[0].token_ids[:1], logprob_ring),
     ]
     _compile("decode", engine, tasks)
 
@@ -69,6 +71,7 @@ def compile_prompt_kernels(engine: Engine) -> None:
         partial(_logits_of, engine, ops, 1),
         lambda: engine.sampler.sample(_logits(engine, 1), sampling_tensors([PADDING], engine.device), position),
         partial(_adjust, engine),
+        lambda: engine.sampler.logprobs(_logits(engine, 1), sampling_tensors([PADDING], engine.device), position),
     ]
     _compile("prompt", engine, tasks)
 

@@ -14,6 +14,10 @@ NUM_HEAD_COLUMNS = 5
 """Of `RowUpdates`: what a row is told beside its sampling parameters."""
 IN_PROMPT = 1 << 30
 """Added to the number of a token's outputs if the prompt has it."""
+MAX_LOGPROBS = 20
+"""Likeliest tokens of a row that are told with a chosen one."""
+LOGPROB_WORDS = 1 + 2 * (MAX_LOGPROBS + 1)
+"""Of a row: how many entries there are, their tokens, and as fp32 the logarithms of their probabilities."""
 EDIT_FIELDS = 3
 MAX_EDITS = 1088
 """Logits of a row that are biased, or banned for a while."""
@@ -47,6 +51,7 @@ class SamplingTensors:
     presence_penalty: Tensor  # [num_rows] fp32; 0 is off
     frequency_penalty: Tensor  # [num_rows] fp32; 0 is off
     repetition_penalty: Tensor  # [num_rows] fp32; 1 is off
+    num_logprobs: Tensor  # [num_rows] int32; 0 is off, else for the chosen token and num_logprobs - 1 of the likeliest
 
     def columns(self) -> tuple[Tensor, ...]:
         """All of them, in order."""
@@ -97,6 +102,14 @@ class TokenRing:
 
     tokens_cpu: Tensor  # [max_rows, num_slots] int32, pinned where there is a GPU
     turns: Tensor  # [max_rows] int32, on the device: the slot of the row's next token
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRing:
+    """Memory of the host beside a `TokenRing`, in the same slots, for steps in which a row asks for it."""
+
+    words_cpu: Tensor  # [max_rows, num_slots, LOGPROB_WORDS] int32, pinned where there is a GPU
+    turns: Tensor  # [max_rows] int32, the token ring's
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,13 @@ from torch.nn import functional
 
 from common.kernels.operands import (
     IN_PROMPT,
+    LOGPROB_WORDS,
+    MAX_LOGPROBS,
     NO_CHOICE,
     NUM_HEAD_COLUMNS,
     AdjustmentTensors,
     AttentionWeights,
+    LogprobRing,
     RowState,
     RowUpdates,
     SamplingTensors,
@@ -197,6 +200,33 @@ def sample(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor
     noisy = (scaled + gumbel(params.seed, positions, logits.shape[1])).masked_fill(~kept, float("-inf"))
     scores = torch.where(greedy.unsqueeze(1), logits, noisy)
     return torch.where(scores.amax(dim=-1) > float("-inf"), scores.argmax(dim=-1), NO_CHOICE).int()
+
+
+def logprobs(logits: Tensor, num_wanted: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities of each row of fp32 `logits [num_rows, vocab]`: `[num_rows, LOGPROB_WORDS]` int32.
+
+    Of `num_wanted` entries the first is that of `tokens[row]`, the others are those of the likeliest tokens, ties by
+    id; what has no probability is left out. A row that wants none has 0 entries, and anything in the words behind.
+    """
+    logits = logits.masked_fill(logits.isnan(), float("-inf"))
+    totals = logits.logsumexp(dim=-1)
+    words = torch.zeros((len(logits), LOGPROB_WORDS), dtype=torch.int32, device=logits.device)
+    for row in num_wanted.nonzero().flatten().tolist():
+        ordered, ids = logits[row].sort(descending=True, stable=True)
+        likeliest = ids[: int(num_wanted[row]) - 1][ordered[: int(num_wanted[row]) - 1] > float("-inf")]
+        entries = torch.cat((tokens[row : row + 1].clamp(min=0).long(), likeliest))
+        values = (logits[row, entries] - totals[row]).nan_to_num(float("-inf"), float("inf"), float("-inf"))
+        words[row, 0] = len(entries)
+        words[row, 1 : 1 + len(entries)] = entries.int()
+        words[row, MAX_LOGPROBS + 2 : MAX_LOGPROBS + 2 + len(entries)] = values.view(torch.int32)
+    return words
+
+
+def land_logprobs(words: Tensor, ring: LogprobRing) -> None:
+    """Leave `words [num_rows, LOGPROB_WORDS]` beside the tokens that have landed just before; waits for the device."""
+    num_slots = ring.words_cpu.shape[1]
+    slots = (ring.turns[: len(words)].cpu().long() - 1) % num_slots
+    ring.words_cpu[torch.arange(len(words)), slots] = words.cpu()
 
 
 def filter_threshold(scaled: Tensor, params: SamplingTensors) -> Tensor:

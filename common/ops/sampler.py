@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from common.kernels.operands import AdjustmentTensors, SamplingTensors, TokenRing
+from common.kernels.operands import AdjustmentTensors, LogprobRing, SamplingTensors, TokenRing
 from common.ops import reference
 from common.ops.base import ForwardBatch
 
@@ -23,11 +23,12 @@ class Sampler:
         self._pdl = pdl
         if self._has_kernels:
             # Imported here, so that a process on a CPU loads no triton.
-            from common.kernels import sampling
+            from common.kernels import logprobs, sampling
             from common.kernels.adjust_logits import adjust_logits
 
             self._kernels = sampling
             self._adjust_logits = adjust_logits
+            self._logprobs = logprobs
             self._workspace = sampling.make_workspace(max_rows, vocab, device)
 
     def adjust(
@@ -68,3 +69,16 @@ class Sampler:
             tokens = reference.sample(logits, params, batch.seq_lens)
             reference.advance(batch, tokens)
             reference.land(tokens, ring)
+
+    def logprobs(self, logits: Tensor, params: SamplingTensors, tokens: Tensor) -> Tensor:
+        """How likely `tokens [num_rows]` were in fp32 `logits [num_rows, vocab]`: `[num_rows, LOGPROB_WORDS]` int32."""
+        if self._has_kernels:
+            return self._logprobs.logprobs(logits, params.num_logprobs, tokens, pdl=self._pdl)
+        return reference.logprobs(logits, params.num_logprobs, tokens)
+
+    def land_logprobs(self, logits: Tensor, params: SamplingTensors, tokens: Tensor, ring: LogprobRing) -> None:
+        """Behind `sample_and_advance`: the same of the tokens that it chose, left where the host finds them."""
+        if self._has_kernels:
+            self._logprobs.land_logprobs(logits, params.num_logprobs, tokens, ring, pdl=self._pdl)
+        else:
+            reference.land_logprobs(reference.logprobs(logits, params.num_logprobs, tokens), ring)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 from common.wire.fields import Count, Length, Packed, Positive, Range
+from common.wire.output_token import MAX_LOGPROBS
 
 MAX_STOP_TOKENS = 64
 MAX_BIASED = 1024
@@ -47,6 +48,7 @@ class SamplingParams:
     frequency_penalty: Annotated[float, Range(-2.0, 2.0), PerRow("float32")] = 0.0
     repetition_penalty: Annotated[float, Range(0.001, 1000.0), PerRow("float32")] = 1.0
     min_tokens: Count = 0
+    num_logprobs: Annotated[int, Range(0, MAX_LOGPROBS + 1), PerRow("int32")] = 0  # of the chosen one and the likeliest
     biased_token_ids: Annotated[tuple[Count, ...], Length(0, MAX_BIASED)] = ()  # each once
     biases: Annotated[tuple[Annotated[float, Range(-100.0, 100.0)], ...], Length(0, MAX_BIASED)] = ()  # one for each
     allowed_token_ids: Annotated[bytes, Packed(0, MAX_ALLOWED)] = b""  # all, if empty

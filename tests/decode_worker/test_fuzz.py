@@ -66,11 +66,11 @@ class Careful(Rig):
         owned = [*self.worker.scheduler.blocks(), *self.worker.intake.ahead.blocks()]
         self.allocator.check(owned)
 
-    def _launch_step(self, num_rows: int, *, adjusts: bool) -> Step:
+    def _launch_step(self, num_rows: int, **asked: bool) -> Step:
         for sequence in self.worker.scheduler.rows.sequences:
             assert sequence.num_scheduled <= 16 * len(sequence.block_ids) and sequence.num_scheduled <= 512
             assert all(0 <= token < VOCAB for token in sequence.token_ids)
-        return super()._launch_step(num_rows, adjusts=adjusts)
+        return super()._launch_step(num_rows, **asked)
 
     def _launch_chunk(self, chunks: list[PromptChunk]) -> Chunk:
         assert all(0 <= token < VOCAB for chunk in chunks for token in chunk.token_ids)

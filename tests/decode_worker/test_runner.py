@@ -23,6 +23,7 @@ from common.ops.base import ForwardBatch
 from common.ops.cuda_ops import CudaOps
 from common.ops.sampler import Sampler
 from common.wire.kv_layout import KVLayout
+from common.wire.output_token import OutputToken
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
@@ -179,27 +180,47 @@ def test_overlapping_kernels_change_no_bit_of_tokens_or_logits(num_rows: int, bu
     assert len({str(tokens) for tokens in texts[0]}) > STEPS // 4, "nearly the same token every step proves little"
 
 
-def test_steps_that_adjust_logits_are_captured_behind_their_first_and_count_every_token(start: Start) -> None:
-    """Row 1 of three is left as it is; the fourth is padding."""
+@pytest.mark.parametrize("has_logprobs", [False, True])
+def test_what_few_ask_for_is_captured_behind_its_first_step_and_counts_every_token(
+    has_logprobs: bool, start: Start
+) -> None:
+    """Row 1 of three is left as it is; the fourth is padding. Log-probabilities are of the logits before."""
     decoding, prompt = start(0, 4, True), [5, 6, 7, 7]
     runner, sampler = decoding.runner, decoding.sampler
+    num_logprobs = (6, 0, 1) if has_logprobs else (0, 0, 0)
     params = [
-        SamplingParams(temperature=0.0, frequency_penalty=0.5, repetition_penalty=1.3),
+        SamplingParams(temperature=0.0, frequency_penalty=0.5, repetition_penalty=1.3, num_logprobs=num_logprobs[0]),
         SamplingParams(temperature=0.0),
-        SamplingParams(temperature=0.0, presence_penalty=2.0, biased_token_ids=(9, 10), biases=(30.0, 29.5)),
-    ]
+        SamplingParams(
+            temperature=0.0, presence_penalty=2.0, biased_token_ids=(9, 10), biases=(30.0, 29.5),
+            num_logprobs=num_logprobs[2],
+        ),
+    ]  # fmt: skip
     outputs = [[8], [8], [8]]
     for row, each in enumerate(params):
-        blocks = runner.engine.allocator.allocate(8)
-        sequence = DecodeSequence("test", row, [*prompt, 8], 1, each, blocks)
+        sequence = DecodeSequence("test", row, [*prompt, 8], 1, each, runner.engine.allocator.allocate(8))
         runner.batch.apply([Fill(row, sequence, state_slot=(2, -1, 0)[row])])
-    assert list(runner.graphs) == [StepKind(4, adjusts=False)]
+    assert list(runner.graphs) == [StepKind(4)]
     for step in range(40):
-        rows = runner.launch(3, adjusts=True).output().token_ids()
-        assert (StepKind(4, adjusts=True) in runner.graphs) and len(runner.graphs) == 2
+        rows = runner.launch(3, adjusts=True, has_logprobs=has_logprobs).output().rows
+        assert list(runner.graphs) == [StepKind(4), StepKind(4, adjusts=True, has_logprobs=has_logprobs)]
         for row, each in enumerate(params):
+            [token] = rows[row]
             wanted = adjusted(sampler.raw[row].cpu(), each, prompt, outputs[row])
             torch.testing.assert_close(sampler.logits[row].cpu(), wanted, msg=f"step {step}, row {row}")
-            assert rows[row] == [int(sampler.logits[row].argmax())]
-            outputs[row] += rows[row]
+            assert token.token_id == int(sampler.logits[row].argmax())
+            check_logprobs(token, sampler.raw[row], num_logprobs[row])
+            outputs[row].append(token.token_id)
     assert len({*outputs[0]}) > 5 and len({*outputs[2]}) > 5, "what is penalized gives way to others"
+
+
+def check_logprobs(token: OutputToken, logits: Tensor, num_wanted: int) -> None:
+    if not num_wanted:
+        assert token.logprobs is None
+        return
+    assert token.logprobs is not None and token.logprobs.token_ids[0] == token.token_id
+    law = logits.double().log_softmax(dim=-1)
+    assert token.logprobs.values == pytest.approx(law[list(token.logprobs.token_ids)].tolist(), abs=1e-4)
+    likeliest = law.topk(num_wanted - 1).values.tolist()
+    assert token.logprobs.values[1:] == pytest.approx(likeliest, abs=1e-4)
+    assert len({*token.logprobs.token_ids[1:]}) == num_wanted - 1

@@ -149,7 +149,7 @@ class Rig:
         """Why the router was told that a request failed."""
         return [m.code for m in self.said if isinstance(m, RequestFailed) and m.request_id == name]
 
-    def _launch_step(self, num_rows: int, *, adjusts: bool) -> Step:
+    def _launch_step(self, num_rows: int, **asked: bool) -> Step:
         names = [sequence.request_id for sequence in self.worker.scheduler.rows.sequences[:num_rows]]
         chosen = [OutputToken(NEXT, LOGPROBS)] * self.num_chosen
         self.steps.append(Step([[OutputToken(NO_CHOICE)] if name in self.without_choice else chosen for name in names]))

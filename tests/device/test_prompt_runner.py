@@ -183,7 +183,7 @@ def test_padding_to_a_bucket_changes_nothing_and_writes_nothing(
     before = engine.pool.cache.clone()
     with torch.inference_mode():
         runner.buffers.fill(chunks, *bucket)
-        sampled = runner._step(*bucket, max_query_len=bucket[0], max_seq_len=engine.max_len)
+        sampled, _ = runner._step(*bucket, max_query_len=bucket[0], max_seq_len=engine.max_len)
     assert sampled[:2].tolist() == [token.token_id for token in expected(checkpoint, chunks)]
     owned = [block_id for chunk in chunks for block_id in chunk.block_ids]
     others = [i for i in range(engine.pool.num_blocks) if i not in owned]

@@ -15,7 +15,7 @@ PARAMS = [
     SamplingParams(),
     SamplingParams(temperature=0.75, top_k=3, top_p=0.5, min_p=0.125, seed=(1 << 63) - 1),
     SamplingParams(temperature=2.0, top_k=(1 << 31) - 1, top_p=0.25, min_p=0.5, seed=1 << 40),
-    SamplingParams(presence_penalty=-1.5, frequency_penalty=0.25, repetition_penalty=1.5),
+    SamplingParams(presence_penalty=-1.5, frequency_penalty=0.25, repetition_penalty=1.5, num_logprobs=21),
 ]
 
 

@@ -23,6 +23,7 @@ from triton.runtime.jit import JITFunction
 
 from common.config import KernelsSection
 from common.device.adjustments import Adjustments
+from common.device.landing import make_logprob_ring
 from common.device.sampling_tensors import sampling_tensors
 from common.kernels import sampling
 from common.kernels.adjust_logits import adjust_logits
@@ -30,6 +31,7 @@ from common.kernels.embedding import embedding
 from common.kernels.gather_blocks import gather_blocks
 from common.kernels.gpu import Gpu
 from common.kernels.join_parts import join_parts
+from common.kernels.logprobs import land_logprobs, logprobs
 from common.kernels.operands import AttentionWeights, RowState, RowUpdates, TokenRing
 from common.kernels.row_slots import row_slots
 from common.kernels.update_rows import update_rows
@@ -188,6 +190,8 @@ def run_rest(gpu: Gpu) -> None:
     sampling.sample_and_advance(logits, params, *columns, 1024, ring, workspace, pdl=pdl)
     adjustments = Adjustments(rows, MODEL.vocab_size, META).tensors
     adjust_logits(logits, params, state.state_slots, adjustments, state.token_ids, state.seq_lens, pdl=pdl)
+    logprobs(logits, params.num_logprobs, state.token_ids, pdl=pdl)
+    land_logprobs(logits, params.num_logprobs, state.token_ids, make_logprob_ring(ring), pdl=pdl)
     row_slots(state.positions, state.seq_lens, state.block_tables, BLOCK_SIZE, pdl=pdl)
     update_rows(state, RowUpdates(empty(state.num_words(4, 9)), 4, 9))
     gather_blocks(1 << 40, empty(5), empty(10, 4096, dtype=torch.uint8), empty(5))

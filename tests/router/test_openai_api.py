@@ -17,7 +17,7 @@ from router.responses import ChunkWriter, error_body
 ROOT = Path(__file__).parents[2]
 VOCAB = 100
 EOS = (7,)
-PLAIN = ResponseOptions(stream=False, include_usage=False, continuous_usage=False, token_ids=False)
+PLAIN = ResponseOptions(stream=False, include_usage=False, continuous_usage=False, token_ids=False, tokens_as_ids=False)
 
 
 def parsed(**fields: Any) -> CompletionRequest:
@@ -67,6 +67,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"suffix": ""},
     {"logit_bias": {"0": -100, "99": 100, "7": 0.5}},
     {"presence_penalty": -2, "frequency_penalty": 2.0, "repetition_penalty": 1.1},
+    {"logprobs": 20, "return_tokens_as_token_ids": True},
     {"min_tokens": 16, "allowed_token_ids": [99, 0, 0]},
     {"stream": True, "stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": {}},
@@ -152,8 +153,9 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("cache_salt", {"cache_salt": "a/b"}),
     ("cache_salt", {"cache_salt": "a\0"}),
     ("suffix", {"suffix": "tail"}),
-    ("logprobs", {"logprobs": 0}),
-    ("logprobs", {"logprobs": 5}),
+    ("logprobs", {"logprobs": 21}),
+    ("logprobs", {"logprobs": True}),
+    ("logprobs", {"logprobs": 0, "echo": True}),
     ("logit_bias", {"logit_bias": [5]}),
     ("logit_bias", {"logit_bias": {"five": 1}}),
     ("logit_bias", {"logit_bias": {"-5": 1}}),

@@ -1,0 +1,112 @@
+"""Log-probabilities are transformers', of the tokens that the text is made of, whatever else is asked for or dies."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+
+from tests.e2e.client import TIMEOUT, prompts
+from tests.e2e.system import System
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+Choice = dict[str, Any]
+ASKED: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "return_token_ids": True, "logprobs": 5}
+
+
+async def choice(url: str, prompt: list[int], **fields: Any) -> Choice:
+    """The only choice of a response; pieces of a stream put together."""
+    body = {"prompt": prompt, "temperature": 0, **ASKED, **fields}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT) as response,
+    ):
+        text = await response.text()
+        assert response.status == 200, text
+    if not fields.get("stream"):
+        [whole] = json.loads(text)["choices"]
+        return dict(whole)
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    pieces = [piece for event in events for piece in event["choices"]]
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    logprobs = {name: [value for piece in pieces for value in piece["logprobs"][name]] for name in names}
+    token_ids = [token_id for piece in pieces for token_id in piece["token_ids"]]
+    return {"text": "".join(piece["text"] for piece in pieces), "token_ids": token_ids, "logprobs": logprobs}
+
+
+def check(model: Any, prompt: list[int], answer: Choice, num_top: int) -> None:
+    """Against the logits of one pass over prompt and text; numbers of equal tokens are equal to the last bit."""
+    told, ids = answer["logprobs"], answer["token_ids"]
+    with torch.inference_mode():
+        law = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
+    assert told["token_logprobs"] == pytest.approx(law.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist(), abs=1e-4)
+    for i, (token, value, top) in enumerate(zip(*list(told.values())[:3], strict=True)):
+        assert top[token] == value
+        likeliest = law[i].topk(num_top)
+        named = {f"token_id:{token_id}" for token_id in [ids[i], *likeliest.indices.tolist()]}
+        assert set(top) == named
+        assert sorted(top.values(), reverse=True)[:num_top] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
+
+
+async def test_they_are_those_of_a_single_process_streamed_or_not(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(6, 5, 80, seed=31)
+    numbers = [0, 1, 5, 20, 5, 5]
+    biased = {"temperature": 1.0, "seed": 5, "logit_bias": {"7": 3}}
+    changed: list[dict[str, Any]] = [{}, {}, {}, {}, {"frequency_penalty": 0.7}, biased]
+    with System(directory, "--prefill-max-batch-tokens", "32").start() as system:
+
+        async def one(i: int, *, stream: bool) -> Choice:
+            fields = {"logprobs": numbers[i], "return_tokens_as_token_ids": True, "stream": stream, **changed[i]}
+            return await choice(system.url, asked[i], **fields)
+
+        answers = await asyncio.gather(*(one(i, stream=stream) for i in range(6) for stream in (False, True)))
+        plain = await choice(system.url, asked[0], logprobs=None)
+    for i, prompt in enumerate(asked):
+        whole, streamed = answers[2 * i : 2 * i + 2]
+        check(model, prompt, whole, numbers[i])
+        assert whole["token_ids"] == streamed["token_ids"] and whole["text"] == streamed["text"]
+        assert whole["logprobs"]["text_offset"] == streamed["logprobs"]["text_offset"]
+        check(model, prompt, streamed, numbers[i])
+    assert plain["logprobs"] is None and plain["token_ids"] == answers[0]["token_ids"]
+
+
+async def num_generated(url: str) -> float:
+    """Tokens of all requests so far."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("baton_generation_tokens_total"))
+
+
+@pytest.mark.parametrize("flags", [("--kv-transport", "none"), ()], ids=["local prompts", "killed"])
+async def test_they_go_on_where_they_were_after_a_death(flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(4, 10, 40, seed=32)
+    fields = {"max_tokens": 150, "return_tokens_as_token_ids": True}
+    with System(directory, *flags).start(prefill=not flags, decode=2) as system:
+        tasks = [asyncio.create_task(choice(system.url, prompt, **fields)) for prompt in asked]
+        while await num_generated(system.url) < 40:
+            await asyncio.sleep(0.01)
+        workers = (await asyncio.to_thread(system.health))["workers"]["decode"]
+        busiest = max(workers, key=lambda worker: int(worker["assigned_sequences"]))
+        await asyncio.to_thread(system.kill, busiest["id"])
+        for prompt, answer in zip(asked, await asyncio.gather(*tasks), strict=True):
+            assert len(answer["token_ids"]) == 150
+            check(model, prompt, answer, 5)
+        assert "replayed" in system.log("router")
+
+
+async def test_names_and_offsets_say_where_in_the_text_a_token_is(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    with System(directory).start() as system:
+        answer = await choice(system.url, [5, 6, 7], max_tokens=60, temperature=1.0, seed=1)
+    told, text = answer["logprobs"], answer["text"]
+    ends = [*told["text_offset"][1:], len(text)]
+    assert told["text_offset"][0] == 0 and ends == sorted(ends)
+    named = [text[begin:end] for begin, end in zip(told["text_offset"], ends, strict=True)]
+    whole = [(name, part) for name, part in zip(told["tokens"], named, strict=True) if not name.startswith("bytes:")]
+    assert whole and all(part.endswith(name) or not part for name, part in whole)
