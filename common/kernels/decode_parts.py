@@ -18,10 +18,10 @@ from common.kernels.operands import Division
 
 LOG2_E = 1.4426950408889634
 TILE = 64  # keys that are multiplied at once; a part has whole tiles
-PART_TILES = 4  # of a part, at least: to join a part with the others takes as long as a tile
+PART_TILES = 2  # of a part, at least: to join a part with the others takes about as long as a tile
 MAX_PARTS = 48  # of a context: about as many programs as a large GPU runs at once share its 8 KV heads
 RUN_PARTS = 2
-UNITS_AT_ONCE = 8  # that are on their way to the program that joins; whole runs
+UNITS_AT_ONCE = 16  # that are on their way to the program that joins; whole runs
 NO_KEYS = tl.constexpr(-1e38)  # maximum over no scores: finite, so that differences of two are
 
 

@@ -101,8 +101,8 @@ def test_long_items_come_first(device: torch.device) -> None:
     ("lengths", "num_items", "num_joins"),
     [
         ([1], 1, 0),
-        ([256], 1, 0),  # a part
-        ([1024], 4, 1),  # a part each
+        ([128], 1, 0),  # a part
+        ([1024], 8, 1),  # a part each
         ([1024] * 8, 32, 8),
         ([1024] * 24, 48, 24),
         ([1024] * 25, 25, 0),  # enough programs: nothing is joined
