@@ -58,7 +58,7 @@ GENERATION_FIELDS = (
     Field("truncation_side", OneOf(("left", "right")), "left", "where it is cut off"),
     Field("skip_special_tokens", Boolean(), True, "special tokens have no text"),
     Field("spaces_between_special_tokens", Boolean(), True, "taken, without effect: these tokenizers put none there"),
-    Field("return_token_ids", Boolean(), False, "`prompt_token_ids` and `token_ids` in each choice"),
+    Field("return_token_ids", Boolean(), False, "`prompt_token_ids` and `token_ids` in each choice, bounded as `echo`"),
     Field("return_tokens_as_token_ids", Boolean(), False, "`logprobs` names tokens by their ids, `token_id:5`"),
     Field("cache_salt", CACHE_SALT, None, "taken, without effect: no request uses anything of another's prompt"),
     Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
@@ -85,7 +85,7 @@ GENERATION_FIELDS = (
 COMPLETION_FIELDS = Table(
     Field("prompt", Prompts(), None, "required"),
     Field("max_tokens", Integer(0, MAX_MAX_TOKENS), DEFAULT_MAX_TOKENS, MAX_TOKENS_ABOUT),
-    Field("echo", Boolean(), False, "the prompt stands before the text"),
+    Field("echo", Boolean(), False, "the prompt stands before the text; for up to 262,144 prompt tokens times `n`"),
     *GENERATION_FIELDS,
     Field("best_of", Integer(0, MAX_N), None, "0, 1 or what `n` is: no text is made and not returned"),
     Field("suffix", Only(("",), "the model does not fill in the middle")),

@@ -24,6 +24,7 @@ PARTS: dict[str, type[Any]] = {
     "encoding": Encoding, "sampling": SamplingParams, "text": TextOptions, "response": ResponseOptions
 }  # fmt: skip
 """Fields of a request that have fields of their own."""
+MAX_REPEATED_TOKENS = 262_144
 
 
 class Kind(IntEnum):
@@ -56,12 +57,25 @@ def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: i
     asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     encoding = request.encoding.limit(max_model_len, max(1, asked))
     prompts = tokenizer.encode(request.prompts, max_model_len, encoding)
+    _check_repeated(request, request.n * sum(map(len, prompts)))
     if not request.text.echo:
         return replace(request, prompts=prompts)
     is_cut = encoding.max_tokens is not None
     texts = (prompt if isinstance(prompt, str) and not is_cut else None for prompt in request.prompts)
     echoes = (tokenizer.decode_prompt(ids) if text is None else text for text, ids in zip(texts, prompts, strict=True))
     return replace(request, prompts=prompts, echoes=tuple(echoes))
+
+
+def _check_repeated(request: CompletionRequest, num_tokens: int) -> None:
+    """Raise RequestError when so much of prompts is to be sent back that writing it would hold up the event loop."""
+    names = [
+        name for name, asked in (("echo", request.text.echo), ("return_token_ids", request.response.token_ids)) if asked
+    ]
+    if names and num_tokens > MAX_REPEATED_TOKENS:
+        message = (
+            f"{names[0]} repeats {num_tokens} prompt tokens, n times each: at most {MAX_REPEATED_TOKENS}; split it"
+        )
+        raise RequestError(message, param=names[0])
 
 
 def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind = Kind.COMPLETION) -> bytes:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from common.config import ModelSection
 from common.errors import RequestError
 from router.prompts import Encoding
-from router.reading import parse_body, read, tokenized, unpack
+from router.reading import MAX_REPEATED_TOKENS, parse_body, read, tokenized, unpack
 from router.tokenizer import MAX_CHARS_PER_TOKEN, PIECE_CHARS, USUAL_CHARS_PER_TOKEN, Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN
 from tests.router.test_openai_api import ACCEPTED, REJECTED
@@ -147,6 +147,19 @@ def test_truncation_leaves_room_for_the_output_and_bounds_the_work(
         with pytest.raises(RequestError, match=why) as caught:
             tokenized(request, with_bos, LIMIT)
         assert caught.value.param == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize("name", ["echo", "return_token_ids"])
+def test_what_repeats_very_much_of_prompts_is_refused_before_it_is_made(ours: Tokenizer, name: str) -> None:
+    limit = MAX_REPEATED_TOKENS // 128
+    for num_tokens in (limit, limit + 1):
+        request = parse_body(body({"prompt": [[1] * num_tokens], "n": 128, name: True}), ours.info)
+        if num_tokens == limit:
+            tokenized(request, ours, 2 * limit)
+        else:
+            with pytest.raises(RequestError, match=f"{name} repeats {128 * num_tokens} prompt tokens") as caught:
+                tokenized(request, ours, 2 * limit)
+            assert caught.value.param == name
 
 
 async def test_the_loop_turns_while_a_thread_encodes(ours: Tokenizer) -> None:
