@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from common.errors import RequestError
-from tests.router.conftest import EOS, Client, Cluster
+from tests.router.conftest import EOS, Client, Cluster, StartCluster
 
 PROMPT = "the quick brown fox"
 
@@ -178,6 +178,34 @@ async def test_an_error_inside_a_stream_is_an_event_of_its_own(client: Client, c
     cluster.service.dispatcher.fail_all(RequestError("gone", code="worker_lost", status=503))
     chunks = await reading
     assert chunks[-1] == {"error": {"message": "gone", "type": "server_error", "param": None, "code": "worker_lost"}}
+
+
+async def test_after_the_death_of_a_worker_nothing_is_shown_twice_and_the_same_ends_the_text(
+    client: Client, start_cluster: StartCluster
+) -> None:
+    cluster = await start_cluster()
+    cluster.prefill()
+    first = cluster.decode(step_s=0.1)
+    await cluster.until_paths(1)
+    ids = client.outputs(PROMPT, max_tokens=40, stop_token_ids=())
+    stop = max(set(ids), key=ids.index)  # the last that is new
+    wanted = {"echo": True, "return_token_ids": True, "stop_token_ids": [stop], "include_stop_str_in_output": True}
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    reading = asyncio.create_task(events(cluster, max_tokens=40, ignore_eos=True, n=2, stream_options=usage, **wanted))
+    active = cluster.service.dispatcher.active
+    await cluster.until(lambda: any(len(c.outputs) > 3 for c in active), "a few tokens")
+    await asyncio.to_thread(first.kill)
+    cluster.decode("decode-1")
+    *chunks, last = await reading
+    num_outputs = ids.index(stop) + 1
+    for index in range(2):
+        choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in choices) == PROMPT + client.tokenizer.decode(ids[:num_outputs])
+        assert [token_id for choice in choices for token_id in choice["token_ids"]] == ids[:num_outputs]
+        assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", stop)
+    assert last["usage"]["completion_tokens"] == 2 * num_outputs
+    replayed = cluster.service.metrics.replays.labels("worker_lost")._value.get()
+    assert replayed == 2, "nothing was replayed: the worker was killed too late"
 
 
 async def test_the_client_that_blocks(client: Client, cluster: Cluster) -> None:
