@@ -7,7 +7,7 @@ Without more flags: every batch of 1 to 256 at every context of 128 to 32,768 to
 A mix, of contexts that differ, is measured beside as many sequences of one length with as many keys in all.
 Uses the decode worker's own engine, batch and captured graphs. The floor is what a step must read,
 weights once and the KV of every sequence, at the read bandwidth that this GPU reaches today.
-`--profile` lists the kernels of a step by time.
+`--profile` lists the kernels of a step by time, `--asks` has every row ask for more than a token.
 """
 
 import argparse
@@ -28,9 +28,10 @@ from benchmarks.stats import Figure
 from benchmarks.workload import numbers
 from common.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
 from common.device.engine import Engine, build_engine
+from common.device.landing import PendingOutput
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
-from decode_worker.rows import Change, Fill
+from decode_worker.rows import NO_SLOT, Change, Fill
 from decode_worker.runner import DecodeRunner
 from decode_worker.sequence import DecodeSequence
 
@@ -38,6 +39,12 @@ STEPS = 40
 WARM_UP_STEPS = 5
 BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 CONTEXTS = [128, 1024, 4096, 8192, 32_768]
+ASKS = {
+    "nothing": SamplingParams(temperature=0.0),
+    "penalties": SamplingParams(temperature=0.0, frequency_penalty=0.1, repetition_penalty=1.1),
+    "logprobs": SamplingParams(temperature=0.0, num_logprobs=6),
+    "both": SamplingParams(temperature=0.0, frequency_penalty=0.1, repetition_penalty=1.1, num_logprobs=6),
+}
 
 
 class StepBench:
@@ -58,6 +65,7 @@ class StepBench:
         self.runner = DecodeRunner(self.engine, self.batch, self.max_rows, use_graphs=True)
         self.runner.buckets = sorted(args.batches)
         self.runner.prepare()
+        self.sampling = ASKS["nothing"]  # of every row
 
     def fill(self, contexts: Sequence[int]) -> bool:
         """Give every row a context of scattered blocks; False when one is too long or the pool too small."""
@@ -69,8 +77,8 @@ class StepBench:
         changes: list[Change] = []
         for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
             blocks = list(islice(ids, self._num_blocks(length)))
-            sequence = DecodeSequence("bench", 0, [row + 7] * context, 1, SamplingParams(temperature=0.0), blocks)
-            changes.append(Fill(row, sequence))
+            sequence = DecodeSequence("bench", 0, [row + 7] * context, 1, self.sampling, blocks)
+            changes.append(Fill(row, sequence, state_slot=row if self.sampling.adjusts_logits else NO_SLOT))
         self.batch.apply(changes)
         return True
 
@@ -82,13 +90,18 @@ class StepBench:
     def _num_blocks(self, num_tokens: int) -> int:
         return self.engine.pool.layout.num_blocks_for(num_tokens)
 
+    def launch(self, num_rows: int) -> PendingOutput:
+        """A step, with what its rows ask for."""
+        sampling = self.sampling
+        return self.runner.launch(num_rows, adjusts=sampling.adjusts_logits, has_logprobs=sampling.num_logprobs > 0)
+
     def median_ms(self, num_rows: int) -> float:
         """Time of one step, from events on the stream."""
         times = []
         for i in range(STEPS + WARM_UP_STEPS):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            self.runner.launch(num_rows)
+            self.launch(num_rows)
             end.record()
             end.synchronize()
             if i >= WARM_UP_STEPS:
@@ -107,7 +120,7 @@ class StepBench:
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profiler:
             for _ in range(5):
-                self.runner.launch(num_rows)
+                self.launch(num_rows)
             torch.cuda.synchronize()
         return str(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
 
@@ -144,6 +157,7 @@ def parse_args() -> argparse.Namespace:
         "--contexts", type=numbers, default=CONTEXTS, help=f"tokens, separated by commas (default: {shown})"
     )
     parser.add_argument("--mixes", type=mixes, default=[], help="instead, contexts that differ, separated by commas")
+    parser.add_argument("--asks", choices=ASKS, default="nothing", help="what every row asks for beside a token")
     parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
     args = parser.parse_args()
     if args.mixes:
@@ -155,6 +169,7 @@ def main() -> int:
     args = parse_args()
     bytes_per_s = read_ceiling()
     bench = StepBench(args)
+    bench.sampling = ASKS[args.asks]
     table = Table("batch", "ms", "beside ms", "%", title=f"decode step, {bytes_per_s / 1e12:.2f} TB/s")
     rows = []
     grid = [uniform(num_rows, context) for context in args.contexts for num_rows in args.batches]
@@ -166,7 +181,7 @@ def main() -> int:
         beside = _beside(bench, mix, bytes_per_s) if mix in grid else _beside_evened(bench, mix)
         table.add_row(mix.name, f"{step_ms:.3f}", f"{beside[1]:.3f}", f"{100 * beside[1] / step_ms:.0f}")
         step = Figure("step", step_ms, "ms")
-        workload = f"decode step alone, {mix.name}"
+        workload = f"decode step alone, {mix.name}" + ("" if args.asks == "nothing" else f", {args.asks}")
         rows.append(row_of(args.hardware, Path(args.model_dir).name, workload, step, beside=beside))
     Console().print(table)
     if args.results:

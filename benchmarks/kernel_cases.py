@@ -7,14 +7,17 @@ from itertools import chain, product, starmap
 import torch
 from torch import Tensor
 
+from common.device.adjustments import Adjustments, SlotFill
 from common.device.sampling_tensors import sampling_tensors
 from common.kernels import sampling
+from common.kernels.adjust_logits import adjust_logits
 from common.kernels.embedding import embedding
 from common.kernels.gated_gemm import gated_gemm
 from common.kernels.gather_blocks import gather_blocks
 from common.kernels.gpu import gpu_of
+from common.kernels.logprobs import logprobs
 from common.kernels.long_attention import long_attention
-from common.kernels.operands import AttentionWeights
+from common.kernels.operands import MAX_LOGPROBS, AttentionWeights
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.rms_norm import rms_norm
@@ -242,6 +245,41 @@ def sampling_case(num_rows: int, how: str) -> Case:
     return Case(f"sample {how} {num_rows}", run, expected, len(logits), num_bytes)
 
 
+def adjust_case(num_rows: int) -> Case:
+    device, num_bytes = torch.device("cuda"), num_rows * VOCAB * 12
+    wanted = [SamplingParams(frequency_penalty=0.01, presence_penalty=0.01)] * num_rows
+    params, adjustments = sampling_tensors(wanted, device), Adjustments(num_rows, VOCAB, device)
+    adjustments.fill([SlotFill(row, each, range(row, row + 2000), 1000) for row, each in enumerate(wanted)])
+    logits = torch.randn(variants_for(num_bytes), num_rows, VOCAB, device=device)
+    before, slots = logits[0].clone(), torch.arange(num_rows, dtype=torch.int32, device=device)
+    columns = (params, slots, adjustments.tensors, torch.full_like(slots, -1), slots)  # nothing is counted
+
+    def run(i: int) -> Tensor:
+        adjust_logits(logits[i], *columns)
+        return logits[i]
+
+    def expected() -> Tensor:
+        reference.adjust_logits(before, *columns)
+        return before
+
+    return Case(f"adjust_logits {num_rows}", run, expected, len(logits), num_bytes)
+
+
+def logprobs_case(num_rows: int, num_top: int) -> Case:
+    num_bytes = num_rows * VOCAB * 4
+    logits = torch.randn(variants_for(num_bytes), num_rows, VOCAB, device="cuda")
+    tokens = torch.arange(num_rows, dtype=torch.int32, device="cuda")
+    wanted, values = torch.full_like(tokens, num_top + 1), slice(MAX_LOGPROBS + 2, MAX_LOGPROBS + 3 + num_top)
+
+    def run(i: int) -> Tensor:
+        return logprobs(logits[i], wanted, tokens)[:, values].view(torch.float32)
+
+    def expected() -> Tensor:
+        return reference.logprobs(logits[0], wanted, tokens)[:, values].view(torch.float32)
+
+    return Case(f"logprobs {num_top} {num_rows}", run, expected, len(logits), num_bytes)
+
+
 def kernel_cases() -> Iterator[Case]:
     """Made one after another, so that their buffers are not held at once."""
     yield from map(embedding_case, (1, 64))
@@ -255,3 +293,5 @@ def kernel_cases() -> Iterator[Case]:
         yield from (prompt_attention_case("long_attention", gathered_attention, *batch) for batch in batches)
     yield from map(gather_case, (64, 512))
     yield from starmap(sampling_case, product((1, 64), FILTERS))
+    yield from map(adjust_case, (1, 64))
+    yield from starmap(logprobs_case, product((1, 64), (0, 5, 20)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.wire.output_token import MAX_LOGPROBS, Logprobs, OutputToken
+from common.wire.output_token import MAX_LOGPROBS, Logprobs, OutputToken, plain_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class StepOutput:
     @staticmethod
     def of_one_each(token_ids: Iterable[int]) -> "StepOutput":
         """A token a row, of which nothing else was asked."""
-        return StepOutput([[OutputToken(token_id)] for token_id in token_ids])
+        return StepOutput([[plain_token(token_id)] for token_id in token_ids])
 
     @staticmethod
     def with_logprobs(token_ids: Iterable[int], words: np.ndarray) -> "StepOutput":

@@ -1,5 +1,6 @@
 """A token that was chosen and, where somebody asked, how likely it was: what steps yield and workers report."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 MAX_LOGPROBS = 20
@@ -21,3 +22,9 @@ class OutputToken(NamedTuple):
 
     token_id: int
     logprobs: Logprobs | None = None
+
+
+@lru_cache(maxsize=1 << 14)
+def plain_token(token_id: int) -> OutputToken:
+    """One of which nothing else is told. Thousands pass a second, most of them often: those are made once."""
+    return OutputToken(token_id)

@@ -2,23 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import TypeAlias
 
 from common.wire.messages import FinishReason, LogprobBatch, TokenBatch
-from common.wire.output_token import Logprobs, OutputToken
+from common.wire.output_token import Logprobs, OutputToken, plain_token
 from common.wire.packing import pack_floats, pack_ids, unpack_floats, unpack_ids
 
 NOTHING_ASKED = Logprobs((), ())
 
 
-class TokenRow(NamedTuple):
-    """A token, whose it is, and whether it is the last."""
-
-    request_id: str
-    attempt: int
-    output_index: int
-    token: OutputToken
-    finish_reason: int
+TokenRow: TypeAlias = tuple[str, int, int, OutputToken, int]
+"""Request, attempt, output index, token, finish reason."""
 
 
 @dataclass(slots=True)
@@ -66,13 +60,13 @@ class TokenColumns:
 def rows_of(batch: TokenBatch) -> Iterator[TokenRow]:
     """Inverse of `TokenColumns.batch`; raises ValueError for columns that do not fit together."""
     columns = (unpack_ids(batch.attempts), unpack_ids(batch.output_indices), _tokens(batch), batch.finish_reasons)
-    return map(TokenRow._make, zip(batch.request_ids, *columns, strict=True))
+    return zip(batch.request_ids, *columns, strict=True)
 
 
 def _tokens(batch: TokenBatch) -> list[OutputToken]:
     token_ids = unpack_ids(batch.token_ids)
     if not isinstance(batch, LogprobBatch):
-        return list(map(OutputToken, token_ids))
+        return list(map(plain_token, token_ids))
     ids, values = unpack_ids(batch.logprob_ids), unpack_floats(batch.logprobs)
     tokens, begin = [], 0
     for token_id, num in zip(token_ids, unpack_ids(batch.num_logprobs), strict=True):

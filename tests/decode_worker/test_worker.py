@@ -191,9 +191,10 @@ def test_a_step_may_yield_several_tokens_of_a_row_and_none_beyond_its_end(rig: R
         rig.turn()
     batches = [message for message in rig.said if isinstance(message, TokenBatch)]
     rows = [row for batch in batches for row in rows_of(batch)]
-    assert [row.output_index for row in rows] == list(range(7))
-    assert [row.token for row in rows] == [OutputToken(FIRST), *[OutputToken(NEXT, LOGPROBS)] * 6]
-    assert [row.finish_reason for row in rows] == [FinishReason.NOT_FINISHED] * 6 + [FinishReason.LENGTH]
+    _, _, indices, tokens, reasons = map(list, zip(*rows, strict=True))
+    assert indices == list(range(7))
+    assert tokens == [OutputToken(FIRST), *[OutputToken(NEXT, LOGPROBS)] * 6]
+    assert reasons == [FinishReason.NOT_FINISHED] * 6 + [FinishReason.LENGTH]
     assert rig.allocator.num_free == rig.allocator.capacity
 
 

@@ -1,0 +1,27 @@
+"""Steps alone, on a CPU: what rows ask for they get, so that its time is what is measured."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.decode_step import ASKS, StepBench
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+
+
+@pytest.mark.parametrize("asked", ASKS)
+def test_a_step_does_what_its_rows_ask_for(asked: str, checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    bench = StepBench(argparse.Namespace(model_dir=str(directory), batches=[3], no_pdl=False, cublas=False), "cpu")
+    bench.sampling = ASKS[asked]
+    assert bench.fill([20, 30, 25])
+    before = bench.batch.adjustments.tensors.counts.sum()
+    output = bench.launch(3).output()
+    num_counted = 3 if asked in ("penalties", "both") else 0
+    assert bench.batch.adjustments.tensors.counts.sum() - before == num_counted
+    told = {token.logprobs and len(token.logprobs.values) for [token] in output.rows}
+    assert told == ({6} if asked in ("logprobs", "both") else {None})
+    bench.engine.pool.close()
