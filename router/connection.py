@@ -104,14 +104,12 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send what is left of a response; (response, whether the client is gone)."""
+        timer = None if self.transport is None else self._loop.call_later(WRITE_S, self.transport.abort)
         try:
-            async with asyncio.timeout(WRITE_S):
-                return await super().finish_response(request, resp, start_time)
-        except TimeoutError:
-            if self.transport is not None:
-                self.transport.abort()
-            return resp, True
+            return await super().finish_response(request, resp, start_time)
         finally:
+            if timer is not None:
+                timer.cancel()
             self._watch_headers()  # of what came behind an upgrade that was declined
 
     def handle_error(

@@ -52,15 +52,23 @@ class HeaderParser(HttpRequestParser):
             return self._end_body(error)
         if messages:
             self._body, self.num_begun_bytes = messages[-1][1], 0
+            for message, _ in messages:
+                self._check(message)
         elif is_header:
             self.num_begun_bytes += len(data)
-        if max([self.num_begun_bytes, *(_num_bytes(message) for message, _ in messages)]) > self._max_bytes:
-            text = f"the headers have more than router.max_header_bytes = {self._max_bytes} bytes; send less"
-            raise HttpProcessingError(code=431, message=text)
-        if any(message.headers.get(hdrs.EXPECT, CONTINUE).lower() != CONTINUE for message, _ in messages):
+            self._check_size(self.num_begun_bytes)
+        return messages, upgraded, tail
+
+    def _check(self, message: RawRequestMessage) -> None:
+        self._check_size(len(message.path) + sum([len(name) + len(value) for name, value in message.raw_headers]))
+        if message.headers.get(hdrs.EXPECT, CONTINUE).lower() != CONTINUE:
             text = f"the only Expect header understood is {CONTINUE}; leave it out"
             raise HttpProcessingError(code=417, message=text)
-        return messages, upgraded, tail
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            text = f"the headers have more than router.max_header_bytes = {self._max_bytes} bytes; send less"
+            raise HttpProcessingError(code=431, message=text)
 
     def _is_body_over(self) -> bool:
         return self._body is None or self._body.is_eof()
@@ -71,7 +79,3 @@ class HeaderParser(HttpRequestParser):
         self._body.set_exception(web.RequestPayloadError(from_parser(error).message))
         self._connection.close()
         return (), False, b""
-
-
-def _num_bytes(message: RawRequestMessage) -> int:
-    return len(message.path) + sum(len(name) + len(value) for name, value in message.raw_headers)

@@ -210,13 +210,15 @@ async def test_who_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch, high_w
 
     server, listening, port = await _served(respond)
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.transport.pause_reading()  # type: ignore[attr-defined]
-    writer.write(LIVE)
-    async with asyncio.timeout(DEADLINE_S):
-        await has_responded.wait()
-        (transport,) = server._connections.values()
-        while transport.get_write_buffer_size() or not transport.is_closing():
-            await asyncio.sleep(0.01)
-    writer.close()
-    listening.close()
-    await server.shutdown(1.0)
+    try:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(LIVE)
+        async with asyncio.timeout(DEADLINE_S):
+            await has_responded.wait()
+            (transport,) = server._connections.values()
+            while transport.get_write_buffer_size() or not transport.is_closing():
+                await asyncio.sleep(0.01)
+    finally:
+        writer.transport.abort()
+        listening.close()
+        await server.shutdown(1.0)
