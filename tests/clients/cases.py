@@ -149,14 +149,14 @@ CASES = (
     Case(
         "openai-node",
         ("openai==7.55.0",),
-        "whole, streamed with usage, `n`, `stop`, a refusal, the models",
+        "whole, streamed with usage, `n`, `stop`, `logprobs`, a refusal, the models",
         program("openai_node.mjs"),
         kind="node",
     ),
     Case(
         "langchain-openai",
         ("langchain-openai==1.7.3",),
-        "`invoke`, `stream`, `batch`, `generate` with `n` and `best_of`, `astream`",
+        "`invoke`, `stream`, `batch`, `generate` with `n`, `best_of` and `logprobs`, `astream`",
         program("langchain_program.py"),
     ),
     Case(

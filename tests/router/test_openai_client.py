@@ -96,6 +96,8 @@ async def test_echo_puts_the_prompt_before_the_text(client: Client) -> None:
     )
     assert choice.text.startswith("<|endoftext|>" + PROMPT)
     assert (await answer(client, echo=True, n=2)).text == PROMPT + text
+    last = next(i for i in range(1, client.model.vocab_size) if client.outputs([i], max_tokens=1) == [EOS])
+    assert (await answer(client, prompt=[last], echo=True)).text == client.tokenizer.decode([last])
 
 
 async def test_no_tokens_and_echo_give_the_prompt_alone(client: Client, cluster: Cluster) -> None:

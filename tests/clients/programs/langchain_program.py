@@ -22,4 +22,6 @@ several = OpenAI(base_url=f"{url}/v1", api_key="none", model=model, max_tokens=8
 first, second = (several.generate(["ROMEO:"]) for _ in range(2))
 assert len(first.generations[0]) == 2
 assert first.generations == second.generations, "the seed is the same"
+scored = llm.generate(["ROMEO:"], logprobs=2).generations[0][0]
+assert "".join(scored.generation_info["logprobs"]["tokens"]) == whole
 print("as it should be, streams equal to the whole, texts with a seed equal")

@@ -21,6 +21,10 @@ const several = await client.completions.create({ ...fields, prompt: ["ROMEO:", 
 assert.deepEqual(several.choices.map((choice) => choice.index), [0, 1, 2, 3]);
 assert.ok(several.choices.every((choice) => !/[,O]/.test(choice.text)));
 
+const { logprobs } = (await client.completions.create({ ...fields, logprobs: 3 })).choices[0];
+assert.equal(logprobs.tokens.join(""), text);
+assert.ok(logprobs.token_logprobs.every((value, place) => value === Math.max(...Object.values(logprobs.top_logprobs[place]))));
+
 await assert.rejects(client.completions.create({ ...fields, suffix: "x" }), (error) => {
   assert.ok(error instanceof OpenAI.BadRequestError);
   return error.status === 400 && error.param === "suffix";
