@@ -13,7 +13,6 @@ from torch import Tensor
 
 from common.device.word_uploader import WordUploader
 from common.kernels.operands import EDIT_FIELDS, IN_PROMPT, MAX_EDITS, AdjustmentTensors
-from common.wire.packing import unpack_ids
 from common.wire.sampling_params import MAX_BIASED, MAX_STOP_TOKENS, SamplingParams
 
 ALWAYS = (1 << 31) - 1
@@ -84,5 +83,6 @@ def _mask(sampling: SamplingParams, vocab: int) -> np.ndarray:
     if not sampling.allowed_token_ids:
         return np.empty(0, np.int32)
     allowed = np.zeros(-(-vocab // 32) * 32, bool)
-    allowed[[token_id for token_id in unpack_ids(sampling.allowed_token_ids) if token_id < vocab]] = True
+    token_ids = np.frombuffer(sampling.allowed_token_ids, np.int32)
+    allowed[token_ids[token_ids < vocab]] = True
     return np.packbits(allowed, bitorder="little").view(np.int32)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import Bucket, PromptRunner
 from common.wire.output_token import OutputToken
 from common.wire.sampling_params import SamplingParams
+from tests.adjusting import adjusted
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 GREEDY = SamplingParams(temperature=0.0)
@@ -51,6 +53,31 @@ def expected(checkpoint: Checkpoint, chunks: list[PromptChunk]) -> list[OutputTo
 def test_a_batch_gives_each_prompt_its_token(engine: Engine, checkpoint: Checkpoint) -> None:
     chunks = [prompt(length, engine) for length in (1, 17, 40)]
     assert PromptRunner(engine, 64, 8).run(chunks) == expected(checkpoint, chunks)
+
+
+def test_what_a_prompt_asks_for_is_done_for_it_and_not_for_others(engine: Engine, checkpoint: Checkpoint) -> None:
+    runner, (_, model) = PromptRunner(engine, 64, 8), checkpoint("qwen3-tied")
+    if engine.device.type == "cuda":
+        runner.capture()
+    params = [
+        GREEDY,
+        SamplingParams(temperature=0.0, repetition_penalty=1.5, presence_penalty=2.0, num_logprobs=4),
+        SamplingParams(temperature=0.0, biased_token_ids=(9,), biases=(100.0,)),
+        SamplingParams(temperature=0.0, num_logprobs=1),
+    ]
+    for asked in (params, params[:1] * 2, params[1:2], params[::-1]):
+        chunks = [prompt(10 + i, engine, each) for i, each in enumerate(asked)]
+        chunks = [replace(chunk, sequence_ids=chunk.token_ids, num_outputs=5) for chunk in chunks]
+        for chunk, token in zip(chunks, runner.run(chunks), strict=True):
+            with torch.inference_mode():
+                logits = model(torch.tensor([chunk.token_ids])).logits[0, -1]
+            wanted = adjusted(logits, chunk.sampling, chunk.token_ids[:-5], chunk.token_ids[-5:]).argmax()
+            assert token is not None and token.token_id == wanted
+            told, law = token.logprobs, logits.log_softmax(dim=-1)
+            assert (0 if told is None else len(told.values)) == chunk.sampling.num_logprobs
+            if told is not None:
+                assert told.token_ids[0] == token.token_id
+                assert told.values == pytest.approx(law[list(told.token_ids)].tolist(), abs=1e-3)
 
 
 def test_a_prompt_in_chunks_gives_a_token_at_its_end_only(engine: Engine, checkpoint: Checkpoint) -> None:

@@ -57,6 +57,21 @@ async def test_a_stop_string_is_named_and_shown_on_request(client: Client) -> No
     assert (choice.text, choice.stop_reason) == (before + stop, stop)
 
 
+async def test_log_probabilities_are_told_of_every_token_streamed_or_not(client: Client) -> None:
+    whole = await answer(client, logprobs=2, max_tokens=12, return_token_ids=True, return_tokens_as_token_ids=True)
+    told = whole.logprobs
+    assert told.tokens == [f"token_id:{token_id}" for token_id in whole.token_ids] and len(told.tokens) == 12
+    assert [top[token] for token, top in zip(told.tokens, told.top_logprobs, strict=True)] == told.token_logprobs
+    assert {len(top) for top in told.top_logprobs} == {2}
+    stream: Any = await client.completions.create(
+        model="tiny", prompt=PROMPT, stream=True, logprobs=2, temperature=0, max_tokens=12
+    )
+    parts = [choice.logprobs async for chunk in stream for choice in chunk.choices]
+    assert [value for part in parts for value in part.token_logprobs] == told.token_logprobs
+    assert [offset for part in parts for offset in part.text_offset] == told.text_offset
+    assert (await answer(client)).logprobs is None
+
+
 async def test_a_stop_token_of_the_client_is_named_and_the_models_own_is_not(client: Client) -> None:
     ids = client.outputs(PROMPT, max_tokens=40, stop_token_ids=())
     stop = ids[10]
