@@ -92,8 +92,7 @@ class StepBench:
 
     def launch(self, num_rows: int) -> PendingOutput:
         """A step, with what its rows ask for."""
-        sampling = self.sampling
-        return self.runner.launch(num_rows, adjusts=sampling.adjusts_logits, has_logprobs=sampling.num_logprobs > 0)
+        return self.runner.launch(num_rows, has_logprobs=self.sampling.num_logprobs > 0)
 
     def median_ms(self, num_rows: int) -> float:
         """Time of one step, from events on the stream."""

@@ -30,7 +30,6 @@ class StepKind(NamedTuple):
     """What a graph is captured for."""
 
     num_rows: int
-    adjusts: bool = False  # the logits of rows with a slot
     has_logprobs: bool = False  # of rows that ask for them
 
 
@@ -62,13 +61,21 @@ class DecodeRunner:
         """Rows of the step that is run for `num_rows`."""
         return next(rows for rows in self.buckets if rows >= num_rows)
 
-    def launch(self, num_rows: int, *, adjusts: bool = False, has_logprobs: bool = False) -> PendingOutput:
-        """Start a step over the first `num_rows` rows; what any of them asks for it does for all that ask.
+    def capture_ahead(self) -> None:
+        """Capture one more graph of those that few ask for, if any is left: a tenth of a second, for when nobody waits.
 
-        The first of its kind runs kernel by kernel. Its graph is captured behind it: what few ask for when somebody
-        does, so that a start does not take longer, nor a step of others.
+        To be called with empty rows only: it runs a step.
         """
-        kind = StepKind(self.bucket(num_rows), adjusts, has_logprobs)
+        wanted = (StepKind(rows, has_logprobs=True) for rows in self.buckets) if self.use_graphs else ()
+        if (kind := next((kind for kind in wanted if kind not in self.graphs), None)) is not None:
+            self.launch(kind.num_rows, has_logprobs=True)
+
+    def launch(self, num_rows: int, *, has_logprobs: bool = False) -> PendingOutput:
+        """Start a step over the first `num_rows` rows.
+
+        The first of its kind runs kernel by kernel, and its graph is captured behind it.
+        """
+        kind = StepKind(self.bucket(num_rows), has_logprobs)
         with torch.inference_mode():
             with self.trace.device(num_rows, "rows"):
                 if kind in self.graphs:
@@ -85,10 +92,9 @@ class DecodeRunner:
         forward_batch = self.batch.forward_batch(num_rows)
         logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
         sampling = self.batch.sampling_rows(num_rows)
-        unadjusted = logits.clone() if kind.adjusts and kind.has_logprobs else logits
-        if kind.adjusts:
-            slots, adjustments = self.batch.state.state_slots[:num_rows], self.batch.adjustments.tensors
-            sampler.adjust(logits, sampling, slots, adjustments, forward_batch.token_ids, forward_batch.seq_lens)
+        unadjusted = logits.clone() if kind.has_logprobs else logits
+        slots, adjustments = self.batch.state.state_slots[:num_rows], self.batch.adjustments.tensors
+        sampler.adjust(logits, sampling, slots, adjustments, forward_batch.token_ids, forward_batch.seq_lens)
         sampler.sample_and_advance(logits, sampling, forward_batch, self.landing.ring)
         if kind.has_logprobs:
             sampler.land_logprobs(unadjusted, sampling, forward_batch.token_ids, self.landing.logprob_ring)

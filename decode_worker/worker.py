@@ -42,6 +42,8 @@ from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 
 IDLE_POLL_MS = 50
+QUIET_POLLS = 10
+"""Idle ones in a row after which nobody seems to come soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class DecodeWorker:
         self.trace = runner.trace
         self.in_flight: DecodeStep | None = None
         self.pace = Pace()
+        self.num_idle_polls = 0
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.inbox = Inbox(self.link, hub, self.scheduler, self.intake, self.local_prompts, drain)
@@ -154,7 +157,7 @@ class DecodeWorker:
             return None
         with self.trace.phase("launch"):
             rows = self.scheduler.rows
-            pending = self.runner.launch(num_rows, adjusts=bool(rows.state_slots), has_logprobs=rows.has_logprobs)
+            pending = self.runner.launch(num_rows, has_logprobs=rows.has_logprobs)
             self.pace.launched(self.runner.bucket(num_rows))
             return DecodeStep(pending, self.scheduler.launched())
 
@@ -251,8 +254,12 @@ class DecodeWorker:
             return
         if self.intake.is_copying() or self.scheduler.resting or len(self.local_prompts):
             time.sleep(LOOK_INTERVAL_S)
+        elif self.poller.poll(IDLE_POLL_MS):
+            self.num_idle_polls = 0
         else:
-            self.poller.poll(IDLE_POLL_MS)
+            self.num_idle_polls += 1
+            if self.num_idle_polls >= QUIET_POLLS:
+                self.runner.capture_ahead()
 
     def _owns_something(self) -> bool:
         return bool(

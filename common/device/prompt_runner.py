@@ -46,16 +46,6 @@ class Bucket(NamedTuple):
         return num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and has_keys
 
 
-class _Asked(NamedTuple):
-    """What a step does beside choosing tokens."""
-
-    adjusts: bool
-    has_logprobs: bool
-
-
-NOTHING = _Asked(adjusts=False, has_logprobs=False)
-
-
 class PendingPrompts:
     """A launched step; when it is over, all KV of its chunks is in the pool."""
 
@@ -95,14 +85,14 @@ class PromptRunner:
     def launch(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> PendingPrompts:
         """Start a step over the chunks; it runs after every step launched before it.
 
-        One that adjusts logits or tells log-probabilities is launched kernel by kernel: no graph does that.
+        One that tells log-probabilities is launched kernel by kernel: no graph does that.
         `whole_gpu`: it may use more than the share, as there is nobody to leave the rest to.
         """
         num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
         num_keys = sum(chunk.end for chunk in chunks)
-        asked = _Asked(any(chunk.adjusts for chunk in chunks), any(chunk.has_logprobs for chunk in chunks))
+        has_logprobs = any(chunk.has_logprobs for chunk in chunks)
         any_gpu = whole_gpu or self.share.limited is None
-        bucket = None if any(asked) else self._bucket(num_tokens, num_seqs, num_keys, whole_gpu=any_gpu)
+        bucket = None if has_logprobs else self._bucket(num_tokens, num_seqs, num_keys, whole_gpu=any_gpu)
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill(chunks, *(bucket[:2] if bucket else (num_tokens, num_seqs)))
             with self.trace.device(num_tokens, "tokens"):
@@ -113,7 +103,7 @@ class PromptRunner:
                     max_query_len = max(len(chunk.token_ids) for chunk in chunks)
                     max_seq_len = max(chunk.end for chunk in chunks)
                     shape = (num_tokens, num_seqs, max_query_len, max_seq_len)
-                    sampled, logprobs = self._step(*shape, num_keys=num_keys, asked=asked)
+                    sampled, logprobs = self._step(*shape, num_keys=num_keys, has_logprobs=has_logprobs)
             pending = self.landing.fetch(sampled[:num_seqs], logprobs)
         return PendingPrompts(pending, [chunk.is_last for chunk in chunks])
 
@@ -158,7 +148,7 @@ class PromptRunner:
         max_seq_len: int,
         *,
         num_keys: int = 0,
-        asked: _Asked = NOTHING,
+        has_logprobs: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens, and words of log-probabilities if they are asked for."""
         batch = self.buffers.forward_batch(
@@ -166,13 +156,11 @@ class PromptRunner:
         )
         logits = self.engine.model.forward(batch, self.engine.ops)
         params, positions = self.buffers.sampling(num_seqs)
-        unadjusted = logits.clone() if all(asked) else logits
-        if asked.adjusts:
-            slots, adjustments = self.buffers.state_slots(num_seqs), self.buffers.adjustments.tensors
-            last_ids = self.all_counted[:num_seqs]
-            self.engine.sampler.adjust(logits, params, slots, adjustments, last_ids, positions)
+        unadjusted = logits.clone() if has_logprobs else logits
+        slots, adjustments = self.buffers.state_slots(num_seqs), self.buffers.adjustments.tensors
+        self.engine.sampler.adjust(logits, params, slots, adjustments, self.all_counted[:num_seqs], positions)
         sampled = self.engine.sampler.sample(logits, params, positions)
-        return sampled, self.engine.sampler.logprobs(unadjusted, params, sampled) if asked.has_logprobs else None
+        return sampled, self.engine.sampler.logprobs(unadjusted, params, sampled) if has_logprobs else None
 
     def _captured(self, bucket: Bucket, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """A graph over padding; what it computes follows from the buffers at replay."""

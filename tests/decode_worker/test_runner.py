@@ -181,9 +181,7 @@ def test_overlapping_kernels_change_no_bit_of_tokens_or_logits(num_rows: int, bu
 
 
 @pytest.mark.parametrize("has_logprobs", [False, True])
-def test_what_few_ask_for_is_captured_behind_its_first_step_and_counts_every_token(
-    has_logprobs: bool, start: Start
-) -> None:
+def test_logits_are_adjusted_in_every_graph_and_every_token_counts(has_logprobs: bool, start: Start) -> None:
     """Row 1 of three is left as it is; the fourth is padding. Log-probabilities are of the logits before."""
     decoding, prompt = start(0, 4, True), [5, 6, 7, 7]
     runner, sampler = decoding.runner, decoding.sampler
@@ -202,8 +200,8 @@ def test_what_few_ask_for_is_captured_behind_its_first_step_and_counts_every_tok
         runner.batch.apply([Fill(row, sequence, state_slot=(2, -1, 0)[row])])
     assert list(runner.graphs) == [StepKind(4)]
     for step in range(40):
-        rows = runner.launch(3, adjusts=True, has_logprobs=has_logprobs).output().rows
-        assert list(runner.graphs) == [StepKind(4), StepKind(4, adjusts=True, has_logprobs=has_logprobs)]
+        rows = runner.launch(3, has_logprobs=has_logprobs).output().rows
+        assert list(runner.graphs) == list(dict.fromkeys([StepKind(4), StepKind(4, has_logprobs)]))
         for row, each in enumerate(params):
             [token] = rows[row]
             wanted = adjusted(sampler.raw[row].cpu(), each, prompt, outputs[row])
