@@ -7,13 +7,15 @@ Without more flags: every batch of 1 to 256 at every context of 128 to 32,768 to
 A mix, of contexts that differ, is measured beside as many sequences of one length with as many keys in all.
 Uses the decode worker's own engine, batch and captured graphs. The floor is what a step must read,
 weights once and the KV of every sequence, at the read bandwidth that this GPU reaches today.
-`--profile` lists the kernels of a step by time, `--asks` has every row ask for more than a token.
+`--profile` lists the kernels of a step by time, `--asks` has every row ask for more than a token; `--sms` leaves
+a step as many multiprocessors as it has beside a prompt.
 """
 
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -23,11 +25,12 @@ from rich.table import Table
 
 from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
-from benchmarks.results import append_rows, hardware, row_of
+from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from benchmarks.workload import numbers
 from common.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
 from common.device.engine import Engine, build_engine
+from common.device.gpu_share import limited_stream
 from common.device.landing import PendingOutput
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
@@ -124,6 +127,18 @@ class StepBench:
         return str(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
 
 
+@contextmanager
+def confined(num_sms: int) -> Iterator[None]:
+    """Whatever runs or is captured inside has so many multiprocessors; 0 is all."""
+    if num_sms == 0:
+        yield
+        return
+    stream = limited_stream(num_sms, torch.device("cuda", torch.cuda.current_device()))
+    torch.cuda.graph.default_capture_stream = stream
+    with torch.cuda.stream(stream):
+        yield
+
+
 def mixes(text: str) -> list[ContextMix]:
     try:
         return [parse_mix(part) for part in text.split(",")]
@@ -157,6 +172,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--mixes", type=mixes, default=[], help="instead, contexts that differ, separated by commas")
     parser.add_argument("--asks", choices=ASKS, default="nothing", help="what every row asks for beside a token")
+    parser.add_argument("--sms", type=int, default=0, help="multiprocessors, in groups of 8 (default: 0, all)")
     parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
     args = parser.parse_args()
     if args.mixes:
@@ -167,6 +183,15 @@ def parse_args() -> argparse.Namespace:
 def main() -> int:
     args = parse_args()
     bytes_per_s = read_ceiling()
+    with confined(args.sms):
+        rows = measure(args, bytes_per_s)
+    if args.results:
+        append_rows(args.results, rows)
+    return 0
+
+
+def measure(args: argparse.Namespace, bytes_per_s: float) -> list[Row]:
+    """Time and show what is asked for; what there is to be kept of it."""
     bench = StepBench(args)
     bench.sampling = ASKS[args.asks]
     table = Table("batch", "ms", "beside ms", "%", title=f"decode step, {bytes_per_s / 1e12:.2f} TB/s")
@@ -180,12 +205,14 @@ def main() -> int:
         beside = _beside(bench, mix, bytes_per_s) if mix in grid else _beside_evened(bench, mix)
         table.add_row(mix.name, f"{step_ms:.3f}", f"{beside[1]:.3f}", f"{100 * beside[1] / step_ms:.0f}")
         step = Figure("step", step_ms, "ms")
-        workload = f"decode step alone, {mix.name}" + ("" if args.asks == "nothing" else f", {args.asks}")
-        rows.append(row_of(args.hardware, Path(args.model_dir).name, workload, step, beside=beside))
+        rows.append(row_of(args.hardware, Path(args.model_dir).name, _workload(args, mix), step, beside=beside))
     Console().print(table)
-    if args.results:
-        append_rows(args.results, rows)
-    return 0
+    return rows
+
+
+def _workload(args: argparse.Namespace, mix: ContextMix) -> str:
+    where = f"on {args.sms} multiprocessors" if args.sms else "alone"
+    return f"decode step {where}, {mix.name}" + ("" if args.asks == "nothing" else f", {args.asks}")
 
 
 def measured_ms(bench: StepBench, mix: ContextMix, profile: bool) -> float | None:

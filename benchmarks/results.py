@@ -6,8 +6,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.stats import Figure
@@ -23,6 +25,7 @@ class Row:
     date: str
     commit: str
     hardware: str
+    stack: str
     system: str
     model: str
     workload: str
@@ -43,6 +46,7 @@ def row_of(
         date=today(),
         commit=commit(),
         hardware=hardware,
+        stack=stack(),
         system=system,
         model=model,
         workload=workload,
@@ -96,6 +100,15 @@ def hardware() -> str:
     if names:
         return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
     return _cpu_name()
+
+
+def stack() -> str:
+    """The libraries that decide how fast kernels are, by what is installed here; `system` may stand on others."""
+    versions = []
+    for name in ("torch", "triton"):
+        with suppress(PackageNotFoundError):
+            versions.append(f"{name} {version(name).partition('+')[0]}")
+    return ", ".join(versions)
 
 
 def command_line() -> str:

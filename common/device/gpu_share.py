@@ -79,7 +79,7 @@ def make_share(percent: int, device: torch.device) -> GpuShare:
     num_sms = gpu_of(device).num_sms
     num_limited = share_of(num_sms, percent)
     try:
-        limited = _limited_stream(num_limited, device)
+        limited = limited_stream(num_limited, device)
     except RuntimeError as error:
         reason, *_ = str(error).split("\n")
         problem = f"{num_limited} of {num_sms} multiprocessors cannot be set apart ({reason})"
@@ -99,7 +99,8 @@ def _cublas_listens() -> bool:
     return True
 
 
-def _limited_stream(num_sms: int, device: torch.device) -> torch.cuda.Stream:
+def limited_stream(num_sms: int, device: torch.device) -> torch.cuda.Stream:
+    """A stream whose kernels run on `num_sms` multiprocessors only; raises RuntimeError where that cannot be had."""
     if not green_contexts.SUPPORTED:
         raise RuntimeError(f"PyTorch {torch.__version__} has no green contexts; one for CUDA 12.8 or later has")
     context: Any = green_contexts.GreenContext.create(num_sms=num_sms, device_id=device.index)

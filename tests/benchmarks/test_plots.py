@@ -9,7 +9,7 @@ import pytest
 from benchmarks.plot_data import MissingRows, beside, mps_caps, scaling, step_times
 from benchmarks.results import Row, append_rows
 
-ROW = Row("2026-01-02", "abc", "NVIDIA H200", "baton", "m", "", "", "1", "ms", "", "", "python x")
+ROW = Row("2026-01-02", "abc", "NVIDIA H200", "", "baton", "m", "", "", "1", "ms", "", "", "python x")
 MAX_SVG_BYTES = 60_000
 Main = Callable[[list[str]], int]
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.results import Row, append_rows, commit, hardware
 
-ROW = Row("2026-01-02", "abc", "a GPU", "baton", "m", "w, with a comma", "ttft_p50", "1.5", "ms", "", "", "python x")
+ROW = Row("2026-01-02", "abc", "a GPU", "torch 9", "baton", "m", "w, w", "ttft_p50", "1.5", "ms", "", "", "python x")
 
 
 def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:

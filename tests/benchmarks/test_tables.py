@@ -10,7 +10,7 @@ from benchmarks.table_data import ONE_GPU, TABLES, Cell, TableData, beside_vllm,
 from benchmarks.tables import TABLE, main, render, written
 
 ROW = Row(
-    date="2026-01-02", commit="abc", hardware=ONE_GPU, system="baton", model="qwen3-4b",
+    date="2026-01-02", commit="abc", hardware=ONE_GPU, stack="", system="baton", model="qwen3-4b",
     workload="concurrency 1, 1024/128, 16 requests", figure="ttft_p50", value="16.62", unit="ms",
     compared_with="", compared_value="", command="",
 )  # fmt: skip

@@ -124,9 +124,7 @@ def test_a_share_is_kept_where_cublas_cannot_be_told_and_the_log_says_so(
         raise OSError("libcublas.so.13: not found")
 
     monkeypatch.setattr(cublas, "set_sm_count", refuse)
-    monkeypatch.setattr(
-        "common.device.gpu_share._limited_stream", lambda num_sms, device: Stream(f"{num_sms} SMs", log)
-    )
+    monkeypatch.setattr("common.device.gpu_share.limited_stream", lambda num_sms, device: Stream(f"{num_sms} SMs", log))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("whole", log))
     with make_share(80, h200).stream(whole=False):
         log.append("step")
