@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.results import Row, append_rows, commit, hardware
 
-ROW = Row("2026-01-02", "abc", "a GPU", "torch 9", "baton", "m", "w, w", "ttft_p50", "1.5", "ms", "", "", "python x")
+LOAD = "w, with a comma"
+ROW = Row("2026-01-02", "abc", "a GPU", "torch 9", "baton", "m", LOAD, "ttft_p50", "1.5", "ms", "", "", "python x")
 
 
 def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
@@ -16,7 +17,7 @@ def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["figure"] for row in rows] == ["ttft_p50", "tpot_p50", "errors"]
-    assert rows[0]["workload"] == "w, with a comma"
+    assert rows[0]["workload"] == LOAD
 
 
 def test_a_file_of_another_schema_is_left_alone(tmp_path: Path) -> None:
