@@ -17,13 +17,13 @@ from common.kernels.decode_parts import (
     PART_TILES,
     RUN_PARTS,
     TILE,
-    UNITS_AT_ONCE,
     PartsWorkspace,
     check_room,
     folded,
     joined_units,
     num_tiles_of,
     part_tiles_of,
+    units_at_once,
 )
 from common.kernels.last_program import is_last
 from common.kernels.operands import Division
@@ -55,7 +55,8 @@ def _decode_attention_kernel(
     stride_head,
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
-    ROWS: tl.constexpr,  # power of two, at least the query heads of a KV head and MIN_ROWS
+    HEADS: tl.constexpr,  # power of two, at least the query heads of a KV head
+    ROWS: tl.constexpr,  # HEADS, and at least MIN_ROWS
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ITEM_WORDS: tl.constexpr,
@@ -74,7 +75,8 @@ def _decode_attention_kernel(
             items_ptr + index // NUM_KV * ITEM_WORDS, index % NUM_KV, q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr,
             out_ptr, partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr,
             scale_log2, table_stride, stride_block, stride_token, stride_head,
-            NUM_Q, NUM_KV, ROWS, HEAD_DIM, BLOCK_SIZE, TILE, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE, PDL,
+            NUM_Q, NUM_KV, HEADS, ROWS, HEAD_DIM, BLOCK_SIZE,
+            TILE, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE, PDL,
         )  # fmt: skip
         index = next_item(counts_ptr + 1 + layer_id, num_items)
 
@@ -99,6 +101,7 @@ def _attend_item(
     stride_head,
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
+    HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -161,22 +164,50 @@ def _attend_item(
                     tl.store(sums_ptr + indices, unit_sum, mask=group < GROUP)
                 unit = nothing
 
-    elements = row_heads[:, None] * HEAD_DIM + columns
     if join < 0:
+        elements = row_heads[:, None] * HEAD_DIM + columns
         row_sum = whole[2]
         out = whole[0] / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # a row of padding gives zeros
         tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
     else:
         num_items, num_units = load_join(item_ptr)
         if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_items):
-            indices = first_unit + heads
-            unit_ptrs = (partial_ptr + indices[:, None] * HEAD_DIM + columns, maxima_ptr + indices, sums_ptr + indices)
-            masks = (present, group < GROUP)
-            are_runs = unit_parts == RUN_PARTS
-            out = joined_units(
-                nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS
-            )
-            tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
+            parts = (partial_ptr, maxima_ptr, sums_ptr)
+            _join(
+                out_ptr + (seq.to(tl.int64) * NUM_Q + kv_head * GROUP) * HEAD_DIM,
+                parts, first_unit + kv_head * GROUP, num_units, unit_parts == RUN_PARTS,
+                NUM_Q, GROUP, HEADS, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS,
+            )  # fmt: skip
+
+
+@triton.jit
+def _join(
+    out_ptr,  # of the group
+    parts,  # partial_ptr, maxima_ptr, sums_ptr
+    first_head,  # of the group in the context's first unit, over all heads of all units
+    num_units,
+    are_runs,
+    NUM_Q: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    UNITS_AT_ONCE: tl.constexpr,
+    RUN_PARTS: tl.constexpr,
+):
+    """Write the output of a context of which all programs have stored their units."""
+    partial_ptr, maxima_ptr, sums_ptr = parts
+    group = tl.arange(0, HEADS)
+    elements = group[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    nothing = (
+        tl.zeros((HEADS, HEAD_DIM), tl.float32),
+        tl.full((HEADS,), NO_KEYS, tl.float32),
+        tl.zeros((HEADS,), tl.float32),
+    )
+    masks = ((group < GROUP)[:, None], group < GROUP)
+    heads = first_head + group
+    unit_ptrs = (partial_ptr + first_head * HEAD_DIM + elements, maxima_ptr + heads, sums_ptr + heads)
+    out = joined_units(nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS)
+    tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=masks[0])
 
 
 def decode_attention(
@@ -200,6 +231,7 @@ def decode_attention(
     if num_seqs == 0:
         return out
     check_room(workspace, division, num_q, num_kv, head_dim)
+    heads = triton.next_power_of_2(num_q // num_kv)
     _decode_attention_kernel[(min(division.items.shape[0] * num_kv, division.num_slots),)](
         q_ptr=q,
         k_cache_ptr=k_cache,
@@ -220,7 +252,8 @@ def decode_attention(
         stride_head=k_cache.stride(2),
         NUM_Q=num_q,
         NUM_KV=num_kv,
-        ROWS=max(MIN_ROWS, triton.next_power_of_2(num_q // num_kv)),
+        HEADS=heads,
+        ROWS=max(MIN_ROWS, heads),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=k_cache.shape[1],
         ITEM_WORDS=ITEM_WORDS,
@@ -228,7 +261,7 @@ def decode_attention(
         PART_TILES=PART_TILES,
         MAX_PARTS=MAX_PARTS,
         RUN_PARTS=RUN_PARTS,
-        UNITS_AT_ONCE=UNITS_AT_ONCE,
+        UNITS_AT_ONCE=units_at_once(heads, head_dim),
         PDL=pdl,
         num_warps=NUM_WARPS,
         launch_pdl=pdl,

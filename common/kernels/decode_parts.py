@@ -21,8 +21,12 @@ TILE = 64  # keys that are multiplied at once; a part has whole tiles
 PART_TILES = 2  # of a part, at least: to join a part with the others takes about as long as a tile
 MAX_PARTS = 48  # of a context: about as many programs as a large GPU runs at once share its 8 KV heads
 RUN_PARTS = 2
-UNITS_AT_ONCE = 16  # that are on their way to the program that joins; whole runs
 NO_KEYS = tl.constexpr(-1e38)  # maximum over no scores: finite, so that differences of two are
+
+
+def units_at_once(num_heads: int, head_dim: int) -> int:
+    """Units on their way to the four warps that join them: what 64 registers of a thread hold, and whole runs."""
+    return min(max(64 * 128 // (num_heads * head_dim), RUN_PARTS), 16)
 
 
 @triton.jit

@@ -35,12 +35,12 @@ from common.kernels.decode_parts import (
     PART_TILES,
     RUN_PARTS,
     TILE,
-    UNITS_AT_ONCE,
     PartsWorkspace,
     check_room,
     folded,
     num_tiles_of,
     part_tiles_of,
+    units_at_once,
 )
 from common.kernels.group_outputs import join_units, store_unit, store_whole
 from common.kernels.items import advance, announce, announced
@@ -323,6 +323,7 @@ def fused_decode_attention(
     _check(qkv, weights, kv_cache, block_tables, seq_lens)
     num_seqs, num_q, head_dim = qkv.shape[0], weights.num_q_heads, weights.head_dim
     _, num_layers, _, block_size, num_kv, _ = kv_cache.shape
+    heads = triton.next_power_of_2(num_q // num_kv)
     out = torch.empty((num_seqs, num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_seqs == 0:
         return out.flatten(1)
@@ -349,8 +350,8 @@ def fused_decode_attention(
         layer_row=layer_id * 2 * block_size,
         NUM_KV=num_kv,
         GROUP=num_q // num_kv,
-        HEADS=triton.next_power_of_2(num_q // num_kv),
-        ROWS=max(MIN_ROWS, triton.next_power_of_2(num_q // num_kv)),
+        HEADS=heads,
+        ROWS=max(MIN_ROWS, heads),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         ITEM_WORDS=ITEM_WORDS,
@@ -358,7 +359,7 @@ def fused_decode_attention(
         PART_TILES=PART_TILES,
         MAX_PARTS=MAX_PARTS,
         RUN_PARTS=RUN_PARTS,
-        UNITS_AT_ONCE=UNITS_AT_ONCE,
+        UNITS_AT_ONCE=units_at_once(heads, head_dim),
         STAGES=STAGES_OF[programs_per_sm],
         FETCH_REGS=FETCH_REGS,
         HAS_NORM=weights.q_norm is not None,

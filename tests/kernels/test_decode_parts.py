@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.decode_parts import MAX_PARTS, NO_KEYS, RUN_PARTS, UNITS_AT_ONCE, check_room, folded, make_workspace
+from common.kernels.decode_parts import MAX_PARTS, NO_KEYS, RUN_PARTS, check_room, folded, make_workspace, units_at_once
 from common.kernels.operands import Division
 
 
@@ -36,8 +36,11 @@ def test_to_fold_nothing_changes_no_bit(first: bool, device: torch.device) -> No
     assert all(torch.equal(ours.cpu(), theirs) for ours, theirs in zip(after, there, strict=True))
 
 
-def test_runs_are_whole() -> None:
-    assert MAX_PARTS % RUN_PARTS == UNITS_AT_ONCE % RUN_PARTS == 0
+@pytest.mark.parametrize("num_heads", [1, 4, 8, 16, 64])
+@pytest.mark.parametrize("head_dim", [32, 128, 256])
+def test_runs_are_whole(num_heads: int, head_dim: int) -> None:
+    assert MAX_PARTS % RUN_PARTS == units_at_once(num_heads, head_dim) % RUN_PARTS == 0
+    assert units_at_once(num_heads, head_dim) > 0
 
 
 def division_of(max_joins: int) -> Division:
