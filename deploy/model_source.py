@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 
-WANTED = ["*.json", "*.safetensors", "tokenizer*", "merges.txt", "vocab.txt"]
+WANTED = ["*.json", "*.safetensors", "tokenizer*", "chat_template.jinja", "merges.txt", "vocab.txt"]
 UNWANTED = ["original/*", "consolidated*", "*/*"]  # second copies of the weights in other layouts
 
 

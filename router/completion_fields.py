@@ -1,5 +1,7 @@
 """The table of fields of /v1/completions: OpenAI's, and those that users of vLLM add to them.
 
+`GENERATION_FIELDS` are those of /v1/chat/completions, too (`chat_fields`).
+
 What would change the text and is not implemented is refused, never ignored: its rule is `Only`, with the values that
 change nothing. README.md's list is made of this table (`python -m router.field_list`).
 """
@@ -24,6 +26,7 @@ MAX_TOKENS_ABOUT = (
 )
 REPETITION = "positive logits of tokens that prompt or text have are divided by it, others multiplied with it"
 LOGPROBS = "how likely each token was, and so many of the likeliest; before anything changed logits; not with `echo`"
+SPECIAL_TOKENS = "the tokens that the model puts around a text, as BOS, are put there"
 CACHE_SALT = Text(128, min_chars=1, without="@/\\\0")
 NO_GRAMMAR = "structured output is not implemented; leave it out"
 
@@ -53,7 +56,6 @@ GENERATION_FIELDS = (
     Field("n", Integer(1, MAX_N), 1, "texts for each prompt"),
     Field("stream", Boolean(), False, "server-sent events, a chunk a token"),
     Field("stream_options", Object(STREAM_OPTIONS), None, "only with `stream`"),
-    Field("add_special_tokens", Boolean(), True, "the tokens that the model puts around a text, as BOS, are put there"),
     Field("truncate_prompt_tokens", Integer(-1, MAX_INT32), None, TRUNCATION),
     Field("truncation_side", OneOf(("left", "right")), "left", "where it is cut off"),
     Field("skip_special_tokens", Boolean(), True, "special tokens have no text"),
@@ -85,6 +87,7 @@ GENERATION_FIELDS = (
 COMPLETION_FIELDS = Table(
     Field("prompt", Prompts(), None, "required"),
     Field("max_tokens", Integer(0, MAX_MAX_TOKENS), DEFAULT_MAX_TOKENS, MAX_TOKENS_ABOUT),
+    Field("add_special_tokens", Boolean(), True, SPECIAL_TOKENS),
     Field("echo", Boolean(), False, "the prompt stands before the text; for up to 262,144 prompt tokens times `n`"),
     *GENERATION_FIELDS,
     Field("best_of", Integer(0, MAX_N), None, "0, 1 or what `n` is: no text is made and not returned"),

@@ -1,27 +1,33 @@
-"""Writes the list of fields into README.md, of the table that requests are checked with.
+"""Writes the lists of fields into README.md, of the tables that requests are checked with.
 
 python -m router.field_list README.md
 """
 
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from router.completion_fields import COMPLETION_FIELDS
+from router.chat_fields import CHAT_FIELDS
+from router.completion_fields import COMPLETION_FIELDS, GENERATION_FIELDS
 from router.json_fields import Field, Object, Table
 from router.json_rules import Only
 
-LIST = re.compile(r"(<!-- fields -->\n).*?(<!-- end of fields -->)", re.DOTALL)
+OF_CHATS = Table(*(field for field in CHAT_FIELDS.fields.values() if field not in GENERATION_FIELDS))
+LISTS = {"fields": COMPLETION_FIELDS, "chat fields": OF_CHATS}
 WIDTH = 125
 
 
 def written(page: str) -> str:
-    """The page with the list as the table has it."""
-    return LIST.sub(lambda match: f"{match[1]}\n{rendered(COMPLETION_FIELDS)}\n{match[2]}", page)
+    """The page with each list as its table has it."""
+    for name, table in LISTS.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n{rendered(table)}\n{end}{after}"
+    return page
 
 
 def rendered(table: Table) -> str:

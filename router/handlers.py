@@ -1,4 +1,4 @@
-"""The HTTP endpoint of completions: checks a request, and writes what the mailbox brings.
+"""The HTTP endpoints of completions and chats: check a request, and write what the mailbox brings.
 
 A streamed response begins with its first token, so that an error before it keeps its HTTP status, or with a first
 comment, if they are wanted (`router.stream_keepalive_s`).
@@ -10,11 +10,13 @@ from dataclasses import replace
 
 from aiohttp import web
 
+from common.errors import RequestError
 from router.api_keys import OWNER
+from router.fronts import CHATS, COMPLETIONS, Front
 from router.http_request import CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, received
 from router.job import Job, make_job, submitted
 from router.request_state import Delivery, Mailbox
-from router.responses import DONE, ChunkWriter, completion_body, error_body, event
+from router.responses import DONE, ChunkWriter, error_body, event
 
 SLOW_CLIENT_S = 60.0
 """Time beyond router.request_timeout_s that a client may take to read its response."""
@@ -29,25 +31,47 @@ routes = web.RouteTableDef()
 @routes.post("/v1/completions")
 async def post_completions(request: web.Request) -> web.StreamResponse:
     """OpenAI's completions."""
-    service = request.app[SERVICE]
-    service.dispatcher.admit()  # nobody's body is read for nothing
-    async with received(request) as body:
-        checked = await service.reader.read(body.pieces, service.max_model_len)
-    if request[OWNER]:
-        checked = replace(checked, client=request[OWNER])  # a user's name is easily invented
-    job = make_job(service, checked, request[REQUEST_ID], request[CLIENT_REQUEST_ID])
+    return await _respond(request, COMPLETIONS)
+
+
+@routes.post("/v1/chat/completions/")
+@routes.post("/v1/chat/completions")
+async def post_chat_completions(request: web.Request) -> web.StreamResponse:
+    """OpenAI's chat completions."""
+    return await _respond(request, CHATS)
+
+
+async def _respond(request: web.Request, front: Front) -> web.StreamResponse:
+    job = await _job(request, front)
     await asyncio.sleep(0)  # thousands of completions took a while
+    service = request.app[SERVICE]
     try:
         async with asyncio.timeout(service.config.router.request_timeout_s + SLOW_CLIENT_S):
             with submitted(service.dispatcher, job):
-                return await (_stream(request, job) if job.options.stream else _whole(job))
+                return await (_stream(request, front, job) if job.options.stream else _whole(front, job))
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError(f"{request[REQUEST_ID]}: the client reads too slowly") from None
 
 
-async def _whole(job: Job) -> web.Response:
+async def _job(request: web.Request, front: Front) -> Job:
+    service = request.app[SERVICE]
+    service.dispatcher.admit()  # nobody's body is read for nothing
+    try:
+        async with received(request) as body:
+            checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
+        if request[OWNER]:
+            checked = replace(checked, client=request[OWNER])  # a user's name is easily invented
+        head = front.head(request[REQUEST_ID], service.tokenizer.info.name, stream=checked.response.stream)
+        return make_job(service, checked, head, request[CLIENT_REQUEST_ID])
+    except RequestError as error:
+        if error.param == "prompt" and error.code != "unknown_field":
+            error.param = front.prompt_field
+        raise
+
+
+async def _whole(front: Front, job: Job) -> web.Response:
     texts: list[list[str]] = [[] for _ in job.completions]
     num_open = len(job.completions)
     while num_open:
@@ -56,17 +80,20 @@ async def _whole(job: Job) -> web.Response:
                 raise delivery.error
             texts[delivery.choice].append(delivery.text)
             num_open -= delivery.finish_reason is not None
-    body = completion_body(job.head, job.options, list(map("".join, texts)), job.completions, job.usage)
-    return web.json_response(body)
+    choices = [
+        front.choice("".join(text), completion, job.options)
+        for text, completion in zip(texts, job.completions, strict=True)
+    ]
+    return web.json_response({**job.head, "choices": choices, "usage": job.usage})
 
 
-async def _stream(request: web.Request, job: Job) -> web.StreamResponse:
+async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamResponse:
     response = web.StreamResponse(headers=STREAM_HEADERS)
     deliveries = await _next(request, response, job.mailbox)
     if deliveries[0].error is not None and not response.prepared:
         raise deliveries[0].error
     await response.prepare(request)
-    writers = [ChunkWriter(job.head, job.options, completion) for completion in job.completions]
+    writers = [front.writer(job.head, job.options, completion) for completion in job.completions]
     num_open = len(writers)
     while True:
         await response.write(b"".join(_events(writers, deliveries)))

@@ -1,6 +1,5 @@
 """One HTTP request at work: its prompts as tokens and a completion for each choice."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from router.logprobs import LogprobLog, TokenStrings
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
 from router.prompts import fit_max_tokens
 from router.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
-from router.responses import head_of, usage_of
+from router.responses import usage_of
 from router.service import Service
 from router.stop_strings import StopAutomaton, StopMatcher
 from router.tokenizer import Tokenizer
@@ -35,8 +34,11 @@ class Job:
         return usage_of(self.num_prompt_tokens, sum(len(completion.outputs) for completion in self.completions))
 
 
-def make_job(service: Service, request: CompletionRequest, response_id: str, client_request_id: str = "") -> Job:
-    """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now."""
+def make_job(service: Service, request: CompletionRequest, head: dict[str, Any], client_request_id: str = "") -> Job:
+    """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now.
+
+    `head` are the fields that all parts of the response share, its id among them.
+    """
     num_prompt_tokens = sum(map(len, request.prompts))
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
     mailbox = Mailbox()
@@ -45,11 +47,13 @@ def make_job(service: Service, request: CompletionRequest, response_id: str, cli
     completions: list[Completion] = []
     for prompt_ids, echo in zip(request.prompts, request.echoes or repeat(""), strict=False):
         assert not isinstance(prompt_ids, str), "the reader leaves tokens"
-        max_tokens = fit_max_tokens(len(prompt_ids), request.max_tokens, service.max_model_len)
+        max_tokens = fit_max_tokens(
+            len(prompt_ids), request.max_tokens, service.max_model_len, request.usual_max_tokens
+        )
         for choice in range(request.n):
             seed = choice_seed(request.sampling.seed, choice)
             completion = Completion(
-                request_id=f"{response_id}-{len(completions)}",
+                request_id=f"{head['id']}-{len(completions)}",
                 index=len(completions),
                 prompt_ids=prompt_ids,
                 sampling=replace(request.sampling, max_tokens=max_tokens, seed=seed),
@@ -65,7 +69,6 @@ def make_job(service: Service, request: CompletionRequest, response_id: str, cli
             completions.append(completion)
             if max_tokens == 0:
                 _end_with_the_prompt(completion)
-    head = head_of(response_id, int(time.time()), service.tokenizer.info.name)
     return Job(head, request.response, num_prompt_tokens, completions, mailbox)
 
 

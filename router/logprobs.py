@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from common.wire.output_token import OutputToken
+from common.wire.output_token import Logprobs, OutputToken
 from router.detokenizer import REPLACEMENT, Decode, IncrementalDecoder
-from router.shapes import LogprobsBody
+from router.shapes import ChatLogprobs, ChatToken, LikelyToken, LogprobsBody
 
 LEAST = -9999.0
 """In place of -inf, which JSON does not have."""
@@ -29,11 +29,25 @@ class TokenStrings:
         self._vocabulary = vocabulary
         self._as_ids = as_ids
         self._known: dict[int, str] = {}
+        self._bytes: dict[int, list[int] | None] = {}
 
     def of(self, token_id: int) -> str:
         if token_id not in self._known:
             self._known[token_id] = self._made(token_id)
         return self._known[token_id]
+
+    def bytes_of(self, token_id: int) -> list[int] | None:
+        """What the token adds to a text; None for one without text of its own."""
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._made_bytes(token_id)
+        return self._bytes[token_id]
+
+    def _made_bytes(self, token_id: int) -> list[int] | None:
+        [written] = self._vocabulary.strings([token_id])
+        if written is None:
+            return None
+        text = self._vocabulary.decode_all([token_id])
+        return list(_bytes_of(written) if REPLACEMENT in text else _with_space(text, written).encode())
 
     def _made(self, token_id: int) -> str:
         [written] = self._vocabulary.strings([token_id])
@@ -42,7 +56,7 @@ class TokenStrings:
         text = self._vocabulary.decode_all([token_id])
         if REPLACEMENT in text:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in _bytes_of(written))
-        return f" {text}" if written.startswith(SPACE) and not text.startswith(" ") else text
+        return _with_space(text, written)
 
 
 class LogprobLog:
@@ -56,6 +70,7 @@ class LogprobLog:
         self._values: list[float] = []
         self._tops: list[dict[str, float]] = []
         self._offsets: list[int] = []
+        self._told: list[Logprobs] = []
 
     def push(self, token: OutputToken) -> None:
         """Log the next token; it has log-probabilities."""
@@ -64,6 +79,7 @@ class LogprobLog:
         top: dict[str, float] = {}
         for token_id, value in zip(token.logprobs.token_ids, values, strict=True):
             top.setdefault(self._strings.of(token_id), value)
+        self._told.append(token.logprobs)
         self._tokens.append(self._strings.of(token.token_id))
         self._values.append(values[0])
         self._tops.append(top)
@@ -78,6 +94,26 @@ class LogprobLog:
             "top_logprobs": self._tops[begin:end],
             "text_offset": self._offsets[begin:end],
         }
+
+    def chat_part(self, begin: int, end: int) -> ChatLogprobs:
+        """The same as chats have it."""
+        return {"content": [self._chat_token(told) for told in self._told[begin:end]], "refusal": None}
+
+    def _chat_token(self, told: Logprobs) -> ChatToken:
+        chosen, *likeliest = map(self._likely, told.token_ids, told.values)
+        return {**chosen, "top_logprobs": likeliest}
+
+    def _likely(self, token_id: int, value: float) -> LikelyToken:
+        return {
+            "token": self._strings.of(token_id),
+            "logprob": max(value, LEAST),
+            "bytes": self._strings.bytes_of(token_id),
+        }
+
+
+def _with_space(text: str, written: str) -> str:
+    """The text of a token, with the space before it that a decoder leaves out at the beginning of a text."""
+    return f" {text}" if written.startswith(SPACE) and not text.startswith(" ") else text
 
 
 def _bytes_of(written: str) -> bytes:

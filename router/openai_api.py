@@ -15,7 +15,7 @@ from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
 from router.completion_fields import COMPLETION_FIELDS
 from router.json_rules import shown, wrong
-from router.prompts import Encoding, Prompt, check_vocabulary
+from router.prompts import DEFAULT_MAX_TOKENS, Encoding, Prompt, check_vocabulary
 
 SEED_BITS = 63
 
@@ -52,39 +52,57 @@ class CompletionRequest:
     prompts: Sequence[Prompt]
     encoding: Encoding
     sampling: SamplingParams
-    max_tokens: int | None  # None: the default, or what is left of the context
+    max_tokens: int | None  # None: what is usual, or what is left of the context
     n: int
     text: TextOptions
     response: ResponseOptions
     client: str  # who asks, by the field `user`; "" when it does not say
     priority: int  # lower is earlier
+    usual_max_tokens: int = DEFAULT_MAX_TOKENS
     echoes: tuple[str, ...] = ()  # of each prompt, once it is tokens: the text to repeat
 
 
 def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> CompletionRequest:
     """Check every field; raises RequestError naming the first that is wrong."""
-    if not isinstance(body, dict):
-        raise RequestError("the body must be a JSON object", code="invalid_json")
-    values = COMPLETION_FIELDS.read(body)
+    values = COMPLETION_FIELDS.read(json_object(body))
     check_model(values["model"], model_name)
     if values["best_of"] not in (None, 0, 1, values["n"]):
         raise wrong("best_of", values["best_of"], f"0, 1 or what n is, {values['n']}: no text is made and not returned")
     if values["max_tokens"] == 0 and not values["echo"]:
         raise wrong("max_tokens", 0, "at least 1, or echo = true")
+    asked = None if body.get("max_tokens") is None else values["max_tokens"]
+    return request_of(values, _prompts(values["prompt"], vocab_size), asked, vocab_size, eos_token_ids)
+
+
+def request_of(
+    values: dict[str, Any],
+    prompts: Sequence[Prompt],
+    max_tokens: int | None,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
+) -> CompletionRequest:
+    """The request that values of all fields of completions make, together with what is no field of every API."""
     for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
         check_vocabulary(name, tuple(values[name] or ()), vocab_size)
     own_ids = () if values["ignore_eos"] else eos_token_ids
     return CompletionRequest(
-        prompts=_prompts(values["prompt"], vocab_size),
+        prompts=prompts,
         encoding=_encoding(values),
         sampling=_sampling(values, own_ids),
-        max_tokens=None if body.get("max_tokens") is None else values["max_tokens"],
+        max_tokens=max_tokens,
         n=values["n"],
         text=_text_options(values, own_ids),
         response=_response_options(values),
         client=values["user"],
         priority=values["priority"],
     )
+
+
+def json_object(body: Any) -> dict[str, Any]:
+    """The body, if it is an object; raises RequestError for anything else."""
+    if not isinstance(body, dict):
+        raise RequestError("the body must be a JSON object", code="invalid_json")
+    return body
 
 
 def choice_seed(seed: int, choice: int) -> int:

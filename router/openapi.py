@@ -9,8 +9,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from router import shapes
+from router.chat_fields import CHAT_FIELDS
 from router.completion_fields import COMPLETION_FIELDS
-from router.handlers import post_completions
+from router.handlers import post_chat_completions, post_completions
 from router.json_fields import Table
 from router.model_handlers import get_model, get_models, post_detokenize, post_tokenize
 from router.shapes import schema_of
@@ -47,6 +48,7 @@ class Endpoint:
 
 ENDPOINTS: dict[Handler, Endpoint] = {
     post_completions: Endpoint(shapes.CompletionBody, (JSON, EVENTS), COMPLETION_FIELDS, "prompt", (*OF_BODIES, 503)),
+    post_chat_completions: Endpoint(shapes.ChatBody, (JSON, EVENTS), CHAT_FIELDS, "messages", (*OF_BODIES, 503)),
     post_tokenize: Endpoint(shapes.Tokens, fields=TOKENIZE_FIELDS, required="prompt", errors=OF_BODIES),
     post_detokenize: Endpoint(shapes.PromptText, fields=DETOKENIZE_FIELDS, required="tokens", errors=OF_BODIES),
     get_models: Endpoint(shapes.ModelList),

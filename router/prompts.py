@@ -106,8 +106,10 @@ def check_vocabulary(name: str, ids: Sequence[int], vocab_size: int) -> None:
         raise wrong(name, highest, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
 
 
-def fit_max_tokens(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
-    """Output tokens that a prompt may have: what was asked for, or the default as far as there is room.
+def fit_max_tokens(
+    num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, usual: int = DEFAULT_MAX_TOKENS
+) -> int:
+    """Output tokens that a prompt may have: what was asked for, or what is usual as far as there is room.
 
     Raises RequestError for an empty prompt, or one that leaves no room for what was asked for.
     """
@@ -123,7 +125,7 @@ def fit_max_tokens(num_prompt_tokens: int, max_tokens: int | None, max_model_len
             param="max_tokens",
             code="context_length_exceeded",
         )
-    return min(DEFAULT_MAX_TOKENS, left) if max_tokens is None else max_tokens
+    return min(usual, left) if max_tokens is None else max_tokens
 
 
 def too_long(length: str, max_model_len: int) -> RequestError:

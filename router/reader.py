@@ -1,11 +1,11 @@
 """Reads bodies where it holds nobody up: the event loop, a thread, or another process, by their length.
 
 Parsing JSON holds the interpreter lock, encoding does not. So short texts are encoded in threads, and a body that
-takes long to parse goes to a process of its own, one at a time, whose memory is limited and given back.
+takes long to parse goes to a process of its own, one at a time, whose memory is limited and given back. So does a
+chat, for the sake of the template that it is rendered with; short ones to another process, past the long ones.
 """
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +14,7 @@ from common import options
 from common.config import Config
 from common.errors import RequestError
 from router.bodies import NUM_FREE_BYTES
+from router.chat_api import template_of
 from router.openai_api import CompletionRequest
 from router.reader_process import ReaderProcess
 from router.reading import Kind, answer, parse_body, tokenized
@@ -22,6 +23,8 @@ from router.tokenizer import Tokenizer
 MAX_INLINE = 512
 """Characters, or tokens to be shown as text: prompts this short together are done sooner than a thread wakes up."""
 MAX_THREADS = 4
+SHORT_DEADLINE_S = 10.0
+"""Far more than a short chat takes, whatever the template; then its process is started again."""
 
 
 class Reader:
@@ -30,12 +33,20 @@ class Reader:
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="tokenizer")
-        self._process = ReaderProcess(options.to_flags(config, ("model", "router", "log")))
+        flags = options.to_flags(config, ("model", "router", "log"))
+        self._process = ReaderProcess(flags)
+        self._chat_process = ReaderProcess(flags, SHORT_DEADLINE_S)
 
-    async def read(self, pieces: Sequence[bytes], max_model_len: int) -> CompletionRequest:
+    async def read(
+        self, pieces: Sequence[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION
+    ) -> CompletionRequest:
         """A body, given in pieces, checked and tokenized; raises RequestError."""
+        if kind is Kind.CHAT:
+            template_of(self._tokenizer)  # without one there is nothing to start a process for
         if sum(map(len, pieces)) > NUM_FREE_BYTES:
-            return await self._process.read(pieces, max_model_len)
+            return await self._process.read(pieces, max_model_len, kind)
+        if kind is Kind.CHAT:
+            return await self._chat_process.read(pieces, max_model_len, kind)
         request = parse_body(b"".join(pieces), self._tokenizer.info)
         return await self._tokenized(request, max_model_len)
 
@@ -48,13 +59,15 @@ class Reader:
         return await loop.run_in_executor(self._threads, answer, kind, data, self._tokenizer, max_model_len)
 
     async def warm_up(self) -> None:
-        """Start the process that the first long body would wait for."""
-        with contextlib.suppress(RequestError):
-            await self._process.read([], 0)
+        """Start the processes that the first long body and the first chat would wait for."""
+        chat = self.read([b'{"messages": [{"role": "user", "content": "a"}]}'], 1, Kind.CHAT)
+        for error in await asyncio.gather(self._process.read([], 0), chat, return_exceptions=True):
+            if isinstance(error, BaseException) and not isinstance(error, RequestError):
+                raise error
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        await self._process.close()
+        await asyncio.gather(self._process.close(), self._chat_process.close())
 
     async def _tokenized(self, request: CompletionRequest, max_model_len: int) -> CompletionRequest:
         if sum(len(prompt) for prompt in request.prompts if request.text.echo or isinstance(prompt, str)) <= MAX_INLINE:

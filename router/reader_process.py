@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import RequestError
+from router.chat_template import template_error
 from router.openai_api import CompletionRequest
 from router.reading import Kind, unpack, unpack_answer
 
@@ -39,15 +40,18 @@ class Job:
 class ReaderProcess:
     """`python -m router.reader_main`, started again when it ended."""
 
-    def __init__(self, flags: Sequence[str]) -> None:
+    def __init__(self, flags: Sequence[str], deadline_s: float = DEADLINE_S) -> None:
         self._flags = flags
+        self._deadline_s = deadline_s
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._process: Process | None = None
         self._worker: asyncio.Task[None] | None = None
 
-    async def read(self, pieces: Sequence[bytes], max_model_len: int) -> CompletionRequest:
+    async def read(
+        self, pieces: Sequence[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION
+    ) -> CompletionRequest:
         """What `router.reading.read` makes of it; raises its RequestError, or one that says that the process ended."""
-        return unpack(await self._reply(Kind.COMPLETION, pieces, max_model_len))
+        return unpack(await self._reply(kind, pieces, max_model_len))
 
     async def answer(self, kind: Kind, pieces: Sequence[bytes], max_model_len: int) -> bytes:
         """What `router.reading.answer` makes of it; raises like `read`."""
@@ -73,7 +77,7 @@ class ReaderProcess:
                 continue  # nobody waits for it any more
             num_bytes = sum(map(len, job.pieces))
             try:
-                async with asyncio.timeout(DEADLINE_S):
+                async with asyncio.timeout(self._deadline_s):
                     reply = await _exchange(await self._running(), job)
             except (OSError, EOFError, TimeoutError) as error:
                 status = await self._end()
@@ -81,8 +85,7 @@ class ReaderProcess:
                     "reading a body of %d bytes ended its process: %r, exit status %s", num_bytes, error, status
                 )
                 if not job.reply.done():
-                    message = f"a body of {num_bytes} bytes could not be read; send a smaller one"
-                    job.reply.set_exception(RequestError(message, code="request_too_large", status=413))
+                    job.reply.set_exception(_ended(job.kind, num_bytes))
             else:
                 if not job.reply.done():
                     job.reply.set_result(reply)
@@ -101,6 +104,14 @@ class ReaderProcess:
         if process.returncode is None:
             process.kill()
         return await process.wait()
+
+
+def _ended(kind: Kind, num_bytes: int) -> RequestError:
+    """The error of a body that its process did not survive."""
+    if kind is Kind.CHAT:
+        return template_error(f"{num_bytes} bytes took it too long, or too much memory")
+    message = f"a body of {num_bytes} bytes could not be read; send a smaller one"
+    return RequestError(message, code="request_too_large", status=413)
 
 
 async def _exchange(process: Process, job: Job) -> bytes:

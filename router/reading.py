@@ -14,6 +14,7 @@ import msgpack
 
 from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
+from router.chat_api import parse_chat
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, parse
 from router.prompts import DEFAULT_MAX_TOKENS, Encoding, TokenIds
 from router.shapes import PromptText, Tokens
@@ -33,6 +34,7 @@ class Kind(IntEnum):
     COMPLETION = 0
     TOKENIZE = 1
     DETOKENIZE = 2
+    CHAT = 3
 
 
 ANSWERS: dict[Kind, Callable[[Any, Tokenizer, int], Tokens | PromptText]] = {
@@ -45,6 +47,11 @@ ANSWERS: dict[Kind, Callable[[Any, Tokenizer, int], Tokens | PromptText]] = {
 def parse_body(data: bytes | bytearray, info: ModelInfo) -> CompletionRequest:
     """Check everything but lengths; raises RequestError naming what is wrong. Empties a `data` that can be emptied."""
     return parse(_values(data), info.name, info.vocab_size, info.eos_token_ids)
+
+
+def parse_chat_body(data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
+    """The same for a chat, whose prompt is a text then; in a process of its own, as it runs the model's template."""
+    return parse_chat(_values(data), tokenizer, max_model_len)
 
 
 def answer(kind: Kind, data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:
@@ -85,7 +92,9 @@ def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind =
         if kind in ANSWERS:
             reply: dict[str, Any] = {"answer": answer(kind, data, tokenizer, max_model_len)}
         else:
-            request = tokenized(parse_body(data, tokenizer.info), tokenizer, max_model_len)
+            is_chat = kind is Kind.CHAT
+            parsed = parse_chat_body(data, tokenizer, max_model_len) if is_chat else parse_body(data, tokenizer.info)
+            request = tokenized(parsed, tokenizer, max_model_len)
             prompts = [prompt.tobytes() for prompt in request.prompts if not isinstance(prompt, str)]
             reply = asdict(replace(request, prompts=())) | {"prompts": prompts}
     except RequestError as error:

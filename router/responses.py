@@ -5,13 +5,13 @@ once for each choice.
 """
 
 import json
-from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from aiohttp import web
 
 from common.errors import RequestError
+from router.logprobs import LogprobLog
 from router.openai_api import ResponseOptions
 from router.request_state import Completion, Delivery
 
@@ -20,32 +20,23 @@ DONE = b"data: [DONE]\n\n"
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def completion_body(
-    head: dict[str, Any],
-    options: ResponseOptions,
-    texts: Sequence[str],
-    completions: Sequence[Completion],
-    usage: dict[str, int],
-) -> dict[str, Any]:
-    """The body of a response that is not streamed: the text of each completion."""
-    choices = []
-    for text, completion in zip(texts, completions, strict=True):
-        choice: dict[str, Any] = {
-            "index": completion.index,
-            "text": text,
-            "logprobs": completion.logprobs and completion.logprobs.part(0, len(completion.outputs)),
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-        }
-        if options.token_ids:
-            choice |= {"prompt_token_ids": list(completion.prompt_ids), "token_ids": completion.outputs}
-        choices.append(choice)
-    return {**head, "choices": choices, "usage": usage}
+def choice_body(text: str, completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+    """A choice of a response that is not streamed."""
+    log = completion.logprobs
+    choice = {
+        "index": completion.index,
+        "text": text,
+        "logprobs": log and log.part(0, len(completion.outputs)),
+    }
+    return choice | ending_of(completion, options)
 
 
-def head_of(response_id: str, created_s: int, model: str) -> dict[str, Any]:
-    """The fields that all chunks of a response share."""
-    return {"id": response_id, "object": "text_completion", "created": created_s, "model": model}
+def ending_of(completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+    """What choices of all kinds have behind their text."""
+    ending: dict[str, Any] = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
+    if options.token_ids:
+        ending |= {"prompt_token_ids": list(completion.prompt_ids), "token_ids": completion.outputs}
+    return ending
 
 
 def usage_of(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, int]:
@@ -64,7 +55,7 @@ class ChunkWriter:
         self._completion = completion
         self._options = options
         self._num_sent = 0  # tokens
-        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.index}, "text": '
+        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.index}, '
 
     def chunk(self, delivery: Delivery) -> bytes:
         """One event; a finish reason stands only in a choice's last, and with it what ended the text."""
@@ -72,17 +63,25 @@ class ChunkWriter:
         if delivery.finish_reason is not None:
             reason = f'"{delivery.finish_reason}", "stop_reason": {json.dumps(self._completion.stop_reason)}'
         ids = self._token_ids(delivery) if self._options.token_ids else ""
-        text = encode_basestring_ascii(delivery.text)
         after = (
             f', "logprobs": {self._logprobs(delivery)}, "finish_reason": {reason}{ids}}}]{self._usage(delivery)}}}\n\n'
         )
+        written = self._before + self._content(delivery.text) + after
         self._num_sent = delivery.num_outputs
-        return (self._before + text + after).encode("ascii")
+        return written.encode("ascii")
+
+    def _content(self, text: str) -> str:
+        """The field that has the text."""
+        return f'"text": {encode_basestring_ascii(text)}'
 
     def _logprobs(self, delivery: Delivery) -> str:
         """Of the tokens since the last event."""
         log = self._completion.logprobs
-        return "null" if log is None else json.dumps(log.part(self._num_sent, delivery.num_outputs))
+        return "null" if log is None else json.dumps(self._part(log, self._num_sent, delivery.num_outputs))
+
+    @staticmethod
+    def _part(log: LogprobLog, begin: int, end: int) -> object:
+        return log.part(begin, end)
 
     def _token_ids(self, delivery: Delivery) -> str:
         """Of the prompt in the first event only."""

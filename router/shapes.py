@@ -49,6 +49,46 @@ class CompletionBody(TypedDict):
     usage: Usage
 
 
+class LikelyToken(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(LikelyToken):
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatToken]
+    refusal: None
+
+
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
+
+
+class ChatBody(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
 class Event(TypedDict):
     """Of a stream; `data` is JSON, or `[DONE]`."""
 

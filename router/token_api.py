@@ -9,7 +9,7 @@ from common.config import MAX_TOKENS
 from common.errors import RequestError
 from router.json_fields import Field, Table
 from router.json_rules import Boolean, Only, Text
-from router.openai_api import check_model
+from router.openai_api import check_model, json_object
 from router.prompts import Encoding, TokenIdList, check_vocabulary
 from router.shapes import PromptText, Tokens
 from router.tokenizer import Tokenizer
@@ -50,9 +50,7 @@ def detokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> PromptTex
 
 
 def _read(table: Table, body: Any, tokenizer: Tokenizer, required: str) -> dict[str, Any]:
-    if not isinstance(body, dict):
-        raise RequestError("the body must be a JSON object", code="invalid_json")
-    values = table.read(body)
+    values = table.read(json_object(body))
     check_model(values["model"], tokenizer.info.name)
     if values[required] is None:
         wants = table.fields[required].rule.wants

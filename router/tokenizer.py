@@ -15,6 +15,7 @@ import tokenizers
 from common.config import MAX_TOKENS, ModelSection
 from common.errors import ConfigError
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
+from router.chat_template import load_chat_template
 from router.json_rules import wrong
 from router.prompts import Encoding, Prompt, TokenIds, too_long
 
@@ -56,6 +57,7 @@ class Tokenizer:
             ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.chat_template = load_chat_template(path)
         self.info = ModelInfo(
             name=section.served_name,
             model_fingerprint=model_fingerprint(path),

@@ -21,6 +21,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
+CHAT_TEMPLATE = r"""{%- set names = {"user": "ROMEO:\n", "assistant": "JULIET:\n"} -%}
+{%- for message in messages -%}
+{{- names.get(message.role, "") + message.content + "\n\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "JULIET:\n" -}}{%- endif -%}
+"""
+"""The model knows plays and nothing else, so a chat is a dialogue in one."""
 EOS = "<|endoftext|>"
 EOS_ID = 0
 VOCAB_SIZE = 2048
@@ -231,6 +238,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out_dir: Path) -> None:
         "eos_token": EOS,
         "model_max_length": MAX_LEN,
         "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
     }
     (out_dir / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
     names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")

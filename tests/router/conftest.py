@@ -25,6 +25,14 @@ EOS = 0
 MAX_MODEL_LEN = 600
 TEXT = "the quick brown fox jumps over the lazy dog; schöne Grüße aus Köln, 你好世界, привет, 🎉👨‍👩‍👧 "
 
+CHAT_TEMPLATE = """
+{%- for message in messages -%}
+    {%- if message.role == "tool" -%}{{- raise_exception("no tools here") -}}{%- endif -%}
+    {{- message.role + ": " + message.content | trim + "\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "assistant:" + (" now" if be_quick is defined and be_quick else "") -}}{%- endif -%}
+"""
+
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The router's own kind of event loop: transports of asyncio's behave differently at their ends."""
@@ -50,6 +58,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": MAX_MODEL_LEN, "eos_token_id": 5}
     (path / "config.json").write_text(json.dumps(config))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS]}))
+    chat = {"chat_template": CHAT_TEMPLATE, "eos_token": {"content": "<|endoftext|>"}}
+    (path / "tokenizer_config.json").write_text(json.dumps(chat))
     return path
 
 

@@ -1,0 +1,88 @@
+"""OpenAI's chat API: a JSON body in, a checked request out whose prompt is what the model's chat template wrote."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from common.errors import RequestError
+from router.chat_fields import CHAT_FIELDS
+from router.chat_template import ChatTemplate, template_error
+from router.completion_fields import MAX_MAX_TOKENS
+from router.json_rules import wrong
+from router.openai_api import CompletionRequest, check_model, json_object, request_of
+from router.tokenizer import MAX_CHARS_PER_TOKEN, Tokenizer
+
+Conversation = Sequence[dict[str, Any]]
+
+
+def parse_chat(body: Any, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
+    """Check every field and write the prompt; raises RequestError naming the first that is wrong."""
+    info = tokenizer.info
+    values = CHAT_FIELDS.read(json_object(body))
+    check_model(values["model"], info.name)
+    messages = values["messages"]
+    if messages is None:
+        message = f"messages is missing: send {CHAT_FIELDS.fields['messages'].rule.wants}"
+        raise RequestError(message, param="messages", code="missing_field")
+    max_tokens = _max_tokens(values)
+    shared = values | {
+        "echo": False,
+        "logprobs": _num_likeliest(values),
+        "max_tokens": MAX_MAX_TOKENS if max_tokens is None else max_tokens,
+    }
+    request = request_of(shared, (), max_tokens, info.vocab_size, info.eos_token_ids)
+    template = template_of(tokenizer)
+    options = values["chat_template_kwargs"]
+    if "add_generation_prompt" in options:
+        raise wrong("chat_template_kwargs", options, "add_generation_prompt as a field of the request")
+    text = _prompt(template, messages, values, MAX_CHARS_PER_TOKEN * max_model_len)
+    if not text:
+        raise template_error("it writes nothing")
+    return replace(request, prompts=[text], usual_max_tokens=MAX_MAX_TOKENS)
+
+
+def template_of(tokenizer: Tokenizer) -> ChatTemplate:
+    """The model's; raises RequestError for a model without one."""
+    if tokenizer.chat_template is None:
+        message = f"the model {tokenizer.info.name!r:.80} has no chat template; use /v1/completions"
+        raise RequestError(message, param="messages", code="no_chat_template")
+    return tokenizer.chat_template
+
+
+def _prompt(template: ChatTemplate, messages: Conversation, values: dict[str, Any], max_chars: int) -> str:
+    continues, begins = values["continue_final_message"], values["add_generation_prompt"]
+    if continues and begins:
+        raise wrong("continue_final_message", True, "false where add_generation_prompt is true")
+    options = {"add_generation_prompt": not continues if begins is None else begins, **values["chat_template_kwargs"]}
+    messages = _known_roles(template, messages)
+    if not continues:
+        return template.render(messages, options, max_chars)
+    *before, last = messages
+    mark = f"[{secrets.token_hex(16)}]"
+    written = template.render([*before, last | {"content": last["content"] + mark}], options, max_chars)
+    if mark not in written:
+        raise template_error("it does not write the last message, so nothing can continue it")
+    return written[: written.rindex(mark)]
+
+
+def _known_roles(template: ChatTemplate, messages: Conversation) -> Conversation:
+    """A developer speaks as the system where the template knows none: many leave out what they do not know."""
+    if "developer" in template.source:
+        return messages
+    return [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
+
+
+def _max_tokens(values: dict[str, Any]) -> int | None:
+    asked: set[int] = {values["max_tokens"], values["max_completion_tokens"]} - {None}
+    if len(asked) > 1:
+        wants = f"what max_tokens is, {values['max_tokens']}; leave one of them out"
+        raise wrong("max_completion_tokens", values["max_completion_tokens"], wants)
+    return asked.pop() if asked else None
+
+
+def _num_likeliest(values: dict[str, Any]) -> int | None:
+    """None: nothing is asked about tokens."""
+    if values["top_logprobs"] and not values["logprobs"]:
+        raise wrong("top_logprobs", values["top_logprobs"], "logprobs = true, or 0")
+    return int(values["top_logprobs"] or 0) if values["logprobs"] else None

@@ -1,0 +1,183 @@
+"""A checkpoint's own chat template, rendered in a sandbox: from messages to the text of a prompt.
+
+A template is a program that came with the weights. The sandbox keeps it from everything but its variables, and it may
+take so much CPU time and write so many characters. What Python cannot interrupt, and memory, are bounded by the
+process that it is rendered in (`reader_process`).
+"""
+
+import json
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from common.errors import ConfigError, RequestError
+from router.json_rules import shown
+
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
+RENDER_CPU_S = 2.0
+"""Far more than the longest conversation takes."""
+AGAIN_S = 0.1
+"""What stops a template is repeated, in case something caught it."""
+MAX_MESSAGE_CHARS = 300
+
+
+class ChatTemplate:
+    """Jinja source and what it may name; compiled when first used, by the same limits."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self._special_tokens = special_tokens
+
+    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], max_chars: int) -> str:
+        """The prompt; raises RequestError (400) with the reason for a template that gives none.
+
+        `options` are further variables, all of which the template has to know. Call in the main thread.
+        """
+        try:
+            with _cpu_time(RENDER_CPU_S):
+                self._check_known(options)
+                return self._text({**self._special_tokens, "messages": messages, **options}, max_chars)
+        except RequestError:
+            raise
+        except _OutOfTimeError:
+            raise template_error(f"it took more than {RENDER_CPU_S:g} s") from None
+        except MemoryError:
+            raise template_error("it took too much memory") from None
+        except TemplateError as error:
+            raise template_error(str(error.message)) from None
+        except Exception as error:  # noqa: BLE001 - a template may do anything that Python expressions can
+            raise template_error(f"{type(error).__name__}: {error}") from None
+
+    def _text(self, variables: dict[str, Any], max_chars: int) -> str:
+        pieces, num_chars = [], 0
+        for piece in self._compiled.generate(variables):
+            num_chars += len(piece)
+            if num_chars > max_chars:
+                raise template_error(f"it wrote more than {max_chars} characters, which no prompt may have")
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def _check_known(self, options: Mapping[str, Any]) -> None:
+        taken = {"messages", "tools", "documents", *self._special_tokens, *_ENVIRONMENT.globals}
+        own = self._variables - taken - {"add_generation_prompt"}
+        for name in options.keys() - own - {"add_generation_prompt"}:
+            known = ", ".join(sorted(own)) or "none"
+            param = f"chat_template_kwargs.{name[:64].encode('ascii', 'backslashreplace').decode()}"
+            message = f"{shown(param)}: the model's chat template has no such option; it has: {known:.200}"
+            raise RequestError(message, param=param, code="unknown_field")
+
+    @cached_property
+    def _compiled(self) -> Template:
+        return _ENVIRONMENT.from_string(self.source)
+
+    @cached_property
+    def _variables(self) -> set[str]:
+        return meta.find_undeclared_variables(_ENVIRONMENT.parse(self.source))
+
+
+def load_chat_template(path: Path) -> ChatTemplate | None:
+    """That of a model directory, if it has one; raises ConfigError for files that cannot be read."""
+    config = _read_config(path / CONFIG_FILE)
+    source: Any = config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        source = named.get("default")
+    file = path / TEMPLATE_FILE
+    try:
+        source = file.read_text(encoding="utf-8") if file.exists() else source
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}; fetch the model's own again") from None
+    return ChatTemplate(source, _special_tokens(config)) if isinstance(source, str) else None
+
+
+def template_error(reason: str) -> RequestError:
+    """The error for a conversation of which the template makes no prompt."""
+    message = f"the model's chat template does not take this conversation: {reason[:MAX_MESSAGE_CHARS]}"
+    return RequestError(message, param="messages", code="chat_template_error")
+
+
+class _OutOfTimeError(Exception):
+    """The template was stopped."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what training counts; it is the same without."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an attribute of instances
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@contextmanager
+def _cpu_time(limit_s: float) -> Iterator[None]:
+    """Raise _OutOfTimeError inside the block after so much CPU time of this process."""
+
+    def stop(*_: object) -> NoReturn:
+        raise _OutOfTimeError
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}; fetch the model's own again") from None
+    return config if isinstance(config, dict) else {}
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, each a text, or an object that has it."""
+    tokens = {name: value for name, value in config.items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What templates of checkpoints are written for."""
+    extensions = ["jinja2.ext.loopcontrols", _Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    return environment
+
+
+_ENVIRONMENT = _environment()
