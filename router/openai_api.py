@@ -40,6 +40,9 @@ class ResponseOptions:
     continuous_usage: bool  # in each chunk
     token_ids: bool  # of prompt and text, in each choice
     tokens_as_ids: bool  # wherever tokens are named
+    has_thoughts: bool = False  # of a chat, see `chat_answer`
+    is_thinking: bool = False
+    tool_format: str = ""
 
 
 @dataclass(frozen=True, slots=True)
