@@ -90,7 +90,15 @@ class Inbox:
 
     def _accept_local(self, message: PrefillRequest) -> None:
         token_ids = unpack_ids(message.token_ids)
-        sequence = DecodeSequence(message.request_id, message.attempt, token_ids, message.num_outputs, message.sampling)
+        sequence = DecodeSequence(
+            request_id=message.request_id,
+            attempt=message.attempt,
+            token_ids=token_ids,
+            num_outputs=message.num_outputs,
+            sampling=message.sampling,
+            num_prompt_logprobs=message.num_prompt_logprobs,
+            first_scored=message.first_scored,
+        )
         if self._has(sequence.key):
             self.link.spoke.refuse(message, f"attempt {message.attempt} of {message.request_id} is here already")
         elif self.drain.asked:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PendingPrompts, PromptRunner
+from common.device.prompt_scores import PromptScores
 from common.serving.prompt_order import PromptOrder
 from common.wire.output_token import OutputToken
 from decode_worker.scheduler import DecodeScheduler
@@ -42,6 +43,8 @@ class LocalPrompt:
             is_last=not self.num_left,
             sequence_ids=sequence.token_ids,
             num_outputs=sequence.num_outputs,
+            num_prompt_logprobs=sequence.num_prompt_logprobs,
+            first_scored=sequence.first_scored,
         )
 
 
@@ -55,6 +58,7 @@ class LocalPrompts:
         self.prompts: list[LocalPrompt] = []
         self.next: tuple[LocalPrompt, int] | None = None  # with the number of tokens of its chunk
         self.in_flight: tuple[LocalPrompt, PendingPrompts] | None = None
+        self.scored: list[tuple[DecodeSequence, PromptScores]] = []
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -99,13 +103,20 @@ class LocalPrompts:
         if self.in_flight is None or not self.in_flight[1].ready():
             return None
         (prompt, chunk), self.in_flight = self.in_flight, None
-        [token] = chunk.tokens()
+        [token], [scores] = chunk.tokens(), chunk.scores()
         if prompt.sequence.ended:
             self._drop(prompt)
+        elif scores is not None:
+            self.scored.append((prompt.sequence, scores))
         if prompt.sequence.ended or token is None:
             return None
         self.prompts.remove(prompt)
         return prompt.sequence, token
+
+    def take_scores(self) -> list[tuple[DecodeSequence, PromptScores]]:
+        """What chunks that are over tell of the tokens of prompts that asked; to be sent before their next token."""
+        taken, self.scored = self.scored, []
+        return taken
 
     def _start(self, prompt: LocalPrompt) -> bool:
         """Give it blocks and a row to come, if there is room."""

@@ -26,6 +26,8 @@ class DecodeSequence:
     num_scheduled: int = 0
     num_in_flight: int = 0  # launched steps that are not collected and touch the blocks
     row: int = -1  # of the batch; -1 when not in it
+    num_prompt_logprobs: int = 0  # of each prompt token, where the prompt is computed here
+    first_scored: int = 0  # position from which on they are wanted
     ended: bool = False  # finished, failed or aborted: what steps in flight still yield is dropped
 
     def __post_init__(self) -> None:

@@ -131,7 +131,11 @@ class DecodeWorker:
             with self.trace.phase(WAIT):
                 self._tend(collected.pending)
             self._collect(collected)
-        if (finished := self.local_prompts.finish()) is not None:
+        finished = self.local_prompts.finish()
+        for sequence, scores in self.local_prompts.take_scores():
+            for message in scores.messages(self.worker_id, self.epoch, *sequence.key):
+                self.link.send(message)
+        if finished is not None:
             self._begin_local(*finished)
 
     def _hold(self) -> None:

@@ -23,6 +23,8 @@ class PromptSequence:
     decode_epoch: int
     priority: int = 0  # lower is earlier
     turn: int = 0  # its place among prompts of one priority
+    num_prompt_logprobs: int = 0  # of each prompt token
+    first_scored: int = 0  # position from which on they are wanted
     whole_gpu: bool = False  # the router lets it take more than the share of prompts
     num_scheduled_tokens: int = 0  # computed by the steps launched so far
     block_ids: list[int] = field(default_factory=list)
@@ -41,6 +43,8 @@ class PromptSequence:
             decode_epoch=request.decode_epoch,
             priority=request.priority,
             turn=request.turn,
+            num_prompt_logprobs=request.num_prompt_logprobs,
+            first_scored=request.first_scored,
             whole_gpu=request.whole_gpu,
         )
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PendingPrompts, PromptRunner
+from common.device.prompt_scores import PromptScores
 from common.wire.output_token import OutputToken
 from prefill_worker.scheduler import Chunk
 from prefill_worker.sequence import PromptSequence
@@ -21,6 +22,11 @@ class PromptStep:
         """Each sequence whose prompt is complete with its first token, unless it was given up meanwhile."""
         pairs = zip(self.sequences, self.pending.tokens(), strict=True)
         return [(sequence, token) for sequence, token in pairs if token is not None and not sequence.ended]
+
+    def scored(self) -> list[tuple[PromptSequence, PromptScores]]:
+        """What the step tells of the tokens of prompts that asked, unless they were given up; after `ended`."""
+        pairs = zip(self.sequences, self.pending.scores(), strict=True)
+        return [(sequence, scores) for sequence, scores in pairs if scores is not None and not sequence.ended]
 
     def unfinished(self) -> list[tuple[PromptSequence, int]]:
         """Each sequence whose prompt goes on, unless it was given up meanwhile, and how many tokens are computed."""
@@ -46,4 +52,6 @@ def _prompt_chunk(chunk: Chunk) -> PromptChunk:
         is_last=chunk.is_last,
         sequence_ids=sequence.token_ids,
         num_outputs=sequence.num_outputs,
+        num_prompt_logprobs=sequence.num_prompt_logprobs,
+        first_scored=sequence.first_scored,
     )

@@ -198,6 +198,9 @@ class PrefillWorker:
             ended = step.ended()
         self.link.load.last_step_s = time.monotonic()
         with self.trace.phase("emit"):
+            for sequence, scores in step.scored():
+                for message in scores.messages(self.worker_id, self.epoch, *sequence.key):
+                    self.link.send(message)
             self.emit(ended)
             for sequence, num_tokens in step.unfinished():
                 if sequence.may_go_on:

@@ -44,7 +44,8 @@ def _ahead(queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | 
 
 
 def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> PrefillRequest:
-    """What its prefill worker is sent: what it has put out so far is part of the prompt."""
+    """What its prefill worker is sent: what it has put out so far is part of the prompt, what is known is not asked."""
+    log = completion.prompt_log
     return PrefillRequest(
         request_id=completion.request_id,
         attempt=completion.attempt,
@@ -56,4 +57,6 @@ def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> Pr
         whole_gpu=whole_gpu,
         priority=completion.priority,
         turn=completion.turn,
+        num_prompt_logprobs=0 if log is None or log.is_complete else log.num_wanted,
+        first_scored=0 if log is None else log.num_known,
     )

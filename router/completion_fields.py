@@ -25,8 +25,15 @@ MAX_TOKENS_ABOUT = (
     "of each text at most; refused if prompt and `max_tokens` exceed the context, as OpenAI does; 0 with `echo` only"
 )
 REPETITION = "positive logits of tokens that prompt or text have are divided by it, others multiplied with it"
-LOGPROBS = "how likely each token was, and so many of the likeliest; before anything changed logits; not with `echo`"
 SPECIAL_TOKENS = "the tokens that the model puts around a text, as BOS, are put there"
+LOGPROBS = (
+    "how likely each token was, and so many of the likeliest; before anything changed logits; with `echo`: of "
+    "the prompt's, too, bounded as `prompt_logprobs`"
+)
+PROMPT_LOGPROBS = (
+    "the same of each prompt token, by ids, with ranks; not with `stream`; for up to 131,072 numbers of prompt tokens, "
+    "times `n`"
+)
 CACHE_SALT = Text(128, min_chars=1, without="@/\\\0")
 NO_GRAMMAR = "structured output is not implemented; leave it out"
 
@@ -66,7 +73,6 @@ GENERATION_FIELDS = (
     Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
     Field("priority", Integer(-MAX_INT32, MAX_INT32), 0, "lower goes first, always"),
     Field("bad_words", Only(([],))),
-    Field("prompt_logprobs", Only()),
     Field("use_beam_search", Only((False,))),
     Field("length_penalty", Only((1,))),
     Field("logprob_token_ids", Only()),
@@ -93,5 +99,6 @@ COMPLETION_FIELDS = Table(
     Field("best_of", Integer(0, MAX_N), None, "0, 1 or what `n` is: no text is made and not returned"),
     Field("suffix", Only(("",), "the model does not fill in the middle")),
     Field("logprobs", Integer(0, MAX_LOGPROBS), None, LOGPROBS),
+    Field("prompt_logprobs", Integer(0, MAX_LOGPROBS), None, PROMPT_LOGPROBS),
     Field("max_completion_tokens", Only((), "send max_tokens")),
 )

@@ -13,7 +13,7 @@ from itertools import islice
 
 from common.config import NetSection, RouterSection
 from common.errors import ErrorCode, RequestError
-from common.wire.messages import Abort, FinishReason, RequestFailed, TokenBatch
+from common.wire.messages import Abort, FinishReason, PromptLogprobs, RequestFailed, TokenBatch
 from common.wire.output_token import OutputToken
 from common.wire.token_columns import rows_of
 from router.assignments import Assignments, Send
@@ -123,6 +123,16 @@ class Dispatcher:
 
     # --- from the workers -----------------------------------------------------------------------
 
+    def receive(self, message: TokenBatch | PromptLogprobs | RequestFailed) -> None:
+        """What a worker says of completions; raises ValueError for columns that do not fit together."""
+        match message:
+            case TokenBatch():
+                self.on_tokens(message)
+            case PromptLogprobs():
+                self.on_prompt_logprobs(message)
+            case RequestFailed():
+                self.on_failed(message)
+
     def on_tokens(self, batch: TokenBatch) -> None:
         """Deliver one step's tokens; raises ValueError for columns that do not fit together."""
         rows = list(rows_of(batch))
@@ -140,6 +150,14 @@ class Dispatcher:
             else:
                 self._act_on(completion, self._accept, output_index, token, finish_reason, now_s)
         self.pump()
+
+    def on_prompt_logprobs(self, told: PromptLogprobs) -> None:
+        """Keep what a worker tells of a prompt; what nobody asked for is dropped."""
+        worker = self._pool.get(told.worker_id, told.epoch)
+        completion = self._current(told.request_id, told.attempt, worker) if worker else None
+        if completion is not None:
+            self._act_on(completion, self._take_prompt_logprobs, told)
+            self.pump()
 
     def on_failed(self, failed: RequestFailed) -> None:
         """A worker gave one attempt up."""
@@ -233,6 +251,14 @@ class Dispatcher:
     def _deliver(self, completion: Completion, token: OutputToken, finish: int, now_s: float) -> None:
         """Log the next token, and put the text it completes, if any, into the mailbox."""
         token_id = token.token_id
+        if completion.prompt_log is not None and not completion.prompt_log.is_complete:
+            completion.num_failures += 1
+            self._replay(completion, "internal", "an output came before all log-probabilities of the prompt")
+            return
+        if completion.prompt_only:
+            self._assignments.cancel(completion)
+            self._finish_with_rest(completion, FINISH_REASONS[FinishReason.LENGTH], "")
+            return
         if not completion.takes(token, self._vocab_size) or finish > FinishReason.LENGTH:
             completion.num_failures += 1
             self._replay(completion, "internal", f"invalid token {token_id} or finish reason {finish}")
@@ -255,6 +281,13 @@ class Dispatcher:
             self._finish_with_rest(completion, FINISH_REASONS[FinishReason(finish)], text)
         else:  # also without text, inside a character: every token has its chunk
             completion.mailbox.put(Delivery(completion.index, text, len(completion.outputs)))
+
+    def _take_prompt_logprobs(self, completion: Completion, told: PromptLogprobs) -> None:
+        """They go on where the last ended; what is missing shows when an output comes."""
+        log = completion.prompt_log
+        if log is not None and not log.take(told, self._vocab_size):
+            completion.num_failures += 1
+            self._replay(completion, "internal", "invalid log-probabilities of the prompt")
 
     def _replay(self, completion: Completion, kind: str, reason: str) -> None:
         """Start again elsewhere with prompt and outputs so far, unless that has failed too often."""

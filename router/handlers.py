@@ -5,6 +5,7 @@ comment, if they are wanted (`router.stream_keepalive_s`).
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,8 +16,9 @@ from router.api_keys import OWNER
 from router.fronts import CHATS, COMPLETIONS, Front
 from router.http_request import CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, received
 from router.job import Job, make_job, submitted
+from router.prompt_shapes import NOTHING
 from router.request_state import Delivery, Mailbox
-from router.responses import DONE, ChunkWriter, error_body, event
+from router.responses import DONE, JSON, ChunkWriter, choice_json, error_body, event
 
 SLOW_CLIENT_S = 60.0
 """Time beyond router.request_timeout_s that a client may take to read its response."""
@@ -80,11 +82,13 @@ async def _whole(front: Front, job: Job) -> web.Response:
                 raise delivery.error
             texts[delivery.choice].append(delivery.text)
             num_open -= delivery.finish_reason is not None
-    choices = [
-        front.choice("".join(text), completion, job.options)
-        for text, completion in zip(texts, job.completions, strict=True)
-    ]
-    return web.json_response({**job.head, "choices": choices, "usage": job.usage})
+    choices = []
+    for text, completion in zip(texts, job.completions, strict=True):
+        choice = front.choice("".join(text), completion, job.options)
+        choices.append(choice_json(choice, await job.shaper.parts(completion)))
+    listed = ", ".join(choices)
+    body = f'{json.dumps(job.head)[:-1]}, "choices": [{listed}], "usage": {json.dumps(job.usage)}}}'
+    return web.Response(text=body, content_type=JSON)
 
 
 async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamResponse:
@@ -96,6 +100,8 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
     writers = [front.writer(job.head, job.options, completion) for completion in job.completions]
     num_open = len(writers)
     while True:
+        if job.options.num_echoed_logprobs:
+            await _shape_prompts(job, writers, deliveries)
         await response.write(b"".join(_events(writers, deliveries)))
         num_open -= sum(delivery.finish_reason is not None for delivery in deliveries)
         if num_open == 0 or any(delivery.error is not None for delivery in deliveries):
@@ -107,6 +113,14 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
     await response.write(usage + DONE)
     await response.write_eof()
     return response
+
+
+async def _shape_prompts(job: Job, writers: Sequence[ChunkWriter], deliveries: list[Delivery]) -> None:
+    """Of the choices whose first event comes now."""
+    for delivery in deliveries:
+        writer = writers[delivery.choice]
+        if delivery.error is None and writer.prompt is NOTHING:
+            writer.prompt = await job.shaper.parts(job.completions[delivery.choice])
 
 
 async def _next(request: web.Request, response: web.StreamResponse, mailbox: Mailbox) -> list[Delivery]:

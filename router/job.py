@@ -11,6 +11,8 @@ from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
 from router.logprobs import LogprobLog, TokenStrings
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
+from router.prompt_log import PromptLog
+from router.prompt_shapes import PromptShaper
 from router.prompts import fit_max_tokens
 from router.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
 from router.responses import usage_of
@@ -28,6 +30,7 @@ class Job:
     num_prompt_tokens: int
     completions: list[Completion]
     mailbox: Mailbox
+    shaper: PromptShaper
 
     @property
     def usage(self) -> dict[str, int]:
@@ -43,7 +46,9 @@ def make_job(service: Service, request: CompletionRequest, head: dict[str, Any],
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
     mailbox = Mailbox()
     text_stream = _text_streams(service.tokenizer, request.text, request.sampling.min_tokens)
-    logprob_log = _logprob_logs(service.tokenizer, request)
+    strings = TokenStrings(service.tokenizer, as_ids=request.response.tokens_as_ids)
+    logprob_log = _logprob_logs(service.tokenizer, request, strings)
+    num_scores = request.response.num_scores
     completions: list[Completion] = []
     for prompt_ids, echo in zip(request.prompts, request.echoes or repeat(""), strict=False):
         assert not isinstance(prompt_ids, str), "the reader leaves tokens"
@@ -56,9 +61,12 @@ def make_job(service: Service, request: CompletionRequest, head: dict[str, Any],
                 request_id=f"{head['id']}-{len(completions)}",
                 index=len(completions),
                 prompt_ids=prompt_ids,
-                sampling=replace(request.sampling, max_tokens=max_tokens, seed=seed),
+                sampling=replace(request.sampling, max_tokens=max(1, max_tokens), seed=seed),
                 text=text_stream(echo),
-                logprobs=logprob_log(),
+                logprobs=logprob_log(echo),
+                prompt_log=PromptLog(prompt_ids, num_scores) if num_scores else None,
+                echo=echo,
+                prompt_only=max_tokens == 0,
                 mailbox=mailbox,
                 client=request.client,
                 client_request_id=client_request_id,
@@ -67,9 +75,10 @@ def make_job(service: Service, request: CompletionRequest, head: dict[str, Any],
                 include_stop=request.text.include_stop,
             )
             completions.append(completion)
-            if max_tokens == 0:
+            if completion.prompt_only and (completion.prompt_log is None or completion.prompt_log.is_complete):
                 _end_with_the_prompt(completion)
-    return Job(head, request.response, num_prompt_tokens, completions, mailbox)
+    shaper = PromptShaper(service.tokenizer, request.response, strings)
+    return Job(head, request.response, num_prompt_tokens, completions, mailbox, shaper)
 
 
 @contextmanager
@@ -99,10 +108,11 @@ def _text_streams(tokenizer: Tokenizer, options: TextOptions, min_tokens: int) -
     return lambda prefix: TextStream(decode, StopMatcher(automaton, include=include), prefix, min_tokens)
 
 
-def _logprob_logs(tokenizer: Tokenizer, request: CompletionRequest) -> Callable[[], LogprobLog | None]:
-    """Makes that of each choice, if it is asked for; names of tokens are found once for all."""
+def _logprob_logs(
+    tokenizer: Tokenizer, request: CompletionRequest, strings: TokenStrings
+) -> Callable[[str], LogprobLog | None]:
+    """Makes that of each choice, given what stands before its text, if it is asked for."""
     if not request.sampling.num_logprobs:
-        return lambda: None
+        return lambda prefix: None
     decode = tokenizer.decode if request.text.skip_special_tokens else tokenizer.decode_all
-    strings = TokenStrings(tokenizer, as_ids=request.response.tokens_as_ids)
-    return lambda: LogprobLog(strings, decode)
+    return lambda prefix: LogprobLog(strings, decode, len(prefix))

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from common.wire.output_token import Logprobs, OutputToken
@@ -49,6 +49,13 @@ class TokenStrings:
         text = self._vocabulary.decode_all([token_id])
         return list(_bytes_of(written) if REPLACEMENT in text else _with_space(text, written).encode())
 
+    def named(self, token_ids: Sequence[int], values: Sequence[float]) -> dict[str, float]:
+        """Values by the names of tokens; of several with one name the first stands."""
+        top: dict[str, float] = {}
+        for token_id, value in zip(token_ids, values, strict=True):
+            top.setdefault(self.of(token_id), value)
+        return top
+
     def _made(self, token_id: int) -> str:
         [written] = self._vocabulary.strings([token_id])
         if written is None or self._as_ids:
@@ -62,27 +69,25 @@ class TokenStrings:
 class LogprobLog:
     """What is told of each token of one completion."""
 
-    def __init__(self, strings: TokenStrings, decode: Decode) -> None:
+    def __init__(self, strings: TokenStrings, decode: Decode, num_chars: int = 0) -> None:
+        """`num_chars` of the text stand before the first token."""
         self._strings = strings
         self._decoder = IncrementalDecoder(decode)
-        self._num_chars = 0
+        self._num_chars = num_chars
         self._tokens: list[str] = []
-        self._values: list[float] = []
-        self._tops: list[dict[str, float]] = []
+        self._values: list[float | None] = []
+        self._tops: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
         self._told: list[Logprobs] = []
 
     def push(self, token: OutputToken) -> None:
         """Log the next token; it has log-probabilities."""
         assert token.logprobs is not None, "the dispatcher takes no other"
-        values = [value if value > -math.inf else LEAST for value in token.logprobs.values]
-        top: dict[str, float] = {}
-        for token_id, value in zip(token.logprobs.token_ids, values, strict=True):
-            top.setdefault(self._strings.of(token_id), value)
+        values = finite(token.logprobs.values)
         self._told.append(token.logprobs)
         self._tokens.append(self._strings.of(token.token_id))
         self._values.append(values[0])
-        self._tops.append(top)
+        self._tops.append(self._strings.named(token.logprobs.token_ids, values))
         self._offsets.append(self._num_chars)
         self._num_chars += len(self._decoder.push(token.token_id))
 
@@ -114,6 +119,11 @@ class LogprobLog:
 def _with_space(text: str, written: str) -> str:
     """The text of a token, with the space before it that a decoder leaves out at the beginning of a text."""
     return f" {text}" if written.startswith(SPACE) and not text.startswith(" ") else text
+
+
+def finite(values: Iterable[float]) -> list[float]:
+    """As JSON can have them."""
+    return [value if value > -math.inf else LEAST for value in values]
 
 
 def _bytes_of(written: str) -> bytes:

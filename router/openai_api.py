@@ -40,9 +40,13 @@ class ResponseOptions:
     continuous_usage: bool  # in each chunk
     token_ids: bool  # of prompt and text, in each choice
     tokens_as_ids: bool  # wherever tokens are named
-    has_thoughts: bool = False  # of a chat, see `chat_answer`
-    is_thinking: bool = False
-    tool_format: str = ""
+    num_echoed_logprobs: int = 0  # of each prompt token in `logprobs`, its own and those of the likeliest
+    num_prompt_logprobs: int = 0  # of each prompt token in `prompt_logprobs`, the same
+
+    @property
+    def num_scores(self) -> int:
+        """Log-probabilities of each prompt token that are to be computed."""
+        return max(self.num_echoed_logprobs, self.num_prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +193,7 @@ def _min_tokens(values: dict[str, Any]) -> int:
 
 def _num_logprobs(values: dict[str, Any]) -> int:
     """Those of the likeliest tokens and that of the chosen one."""
-    if values["logprobs"] is None:
-        return 0
-    if values["echo"]:
-        message = "logprobs with echo = true is not supported: the prompt's are not computed; leave one of them out"
-        raise RequestError(message, param="logprobs", code="unsupported_value")
-    return int(values["logprobs"]) + 1
+    return 0 if values["logprobs"] is None else int(values["logprobs"]) + 1
 
 
 def _allowed_ids(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> bytes:
@@ -214,10 +213,15 @@ def _response_options(values: dict[str, Any]) -> ResponseOptions:
     if options is not None and not values["stream"]:
         message = "stream_options only with stream = true; leave it out or stream"
         raise RequestError(message, param="stream_options")
+    if values["prompt_logprobs"] is not None and values["stream"]:
+        message = "prompt_logprobs is told only with stream = false; do not stream, or send echo and logprobs"
+        raise RequestError(message, param="prompt_logprobs")
     return ResponseOptions(
         stream=values["stream"],
         include_usage=options is not None and options["include_usage"],
         continuous_usage=options is not None and options["continuous_usage_stats"],
         token_ids=values["return_token_ids"],
         tokens_as_ids=values["return_tokens_as_token_ids"],
+        num_echoed_logprobs=_num_logprobs(values) if values["echo"] else 0,
+        num_prompt_logprobs=0 if values["prompt_logprobs"] is None else values["prompt_logprobs"] + 1,
     )

@@ -26,6 +26,7 @@ PARTS: dict[str, type[Any]] = {
 }  # fmt: skip
 """Fields of a request that have fields of their own."""
 MAX_REPEATED_TOKENS = 262_144
+MAX_PROMPT_SCORES = 131_072
 
 
 class Kind(IntEnum):
@@ -83,6 +84,14 @@ def _check_repeated(request: CompletionRequest, num_tokens: int) -> None:
             f"{names[0]} repeats {num_tokens} prompt tokens, n times each: at most {MAX_REPEATED_TOKENS}; split it"
         )
         raise RequestError(message, param=names[0])
+    num_scores = num_tokens * request.response.num_scores
+    if num_scores > MAX_PROMPT_SCORES:
+        name = "prompt_logprobs" if request.response.num_prompt_logprobs else "logprobs"
+        message = (
+            f"{name} asks for {num_scores} log-probabilities of {num_tokens} prompt tokens, n times each: at most "
+            f"{MAX_PROMPT_SCORES}; split the request, or ask for fewer of each"
+        )
+        raise RequestError(message, param=name)
 
 
 def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind = Kind.COMPLETION) -> bytes:

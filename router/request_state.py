@@ -18,6 +18,7 @@ from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.logprobs import LogprobLog
 from router.member import Member
+from router.prompt_log import PromptLog
 from router.route import Demand, Route
 
 
@@ -103,6 +104,9 @@ class Completion:
     state: State = State.QUEUED
     outputs: list[int] = field(default_factory=list)
     logprobs: LogprobLog | None = None  # of the outputs, if asked for
+    prompt_log: PromptLog | None = None  # how likely the prompt's tokens were, if asked for
+    echo: str = ""  # the prompt's text, if it stands before the outputs
+    prompt_only: bool = False  # no output is wanted: the one that ends the prompt's computation is dropped
     attempt: int = 0  # grows with every replay
     num_failures: int = 0  # attempts that failed since it last got on: at most router.max_attempts
     num_crashes: int = 0  # of those, attempts that ended with the death of a worker

@@ -5,6 +5,7 @@ once for each choice.
 """
 
 import json
+from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -13,6 +14,7 @@ from aiohttp import web
 from common.errors import RequestError
 from router.logprobs import LogprobLog
 from router.openai_api import ResponseOptions
+from router.prompt_shapes import NOTHING, PromptParts
 from router.request_state import Completion, Delivery
 
 JSON = "application/json"
@@ -55,38 +57,36 @@ class ChunkWriter:
         self._completion = completion
         self._options = options
         self._num_sent = 0  # tokens
+        self.prompt = NOTHING  # what the first event tells of the prompt
         self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.index}, '
 
     def chunk(self, delivery: Delivery) -> bytes:
         """One event; a finish reason stands only in a choice's last, and with it what ended the text."""
-        content = self._content(delivery)
         reason = "null"
         if delivery.finish_reason is not None:
-            stop = json.dumps(self._completion.stop_reason)
-            reason = f'"{self._finish_reason(delivery.finish_reason)}", "stop_reason": {stop}'
+            reason = f'"{delivery.finish_reason}", "stop_reason": {json.dumps(self._completion.stop_reason)}'
         ids = self._token_ids(delivery) if self._options.token_ids else ""
         after = (
             f', "logprobs": {self._logprobs(delivery)}, "finish_reason": {reason}{ids}}}]{self._usage(delivery)}}}\n\n'
         )
-        written = self._before + content + after
+        written = self._before + self._content(delivery.text) + after
         self._num_sent = delivery.num_outputs
         return written.encode("ascii")
 
-    def _content(self, delivery: Delivery) -> str:
+    def _content(self, text: str) -> str:
         """The field that has the text."""
-        return f'"text": {encode_basestring_ascii(delivery.text)}'
-
-    def _finish_reason(self, reason: str) -> str:
-        """As clients know it; asked after `_content`."""
-        return reason
+        return f'"text": {encode_basestring_ascii(text)}'
 
     def _logprobs(self, delivery: Delivery) -> str:
         """Of the tokens since the last event."""
         log = self._completion.logprobs
-        return "null" if log is None else json.dumps(self._part(log, self._num_sent, delivery.num_outputs))
+        if log is None:
+            return "null"
+        echoed = {} if self._num_sent else self.prompt.echoed
+        return _behind(echoed, self._part(log, self._num_sent, delivery.num_outputs))
 
     @staticmethod
-    def _part(log: LogprobLog, begin: int, end: int) -> object:
+    def _part(log: LogprobLog, begin: int, end: int) -> Mapping[str, Any]:
         return log.part(begin, end)
 
     def _token_ids(self, delivery: Delivery) -> str:
@@ -101,6 +101,26 @@ class ChunkWriter:
         if self._options.continuous_usage:
             return f', "usage": {json.dumps(usage_of(len(self._completion.prompt_ids), delivery.num_outputs))}'
         return ', "usage": null' if self._options.include_usage else ""
+
+
+def choice_json(choice: dict[str, Any], prompt: PromptParts) -> str:
+    """A choice with what it tells of its prompt."""
+    if prompt is NOTHING:
+        return json.dumps(choice)
+    others = {name: value for name, value in choice.items() if name != "logprobs"}
+    part = choice["logprobs"]
+    logprobs = "null" if part is None else _behind(prompt.echoed, part)
+    told = f', "prompt_logprobs": {prompt.told}' if prompt.told else ""
+    return f'{json.dumps(others)[:-1]}, "logprobs": {logprobs}{told}}}'
+
+
+def _behind(echoed: Mapping[str, str], part: Mapping[str, Any]) -> str:
+    """JSON of `part`, lists of the outputs, each behind that of an echoed prompt if there is one."""
+    if not echoed:
+        return json.dumps(part)
+    items = {name: filter(None, (echoed[name], json.dumps(values)[1:-1])) for name, values in part.items()}
+    lists = (f'"{name}": [' + ", ".join(written) + "]" for name, written in items.items())
+    return "{" + ", ".join(lists) + "}"
 
 
 def event(body: dict[str, Any]) -> bytes:

@@ -18,6 +18,7 @@ from common.wire.messages import (
     Message,
     PeerGone,
     PrefillRequest,
+    PromptLogprobs,
     Refused,
     RequestFailed,
     Reregister,
@@ -121,14 +122,12 @@ class Service:
 
     def _handle(self, identity: bytes, message: Message) -> None:
         match message:
-            case TokenBatch():
-                self.dispatcher.on_tokens(message)
+            case TokenBatch() | PromptLogprobs() | RequestFailed():
+                self.dispatcher.receive(message)
             case Heartbeat():
                 self._membership.on_heartbeat(identity, message)
             case InquiryReply():
                 self._inquiries.on_reply(message)
-            case RequestFailed():
-                self.dispatcher.on_failed(message)
             case WorkerReady():
                 self._membership.on_ready(identity, message)
             case WorkerGone():

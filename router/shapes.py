@@ -25,9 +25,15 @@ class Usage(TypedDict):
 
 class LogprobsBody(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # null for the first token of a prompt
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(TypedDict):
+    logprob: float
+    rank: int
+    decoded_token: str
 
 
 class Choice(TypedDict):
@@ -38,6 +44,7 @@ class Choice(TypedDict):
     stop_reason: str | int | None
     prompt_token_ids: NotRequired[list[int]]
     token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]
 
 
 class CompletionBody(TypedDict):
@@ -64,31 +71,17 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class CalledFunction(TypedDict):
-    name: str
-    arguments: str
-
-
-class ToolCall(TypedDict):
-    index: int
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
-    content: str | None
+    content: str
     refusal: None
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None
     prompt_token_ids: NotRequired[list[int]]
     token_ids: NotRequired[list[int]]

@@ -30,6 +30,7 @@ from common.wire.messages import (
     Message,
     PeerGone,
     PrefillRequest,
+    PromptLogprobs,
     Refused,
     RequestFailed,
     Reregister,
@@ -39,7 +40,7 @@ from common.wire.messages import (
     WorkerReady,
 )
 from common.wire.output_token import Logprobs, OutputToken
-from common.wire.packing import pack_ids, unpack_ids
+from common.wire.packing import pack_floats, pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub, Spoke
 from common.wire.token_columns import TokenColumns
@@ -243,6 +244,28 @@ class FakeWorker:
         ids = [(token_id + i) % self.model.vocab_size for i in range(num_wanted - 1)]
         return Logprobs((token_id, *ids), (-0.5, *(-0.5 - i for i in range(len(ids)))))
 
+    def _tell_prompt(self, request: PrefillRequest) -> None:
+        """Log-probabilities of the prompt, if they are asked for, in two messages; its tokens have rank 2."""
+        ids, num_wanted = unpack_ids(request.token_ids), request.num_prompt_logprobs
+        positions = range(max(1, request.first_scored), len(ids) - request.num_outputs) if num_wanted else range(0)
+        for part in (positions[:3], positions[3:]):
+            told = [self._logprobs(ids[position], num_wanted) for position in part]
+            entries = [logprobs for logprobs in told if logprobs is not None]
+            if entries:
+                self._router.send(
+                    PromptLogprobs(
+                        worker_id=self.worker_id,
+                        epoch=self.epoch,
+                        request_id=request.request_id,
+                        attempt=request.attempt,
+                        first_position=part[0],
+                        ranks=pack_ids([2] * len(entries)),
+                        num_logprobs=pack_ids(len(each.values) for each in entries),
+                        logprob_ids=pack_ids(token_id for each in entries for token_id in each.token_ids),
+                        logprobs=pack_floats(value for each in entries for value in each.values),
+                    )
+                )
+
     def _sequence(self, request: PrefillRequest | KVHandoff) -> FakeSequence:
         last = unpack_ids(request.token_ids)[-1]
         return FakeSequence(request.request_id, request.attempt, last, request.num_outputs, request.sampling)
@@ -280,6 +303,7 @@ class FakePrefill(FakeWorker):
 
     def _prefill(self, request: PrefillRequest) -> None:
         sequence = self._sequence(request)
+        self._tell_prompt(request)
         if self._send_tokens([sequence]):
             handoff = KVHandoff(
                 worker_id=self.worker_id,
@@ -346,4 +370,5 @@ class FakeDecode(FakeWorker):
             self.running = self._send_tokens(self.running)
 
     def _prefill(self, request: PrefillRequest) -> None:
+        self._tell_prompt(request)
         self.running += self._send_tokens([self._sequence(request)])

@@ -32,8 +32,10 @@ class PromptChunk:
     block_ids: list[int]  # cover at least the chunk's end
     sampling: SamplingParams
     is_last: bool  # the prompt ends here: a token is sampled
-    sequence_ids: Sequence[int] = ()  # all tokens of the sequence, for the last chunk if logits are adjusted
+    sequence_ids: Sequence[int] = ()  # all tokens of the sequence, if logits are adjusted or its prompt is scored
     num_outputs: int = 0  # of those, the last ones
+    num_prompt_logprobs: int = 0  # log-probabilities of each prompt token, its own and those of the likeliest
+    first_scored: int = 0  # position from which on they are wanted
 
     @property
     def end(self) -> int:
@@ -48,6 +50,14 @@ class PromptChunk:
     def has_logprobs(self) -> bool:
         """Whether log-probabilities of the token are asked for."""
         return self.is_last and self.sampling.num_logprobs > 0
+
+    @property
+    def scored(self) -> range:
+        """Positions of the prompt tokens whose log-probabilities this chunk tells: each follows one of its tokens."""
+        if not self.num_prompt_logprobs:
+            return range(0)
+        num_prompt = len(self.sequence_ids) - self.num_outputs
+        return range(max(self.start + 1, self.first_scored), min(self.end + 1, num_prompt))
 
 
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]

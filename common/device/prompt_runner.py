@@ -8,6 +8,7 @@ to a share of the GPU, so are the graphs: a lone prompt, which may use all of it
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,9 @@ from common.device.engine import Engine
 from common.device.gpu_share import GpuShare
 from common.device.landing import Landing, PendingOutput
 from common.device.prompt_buffers import PromptBuffers, PromptChunk
+from common.device.prompt_scores import PromptScorer, PromptScores
 from common.device.step_trace import WAIT, Trace
+from common.ops.base import ForwardBatch
 from common.ops.gathering import GATHERED_ABOVE
 from common.wire.output_token import OutputToken
 
@@ -49,9 +52,10 @@ class Bucket(NamedTuple):
 class PendingPrompts:
     """A launched step; when it is over, all KV of its chunks is in the pool."""
 
-    def __init__(self, sampled: PendingOutput, are_last: list[bool]) -> None:
+    def __init__(self, sampled: PendingOutput, are_last: list[bool], scorer: PromptScorer | None = None) -> None:
         self.sampled = sampled
         self.are_last = are_last
+        self.scorer = scorer
 
     def ready(self) -> bool:
         return self.sampled.ready()
@@ -60,6 +64,10 @@ class PendingPrompts:
         """The first token after each chunk that ends its prompt, None for the others; waits for the step."""
         pairs = zip(self.sampled.output().rows, self.are_last, strict=True)
         return [row[0] if is_last else None for row, is_last in pairs]
+
+    def scores(self) -> list[PromptScores | None]:
+        """What each chunk tells of its prompt's tokens, None where nothing is asked; after `tokens`."""
+        return [None] * len(self.are_last) if self.scorer is None else self.scorer.scores()
 
 
 class PromptRunner:
@@ -85,16 +93,18 @@ class PromptRunner:
     def launch(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> PendingPrompts:
         """Start a step over the chunks; it runs after every step launched before it.
 
-        One that tells log-probabilities is launched kernel by kernel: no graph does that.
+        One that tells log-probabilities, of its token or of the prompt, is launched kernel by kernel: no graph does.
         `whole_gpu`: it may use more than the share, as there is nobody to leave the rest to.
         """
         num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
         num_keys = sum(chunk.end for chunk in chunks)
         has_logprobs = any(chunk.has_logprobs for chunk in chunks)
+        is_scored = any(chunk.scored for chunk in chunks)
         any_gpu = whole_gpu or self.share.limited is None
-        bucket = None if has_logprobs else self._bucket(num_tokens, num_seqs, num_keys, whole_gpu=any_gpu)
+        bucket = None if has_logprobs or is_scored else self._bucket(num_tokens, num_seqs, num_keys, whole_gpu=any_gpu)
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill(chunks, *(bucket[:2] if bucket else (num_tokens, num_seqs)))
+            scorer = PromptScorer(chunks, self.engine) if is_scored else None
             with self.trace.device(num_tokens, "tokens"):
                 if bucket:
                     (graph, sampled), logprobs = self.graphs[bucket], None
@@ -103,9 +113,9 @@ class PromptRunner:
                     max_query_len = max(len(chunk.token_ids) for chunk in chunks)
                     max_seq_len = max(chunk.end for chunk in chunks)
                     shape = (num_tokens, num_seqs, max_query_len, max_seq_len)
-                    sampled, logprobs = self._step(*shape, num_keys=num_keys, has_logprobs=has_logprobs)
+                    sampled, logprobs = self._step(*shape, num_keys=num_keys, has_logprobs=has_logprobs, scorer=scorer)
             pending = self.landing.fetch(sampled[:num_seqs], logprobs)
-        return PendingPrompts(pending, [chunk.is_last for chunk in chunks])
+        return PendingPrompts(pending, [chunk.is_last for chunk in chunks], scorer)
 
     def run(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> list[OutputToken | None]:
         """Launch a step and wait for its tokens."""
@@ -149,18 +159,31 @@ class PromptRunner:
         *,
         num_keys: int = 0,
         has_logprobs: bool = False,
+        scorer: PromptScorer | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens, and words of log-probabilities if they are asked for."""
         batch = self.buffers.forward_batch(
             num_tokens, num_seqs, max_query_len=max_query_len, max_seq_len=max_seq_len, num_keys=num_keys
         )
-        logits = self.engine.model.forward(batch, self.engine.ops)
+        logits = self._logits(batch, scorer)
         params, positions = self.buffers.sampling(num_seqs)
         unadjusted = logits.clone() if has_logprobs else logits
         slots, adjustments = self.buffers.state_slots(num_seqs), self.buffers.adjustments.tensors
         self.engine.sampler.adjust(logits, params, slots, adjustments, self.all_counted[:num_seqs], positions)
         sampled = self.engine.sampler.sample(logits, params, positions)
-        return sampled, self.engine.sampler.logprobs(unadjusted, params, sampled) if has_logprobs else None
+        if not has_logprobs:
+            return sampled, None
+        return sampled, self.engine.sampler.logprobs(unadjusted, params.num_logprobs, sampled)
+
+    def _logits(self, batch: ForwardBatch, scorer: PromptScorer | None) -> Tensor:
+        """Of each sequence's last token; those of others exist for as long as they are scored."""
+        model, ops = self.engine.model, self.engine.ops
+        if scorer is None:
+            return model.forward(batch, ops)
+        assert batch.last_tokens is not None, "a prompt step wants those"
+        x = model.hidden(replace(batch, last_tokens=None), ops)
+        scorer.score(x)
+        return model.logits(x.of(batch.last_tokens), ops)
 
     def _captured(self, bucket: Bucket, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """A graph over padding; what it computes follows from the buffers at replay."""

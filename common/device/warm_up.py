@@ -71,7 +71,7 @@ def compile_prompt_kernels(engine: Engine) -> None:
         partial(_logits_of, engine, ops, 1),
         lambda: engine.sampler.sample(_logits(engine, 1), sampling_tensors([PADDING], engine.device), position),
         partial(_adjust, engine),
-        lambda: engine.sampler.logprobs(_logits(engine, 1), sampling_tensors([PADDING], engine.device), position),
+        lambda: engine.sampler.logprobs(_logits(engine, 1), position, position),
     ]
     _compile("prompt", engine, tasks)
 

@@ -133,6 +133,14 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch, ops: Ops) -> Tensor:
         """Logits of the tokens that `batch` wants, fp32 `[num_wanted, vocab]`; K and V of all tokens are written."""
+        return self.logits(self.hidden(batch, ops), ops)
+
+    def logits(self, x: Residual, ops: Ops) -> Tensor:
+        """Of what `hidden` gave, or of some of it: fp32 `[num_tokens, vocab]`."""
+        return ops.logits(x, self.norm, self.config.norm_eps, self.lm_head)
+
+    def hidden(self, batch: ForwardBatch, ops: Ops) -> Residual:
+        """The tokens that `batch` wants behind the last layer; K and V of all tokens are written."""
         eps, last_layer = self.config.norm_eps, len(self.layers) - 1
         batch = ops.begin(batch, self.config.num_q_heads)
         x = ops.embed(batch.token_ids, self.embed)
@@ -146,4 +154,4 @@ class Decoder:
             x = ops.linear_add(attended, layer.o, x)
             inner = ops.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up)
             x = ops.linear_add(inner, layer.down, x)
-        return ops.logits(x, self.norm, eps, self.lm_head)
+        return x

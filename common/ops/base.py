@@ -55,6 +55,10 @@ class Residual:
     rows: Tensor  # [num_tokens, hidden]
     parts: Tensor | None = None  # [splits, num_tokens, hidden] fp32: what the norm still adds to `rows`, where they lie
 
+    def of(self, tokens: Tensor) -> "Residual":
+        """A copy of some tokens, by their indices."""
+        return Residual(self.rows[tokens], None if self.parts is None else self.parts[:, tokens])
+
 
 class Ops(Protocol):
     """Activations are `[num_tokens, ...]` in the model's dtype; weights are `[out, in]`, contiguous."""

@@ -70,11 +70,14 @@ class Sampler:
             reference.advance(batch, tokens)
             reference.land(tokens, ring)
 
-    def logprobs(self, logits: Tensor, params: SamplingTensors, tokens: Tensor) -> Tensor:
-        """How likely `tokens [num_rows]` were in fp32 `logits [num_rows, vocab]`: `[num_rows, LOGPROB_WORDS]` int32."""
+    def logprobs(self, logits: Tensor, num_wanted: Tensor, tokens: Tensor) -> Tensor:
+        """How likely `tokens [num_rows]` were in fp32 `logits [num_rows, vocab]`: `[num_rows, LOGPROB_WORDS]` int32.
+
+        `num_wanted` entries of each row, `[num_rows]` int32, as in `reference.logprobs`.
+        """
         if self._has_kernels:
-            return self._logprobs.logprobs(logits, params.num_logprobs, tokens, pdl=self._pdl)
-        return reference.logprobs(logits, params.num_logprobs, tokens)
+            return self._logprobs.logprobs(logits, num_wanted, tokens, pdl=self._pdl)
+        return reference.logprobs(logits, num_wanted, tokens)
 
     def land_logprobs(self, logits: Tensor, params: SamplingTensors, tokens: Tensor, ring: LogprobRing) -> None:
         """Behind `sample_and_advance`: the same of the tokens that it chose, left where the host finds them."""

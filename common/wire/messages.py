@@ -25,6 +25,7 @@ from common.wire.fields import (
     Epoch,
     Label,
     Length,
+    NumLogprobs,
     OptionalLabel,
     Positive,
     Priority,
@@ -155,6 +156,26 @@ class LogprobBatch(TokenBatch):
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """worker -> router: how likely the tokens of a prompt from `first_position` on were.
+
+    Each has a rank, 1 for the likeliest, and `num_logprobs` entries of `logprob_ids` and `logprobs`: its own and those
+    of the likeliest. A prompt takes as many of these messages as it needs, in the order of positions; its first output
+    comes behind them on the same connection.
+    """
+
+    worker_id: WorkerId
+    epoch: Epoch
+    request_id: RequestId
+    attempt: Count
+    first_position: Positive
+    ranks: Column
+    num_logprobs: Column
+    logprob_ids: ScoredIds
+    logprobs: Scores
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed:
     """worker -> router: this attempt ended without finishing; the worker keeps nothing of it."""
 
@@ -240,6 +261,8 @@ class PrefillRequest:
     whole_gpu: bool  # it may be computed with all of the GPU, whatever decode steps there lose by it
     priority: Priority  # lower is earlier, before everything else
     turn: Turn  # its place among prompts of one priority, lower is earlier; see router.turns
+    num_prompt_logprobs: NumLogprobs  # of each prompt token, its own and those of the likeliest
+    first_scored: Count  # position from which on they are wanted: the router has those before
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +282,7 @@ class Inquiry:
 
 
 Message = (
-    WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | LogprobBatch | RequestFailed
-    | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort | Inquiry
-    | StillBound | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
+    WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | LogprobBatch | PromptLogprobs
+    | RequestFailed | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort
+    | Inquiry | StillBound | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
 )  # fmt: skip

@@ -8,6 +8,7 @@ from common.wire.messages import (
     LogprobBatch,
     Message,
     PrefillRequest,
+    PromptLogprobs,
     Role,
     TokenBatch,
     WorkerReady,
@@ -21,8 +22,11 @@ def contradiction(message: Message) -> str:
     match message:
         case TokenBatch():
             columns = (message.attempts, message.output_indices, message.token_ids)
-            problem = _uneven(len(message.request_ids), len(message.finish_reasons), *map(_num_ids, columns))
-            return problem or (_misscored(message) if isinstance(message, LogprobBatch) else "")
+            num_scored = [_num_ids(message.num_logprobs)] if isinstance(message, LogprobBatch) else []
+            num_rows = [len(message.request_ids), len(message.finish_reasons), *map(_num_ids, columns), *num_scored]
+            return _uneven(*num_rows) or (_misscored(message) if isinstance(message, LogprobBatch) else "")
+        case PromptLogprobs():
+            return _uneven(_num_ids(message.ranks), _num_ids(message.num_logprobs)) or _misscored(message)
         case KVLease() | Inquiry():
             return _uneven(len(message.request_ids), _num_ids(message.attempts))
         case InquiryReply():
@@ -50,10 +54,8 @@ def _uneven(*num_rows: int) -> str:
     return f"columns of {', '.join(map(str, num_rows))} rows" if len(set(num_rows)) > 1 else ""
 
 
-def _misscored(message: LogprobBatch) -> str:
-    """Every log-probability belongs to one token of the batch, and to one of the vocabulary."""
-    if problem := _uneven(len(message.request_ids), _num_ids(message.num_logprobs)):
-        return problem
+def _misscored(message: LogprobBatch | PromptLogprobs) -> str:
+    """Every log-probability belongs to one token of the message, and to one of the vocabulary."""
     num_wanted = sum(unpack_ids(message.num_logprobs))
     num_ids, num_values = _num_ids(message.logprob_ids), _num_ids(message.logprobs)
     return "" if num_wanted == num_ids == num_values else f"{num_values} logprobs of {num_ids} ids for {num_wanted}"

@@ -13,7 +13,8 @@ NUM_REQUESTS = 8
 INPUT_TOKENS = 32
 OUTPUT_TOKENS = 16
 STOPS = ("\n", "Question:", "</s>", "Q:", "\n\n", "<|im_end|>")
-VERSE = Path(__file__).with_name("verse.yaml")
+WORDS = ("moon", "night", "sword", "letter", "prince", "grave")
+VERSE, ENDING = (Path(__file__).with_name(f"{task}.yaml") for task in ("verse", "ending"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,40 @@ def program(name: str) -> Run:
 
 def lm_eval_generate(environment: Environment, server: Server, directory: Path) -> str:
     """Its exact match is 1 when each answer is what the server says to a plain request."""
-    lines = [f"ROMEO: The {word} is" for word in ("moon", "night", "sword", "letter", "prince", "grave")]
-    documents = [{"line": line, "rest": _text(server, line)} for line in lines]
-    (directory / "verse.jsonl").write_text("\n".join(map(json.dumps, documents)), encoding="utf-8")
-    (directory / VERSE.name).write_text(VERSE.read_text(encoding="utf-8"), encoding="utf-8")
+    documents = [{"line": line, "rest": _text(server, line)} for line in _lines()]
+    score = _lm_eval(environment, server, directory, VERSE, documents)["exact_match,none"]
+    assert score == 1.0, f"exact match {score}"
+    return f"exact match 1.0 of {len(documents)} texts, {len(STOPS)} stop strings each"
+
+
+def lm_eval_choose(environment: Environment, server: Server, directory: Path) -> str:
+    """Its accuracy is 1 when what the server says itself is likelier to it than the same words in another order."""
+    documents = []
+    for i, line in enumerate(_lines()):
+        said = _text(server, line)
+        endings = [" ".join(reversed(said.split())), said.upper(), said[::-1]]
+        endings.insert(i % 4, said)
+        documents.append({"line": line, "endings": endings, "said": i % 4})
+    score = _lm_eval(environment, server, directory, ENDING, documents)["acc,none"]
+    assert score == 1.0, f"accuracy {score}"
+    return f"accuracy 1.0 of {len(documents)} texts with 4 endings each"
+
+
+def lm_eval(environment: Environment, server: Server, directory: Path) -> str:
+    """Both kinds of task."""
+    return "; ".join(run(environment, server, directory) for run in (lm_eval_generate, lm_eval_choose))
+
+
+def _lines() -> list[str]:
+    return [f"ROMEO: The {word} is" for word in WORDS]
+
+
+def _lm_eval(
+    environment: Environment, server: Server, directory: Path, task: Path, documents: list[dict[str, Any]]
+) -> dict[str, float]:
+    """Its metrics of a task over the documents."""
+    (directory / f"{task.stem}.jsonl").write_text("\n".join(map(json.dumps, documents)), encoding="utf-8")
+    (directory / task.name).write_text(task.read_text(encoding="utf-8"), encoding="utf-8")
     model_args = {
         "model": server.model, "base_url": f"{server.url}/v1/completions", "tokenizer": server.directory,
         "tokenizer_backend": "huggingface", "num_concurrent": 2, "max_retries": 1, "max_length": 512,
@@ -58,15 +89,14 @@ def lm_eval_generate(environment: Environment, server: Server, directory: Path) 
     environment.run(
         [
             "lm_eval", "run", "--model", "local-completions", "--model_args", _joined(model_args),
-            "--tasks", VERSE.name, "--include_path", ".", "--output_path", "out",
+            "--tasks", task.name, "--include_path", ".", "--output_path", task.stem,
         ],
         cwd=directory,
         more={"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
     )  # fmt: skip
-    (results,) = directory.glob("out/**/results_*.json")
-    score = json.loads(results.read_text(encoding="utf-8"))["results"]["verse"]["exact_match,none"]
-    assert score == 1.0, f"exact match {score}"
-    return f"exact match 1.0 of {len(documents)} texts, {len(STOPS)} stop strings each"
+    (results,) = directory.glob(f"{task.stem}/**/results_*.json")
+    metrics: dict[str, float] = json.loads(results.read_text(encoding="utf-8"))["results"][task.stem]
+    return metrics
 
 
 def guidellm(environment: Environment, server: Server, directory: Path) -> str:
@@ -168,8 +198,8 @@ CASES = (
     Case(
         "lm-eval",
         ("lm-eval[api]==0.4.13", "transformers"),
-        "`local-completions`, a task of kind `generate_until`",
-        lm_eval_generate,
+        "`local-completions`, a task of kind `generate_until` and one of kind `multiple_choice`",
+        lm_eval,
     ),
     Case("guidellm", ("guidellm==0.8.1",), "load of 2 streams on /v1/completions", guidellm),
     Case("aiperf", ("aiperf==0.13.0",), "load of 2 streams on /v1/completions, metrics scraped", aiperf),

@@ -12,6 +12,7 @@ from common.config import Config, DecodeSection, NetSection
 from common.device.engine import Engine
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
+from common.device.prompt_scores import PromptScores
 from common.device.step_output import StepOutput
 from common.device.step_trace import Trace
 from common.errors import ErrorCode
@@ -43,6 +44,7 @@ from decode_worker.worker import DecodeWorker
 from tests.decode_worker.bench import FakePool
 from tests.fakes import free_endpoint
 from tests.messages import kv_handoff, prefill_request, worker_ready
+from tests.scoring import scores_of
 
 FIRST, NEXT = 7, 8
 LOGPROBS = Logprobs((NEXT, 5), (-0.5, -0.25))
@@ -71,6 +73,9 @@ class Chunk:
     def tokens(self) -> list[OutputToken | None]:
         assert self.over, "the loop waits for the chunk"
         return [OutputToken(self.token) if self.chunk.is_last else None]
+
+    def scores(self) -> list[PromptScores | None]:
+        return [scores_of(self.chunk)]
 
 
 class Step:

@@ -1,5 +1,6 @@
 """Chunks in, tokens out: batches, chunks and padding to a captured bucket change nothing."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,11 +11,15 @@ import pytest
 import torch
 
 from common.config import Config, KVSection, ModelSection, WorkerSection
+from common.device import prompt_scores
 from common.device.engine import Engine, build_engine
 from common.device.gpu_share import GpuShare, make_share
 from common.device.prompt_buffers import PromptChunk
-from common.device.prompt_runner import Bucket, PromptRunner
-from common.wire.output_token import OutputToken
+from common.device.prompt_runner import Bucket, PendingPrompts, PromptRunner
+from common.wire.frames import decode, encode
+from common.wire.messages import PromptLogprobs
+from common.wire.output_token import Logprobs, OutputToken
+from common.wire.packing import unpack_floats, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from tests.adjusting import adjusted
 
@@ -222,3 +227,61 @@ def test_a_seeded_draw_does_not_depend_on_its_neighbours(engine: Engine) -> None
     seeded = SamplingParams(temperature=1.0, top_p=0.9, seed=5)
     chunks = [prompt(20, engine, seeded), prompt(21, engine, SamplingParams(temperature=2.0, seed=6))]
     assert runner.run(chunks)[0] == runner.run(chunks[:1])[0]
+
+
+def told(pending: PendingPrompts) -> list[dict[int, tuple[Logprobs, int]]]:
+    """Of each chunk, by position, as the router reads it."""
+    pending.tokens()
+    found: list[dict[int, tuple[Logprobs, int]]] = []
+    for scores in pending.scores():
+        found.append({})
+        for message in [] if scores is None else scores.messages("p", 1, "a", 0):
+            message = cast(PromptLogprobs, decode(encode(message)))
+            ids, values = unpack_ids(message.logprob_ids), unpack_floats(message.logprobs)
+            counts, ranks = unpack_ids(message.num_logprobs), unpack_ids(message.ranks)
+            ends = list(itertools.accumulate(counts))
+            for i, (end, count, rank) in enumerate(zip(ends, counts, ranks, strict=True)):
+                entries = slice(end - count, end)
+                logprobs = Logprobs(tuple(ids[entries]), tuple(values[entries]))
+                found[-1][message.first_position + i] = (logprobs, rank)
+    return found
+
+
+def test_a_prompt_in_chunks_beside_others_tells_of_each_of_its_tokens_once(
+    engine: Engine, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_scores, "SLICE_ROWS", 8)
+    monkeypatch.setattr(prompt_scores, "MESSAGE_TOKENS", 5)
+    runner, (_, model) = PromptRunner(engine, 64, 8), checkpoint("qwen3-tied")
+    if engine.device.type == "cuda":
+        runner.capture()
+    for num_wanted, first_scored, num_outputs in ((1, 0, 0), (5, 0, 0), (21, 20, 0), (3, 0, 4)):
+        whole = prompt(50, engine)
+        found: dict[int, tuple[Logprobs, int]] = {}
+        for begin, end in ((0, 1), (1, 17), (17, 47), (47, 50)):
+            others = [prompt(3, engine), prompt(9, engine, SamplingParams(temperature=0.0, num_logprobs=2))]
+            chunk = replace(
+                whole, token_ids=whole.token_ids[begin:end], start=begin, is_last=end == 50,
+                sequence_ids=whole.token_ids, num_outputs=num_outputs, num_prompt_logprobs=num_wanted,
+                first_scored=first_scored,
+            )  # fmt: skip
+            pending = runner.launch([others[0], chunk, others[1]])
+            tokens = pending.tokens()
+            assert [tokens[0], tokens[2] and OutputToken(tokens[2].token_id)] == expected(checkpoint, others)
+            assert tokens[1] == (expected(checkpoint, [whole])[0] if end == 50 else None)
+            before, new, after = told(pending)
+            assert not before and not after and not set(found) & set(new)
+            found |= new
+            for other in others:
+                engine.allocator.free(other.block_ids)
+        engine.allocator.free(whole.block_ids)
+        assert set(found) == set(range(max(1, first_scored), 50 - num_outputs))
+        with torch.inference_mode():
+            law = model(torch.tensor([whole.token_ids])).logits[0].log_softmax(dim=-1)
+        for position, (logprobs, rank) in found.items():
+            own, token_id = law[position - 1], whole.token_ids[position]
+            assert logprobs.token_ids[0] == token_id and len(logprobs.values) == num_wanted
+            assert logprobs.values == pytest.approx(own[list(logprobs.token_ids)].tolist(), abs=1e-3)
+            likeliest = own.topk(num_wanted - 1).values.tolist() if num_wanted > 1 else []
+            assert list(logprobs.values[1:]) == pytest.approx(likeliest, abs=1e-3)
+            assert (own > own[token_id] + 1e-3).sum() < rank <= (own >= own[token_id] - 1e-3).sum()

@@ -100,6 +100,66 @@ async def test_they_go_on_where_they_were_after_a_death(flags: tuple[str, ...], 
         assert "replayed" in system.log("router")
 
 
+def check_prompt(model: Any, prompt: list[int], answer: Choice, num_top: int) -> None:
+    """Both shapes against the logits of one pass over the prompt."""
+    with torch.inference_mode():
+        law = model(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
+    own = [law[i - 1, prompt[i]].item() for i in range(1, len(prompt))]
+    told = {name: values[: len(prompt)] for name, values in answer["logprobs"].items()}
+    assert told["tokens"] == [f"token_id:{token_id}" for token_id in prompt]
+    assert told["token_logprobs"][0] is told["top_logprobs"][0] is answer["prompt_logprobs"][0] is None
+    assert told["token_logprobs"][1:] == pytest.approx(own, abs=1e-4)
+    for i, (top, by_id) in enumerate(zip(told["top_logprobs"][1:], answer["prompt_logprobs"][1:], strict=True)):
+        likeliest = law[i].topk(num_top)
+        assert sorted(top.values(), reverse=True)[:num_top] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
+        assert set(top) == {f"token_id:{token_id}" for token_id in [prompt[i + 1], *likeliest.indices.tolist()]}
+        entry = by_id[str(prompt[i + 1])]
+        assert entry["logprob"] == top[f"token_id:{prompt[i + 1]}"] and len(by_id) <= 2
+        assert (law[i] > own[i] + 1e-4).sum() < entry["rank"] <= (law[i] >= own[i] - 1e-4).sum()
+
+
+ECHOED: dict[str, Any] = {
+    "echo": True, "prompt_logprobs": 1, "max_tokens": 0, "return_tokens_as_token_ids": True, "return_token_ids": False
+}  # fmt: skip
+
+
+async def test_of_a_prompt_in_chunks_beside_others_they_are_those_of_a_single_process(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(6, 5, 200, seed=33)
+    with System(directory, "--prefill-max-batch-tokens", "32").start() as system:
+        plain = [choice(system.url, prompt, logprobs=None) for prompt in asked]
+        scored = [choice(system.url, prompt, **ECHOED) for prompt in asked]
+        both = [choice(system.url, prompt, **ECHOED | {"max_tokens": 9, "return_token_ids": True}) for prompt in asked]
+        answers = await asyncio.gather(*plain, *scored, *both)
+        system.until(system.all_blocks_free)
+    for i, prompt in enumerate(asked):
+        without, alone, whole = answers[i::6]
+        check_prompt(model, prompt, alone, 5)
+        assert len(alone["logprobs"]["tokens"]) == len(prompt) and alone["finish_reason"] == "length"
+        check_prompt(model, prompt, whole, 5)
+        assert whole["token_ids"] == without["token_ids"][:9] and whole["text"].startswith(alone["text"])
+        told = {name: values[len(prompt) :] for name, values in whole["logprobs"].items()}
+        check(model, prompt, {"logprobs": told, "token_ids": whole["token_ids"]}, 5)
+
+
+@pytest.mark.parametrize("num_prefill", [0, 1, 2])
+async def test_of_prompts_they_are_told_once_although_a_prefill_worker_dies(
+    num_prefill: int, checkpoint: Checkpoint
+) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(12, 300, 400, seed=34)
+    flags = () if num_prefill else ("--kv-transport", "none")
+    with System(directory, "--prefill-max-batch-tokens", "16", *flags).start(prefill=num_prefill) as system:
+        tasks = [asyncio.create_task(choice(system.url, prompt, **ECHOED)) for prompt in asked]
+        if num_prefill:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.to_thread(system.kill, "prefill-0")
+        for prompt, answer in zip(asked, await asyncio.gather(*tasks), strict=True):
+            assert len(answer["logprobs"]["tokens"]) == len(prompt)
+            check_prompt(model, prompt, answer, 5)
+        assert ("replayed" in system.log("router")) == bool(num_prefill)
+
+
 async def test_names_and_offsets_say_where_in_the_text_a_token_is(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     with System(directory).start() as system:

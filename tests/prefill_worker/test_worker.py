@@ -12,6 +12,7 @@ from common.config import Config, NetSection, PrefillSection
 from common.device.engine import Engine
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
+from common.device.prompt_scores import PromptScores
 from common.device.step_trace import Trace
 from common.errors import ErrorCode
 from common.kernels.operands import NO_CHOICE
@@ -24,6 +25,7 @@ from common.wire.messages import (
     Inquiry,
     InquiryReply,
     Message,
+    PromptLogprobs,
     RequestFailed,
     Role,
     TokenBatch,
@@ -37,6 +39,7 @@ from common.wire.worker_id import connection_of
 from prefill_worker.worker import PrefillWorker
 from tests.fakes import free_endpoint
 from tests.messages import pool_export, prefill_request, worker_ready
+from tests.scoring import scores_of
 
 TOKEN = 7
 VOCAB = 1000
@@ -67,6 +70,10 @@ class Step:
         return [
             OutputToken(token) if chunk.is_last else None for token, chunk in zip(sampled, self.chunks, strict=True)
         ]
+
+    def scores(self) -> list[PromptScores | None]:
+        assert self.over, "the loop waits for the device"
+        return [scores_of(chunk) for chunk in self.chunks]
 
 
 class Rig:
@@ -104,11 +111,14 @@ class Rig:
     def tell(self, message: Message) -> None:
         self.router.send(connection_of("p", 1), message)
 
-    def ask(self, name: str, num_tokens: int, *, whole_gpu: bool = False, **sampling: Any) -> None:
+    def ask(
+        self, name: str, num_tokens: int, *, whole_gpu: bool = False, num_prompt_logprobs: int = 0, **sampling: Any
+    ) -> None:
         """Send a prompt; returns when it has arrived."""
         num_known = len(self.worker.scheduler.sequences())
         how = SamplingParams(**sampling)
-        self.tell(prefill_request(name, range(num_tokens), sampling=how, whole_gpu=whole_gpu, turn=num_known))
+        fields = {"whole_gpu": whole_gpu, "num_prompt_logprobs": num_prompt_logprobs}
+        self.tell(prefill_request(name, range(num_tokens), sampling=how, turn=num_known, **fields))
 
         def arrived() -> bool:
             self.worker.receive()
@@ -178,6 +188,30 @@ def test_one_step_is_queued_behind_the_running_one_and_no_more(rig: Rig) -> None
     rig.turn_until(lambda: rig.with_tokens() == ["a"])
     assert rig.launched() == [[60], [60], [60]]
     assert rig.worker.link.load.num_running == 2
+
+
+def test_what_is_told_of_a_prompt_comes_before_its_first_token_and_not_after_an_abort(rig: Rig) -> None:
+    rig.ask("long", 100, num_prompt_logprobs=1)
+    rig.ask("plain", 20)
+    rig.ask("gone", 20, num_prompt_logprobs=1)
+    rig.turn_until(lambda: len(rig.steps) == 2)
+    rig.abort("gone")
+    for step in rig.steps:
+        step.over = True
+
+    def is_over() -> bool:
+        for step in rig.steps:
+            step.over = True
+        return sorted(rig.with_tokens()) == ["long", "plain"]
+
+    rig.turn_until(is_over)
+    told = [message for message in rig.said if isinstance(message, PromptLogprobs)]
+    assert {message.request_id for message in told} == {"long"}
+    ids = [token_id for message in told for token_id in unpack_ids(message.logprob_ids)]
+    assert ids == [*range(1, 100)] and told[0].first_position == 1
+    said = [message for message in rig.said if isinstance(message, PromptLogprobs | TokenBatch)]
+    last = max(i for i, message in enumerate(said) if isinstance(message, PromptLogprobs))
+    assert any(isinstance(message, TokenBatch) and "long" in message.request_ids for message in said[last:])
 
 
 def test_chunks_of_one_prompt_follow_each_other_without_waiting(rig: Rig) -> None:

@@ -6,13 +6,23 @@ from typing import Any
 
 from common.config import NetSection, RouterSection
 from common.errors import ErrorCode, RequestError
-from common.wire.messages import Abort, FinishReason, Message, PrefillRequest, RequestFailed, Role, TokenBatch
-from common.wire.packing import pack_ids
+from common.wire.messages import (
+    Abort,
+    FinishReason,
+    Message,
+    PrefillRequest,
+    PromptLogprobs,
+    RequestFailed,
+    Role,
+    TokenBatch,
+)
+from common.wire.packing import pack_floats, pack_ids
 from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
 from router.member import Member
 from router.metrics import Metrics
+from router.prompt_log import PromptLog
 from router.request_state import Completion, Delivery, Mailbox, State
 from router.route import Route
 from router.stop_strings import StopAutomaton, StopMatcher
@@ -61,7 +71,14 @@ class Bench:
         self.dispatcher.on_worker_lost(worker, "test")
 
     def submit(
-        self, num_prompt_tokens: int = 4, stops: Sequence[str] = (), priority: int = 0, **sampling: Any
+        self,
+        num_prompt_tokens: int = 4,
+        stops: Sequence[str] = (),
+        priority: int = 0,
+        *,
+        num_prompt_logprobs: int = 0,
+        prompt_only: bool = False,
+        **sampling: Any,
     ) -> Completion:
         self._num_made += 1
         fields: dict[str, Any] = {"max_tokens": 5, "stop_token_ids": (EOS,)} | sampling
@@ -73,6 +90,8 @@ class Bench:
             text=TextStream(decode_ids, StopMatcher(StopAutomaton(stops)) if stops else None),
             mailbox=Mailbox(),
             priority=priority,
+            prompt_log=PromptLog(range(num_prompt_tokens), num_prompt_logprobs) if num_prompt_logprobs else None,
+            prompt_only=prompt_only,
         )
         self.dispatcher.submit([completion])
         return completion
@@ -85,6 +104,19 @@ class Bench:
             TokenBatch(
                 worker.id, worker.epoch, (completion.request_id,), pack_ids([attempt]), pack_ids([index]),
                 pack_ids([token_id]), bytes([finish]),
+            )
+        )  # fmt: skip
+
+    def prompt_logprobs(
+        self, worker: Member, completion: Completion, positions: range, ids: Sequence[int] = (), attempt: int = -1
+    ) -> None:
+        """One entry a token: `ids`, or those of the prompt; its value tells of the attempt."""
+        attempt, num = completion.attempt if attempt < 0 else attempt, len(positions)
+        told = ids or [completion.prompt_ids[position] for position in positions]
+        self.dispatcher.receive(
+            PromptLogprobs(
+                worker.id, worker.epoch, completion.request_id, attempt, positions.start, pack_ids([1] * num),
+                pack_ids([1] * num), pack_ids(told), pack_floats([-1.0 - attempt] * num),
             )
         )  # fmt: skip
 

@@ -72,6 +72,58 @@ async def test_log_probabilities_are_told_of_every_token_streamed_or_not(client:
     assert (await answer(client)).logprobs is None
 
 
+async def test_log_probabilities_of_an_echoed_prompt_stand_before_those_of_the_text(client: Client) -> None:
+    plain = await answer(client, logprobs=2, max_tokens=6)
+    ids = client.ids(PROMPT)
+    for max_tokens in (6, 0):
+        whole = await answer(client, logprobs=2, max_tokens=max_tokens, echo=True)
+        told, num = whole.logprobs, len(ids)
+        assert whole.text == PROMPT + (plain.text if max_tokens else "")
+        assert told.tokens[:num] == [client.tokenizer.decode([token_id]) for token_id in ids]
+        assert told.token_logprobs[:num] == [None] + [-0.5] * (num - 1)
+        assert told.top_logprobs[0] is None and {len(top) for top in told.top_logprobs[1:]} == {2}
+        ends = [*told.text_offset[1:], len(whole.text)]
+        assert "".join(whole.text[a:b] for a, b in zip(told.text_offset, ends, strict=True)) == whole.text
+        assert told.tokens[num:] == (plain.logprobs.tokens if max_tokens else [])
+        assert told.token_logprobs[num:] == (plain.logprobs.token_logprobs if max_tokens else [])
+    stream: Any = await client.completions.create(
+        model="tiny", prompt=PROMPT, stream=True, logprobs=2, echo=True, temperature=0, max_tokens=6
+    )
+    whole = await answer(client, logprobs=2, max_tokens=6, echo=True)
+    parts = [choice.logprobs async for chunk in stream for choice in chunk.choices]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for part in parts for value in getattr(part, name)] == getattr(whole.logprobs, name)
+
+
+async def test_prompt_logprobs_are_told_by_ids_with_ranks(client: Client, cluster: Cluster) -> None:
+    ids = client.ids(PROMPT)
+    fields = {"temperature": 0, "max_tokens": 2, "n": 2, "prompt_logprobs": 1}
+    whole: Any = await client.completions.create(model="tiny", prompt=PROMPT, extra_body=fields)
+    for choice in whole.choices:
+        first, *others = choice.prompt_logprobs
+        assert (
+            first is None
+            and choice.logprobs is None
+            and [[*map(int, other)] for other in others] == [[token_id] for token_id in ids[1:]]
+        )  # the likeliest is the token itself
+        name = client.tokenizer.decode(ids[1:2])
+        assert others[0][str(ids[1])] == {"logprob": -0.5, "rank": 2, "decoded_token": name}
+    both: Any = await client.completions.create(
+        model="tiny", prompt=PROMPT, extra_body=fields | {"n": 1, "echo": True, "logprobs": 3, "max_tokens": 0}
+    )
+    [choice] = both.choices
+    assert {len(top) for top in choice.logprobs.top_logprobs[1:]} == {3}
+    assert choice.prompt_logprobs == whole.choices[0].prompt_logprobs
+    assert (both.usage.prompt_tokens, both.usage.completion_tokens) == (len(ids), 0)
+    one: Any = await client.completions.create(
+        model="tiny", prompt=ids[:1], extra_body=fields | {"echo": True, "logprobs": 3, "max_tokens": 0, "n": 1}
+    )
+    assert one.choices[0].prompt_logprobs == one.choices[0].logprobs.token_logprobs == [None]
+    with pytest.raises(openai.BadRequestError, match="at most 131072"):
+        fields = {"n": 128, "prompt_logprobs": 20}
+        await client.completions.create(model="tiny", prompt=ids[:1] * 60, extra_body=fields)
+
+
 async def test_a_stop_token_of_the_client_is_named_and_the_models_own_is_not(client: Client) -> None:
     ids = client.outputs(PROMPT, max_tokens=40, stop_token_ids=())
     stop = ids[10]

@@ -1,5 +1,6 @@
 """What the dispatcher does when workers, messages or attempts are lost."""
 
+import json
 import random
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -9,6 +10,7 @@ import pytest
 from common.errors import ErrorCode
 from common.wire.messages import Role, TokenBatch
 from common.wire.packing import pack_ids, unpack_ids
+from router.logprobs import TokenStrings
 from router.member import Member
 from router.request_state import Completion, State
 from tests.router.bench import LENGTH, NET, TERMINAL_STATES, VOCAB, Bench, Result, decode_ids, result_of
@@ -26,6 +28,65 @@ def test_a_prefill_worker_lost_before_the_first_token() -> None:
     assert bench.aborts() == [("d0", "cmpl-1", 0)]
     bench.token(other, completion, 0, 1, LENGTH)
     assert result_of(completion) == Result("b", "length", None)
+    bench.assert_idle()
+
+
+async def told_of(completion: Completion) -> list[float | None]:
+    """The log-probability of each token of its prompt."""
+    assert completion.prompt_log is not None
+    parts = json.loads(await completion.prompt_log.told(TokenStrings(Mock(strings=lambda ids: [None])), 1))
+    return [None if part is None else next(iter(part.values()))["logprob"] for part in parts]
+
+
+async def test_a_prefill_worker_lost_amid_what_it_tells_of_a_prompt() -> None:
+    bench = Bench(num_prefill=2)
+    completion = bench.submit(num_prompt_tokens=8, num_prompt_logprobs=1, prompt_only=True)
+    first = bench.route(completion).prefill
+    bench.prompt_logprobs(first, completion, range(1, 4))
+    bench.lose(first)
+    (_, before), (to, request) = bench.requests()
+    assert (before.num_prompt_logprobs, before.first_scored) == (1, 1)
+    assert (request.num_prompt_logprobs, request.first_scored) == (1, 4)
+    other = bench.pool.find(to)
+    assert other is not None
+    bench.prompt_logprobs(first, completion, range(4, 8), attempt=0)
+    bench.prompt_logprobs(other, completion, range(1, 4))
+    bench.prompt_logprobs(other, completion, range(4, 8))
+    bench.token(other, completion, 0, 1, LENGTH)
+    assert result_of(completion) == Result("", "length", None) and not completion.outputs
+    assert await told_of(completion) == [None, -1.0, -1.0, -1.0, -2.0, -2.0, -2.0, -2.0]
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("positions", "ids"),
+    [(range(1, 3), ()), (range(1, 4), (1, 2, 2)), (range(1, 4), (1, 2, VOCAB)), (range(1, 5), (1, 2, 3, 4))],
+    ids=["too few", "another prompt", "no token", "too many"],
+)
+async def test_what_cannot_be_told_of_a_prompt_leads_to_a_replay(positions: range, ids: tuple[int, ...]) -> None:
+    bench = Bench()
+    completion = bench.submit(num_prompt_logprobs=1)
+    prefill = bench.prefills[0]
+    bench.prompt_logprobs(prefill, completion, positions, ids)
+    if not ids:
+        bench.token(prefill, completion, 0, 1)
+    assert completion.attempt == 1 and not completion.outputs
+    bench.prompt_logprobs(prefill, completion, range(3 if not ids else 1, 4))
+    bench.token(prefill, completion, 0, 1, LENGTH)
+    assert result_of(completion) == Result("b", "length", None)
+    assert None not in (await told_of(completion))[1:]
+    bench.assert_idle()
+
+
+def test_what_is_known_of_a_prompt_is_not_asked_again() -> None:
+    bench = Bench(num_decode=2)
+    completion = bench.submit(num_prompt_logprobs=2)
+    bench.prompt_logprobs(bench.prefills[0], completion, range(1, 4))
+    bench.token(bench.prefills[0], completion, 0, 1)
+    bench.lose(bench.route(completion).decode)
+    assert [request.num_prompt_logprobs for _, request in bench.requests()] == [2, 0]
+    bench.token(bench.prefills[0], completion, 1, 2, LENGTH)
+    assert result_of(completion) == Result("bc", "length", None)
     bench.assert_idle()
 
 

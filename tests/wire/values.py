@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, PackedFloats, Prose, Range, Rule
 from common.wire.frames import TAGS
 from common.wire.handoff_messages import KVHandoff, KVPoolExport, KVProgress
-from common.wire.messages import InquiryReply, LogprobBatch, Message, PrefillRequest, Role, TokenBatch, WorkerReady
+from common.wire.messages import (
+    InquiryReply,
+    LogprobBatch,
+    Message,
+    PrefillRequest,
+    PromptLogprobs,
+    Role,
+    TokenBatch,
+    WorkerReady,
+)
 from common.wire.packing import pack_floats
 
 FEW = 6  # rows or ids of one message
@@ -135,6 +144,9 @@ def _consistent(message: Any) -> Any:
         case LogprobBatch():
             ones = _packed([1] * len(message.request_ids))
             return dataclasses.replace(message, token_ids=message.output_indices, num_logprobs=ones)
+        case PromptLogprobs():
+            ones = _packed([1] * (len(message.ranks) // ID_BYTES))
+            return dataclasses.replace(message, num_logprobs=ones)
         case TokenBatch():
             return dataclasses.replace(message, token_ids=message.output_indices)
         case WorkerReady(role=Role.PREFILL):
