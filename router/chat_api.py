@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from common.errors import RequestError
+from router.chat_answer import THINK, ToolFormat
 from router.chat_fields import CHAT_FIELDS
 from router.chat_template import ChatTemplate, template_error
 from router.completion_fields import MAX_MAX_TOKENS
@@ -36,10 +37,17 @@ def parse_chat(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Completio
     options = values["chat_template_kwargs"]
     if "add_generation_prompt" in options:
         raise wrong("chat_template_kwargs", options, "add_generation_prompt as a field of the request")
-    text = _prompt(template, messages, values, MAX_CHARS_PER_TOKEN * max_model_len)
+    tools = _tools(template, values)
+    text = _prompt(template, messages, values, tools, MAX_CHARS_PER_TOKEN * max_model_len)
     if not text:
         raise template_error("it writes nothing")
-    return replace(request, prompts=[text], usual_max_tokens=MAX_MAX_TOKENS)
+    response = replace(
+        request.response,
+        has_thoughts=template.has_thoughts,
+        is_thinking=template.has_thoughts and text.rstrip().endswith(THINK),
+        tool_format=template.tool_format.value if tools else "",
+    )
+    return replace(request, prompts=[text], response=response, usual_max_tokens=MAX_MAX_TOKENS)
 
 
 def template_of(tokenizer: Tokenizer) -> ChatTemplate:
@@ -50,17 +58,30 @@ def template_of(tokenizer: Tokenizer) -> ChatTemplate:
     return tokenizer.chat_template
 
 
-def _prompt(template: ChatTemplate, messages: Conversation, values: dict[str, Any], max_chars: int) -> str:
+def _tools(template: ChatTemplate, values: dict[str, Any]) -> list[Any]:
+    """Those that the template gets; raises RequestError where it takes none, or calls would not be understood."""
+    tools: list[Any] = values["tools"] if values["tool_choice"] == "auto" else []
+    if tools and template.tool_format is ToolFormat.NONE:
+        message = (
+            "tools: the model's chat template asks for calls in neither Qwen3's nor Llama 3's format; leave it out"
+        )
+        raise RequestError(message, param="tools", code="unsupported_value")
+    return tools
+
+
+def _prompt(
+    template: ChatTemplate, messages: Conversation, values: dict[str, Any], tools: list[Any], max_chars: int
+) -> str:
     continues, begins = values["continue_final_message"], values["add_generation_prompt"]
     if continues and begins:
         raise wrong("continue_final_message", True, "false where add_generation_prompt is true")
     options = {"add_generation_prompt": not continues if begins is None else begins, **values["chat_template_kwargs"]}
     messages = _known_roles(template, messages)
     if not continues:
-        return template.render(messages, options, max_chars)
+        return template.render(messages, options, max_chars, tools)
     *before, last = messages
     mark = f"[{secrets.token_hex(16)}]"
-    written = template.render([*before, last | {"content": last["content"] + mark}], options, max_chars)
+    written = template.render([*before, last | {"content": last["content"] + mark}], options, max_chars, tools)
     if mark not in written:
         raise template_error("it does not write the last message, so nothing can continue it")
     return written[: written.rindex(mark)]

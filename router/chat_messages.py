@@ -106,6 +106,34 @@ class Objects:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """A rule: functions that may be called; gives them as they are, for the template to show."""
+
+    wants = (
+        f'a list of at most {MAX_CALLS} {{"type": "function", "function": {{"name": "...", "parameters": {{...}}}}}}'
+    )
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        properties = {"name": {"type": "string"}, "parameters": {"type": "object"}}
+        function = {"type": "object", "properties": properties, "required": ["name"]}
+        tool_properties = {"type": {"const": "function"}, "function": function}
+        tool = {"type": "object", "properties": tool_properties, "required": ["type", "function"]}
+        return {"type": "array", "items": tool, "maxItems": MAX_CALLS}
+
+    def checked(self, name: str, value: Any) -> list[Any]:
+        if not isinstance(value, list) or len(value) > MAX_CALLS:
+            raise wrong(name, value, self.wants)
+        for index, tool in enumerate(value):
+            function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+            if not isinstance(function, dict) or not is_text(function.get("name")):
+                raise wrong(f"{name}[{index}]", tool, self.wants)
+            if not isinstance(function.get("parameters", {}), dict):
+                raise wrong(f"{name}[{index}].function.parameters", function["parameters"], "an object")
+        return value
+
+
 FUNCTION = Table(Field("name", Text()), Field("arguments", Arguments(), {}))
 CALL = Table(Field("id", Text()), Field("type", OneOf(("function",)), "function"), Field("function", Object(FUNCTION)))
 MESSAGE = Table(

@@ -20,10 +20,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import ConfigError, RequestError
-from router.json_rules import shown
+from router.chat_answer import CALL, THINK_END, ToolFormat
+from router.json_rules import is_text, shown
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
+LLAMA_CALL = '"parameters": dictionary of argument name'
+"""In the words with which Llama 3's templates ask for calls."""
 RENDER_CPU_S = 2.0
 """Far more than the longest conversation takes."""
 AGAIN_S = 0.1
@@ -38,15 +41,36 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = special_tokens
 
-    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], max_chars: int) -> str:
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether answers begin with what the model thinks, between tags."""
+        return THINK_END in self.source
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How it tells the model to call tools."""
+        if CALL in self.source:
+            return ToolFormat.HERMES
+        return ToolFormat.LLAMA if LLAMA_CALL in self.source else ToolFormat.NONE
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        max_chars: int,
+        tools: Sequence[Any] = (),
+    ) -> str:
         """The prompt; raises RequestError (400) with the reason for a template that gives none.
 
         `options` are further variables, all of which the template has to know. Call in the main thread.
         """
+        variables = {**self._special_tokens, "messages": messages, **options} | ({"tools": tools} if tools else {})
         try:
             with _cpu_time(RENDER_CPU_S):
                 self._check_known(options)
-                return self._text({**self._special_tokens, "messages": messages, **options}, max_chars)
+                if tools and "tools" not in self._variables:
+                    raise template_error("it takes no tools")
+                return self._text(variables, max_chars)
         except RequestError:
             raise
         except _OutOfTimeError:
@@ -65,7 +89,10 @@ class ChatTemplate:
             if num_chars > max_chars:
                 raise template_error(f"it wrote more than {max_chars} characters, which no prompt may have")
             pieces.append(piece)
-        return "".join(pieces)
+        text = "".join(pieces)
+        if not is_text(text):
+            raise template_error("it writes what is not valid Unicode")
+        return text
 
     def _check_known(self, options: Mapping[str, Any]) -> None:
         taken = {"messages", "tools", "documents", *self._special_tokens, *_ENVIRONMENT.globals}

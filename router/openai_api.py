@@ -42,6 +42,9 @@ class ResponseOptions:
     tokens_as_ids: bool  # wherever tokens are named
     num_echoed_logprobs: int = 0  # of each prompt token in `logprobs`, its own and those of the likeliest
     num_prompt_logprobs: int = 0  # of each prompt token in `prompt_logprobs`, the same
+    has_thoughts: bool = False  # of a chat, see `chat_answer`
+    is_thinking: bool = False
+    tool_format: str = ""
 
     @property
     def num_scores(self) -> int:

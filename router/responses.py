@@ -62,20 +62,26 @@ class ChunkWriter:
 
     def chunk(self, delivery: Delivery) -> bytes:
         """One event; a finish reason stands only in a choice's last, and with it what ended the text."""
+        content = self._content(delivery)
         reason = "null"
         if delivery.finish_reason is not None:
-            reason = f'"{delivery.finish_reason}", "stop_reason": {json.dumps(self._completion.stop_reason)}'
+            stop = json.dumps(self._completion.stop_reason)
+            reason = f'"{self._finish_reason(delivery.finish_reason)}", "stop_reason": {stop}'
         ids = self._token_ids(delivery) if self._options.token_ids else ""
         after = (
             f', "logprobs": {self._logprobs(delivery)}, "finish_reason": {reason}{ids}}}]{self._usage(delivery)}}}\n\n'
         )
-        written = self._before + self._content(delivery.text) + after
+        written = self._before + content + after
         self._num_sent = delivery.num_outputs
         return written.encode("ascii")
 
-    def _content(self, text: str) -> str:
+    def _content(self, delivery: Delivery) -> str:
         """The field that has the text."""
-        return f'"text": {encode_basestring_ascii(text)}'
+        return f'"text": {encode_basestring_ascii(delivery.text)}'
+
+    def _finish_reason(self, reason: str) -> str:
+        """As clients know it; asked after `_content`."""
+        return reason
 
     def _logprobs(self, delivery: Delivery) -> str:
         """Of the tokens since the last event."""

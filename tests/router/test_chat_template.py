@@ -63,6 +63,7 @@ def test_it_writes_what_transformers_writes(options: dict[str, Any]) -> None:
         ("{{ raise_exception('x' * 10000) }}", "xxx"),
         ("{{ messages[0].content.nothing.more }}", "nothing"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ 'a\\ud800' }}", "not valid Unicode"),
         ("{% if %}", "Expected an expression"),
         ("{{ open('/etc/passwd') }}", "'open' is undefined"),
     ],

@@ -1,0 +1,148 @@
+"""An answer taken apart: thoughts, text and calls, the same however it arrives."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import RequestError
+from common.wire.sampling_params import SamplingParams
+from router.chat_answer import MAX_CALLS, AnswerParser
+from router.chat_responses import ChatChunkWriter, chat_choice_body
+from router.chat_template import ChatTemplate
+from router.detokenizer import TextStream
+from router.openai_api import ResponseOptions
+from router.request_state import Completion, Delivery, Mailbox
+
+F = '{"name": "f", "arguments": {"a": "ü"}}'
+F_CALL = ("f", {"a": "ü"})
+LLAMA_F = '{"name": "f", "parameters": {"a": "ü"}}'
+DEEP = "[" * 100_000
+
+
+def options(tool_format: str, *, is_thinking: bool = False) -> ResponseOptions:
+    plain = dict.fromkeys(("stream", "include_usage", "continuous_usage", "token_ids", "tokens_as_ids"), False)
+    return ResponseOptions(**plain, has_thoughts=True, is_thinking=is_thinking, tool_format=tool_format)
+
+
+def completion() -> Completion:
+    return Completion(
+        "chatcmpl-1-0", 0, [1], SamplingParams(), TextStream(lambda _: ""), Mailbox(), finish_reason="stop"
+    )
+
+
+def streamed(pieces: list[str], how: ResponseOptions) -> tuple[dict[str, Any], str]:
+    """The message and the finish reason that a client puts together."""
+    writer = ChatChunkWriter({"id": "1"}, how, completion())
+    events = [writer.chunk(Delivery(0, piece, index + 1)) for index, piece in enumerate(pieces[:-1])]
+    events.append(writer.chunk(Delivery(0, pieces[-1], len(pieces), "stop")))
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    reason = ""
+    for event in b"".join(events).decode().split("\n\n")[:-1]:
+        (choice,) = json.loads(event.removeprefix("data: "))["choices"]
+        for name, value in choice["delta"].items():
+            if name != "role":
+                message[name] += value
+        reason = choice["finish_reason"] or reason
+    return message, reason
+
+
+def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
+    calls = message.get("tool_calls", [])
+    assert [call["index"] for call in calls] == [*range(len(calls))]
+    assert len({call["id"] for call in calls}) == len(calls)
+    named = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+    return message.get("reasoning_content", ""), message["content"] or "", named
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "expected"),
+    [
+        ("", "Hello\n", ("", "Hello\n", [])),
+        ("", "<think>\nwhy\n\nso\n</think>\n\nHello", ("why\n\nso", "Hello", [])),
+        ("", "\n<think>why", ("why", "", [])),
+        ("", "<think>\n\n</think>\n\nHello", ("", "Hello", [])),
+        ("", "<thin air", ("", "<thin air", [])),
+        ("", "a <think>b</think>", ("", "a <think>b</think>", [])),
+        ("", f"<tool_call>{F}</tool_call>", ("", f"<tool_call>{F}</tool_call>", [])),
+        ("", F, ("", F, [])),
+        ("thinking", "why\n</think>\n\nHello", ("why", "Hello", [])),
+        ("hermes", f"<tool_call>\n{F}\n</tool_call>", ("", "", [F_CALL])),
+        ("hermes", f"<think>x</think>\n\nI call.\n<tool_call>{F}</tool_call>\n<tool_call>{F}</tool_call>",
+         ("x", "I call.", [F_CALL, F_CALL])),
+        ("hermes", f"<tool_call>{F}", ("", "", [F_CALL])),
+        ("hermes", "a <tool_call>{</tool_call> b", ("", "a <tool_call>{</tool_call> b", [])),
+        ("hermes", '<tool_call>{"name": 5}</tool_call>', ("", '<tool_call>{"name": 5}</tool_call>', [])),
+        ("hermes", f"<tool_call>{DEEP}</tool_call>", ("", f"<tool_call>{DEEP}</tool_call>", [])),
+        ("hermes", "1 < 2\n<tool", ("", "1 < 2\n<tool", [])),
+        ("llama", LLAMA_F, ("", "", [F_CALL])),
+        ("llama", f"<|python_tag|>{LLAMA_F}; {LLAMA_F}", ("", "", [F_CALL, F_CALL])),
+        ("llama", ' {"a": 1}', ("", ' {"a": 1}', [])),
+        ("llama", f"{LLAMA_F} is it", ("", f"{LLAMA_F} is it", [])),
+        ("llama", f"It is {LLAMA_F}", ("", f"It is {LLAMA_F}", [])),
+        ("llama", LLAMA_F * (MAX_CALLS + 1), ("", LLAMA_F * (MAX_CALLS + 1), [])),
+    ],
+)  # fmt: skip
+def test_whole_or_by_the_character(how: str, text: str, expected: Any) -> None:
+    form = options("" if how == "thinking" else how, is_thinking=how == "thinking")
+    whole = chat_choice_body(text, completion(), form)
+    reason = "tool_calls" if expected[2] else "stop"
+    assert (told(whole["message"]), whole["finish_reason"]) == (expected, reason)
+    if len(text) < 1000:
+        message, end = streamed(list(text), form)
+        assert (told(message), end) == (expected, reason)
+
+
+PARTS = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    F,
+    LLAMA_F,
+    "{",
+    "\n",
+    " ",
+    "<",
+    "a",
+    ";",
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(PARTS), max_size=12),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+    how=st.sampled_from(["", "hermes", "llama"]),
+    is_thinking=st.booleans(),
+)
+def test_it_does_not_matter_how_it_is_cut(parts: list[str], cuts: list[int], how: str, is_thinking: bool) -> None:
+    text = "".join(parts)
+    ends = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[begin:end] for begin, end in pairwise(ends)]
+    form = options(how, is_thinking=is_thinking)
+    message, _ = streamed(pieces, form)
+    assert told(message) == told(chat_choice_body(text, completion(), form)["message"])
+
+
+def test_text_is_shown_as_soon_as_it_is_certain() -> None:
+    parser = AnswerParser(has_thoughts=True, is_thinking=False, tool_format="hermes")
+    shown = [parser.feed(piece) for piece in ("<think>", "why", " so", "</think>", "\n\nHe", "llo <", "b")]
+    assert [part.thought for part in shown] == ["", "why", " so", "", "", "", ""]
+    assert [part.content for part in shown] == ["", "", "", "", "He", "llo ", "<b"]
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def test_tools_reach_a_template_that_takes_them() -> None:
+    source = "{% if tools %}{{ tools | tojson }} in <tool_call></tool_call>{% endif %}"
+    template = ChatTemplate(source, {})
+    assert template.tool_format == "hermes"
+    assert template.render([], {}, 1000, TOOLS) == f"{json.dumps(TOOLS)} in <tool_call></tool_call>"
+    with pytest.raises(RequestError, match="takes no tools"):
+        ChatTemplate("<tool_call>", {}).render([], {}, 1000, TOOLS)
