@@ -15,6 +15,7 @@ from common.config import ModelSection
 from common.errors import RequestError
 from router.bodies import NUM_FREE_BYTES
 from router.chat_fields import CHAT_FIELDS
+from router.chat_template import ChatTemplate
 from router.reading import Kind, parse_chat_body, read, tokenized, unpack
 from router.responses import error_body
 from router.tokenizer import Tokenizer
@@ -249,6 +250,24 @@ def test_whatever_is_sent_is_a_request_or_an_error_and_packed_it_is_the_same(
         assert vars(caught.value) == vars(error)
     else:
         assert unpack(read(bytearray(data), ours, 100, Kind.CHAT)) == request
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_how_an_answer_is_taken_apart_follows_from_the_template_and_the_request(
+    ours: Tokenizer, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    source = "{% if tools %}<tool_call>{% endif %}</think>{% if add_generation_prompt %}<think>\n{% endif %}"
+    monkeypatch.setattr(ours, "chat_template", ChatTemplate(source, {}))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for begins in (True, False):
+        fields = {"messages": [USER], "tools": tools, "tool_choice": choice, "add_generation_prompt": begins, "seed": 1}
+        request = unpack(read(bytearray(json.dumps(fields).encode()), ours, 100, Kind.CHAT))
+        how = request.response
+        assert (how.has_thoughts, how.is_thinking) == (True, begins)
+        assert how.tool_format == ("hermes" if choice == "auto" else "")
+        (prompt,) = request.prompts
+        assert not isinstance(prompt, str)
+        assert ours.decode_all(prompt).startswith("<tool_call>") is (choice == "auto")
 
 
 def test_calls_of_tools_reach_the_template_as_it_reads_them(ours: Tokenizer) -> None:

@@ -35,6 +35,29 @@ QWEN_LIKE = """
     {%- endif %}
 {%- endif %}
 """
+LLAMA_LIKE = """{%- if custom_tools is defined %}
+    {%- set tools = custom_tools %}
+{%- endif %}
+{%- if not date_string is defined %}
+    {%- set date_string = "26 Jul 2024" %}
+{%- endif %}
+{%- if not tools is defined %}
+    {%- set tools = none %}
+{%- endif %}
+{%- if messages[0]['role'] == 'user' %}
+    {%- set messages = messages[1:] %}
+{%- endif %}
+{{- date_string + "\n" }}
+{%- if tools is not none %}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) }}
+    {%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {{- message['content'] | trim }}
+{%- endfor %}
+"""
+TOOLS = [{"type": "function", "function": {"name": "grüße", "parameters": {"type": "object"}}}]
 
 
 def rendered(source: str, max_chars: int = 1000, **options: Any) -> str:
@@ -45,6 +68,13 @@ def rendered(source: str, max_chars: int = 1000, **options: Any) -> str:
 def test_it_writes_what_transformers_writes(options: dict[str, Any]) -> None:
     texts, _ = render_jinja_template([MESSAGES], chat_template=QWEN_LIKE, **options)
     assert rendered(QWEN_LIKE, **options) == texts[0]
+
+
+@pytest.mark.parametrize("tools", [[], TOOLS])
+@pytest.mark.parametrize("options", [{}, {"date_string": "today"}])
+def test_it_writes_what_transformers_writes_of_tools(options: dict[str, Any], tools: list[Any]) -> None:
+    texts, _ = render_jinja_template([MESSAGES], chat_template=LLAMA_LIKE, tools=tools or None, **options)
+    assert ChatTemplate(LLAMA_LIKE, {}).render(MESSAGES, options, 1000, tools) == texts[0]
 
 
 @pytest.mark.parametrize(
