@@ -1,8 +1,7 @@
 """OpenAI's chat API: a JSON body in, a checked request out whose prompt is what the model's chat template wrote."""
 
-import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import RequestError
@@ -10,6 +9,7 @@ from router.chat_answer import THINK, ToolFormat
 from router.chat_fields import CHAT_FIELDS
 from router.chat_template import ChatTemplate, template_error
 from router.completion_fields import MAX_MAX_TOKENS
+from router.control_tokens import new_mark
 from router.json_rules import wrong
 from router.openai_api import CompletionRequest, check_model, json_object, request_of
 from router.tokenizer import MAX_CHARS_PER_TOKEN, Tokenizer
@@ -17,15 +17,22 @@ from router.tokenizer import MAX_CHARS_PER_TOKEN, Tokenizer
 Conversation = Sequence[dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """What the model's template made of a conversation."""
+
+    text: str
+    mark: str  # see `control_tokens`; "" without one
+    template: ChatTemplate
+    has_tools: bool
+
+
 def parse_chat(body: Any, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
     """Check every field and write the prompt; raises RequestError naming the first that is wrong."""
     info = tokenizer.info
     values = CHAT_FIELDS.read(json_object(body))
     check_model(values["model"], info.name)
-    messages = values["messages"]
-    if messages is None:
-        message = f"messages is missing: send {CHAT_FIELDS.fields['messages'].rule.wants}"
-        raise RequestError(message, param="messages", code="missing_field")
+    CHAT_FIELDS.require("messages", values)
     max_tokens = _max_tokens(values)
     shared = values | {
         "echo": False,
@@ -33,21 +40,36 @@ def parse_chat(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Completio
         "max_tokens": MAX_MAX_TOKENS if max_tokens is None else max_tokens,
     }
     request = request_of(shared, (), max_tokens, info.vocab_size, info.eos_token_ids)
-    template = template_of(tokenizer)
-    options = values["chat_template_kwargs"]
-    if "add_generation_prompt" in options:
-        raise wrong("chat_template_kwargs", options, "add_generation_prompt as a field of the request")
-    tools = _tools(template, values)
-    text = _prompt(template, messages, values, tools, MAX_CHARS_PER_TOKEN * max_model_len)
-    if not text:
-        raise template_error("it writes nothing")
+    prompt = write_prompt(values, tokenizer, max_model_len)
+    template = prompt.template
     response = replace(
         request.response,
         has_thoughts=template.has_thoughts,
-        is_thinking=template.has_thoughts and text.rstrip().endswith(THINK),
-        tool_format=template.tool_format.value if tools else "",
+        is_thinking=template.has_thoughts and prompt.text.rstrip().endswith(THINK),
+        tool_format=template.tool_format.value if prompt.has_tools else "",
     )
-    return replace(request, prompts=[text], response=response, usual_max_tokens=MAX_MAX_TOKENS)
+    encoding = replace(request.encoding, mark=prompt.mark)
+    return replace(
+        request, prompts=[prompt.text], encoding=encoding, response=response, usual_max_tokens=MAX_MAX_TOKENS
+    )
+
+
+def write_prompt(values: dict[str, Any], tokenizer: Tokenizer, max_model_len: int) -> ChatPrompt:
+    """That of a conversation; call in the main thread. Raises RequestError for one that the template does not take."""
+    template = template_of(tokenizer)
+    if "add_generation_prompt" in values["chat_template_kwargs"]:
+        message = "add_generation_prompt as a field of the request"
+        raise wrong("chat_template_kwargs", values["chat_template_kwargs"], message)
+    said = {name: values[name] for name in ("messages", "chat_template_kwargs")} | {"tools": _tools(template, values)}
+    mark = new_mark()
+    try:
+        said = tokenizer.control_tokens.broken(said, mark)
+    except RecursionError:
+        raise template_error("it is nested too deep") from None
+    text = _prompt(template, values | said, MAX_CHARS_PER_TOKEN * max_model_len)
+    if not text:
+        raise template_error("it writes nothing")
+    return ChatPrompt(text, mark if mark in text else "", template, bool(said["tools"]))
 
 
 def template_of(tokenizer: Tokenizer) -> ChatTemplate:
@@ -69,18 +91,16 @@ def _tools(template: ChatTemplate, values: dict[str, Any]) -> list[Any]:
     return tools
 
 
-def _prompt(
-    template: ChatTemplate, messages: Conversation, values: dict[str, Any], tools: list[Any], max_chars: int
-) -> str:
+def _prompt(template: ChatTemplate, values: dict[str, Any], max_chars: int) -> str:
     continues, begins = values["continue_final_message"], values["add_generation_prompt"]
     if continues and begins:
         raise wrong("continue_final_message", True, "false where add_generation_prompt is true")
     options = {"add_generation_prompt": not continues if begins is None else begins, **values["chat_template_kwargs"]}
-    messages = _known_roles(template, messages)
+    messages, tools = _known_roles(template, values["messages"]), values["tools"]
     if not continues:
         return template.render(messages, options, max_chars, tools)
     *before, last = messages
-    mark = f"[{secrets.token_hex(16)}]"
+    mark = new_mark()
     written = template.render([*before, last | {"content": last["content"] + mark}], options, max_chars, tools)
     if mark not in written:
         raise template_error("it does not write the last message, so nothing can continue it")

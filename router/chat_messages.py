@@ -99,10 +99,7 @@ class Objects:
         if not isinstance(value, dict):
             raise wrong(name, value, f"an object with `{self.required}`")
         found = {key: each for key, each in self.table.read(value, f"{name}.").items() if each is not None}
-        if self.required not in found:
-            field = f"{name}.{self.required}"
-            wants = self.table.fields[self.required].rule.wants
-            raise RequestError(f"{field} is missing: send {wants}", param=field, code="missing_field")
+        self.table.require(self.required, found, f"{name}.")
         return found
 
 

@@ -31,7 +31,8 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
     yield f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['summary'])}</p>"
     if "requestBody" in operation:
         for content in operation["requestBody"]["content"].values():
-            yield from _table(content["schema"]["properties"].items(), content["schema"]["required"])
+            for schema in content["schema"].get("anyOf", [content["schema"]]):
+                yield from _table(schema["properties"].items(), schema["required"])
     yield "<h3>Responses</h3><table>"
     for status, response in operation["responses"].items():
         kinds = " or ".join(response["content"])

@@ -50,6 +50,13 @@ class Table:
                 raise self._unknown(name, within)
         return {name: self._value(field, body.get(name), within) for name, field in self.fields.items()}
 
+    def require(self, name: str, values: dict[str, Any], within: str = "") -> None:
+        """Raise RequestError if an object has no value of the field."""
+        if values.get(name) is None:
+            param = within + name
+            message = f"{param} is missing: send {self.fields[name].rule.wants}"
+            raise RequestError(message, param=param, code="missing_field")
+
     @property
     def schema(self) -> dict[str, Any]:
         """Of the object, as JSON schema."""

@@ -76,12 +76,16 @@ def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int,
     """Check every field; raises RequestError naming the first that is wrong."""
     values = COMPLETION_FIELDS.read(json_object(body))
     check_model(values["model"], model_name)
+    COMPLETION_FIELDS.require("prompt", values)
     if values["best_of"] not in (None, 0, 1, values["n"]):
         raise wrong("best_of", values["best_of"], f"0, 1 or what n is, {values['n']}: no text is made and not returned")
     if values["max_tokens"] == 0 and not values["echo"]:
         raise wrong("max_tokens", 0, "at least 1, or echo = true")
     asked = None if body.get("max_tokens") is None else values["max_tokens"]
-    return request_of(values, _prompts(values["prompt"], vocab_size), asked, vocab_size, eos_token_ids)
+    for prompt in values["prompt"]:
+        if not isinstance(prompt, str):
+            check_vocabulary("prompt", prompt, vocab_size)
+    return request_of(values, values["prompt"], asked, vocab_size, eos_token_ids)
 
 
 def request_of(
@@ -132,15 +136,6 @@ def check_model(model: str | None, model_name: str) -> None:
             code="model_not_found",
             status=404,
         )
-
-
-def _prompts(prompts: Sequence[Prompt] | None, vocab_size: int) -> Sequence[Prompt]:
-    if prompts is None:
-        raise RequestError("prompt is missing: send a text or token ids", param="prompt", code="missing_field")
-    for prompt in prompts:
-        if not isinstance(prompt, str):
-            check_vocabulary("prompt", prompt, vocab_size)
-    return prompts
 
 
 def _encoding(values: dict[str, Any]) -> Encoding:

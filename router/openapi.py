@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -16,7 +16,7 @@ from router.json_fields import Table
 from router.model_handlers import get_model, get_models, post_detokenize, post_tokenize
 from router.shapes import schema_of
 from router.status_handlers import OPEN_TO_ALL, get_health, get_live, get_load, get_metrics, get_version
-from router.token_api import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from router.token_api import DETOKENIZE_FIELDS, TOKENIZE_CHAT_FIELDS, TOKENIZE_FIELDS
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 REASONS = {
@@ -33,6 +33,8 @@ REASONS = {
 }
 OF_ALL = (400, 431, 500)
 OF_BODIES = (404, 408, 413, 415, 429)
+Body: TypeAlias = tuple[Table, str]
+"""Fields of an object, and the one that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,21 @@ class Endpoint:
 
     answer: Any  # of `shapes`, or str
     media_types: tuple[str, ...] = (JSON,)
-    fields: Table | None = None
-    required: str = ""
+    bodies: tuple[Body, ...] = ()  # any one of them
     errors: tuple[int, ...] = ()
 
 
 ENDPOINTS: dict[Handler, Endpoint] = {
-    post_completions: Endpoint(shapes.CompletionBody, (JSON, EVENTS), COMPLETION_FIELDS, "prompt", (*OF_BODIES, 503)),
-    post_chat_completions: Endpoint(shapes.ChatBody, (JSON, EVENTS), CHAT_FIELDS, "messages", (*OF_BODIES, 503)),
-    post_tokenize: Endpoint(shapes.Tokens, fields=TOKENIZE_FIELDS, required="prompt", errors=OF_BODIES),
-    post_detokenize: Endpoint(shapes.PromptText, fields=DETOKENIZE_FIELDS, required="tokens", errors=OF_BODIES),
+    post_completions: Endpoint(
+        shapes.CompletionBody, (JSON, EVENTS), ((COMPLETION_FIELDS, "prompt"),), (*OF_BODIES, 503)
+    ),
+    post_chat_completions: Endpoint(
+        shapes.ChatBody, (JSON, EVENTS), ((CHAT_FIELDS, "messages"),), (*OF_BODIES, 503)
+    ),
+    post_tokenize: Endpoint(
+        shapes.Tokens, bodies=((TOKENIZE_FIELDS, "prompt"), (TOKENIZE_CHAT_FIELDS, "messages")), errors=OF_BODIES
+    ),
+    post_detokenize: Endpoint(shapes.PromptText, bodies=((DETOKENIZE_FIELDS, "tokens"),), errors=OF_BODIES),
     get_models: Endpoint(shapes.ModelList),
     get_model: Endpoint(shapes.Model, errors=(404,)),
     get_health: Endpoint(shapes.Health),
@@ -101,8 +108,9 @@ def _operation(path: str, handler: Handler, endpoint: Endpoint, is_guarded: bool
     }
     if handler is get_health:
         operation["responses"]["503"] = _response("not now; `missing` says why", (JSON,), answer)
-    if endpoint.fields is not None:
-        content = {JSON: {"schema": _request_schema(endpoint.fields, endpoint.required)}}
+    if endpoint.bodies:
+        schemas = [_request_schema(table, required) for table, required in endpoint.bodies]
+        content = {JSON: {"schema": {"anyOf": schemas} if len(schemas) > 1 else schemas[0]}}
         operation["requestBody"] = {"required": True, "content": content}
     if "{" in path:
         name = path[path.index("{") + 1 : path.index("}")]

@@ -17,7 +17,8 @@ from router.bodies import NUM_FREE_BYTES
 from router.chat_api import template_of
 from router.openai_api import CompletionRequest
 from router.reader_process import ReaderProcess
-from router.reading import Kind, answer, parse_body, tokenized
+from router.reading import Kind, answer, parse_body, tokenized, values_of
+from router.token_api import is_chat
 from router.tokenizer import Tokenizer
 
 MAX_INLINE = 512
@@ -54,8 +55,11 @@ class Reader:
         """The JSON that answers a body, given in pieces; raises RequestError."""
         if sum(map(len, pieces)) > NUM_FREE_BYTES:
             return await self._process.answer(kind, pieces, max_model_len)
-        loop = asyncio.get_running_loop()
         data = b"".join(pieces)
+        if kind is Kind.TOKENIZE and is_chat(values_of(data)):
+            template_of(self._tokenizer)
+            return await self._chat_process.answer(kind, [data], max_model_len)
+        loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, answer, kind, data, self._tokenizer, max_model_len)
 
     async def warm_up(self) -> None:

@@ -45,19 +45,30 @@ ANSWERS: dict[Kind, Callable[[Any, Tokenizer, int], Tokens | PromptText]] = {
 """What needs nothing but the tokenizer."""
 
 
+def values_of(data: bytes | bytearray) -> Any:
+    """What the JSON says; raises RequestError for what is none. Empties a `data` that can be emptied."""
+    try:
+        text = data.decode(json.detect_encoding(data), "surrogatepass")
+        if isinstance(data, bytearray):
+            data.clear()
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error!s:.100}", code="invalid_json") from None
+
+
 def parse_body(data: bytes | bytearray, info: ModelInfo) -> CompletionRequest:
     """Check everything but lengths; raises RequestError naming what is wrong. Empties a `data` that can be emptied."""
-    return parse(_values(data), info.name, info.vocab_size, info.eos_token_ids)
+    return parse(values_of(data), info.name, info.vocab_size, info.eos_token_ids)
 
 
 def parse_chat_body(data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
     """The same for a chat, whose prompt is a text then; in a process of its own, as it runs the model's template."""
-    return parse_chat(_values(data), tokenizer, max_model_len)
+    return parse_chat(values_of(data), tokenizer, max_model_len)
 
 
 def answer(kind: Kind, data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:
     """The JSON that answers a body of one of `ANSWERS`; raises RequestError. Empties a `data` that can be emptied."""
-    return json.dumps(ANSWERS[kind](_values(data), tokenizer, max_model_len)).encode("ascii")
+    return json.dumps(ANSWERS[kind](values_of(data), tokenizer, max_model_len)).encode("ascii")
 
 
 def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
@@ -126,16 +137,6 @@ def unpack_answer(reply: bytes) -> bytes:
     """The answer that `read` found; raises its RequestError."""
     found: bytes = _reply_values(reply)["answer"]
     return found
-
-
-def _values(data: bytes | bytearray) -> Any:
-    try:
-        text = data.decode(json.detect_encoding(data), "surrogatepass")
-        if isinstance(data, bytearray):
-            data.clear()
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error!s:.100}", code="invalid_json") from None
 
 
 def _reply_values(reply: bytes) -> dict[str, Any]:

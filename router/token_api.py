@@ -7,30 +7,56 @@ from typing import Any
 
 from common.config import MAX_TOKENS
 from common.errors import RequestError
+from router.chat_api import write_prompt
+from router.chat_fields import CHAT_FIELDS
 from router.json_fields import Field, Table
-from router.json_rules import Boolean, Only, Text
+from router.json_rules import Boolean, Text
 from router.openai_api import check_model, json_object
 from router.prompts import Encoding, TokenIdList, check_vocabulary
 from router.shapes import PromptText, Tokens
 from router.tokenizer import Tokenizer
 
 MODEL = Field("model", Text(), None, "the served model's name; another one is a 404")
+STRINGS = Field("return_token_strs", Boolean(), False, "`token_strs`, each token as the vocabulary writes it")
 
 TOKENIZE_FIELDS = Table(
     MODEL,
     Field("prompt", Text(), None, "required"),
     Field("add_special_tokens", Boolean(), True, "the tokens that the model puts around a text, as BOS, are put there"),
-    Field("return_token_strs", Boolean(), False, "`token_strs`, each token as the vocabulary writes it"),
-    Field("messages", Only((), "send a prompt")),
+    STRINGS,
 )
+TOKENIZE_CHAT_FIELDS = Table(
+    MODEL,
+    *(
+        CHAT_FIELDS.fields[name]
+        for name in (
+            "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
+            "add_special_tokens", "tools", "tool_choice", "chat_template",
+        )
+    ),
+    STRINGS,
+)  # fmt: skip
 DETOKENIZE_FIELDS = Table(MODEL, Field("tokens", TokenIdList(MAX_TOKENS), None, "required"))
 
 
+def is_chat(body: Any) -> bool:
+    """Whether it asks for the tokens of a conversation, for which the model's template is run."""
+    return isinstance(body, dict) and body.get("messages") is not None
+
+
 def tokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Tokens:
-    """The tokens of the text `prompt`; raises RequestError."""
-    values = _read(TOKENIZE_FIELDS, body, tokenizer, required="prompt")
-    encoding = Encoding(add_special_tokens=values["add_special_tokens"])
-    (ids,) = tokenizer.encode([values["prompt"]], max_model_len, encoding)
+    """The tokens of the text `prompt`, or of the conversation `messages`; raises RequestError.
+
+    A conversation only in the main thread.
+    """
+    if is_chat(body):
+        values = _read(TOKENIZE_CHAT_FIELDS, body, tokenizer, required="messages")
+        prompt = write_prompt(values, tokenizer, max_model_len)
+        text, encoding = prompt.text, Encoding(add_special_tokens=values["add_special_tokens"], mark=prompt.mark)
+    else:
+        values = _read(TOKENIZE_FIELDS, body, tokenizer, required="prompt")
+        text, encoding = values["prompt"], Encoding(add_special_tokens=values["add_special_tokens"])
+    (ids,) = tokenizer.encode([text], max_model_len, encoding)
     return {
         "count": len(ids),
         "max_model_len": max_model_len,
@@ -52,7 +78,5 @@ def detokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> PromptTex
 def _read(table: Table, body: Any, tokenizer: Tokenizer, required: str) -> dict[str, Any]:
     values = table.read(json_object(body))
     check_model(values["model"], tokenizer.info.name)
-    if values[required] is None:
-        wants = table.fields[required].rule.wants
-        raise RequestError(f"{required} is missing: send {wants}", param=required, code="missing_field")
+    table.require(required, values)
     return values

@@ -16,6 +16,7 @@ from common.config import MAX_TOKENS, ModelSection
 from common.errors import ConfigError
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.chat_template import load_chat_template
+from router.control_tokens import ControlTokens
 from router.json_rules import wrong
 from router.prompts import Encoding, Prompt, TokenIds, too_long
 
@@ -58,6 +59,9 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.chat_template = load_chat_template(path)
+        special = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.control_tokens = ControlTokens(special.values())
+        self._special_ids = frozenset(special)
         self.info = ModelInfo(
             name=section.served_name,
             model_fingerprint=model_fingerprint(path),
@@ -101,24 +105,51 @@ class Tokenizer:
     def _encode(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
         if encoding.max_tokens is not None:
             return self._encode_part(text, encoding.max_tokens, encoding)
+        self._check_length(text.replace(encoding.mark, "") if encoding.mark else text, max_model_len)
+        if encoding.mark:
+            return self._completed(self._encode_marked(text, encoding.mark), encoding)
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=encoding.add_special_tokens)
+        return array("i", encoded.ids)
+
+    def _check_length(self, text: str, max_model_len: int) -> None:
         if len(text) > MAX_CHARS_PER_TOKEN * max_model_len:
             raise too_long(f"{len(text)} characters, more than {MAX_CHARS_PER_TOKEN} a token", max_model_len)
         if len(text) > USUAL_CHARS_PER_TOKEN * max_model_len and self._has_more_tokens(text, max_model_len):
             raise too_long(f"more than {max_model_len} tokens", max_model_len)
-        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=encoding.add_special_tokens)
-        return array("i", encoded.ids)
 
     def _encode_part(self, text: str, max_tokens: int, encoding: Encoding) -> TokenIds:
         """Of an end of the text that is long enough; the tokens that the model puts around a text are all there."""
         num_special = self._tokenizer.num_special_tokens_to_add(False) if encoding.add_special_tokens else 0
         if max_tokens <= num_special:
             raise wrong("truncate_prompt_tokens", max_tokens, f"more than the {num_special} tokens put around a text")
-        num_chars = MAX_CHARS_PER_TOKEN * max_tokens
-        part = text[-num_chars:] if encoding.keep_end else text[:num_chars]
-        (encoded,) = self._tokenizer.encode_batch_fast([part], add_special_tokens=False)
+        if encoding.mark:  # no longer than a template may write
+            encoded = self._encode_marked(text, encoding.mark)
+        else:
+            num_chars = MAX_CHARS_PER_TOKEN * max_tokens
+            part = text[-num_chars:] if encoding.keep_end else text[:num_chars]
+            (encoded,) = self._tokenizer.encode_batch_fast([part], add_special_tokens=False)
         encoded.truncate(max_tokens - num_special, direction="left" if encoding.keep_end else "right")
+        return self._completed(encoded, encoding)
+
+    def _completed(self, encoded: tokenizers.Encoding, encoding: Encoding) -> TokenIds:
         whole = self._tokenizer.post_process(encoded, add_special_tokens=encoding.add_special_tokens)
         return array("i", whole.ids)
+
+    def _encode_marked(self, text: str, mark: str) -> tokenizers.Encoding:
+        """What is between special tokens is encoded as if there were none; never call it in two threads at once."""
+        (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        places = [place for i, place in zip(found.ids, found.offsets, strict=True) if i in self._special_ids]
+        ends = [0, *(end for _, end in places)]
+        begins = [*(begin for begin, _ in places), len(text)]
+        between = [text[end:begin].replace(mark, "") for end, begin in zip(ends, begins, strict=True)]
+        special = self._tokenizer.encode_batch([text[begin:end] for begin, end in places], add_special_tokens=False)
+        self._tokenizer.encode_special_tokens = True  # as text
+        try:
+            first, *others = self._tokenizer.encode_batch(between, add_special_tokens=False)
+        finally:
+            self._tokenizer.encode_special_tokens = False
+        in_order = [first, *(part for pair in zip(special, others, strict=True) for part in pair)]
+        return tokenizers.Encoding.merge(in_order)
 
     def _has_more_tokens(self, text: str, limit: int) -> bool:
         """Whether `text` surely has, counted piece by piece until it does: a cut adds few tokens, if any."""

@@ -13,6 +13,7 @@ from router.bodies import NUM_FREE_BYTES
 from tests.router.conftest import MAX_MODEL_LEN, Cluster, StartCluster
 
 JSON = {"Content-Type": "application/json"}
+USER = {"role": "user", "content": "the fox"}
 TEXT = "the quick brown fox; schöne Grüße aus Köln, 你好 🎉"
 
 
@@ -56,7 +57,10 @@ async def test_a_text_goes_there_and_back(
         ("/tokenize", {"prompt": [1]}, "prompt", "invalid_value"),
         ("/tokenize", {"prompt": "a", "add_special_token": True}, "add_special_token", "unknown_field"),
         ("/tokenize", {"prompt": "a", "model": "other"}, "model", "model_not_found"),
-        ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, "messages", "unsupported_value"),
+        ("/tokenize", {"messages": []}, "messages", "invalid_value"),
+        ("/tokenize", {"messages": [USER], "prompt": "a"}, "prompt", "unknown_field"),
+        ("/tokenize", {"messages": [USER | {"role": "tool"}]}, "messages", "chat_template_error"),
+        ("/tokenize", {"messages": [USER], "chat_template": "{{ 1 }}"}, "chat_template", "unsupported_value"),
         ("/tokenize", {"prompt": "x" * 17 * MAX_MODEL_LEN}, "prompt", "context_length_exceeded"),
         ("/tokenize", [], None, "invalid_json"),
         ("/detokenize", {}, "tokens", "missing_field"),
@@ -70,6 +74,24 @@ async def test_what_is_wrong_is_named(
 ) -> None:
     status, answer = await ask(session, path, body, num_padding)
     assert (status // 100, answer["error"]["param"], answer["error"]["code"]) == (4, param, code)
+
+
+@LENGTHS
+async def test_of_a_conversation_they_are_those_that_an_answer_follows(
+    session: aiohttp.ClientSession, tokenizer: tokenizers.Tokenizer, num_padding: int
+) -> None:
+    messages = [{"role": "system", "content": "Be brief<|endoftext|>"}, USER]
+    written = {
+        "system: Be brief<|endoftext|>\nuser: the fox\nassistant: now": {"chat_template_kwargs": {"be_quick": True}},
+        "system: Be brief<|endoftext|>\nuser: the fox\n": {"add_generation_prompt": False},
+        "system: Be brief<|endoftext|>\nuser: the fox": {"continue_final_message": True},
+    }
+    for text, fields in written.items():
+        asked = {"messages": messages, "return_token_strs": True, **fields}
+        status, tokens = await ask(session, "/tokenize", asked, num_padding)
+        assert (status, tokens["count"]) == (200, len(tokens["tokens"]))
+        assert 0 not in tokens["tokens"] and len(tokens["token_strs"]) == tokens["count"]
+        assert tokenizer.decode(tokens["tokens"], skip_special_tokens=False) == text
 
 
 async def test_an_empty_text_has_no_tokens(session: aiohttp.ClientSession) -> None:
