@@ -51,9 +51,7 @@ ENDPOINTS: dict[Handler, Endpoint] = {
     post_completions: Endpoint(
         shapes.CompletionBody, (JSON, EVENTS), ((COMPLETION_FIELDS, "prompt"),), (*OF_BODIES, 503)
     ),
-    post_chat_completions: Endpoint(
-        shapes.ChatBody, (JSON, EVENTS), ((CHAT_FIELDS, "messages"),), (*OF_BODIES, 503)
-    ),
+    post_chat_completions: Endpoint(shapes.ChatBody, (JSON, EVENTS), ((CHAT_FIELDS, "messages"),), (*OF_BODIES, 503)),
     post_tokenize: Endpoint(
         shapes.Tokens, bodies=((TOKENIZE_FIELDS, "prompt"), (TOKENIZE_CHAT_FIELDS, "messages")), errors=OF_BODIES
     ),

@@ -7,6 +7,7 @@ else, so that a frame full of lists is refused at the first that no field asks f
 
 import dataclasses
 import typing
+import zlib
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
@@ -17,7 +18,6 @@ from common.errors import WireError
 from common.wire.fields import Length, Rule
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.messages import (
-    WIRE_VERSION,
     Abort,
     DecodePeer,
     Heartbeat,
@@ -76,6 +76,23 @@ TAGS: dict[int, type[Message]] = {
 
 Reader = Callable[[msgpack.Unpacker], Any]
 """Takes a value off the unpacker, or raises WireError."""
+
+
+def _shape(annotation: Any) -> Any:
+    """What frames have of a type: names and scalars."""
+    if dataclasses.is_dataclass(annotation):
+        hints = typing.get_type_hints(annotation, include_extras=True)
+        return [(name, _shape(hints[name])) for name in annotation.__dataclass_fields__]
+    if isinstance(annotation, type) and issubclass(annotation, IntEnum):
+        return [(member.name, member.value) for member in annotation]
+    if isinstance(annotation, type):
+        return annotation.__name__
+    kind, *_ = typing.get_args(annotation)
+    return [_shape(typing.get_args(kind)[0])] if typing.get_origin(kind) is tuple else _shape(kind)
+
+
+WIRE_VERSION = zlib.crc32(repr([(tag, cls.__name__, _shape(cls)) for tag, cls in TAGS.items()]).encode())
+"""Follows from all messages and their fields, so that programs whose messages differ refuse one another's."""
 
 
 def encode(message: Message) -> bytes:

@@ -3,8 +3,8 @@
 Here are those of the router; what workers say to one another is in `handoff_messages`.
 
 On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`).
-Rules: fields are only ever appended, tags are never reused, token ids and block ids travel as
-int32 bytes (`packing`), and nothing is pickled. The type of a field says what it may hold (`fields`),
+The version follows from the messages themselves. Tags are never reused, token ids and block ids travel as int32
+bytes (`packing`), and nothing is pickled. The type of a field says what it may hold (`fields`),
 `relations` how fields depend on one another: what is otherwise never leaves `frames.decode`.
 
 Identity. A worker makes a new `epoch` at each start and puts it into everything it says; a request
@@ -44,8 +44,6 @@ from common.wire.fields import (
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.kv_layout import KVLayout
 from common.wire.sampling_params import SamplingParams
-
-WIRE_VERSION = 2
 
 
 class Role(IntEnum):

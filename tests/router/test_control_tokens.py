@@ -56,7 +56,8 @@ LLAMA = {
     {%- endfor %}
 {%- endif %}
 {%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
     {%- for call in message.tool_calls or [] %}
         {{- '{"name": "' + call.function.name + '", "parameters": ' + call.function.arguments | tojson + '}' }}
     {%- endfor %}
@@ -111,7 +112,11 @@ def ids_of(ours: Tokenizer, **fields: Any) -> list[int]:
 
 def rendered(family: dict[str, Any], **fields: Any) -> str:
     """What transformers writes."""
-    options = {"add_generation_prompt": True, "bos_token": family["special"][0], **fields.pop("chat_template_kwargs", {})}
+    options = {
+        "add_generation_prompt": True,
+        "bos_token": family["special"][0],
+        **fields.pop("chat_template_kwargs", {}),
+    }
     messages = fields.pop("messages")
     texts, _ = render_jinja_template(
         [messages], chat_template=family["chat_template"], tools=fields.get("tools"), **options

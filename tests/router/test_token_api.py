@@ -81,7 +81,7 @@ async def test_of_a_conversation_they_are_those_that_an_answer_follows(
     session: aiohttp.ClientSession, tokenizer: tokenizers.Tokenizer, num_padding: int
 ) -> None:
     messages = [{"role": "system", "content": "Be brief<|endoftext|>"}, USER]
-    written = {
+    written: dict[str, dict[str, Any]] = {
         "system: Be brief<|endoftext|>\nuser: the fox\nassistant: now": {"chat_template_kwargs": {"be_quick": True}},
         "system: Be brief<|endoftext|>\nuser: the fox\n": {"add_generation_prompt": False},
         "system: Be brief<|endoftext|>\nuser: the fox": {"continue_final_message": True},

@@ -10,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ErrorCode, WireError
-from common.wire.frames import MAX_FRAME_BYTES, decode, encode
+from common.wire.frames import MAX_FRAME_BYTES, WIRE_VERSION, _shape, decode, encode
 from common.wire.handoff_messages import KVLease, KVProgress
 from common.wire.kv_layout import KVLayout
-from common.wire.messages import WIRE_VERSION, Abort, LogprobBatch, Message, RequestFailed, Role, TokenBatch
+from common.wire.messages import (
+    Abort,
+    LogprobBatch,
+    Message,
+    PrefillRequest,
+    RequestFailed,
+    Role,
+    TokenBatch,
+    WorkerReady,
+)
 from common.wire.packing import pack_floats, pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from tests.messages import LAYOUT, kv_handoff, pool_export, prefill_request, worker_ready
@@ -142,7 +151,7 @@ def test_the_error_names_the_field() -> None:
 
 
 def test_other_versions_tags_and_sizes_are_refused() -> None:
-    with pytest.raises(WireError, match=r"wire version 9, this program speaks 2"):
+    with pytest.raises(WireError, match=rf"wire version 9, this program speaks {WIRE_VERSION}"):
         decode(msgpack.packb([9, 26, "r", 0]))
     with pytest.raises(WireError, match="unknown tag 99"):
         decode(msgpack.packb([WIRE_VERSION, 99]))
@@ -153,7 +162,17 @@ def test_other_versions_tags_and_sizes_are_refused() -> None:
 
 
 def test_tags_are_stable() -> None:
-    assert encode(Abort("r", 1)) == msgpack.packb([2, 26, "r", 1])
+    assert encode(Abort("r", 1)) == msgpack.packb([WIRE_VERSION, 26, "r", 1])
+
+
+def test_the_version_follows_from_fields_at_any_depth() -> None:
+    shape = _shape(PrefillRequest)
+    assert {type(hint) for _, hint in shape} == {str, list}
+    (sampling,) = [fields for name, fields in shape if name == "sampling"]
+    assert [name for name, _ in sampling] == [*SamplingParams.__dataclass_fields__]
+    assert ("biases", ["float"]) in sampling and ("seed", "int") in sampling
+    assert dict(_shape(WorkerReady))["role"] == [("PREFILL", 1), ("DECODE", 2)]
+    assert msgpack.unpackb(encode(Abort("r", 1)))[0] == WIRE_VERSION
 
 
 def test_ids_are_four_bytes_each() -> None:
