@@ -27,6 +27,7 @@ MIN_STEP_TOKENS, MAX_STEP_TOKENS = 16, 1 << 20
 GPU_STEP_TOKENS, CPU_STEP_TOKENS = 8192, 1024
 MAX_QUEUED_TOKENS = 1 << 40
 MAX_POOL_BYTES = 1 << 44
+MAX_PRIORITY = (1 << 31) - 1
 DAY_S = 86_400.0
 LEAST_SILENCE_S = 0.1
 
@@ -120,8 +121,15 @@ class RouterSection:
         "long HTTP bodies held at once, together; above it clients get 429 with Retry-After",
         within=(1024, 1 << 36),
     )
+    min_priority: int = option(
+        0,
+        "the most urgent `priority` that clients may ask for, lower goes first; what is below it is refused",
+        within=(-MAX_PRIORITY, 0),
+    )
     api_key_file: str = option(
-        "", "file with API keys, one a line: who shows none of them gets 401; without a file everybody may ask"
+        "",
+        "file with API keys, one a line: who shows none of them gets 401; read again when it changes; without a file "
+        "everybody may ask",
     )
     cors_origins: str = option(
         "", "origins whose pages a browser lets call, separated by commas; * is any", form=ORIGINS

@@ -34,6 +34,7 @@ PROMPT_LOGPROBS = (
     "the same of each prompt token, by ids, with ranks; not with `stream`; for up to 131,072 numbers of prompt tokens, "
     "times `n`"
 )
+PRIORITY = "lower goes first, always; below `router.min_priority`, which is 0 unless set, it is refused"
 CACHE_SALT = Text(128, min_chars=1, without="@/\\\0")
 NO_GRAMMAR = "structured output is not implemented; leave it out"
 
@@ -71,7 +72,7 @@ GENERATION_FIELDS = (
     Field("return_tokens_as_token_ids", Boolean(), False, "`logprobs` names tokens by their ids, `token_id:5`"),
     Field("cache_salt", CACHE_SALT, None, "taken, without effect: no request uses anything of another's prompt"),
     Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
-    Field("priority", Integer(-MAX_INT32, MAX_INT32), 0, "lower goes first, always"),
+    Field("priority", Integer(-MAX_INT32, MAX_INT32), 0, PRIORITY),
     Field("bad_words", Only(([],))),
     Field("use_beam_search", Only((False,))),
     Field("length_penalty", Only((1,))),

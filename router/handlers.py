@@ -16,6 +16,7 @@ from router.api_keys import OWNER
 from router.fronts import CHATS, COMPLETIONS, Front
 from router.http_request import CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, received
 from router.job import Job, make_job, submitted
+from router.json_rules import wrong
 from router.prompt_shapes import NOTHING
 from router.request_state import Delivery, Mailbox
 from router.responses import DONE, JSON, ChunkWriter, choice_json, error_body, event
@@ -63,6 +64,7 @@ async def _job(request: web.Request, front: Front) -> Job:
     try:
         async with received(request) as body:
             checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
+        _check_priority(checked.priority, service.config.router.min_priority)
         if request[OWNER]:
             checked = replace(checked, client=request[OWNER])  # a user's name is easily invented
         head = front.head(request[REQUEST_ID], service.tokenizer.info.name, stream=checked.response.stream)
@@ -71,6 +73,12 @@ async def _job(request: web.Request, front: Front) -> Job:
         if error.param == "prompt" and error.code != "unknown_field":
             error.param = front.prompt_field
         raise
+
+
+def _check_priority(priority: int, most_urgent: int) -> None:
+    """Raise RequestError for a client that would go before all others, unless the server lets it."""
+    if priority < most_urgent:
+        raise wrong("priority", priority, f"at least router.min_priority, {most_urgent}: lower goes first")
 
 
 async def _whole(front: Front, job: Job) -> web.Response:

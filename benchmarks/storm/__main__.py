@@ -31,8 +31,8 @@ from tests.e2e.system import System
 
 FLAGS = ("--model-dtype", "float32", "--prefill-max-batch-tokens", "256", "--decode-max-num-seqs", "24")
 """Float32, so that texts are the same in any batch; small steps and batches, so that prompts come in pieces."""
-ROUTER_FLAGS = ("--router-max-attempts", "100")
-"""To the router, who has bad luck looks like a request that kills workers; here no request does."""
+ROUTER_FLAGS = ("--router-max-attempts", "100", "--router-min-priority", "-1")
+"""To the router, who has bad luck looks like a request that kills workers; here no request does. Some are urgent."""
 SETTLE_DEADLINE_S = 60.0
 FAULTS = ("lost", "wrong", "crashed", "left over")
 IDLE_GAUGES = (

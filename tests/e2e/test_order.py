@@ -31,9 +31,9 @@ async def test_who_comes_later_and_is_short_or_urgent_is_done_before_those_that_
             return completion
 
         with System(directory, *flags).start(prefill=num_prefill) as system:
-            tasks = [asyncio.create_task(ask("long", prompt)) for prompt in longs]
+            tasks = [asyncio.create_task(ask("long", prompt, priority=1)) for prompt in longs]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            later = [ask("short", short), ask("urgent", urgent, priority=-1)]
+            later = [ask("short", short, priority=1), ask("urgent", urgent)]
             completions = await asyncio.gather(*later, *tasks)
     reference = Reference(directory, model)
     assert [c.text for c in completions[:4]] == [reference.text(prompt, 2) for prompt in [short, urgent, *longs[:2]]]

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from common.config import Config, RouterSection
 from common.errors import ConfigError
@@ -17,7 +18,7 @@ from router.api_keys import ApiKeys
 from router.status_handlers import OPEN_TO_ALL
 from tests.router.conftest import Cluster, StartCluster
 
-FIRST, SECOND = "sk-first-0123456789abcdef", "sk-second-0123456789abcdef"
+FIRST, SECOND, THIRD = "sk-first-0123456789abcdef", "sk-second-0123456789abcdef", "sk-third-0123456789abcdef"
 
 
 @pytest.fixture
@@ -105,6 +106,52 @@ async def test_every_key_is_compared_whichever_is_shown(
         compared.clear()
         await statuses_of_models(cluster, key)
         assert len(set(compared)) == len(compared) == 2
+
+
+async def test_keys_come_and_go_while_it_runs(
+    start_cluster: StartCluster, key_file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    cluster = await start_cluster(api_key_file=key_file)
+
+    async def until(**wanted: int) -> None:
+        keys = {"first": FIRST, "second": SECOND, "third": THIRD}
+        for _ in range(100):
+            if {name: await statuses_of_models(cluster, keys[name]) for name in wanted} == wanted:
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"never: {wanted}")
+
+    path = Path(key_file)
+    await until(first=200, second=200, third=401)
+    path.write_text(f"{SECOND}\n{THIRD}\n")
+    await until(first=401, second=200, third=200)
+    path.with_name("new").write_text(f"{FIRST}\n")
+    path.with_name("new").replace(path)
+    await until(first=200, second=401, third=401)
+    path.write_text("short\n")
+    for problem in ("line 1: a key is", "No such file"):
+        for _ in range(100):
+            assert await statuses_of_models(cluster, FIRST) == 200
+            assert await statuses_of_models(cluster, SECOND) == 401
+            if problem in caplog.text:
+                break
+            await asyncio.sleep(0.1)
+        assert problem in caplog.text
+        path.unlink(missing_ok=True)
+    path.write_text(f"{THIRD}\n")
+    await until(first=401, second=401, third=200)
+    assert not any(key in caplog.text for key in (FIRST, SECOND, THIRD))
+
+
+def test_a_key_that_stays_is_the_same_client(key_file: str) -> None:
+    first, second = (ApiKeys(key_file).owner(shows(key)) for key in (FIRST, SECOND))
+    Path(key_file).write_text(f"{SECOND}\n")
+    assert first != second == ApiKeys(key_file).owner(shows(SECOND))
+
+
+def shows(key: str) -> Any:
+    return make_mocked_request("GET", "/", headers={"X-Api-Key": key})
 
 
 async def statuses_of_models(cluster: Cluster, key: str) -> int:

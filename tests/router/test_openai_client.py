@@ -240,6 +240,27 @@ async def test_explicit_nulls_and_values_that_change_nothing_are_taken(client: C
     assert (caught.value.param, caught.value.code) == ("max_token", "unknown_field")
 
 
+@pytest.mark.parametrize(("most_urgent", "refused"), [(0, -1), (-5, -6)])
+async def test_nobody_is_more_urgent_than_the_server_lets_clients_be(
+    start_cluster: StartCluster, most_urgent: int, refused: int
+) -> None:
+    cluster = await start_cluster(min_priority=most_urgent)
+    cluster.decode(transport="none")
+    await cluster.until(cluster.service.pool.is_usable, "a worker")
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "a"},
+        "/v1/chat/completions": {"messages": [{"role": "user"}]},
+    }
+    async with aiohttp.ClientSession(cluster.url) as session:
+        for path, fields in asked.items():
+            for priority, status in ((most_urgent, 200), (9, 200), (refused, 400)):
+                body = {"priority": priority, "max_tokens": 1, **fields}
+                async with session.post(path, json=body) as response:
+                    answer = await response.json()
+                    assert response.status == status, answer
+            assert answer["error"]["param"] == "priority" and "router.min_priority" in answer["error"]["message"]
+
+
 async def test_an_error_inside_a_stream_is_an_event_of_its_own(client: Client, cluster: Cluster) -> None:
     cluster.workers[1].mute = True
     reading = asyncio.create_task(events(cluster, prompt=client.visible_prompt()))
