@@ -89,3 +89,5 @@ class ErrorCode(IntEnum):
     """The request is larger than the worker's whole pool; no replay can help."""
     NO_CHOICE = 6
     """The model's logits were all NaN or -inf: there was no token to choose, and would be none elsewhere."""
+    GRAMMAR = 7
+    """The request's grammar cannot be followed any further; no replay can help."""

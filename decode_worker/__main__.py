@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import zmq
 
@@ -10,6 +11,7 @@ from common.device.engine import Engine, build_engine
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import make_trace
 from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from common.grammar.followers import make_followers
 from common.serving.drain import Drain
 from common.serving.worker_main import make_ready, worker_main
 from common.wire.endpoints import resolved
@@ -59,7 +61,14 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
         handoff_endpoint=hub.endpoint,
     )
     return DecodeWorker(
-        config, engine, batch=batch, runner=runner, prompt_runner=prompt_runner, hub=hub, ready=ready, drain=drain
+        config,
+        engine,
+        runner=runner,
+        prompt_runner=prompt_runner,
+        hub=hub,
+        ready=ready,
+        drain=drain,
+        followers=make_followers(Path(config.model.path), engine.vocab_size),
     )
 
 

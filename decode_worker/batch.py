@@ -8,7 +8,7 @@ next can be launched before the host has seen this one's tokens. The host only w
 import torch
 from torch import Tensor
 
-from common.device.adjustments import Adjustments, SlotFill
+from common.device.adjustments import Adjustments, SlotFill, make_grammar_masks
 from common.device.sampling_tensors import sampling_tensors
 from common.kernels.operands import RowState, SamplingTensors
 from common.ops.base import ForwardBatch
@@ -38,6 +38,8 @@ class DecodeBatch:
         )
         self.cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)  # [max_rows + 1]
         self.adjustments = Adjustments(max_rows, vocab, device)
+        # A place for each active sequence, and for each that ended while a step in flight may read there.
+        self.grammars = make_grammar_masks(2 * max_rows, max_rows, vocab, device)
         self._ops = RowOps(device)
         self._uploader = RowUploader(max_blocks, max_len, device)
 
@@ -72,4 +74,4 @@ def _slot_fill(fill: Fill) -> SlotFill:
     """All of a new sequence's tokens but the last, which the next step counts."""
     sequence = fill.sequence
     num_outputs = max(0, sequence.num_outputs - 1)
-    return SlotFill(fill.state_slot, sequence.sampling, sequence.token_ids[:-1], num_outputs)
+    return SlotFill(fill.state_slot, sequence.sampling, sequence.token_ids[:-1], num_outputs, place=sequence.place)

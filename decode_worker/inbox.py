@@ -12,6 +12,7 @@ from common.wire.packing import unpack_ids
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.worker_id import is_from
+from decode_worker.guides import Guides
 from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.scheduler import DecodeScheduler
@@ -30,11 +31,12 @@ class Inbox:
         scheduler: DecodeScheduler,
         intake: Intake,
         local_prompts: LocalPrompts,
+        guides: Guides,
         drain: Drain,
     ) -> None:
         self.worker_id, self.epoch = link.ready.worker_id, link.ready.epoch
         self.link, self.hub, self.drain = link, hub, drain
-        self.scheduler, self.intake, self.local_prompts = scheduler, intake, local_prompts
+        self.scheduler, self.intake, self.local_prompts, self.guides = scheduler, intake, local_prompts, guides
 
     def receive(self) -> None:
         """Act on everything that has arrived."""
@@ -108,6 +110,7 @@ class Inbox:
         elif objection := self.scheduler.objection(sequence):
             self.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
+            self.guides.begin(sequence)
             self.local_prompts.accept(sequence, message.priority, message.turn)
 
     def _abort(self, request_id: str, attempt: int) -> None:

@@ -43,6 +43,7 @@ class LocalPrompt:
             is_last=not self.num_left,
             sequence_ids=sequence.token_ids,
             num_outputs=sequence.num_outputs,
+            mask=sequence.mask,
             num_prompt_logprobs=sequence.num_prompt_logprobs,
             first_scored=sequence.first_scored,
         )
@@ -89,7 +90,8 @@ class LocalPrompts:
     def has_chunk(self) -> bool:
         """Whether a chunk can be launched now: none is in flight, and some prompt can go on or begin."""
         if self.in_flight is None and self.next is None:
-            self.next = next(iter(self.order.next_step(self.prompts, self._start)), None)
+            ready = [prompt for prompt in self.prompts if not prompt.sequence.awaits_mask]
+            self.next = next(iter(self.order.next_step(ready, self._start)), None)
         return self.next is not None
 
     def launch(self) -> None:

@@ -17,8 +17,8 @@ NO_SLOT = -1
 class Fill:
     """`row` holds `sequence` from now on.
 
-    All of its state is known to the host but for one thing: the last token of a sequence that moved
-    is in row `source`, on the device, which may be ahead of the host. A new sequence has source -1.
+    All of its state is known to the host but for two things: the last token of a sequence that moved, and its length,
+    are in row `source`, on the device, which may be ahead of the host. A new sequence has source -1.
     So it is with what is kept for it in `state_slot`: a new one's is to be filled.
     """
 

@@ -94,7 +94,8 @@ class DecodeRunner:
         sampling = self.batch.sampling_rows(num_rows)
         unadjusted = logits.clone() if kind.has_logprobs else logits
         slots, adjustments = self.batch.state.state_slots[:num_rows], self.batch.adjustments.tensors
-        sampler.adjust(logits, sampling, slots, adjustments, forward_batch.token_ids, forward_batch.seq_lens)
+        columns = (forward_batch.token_ids, forward_batch.seq_lens)
+        sampler.adjust(logits, sampling, slots, adjustments, *columns, self.batch.grammars)
         sampler.sample_and_advance(logits, sampling, forward_batch, self.landing.ring)
         if kind.has_logprobs:
             sampler.land_logprobs(unadjusted, sampling, forward_batch.token_ids, self.landing.logprob_ring)

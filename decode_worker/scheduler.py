@@ -103,6 +103,13 @@ class DecodeScheduler:
                 self.rows.leave(sequence)
                 self.resting.append(sequence)
 
+    def was_late(self, sequence: DecodeSequence) -> None:
+        """A step has chosen nothing for it for want of its mask: the next one tries again."""
+        if not sequence.ended:
+            sequence.num_scheduled -= 1
+            if sequence.row < 0 and sequence not in self.resting:
+                self.resting.append(sequence)
+
     def is_starved(self) -> bool:
         """Whether sequences have sat a step out and wait for more blocks than steps in flight will let go."""
         num_wanted = sum(not sequence.num_in_flight for sequence in self.resting)

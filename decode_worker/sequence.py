@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from common.grammar.follower import Follower
+from common.wire.output_token import OutputToken
 from common.wire.sampling_params import SamplingParams
 
 Key = tuple[str, int]
@@ -29,6 +33,11 @@ class DecodeSequence:
     num_prompt_logprobs: int = 0  # of each prompt token, where the prompt is computed here
     first_scored: int = 0  # position from which on they are wanted
     ended: bool = False  # finished, failed or aborted: what steps in flight still yield is dropped
+    follower: Follower | None = None  # of its grammar, if it is under one
+    mask: np.ndarray | None = None  # what its grammar lets follow the tokens, once that is known
+    mask_position: int = -1  # of the last mask that steps find
+    place: int = -1  # where they find it, see `guides`
+    unsent: OutputToken | None = None  # the last token, until its grammar has taken it
 
     def __post_init__(self) -> None:
         self.num_scheduled = len(self.token_ids)
@@ -46,3 +55,13 @@ class DecodeSequence:
     def wants_step(self) -> bool:
         """Whether another token may be scheduled."""
         return not self.ended and self.num_scheduled < self.max_total_tokens
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether it is not known yet what its grammar lets follow."""
+        return self.follower is not None and self.mask is None
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the next step surely finds what it needs of its grammar; while one is in flight nobody knows."""
+        return self.follower is None or self.mask_position == self.num_scheduled

@@ -24,15 +24,16 @@ from common.device.landing import LOOK_INTERVAL_S, PendingOutput
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import WAIT
 from common.errors import ErrorCode
+from common.grammar.followers import Followers
 from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
-from common.serving.finish import NO_CHOICE_REASON, finish_reason
+from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.wire.messages import FinishReason, WorkerReady
 from common.wire.output_token import OutputToken
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.token_columns import TokenColumns
-from decode_worker.batch import DecodeBatch
+from decode_worker.guides import Guides
 from decode_worker.inbox import Inbox
 from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
@@ -52,6 +53,8 @@ class DecodeStep:
 
     pending: PendingOutput
     sequences: list[DecodeSequence]
+    guided: list[DecodeSequence]  # those under a grammar
+    unsure: list[DecodeSequence]  # of those, whose mask it may not find in time
 
 
 class DecodeWorker:
@@ -62,26 +65,27 @@ class DecodeWorker:
         config: Config,
         engine: Engine,
         *,
-        batch: DecodeBatch,
         runner: DecodeRunner,
         prompt_runner: PromptRunner,
         hub: Hub,
         ready: WorkerReady,
         drain: Drain,
+        followers: Followers[DecodeSequence],
     ) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.worker_id, self.epoch = ready.worker_id, ready.epoch
-        self.engine, self.batch, self.runner, self.hub, self.drain = engine, batch, runner, hub, drain
+        self.engine, self.batch, self.runner, self.hub, self.drain = engine, runner.batch, runner, hub, drain
         self.scheduler = DecodeScheduler(engine.allocator, config.kv.block_size, ready.max_num_seqs, engine.max_len)
         self.intake = Intake(engine, self.scheduler, config.decode, hub, self.worker_id, self.epoch)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, config.decode.local_chunk_tokens)
+        self.guides = Guides(followers, self.batch.grammars)
         self.trace = runner.trace
         self.in_flight: DecodeStep | None = None
         self.pace = Pace()
         self.num_idle_polls = 0
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
-        self.inbox = Inbox(self.link, hub, self.scheduler, self.intake, self.local_prompts, drain)
+        self.inbox = Inbox(self.link, hub, self.scheduler, self.intake, self.local_prompts, self.guides, drain)
         self.poller = zmq.Poller()
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         self.poller.register(hub.socket, zmq.POLLIN)
@@ -104,6 +108,7 @@ class DecodeWorker:
         with self.trace.phase("receive"):
             self.inbox.receive()
             self.admit()
+            self.heed()
         self.step()
         with self.trace.phase("emit"):
             self.emit()
@@ -114,6 +119,8 @@ class DecodeWorker:
     def admit(self) -> None:
         """Move handoffs along; nothing here waits for a copy."""
         for sequence in self.intake.finish_pulls():
+            self.guides.begin(sequence)
+            self.guides.enter(sequence)
             self.scheduler.activate(sequence)
         self.intake.start_pulls()
         self.intake.tend()
@@ -121,6 +128,21 @@ class DecodeWorker:
             self.inbox.fail(*failure)
         if (report := self.intake.sources.tend()) is not None:
             self.link.send(report)
+
+    def heed(self) -> None:
+        """What grammars have said: masks are there, and tokens that waited for it can be sent."""
+        for sequence, outcome in self.guides.take():
+            token, sequence.unsent = sequence.unsent, None
+            reason = FinishReason.NOT_FINISHED
+            if token is not None:
+                reason = finish_reason(token.token_id, sequence.num_outputs, sequence.sampling)
+                reason = FinishReason.STOP if outcome.is_over else reason
+            if token is None and outcome.is_over:
+                self._give_up(sequence, "nothing can follow the text")
+            elif outcome.problem and reason is FinishReason.NOT_FINISHED:
+                self._give_up(sequence, outcome.problem)
+            elif token is not None:
+                self._tell(sequence, token, reason)
 
     def step(self) -> None:
         """Launch the next step shortly before the running one ends, then collect that one."""
@@ -131,6 +153,9 @@ class DecodeWorker:
             with self.trace.phase(WAIT):
                 self._tend(collected.pending)
             self._collect(collected)
+        if launched is not None and launched.guided and launched.pending.ready():  # as it always is on a CPU
+            self._collect(launched)  # so that its masks are there in the next step
+            self.in_flight = None
         finished = self.local_prompts.finish()
         for sequence, scores in self.local_prompts.take_scores():
             for message in scores.messages(self.worker_id, self.epoch, *sequence.key):
@@ -149,6 +174,8 @@ class DecodeWorker:
         while not pending.ready() and wanted():
             self.inbox.receive()
             self.admit()
+            self.heed()
+            self.emit()
             time.sleep(LOOK_INTERVAL_S)
 
     def _launch(self) -> DecodeStep | None:
@@ -157,13 +184,15 @@ class DecodeWorker:
             self._make_slots()
             self.batch.apply(self.scheduler.rows.take_changes())
         num_rows = len(self.scheduler.rows)
-        if not num_rows:
+        if not self._can_get_on():
             return None
         with self.trace.phase("launch"):
             rows = self.scheduler.rows
             pending = self.runner.launch(num_rows, has_logprobs=rows.has_logprobs)
             self.pace.launched(self.runner.bucket(num_rows))
-            return DecodeStep(pending, self.scheduler.launched())
+            guided = [sequence for sequence in rows.sequences if sequence.follower is not None]
+            unsure = [sequence for sequence in guided if not sequence.has_mask]
+            return DecodeStep(pending, self.scheduler.launched(), guided, unsure)
 
     def _make_slots(self) -> None:
         """Blocks for every row's next token: who gets none sits out, and if that does not help, somebody has to go."""
@@ -180,7 +209,10 @@ class DecodeWorker:
             self.pace.ended()
             self.link.load.last_step_s = time.monotonic()
             for sequence, tokens in zip(step.sequences, output.rows, strict=True):
-                self._append(sequence, tokens)
+                if tokens[0].token_id == NO_CHOICE and sequence in step.unsure:
+                    self.scheduler.was_late(sequence)
+                else:
+                    self._append(sequence, tokens)
             self.scheduler.collected(step.sequences)
 
     def _append(self, sequence: DecodeSequence, tokens: list[OutputToken]) -> None:
@@ -188,19 +220,37 @@ class DecodeWorker:
         for token in tokens:
             if sequence.ended:
                 return
+            if token.token_id == NO_CHOICE and sequence.follower is not None:
+                self._give_up(sequence, NO_TOKEN_FOLLOWS)
+                return
             if token.token_id == NO_CHOICE:
                 self.scheduler.end(sequence)
                 self.inbox.fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
                 return
-            reason = finish_reason(token.token_id, sequence.num_outputs + 1, sequence.sampling)
-            self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
             sequence.token_ids.append(token.token_id)
             sequence.num_outputs += 1
-            if reason is not FinishReason.NOT_FINISHED:
-                self.scheduler.end(sequence)
+            if sequence.follower is not None and token.token_id not in sequence.sampling.stop_token_ids:
+                self.guides.advance(sequence, token)
+            else:
+                self._tell(sequence, token, finish_reason(token.token_id, sequence.num_outputs, sequence.sampling))
+
+    def _tell(self, sequence: DecodeSequence, token: OutputToken, reason: FinishReason) -> None:
+        """Report the last token, which may be the end."""
+        self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs - 1, token, reason)
+        if reason is not FinishReason.NOT_FINISHED:
+            self.scheduler.end(sequence)
+
+    def _give_up(self, sequence: DecodeSequence, problem: str) -> None:
+        """Its grammar leads nowhere."""
+        if self.scheduler.active.get(sequence.key) is sequence:
+            self.scheduler.end(sequence)
+        else:
+            self.local_prompts.abort(*sequence.key)
+        self.inbox.fail(sequence.key, ErrorCode.GRAMMAR, problem)
 
     def _begin_local(self, sequence: DecodeSequence, token: OutputToken) -> None:
         """A prompt computed here: its first token is known to the host, the rest comes from steps."""
+        self.guides.enter(sequence)
         self.scheduler.adopt(sequence)
         self._append(sequence, [token])
 
@@ -247,6 +297,7 @@ class DecodeWorker:
         self.local_prompts.drop_all()
 
     def close(self) -> None:
+        self.guides.close()
         self.intake.sources.close()
         self.hub.close()
         self.link.close()
@@ -254,9 +305,9 @@ class DecodeWorker:
 
     def _await_work(self) -> None:
         """Sleep until a message comes, or a copy or a chunk may be over; not at all with steps to launch or collect."""
-        if self.in_flight is not None or self.scheduler.rows.sequences:
+        if self.in_flight is not None or self._can_get_on():
             return
-        if self.intake.is_copying() or self.scheduler.resting or len(self.local_prompts):
+        if self.intake.is_copying() or self.scheduler.active or len(self.local_prompts):
             time.sleep(LOOK_INTERVAL_S)
         elif self.poller.poll(IDLE_POLL_MS):
             self.num_idle_polls = 0
@@ -264,6 +315,10 @@ class DecodeWorker:
             self.num_idle_polls += 1
             if self.num_idle_polls >= QUIET_POLLS:
                 self.runner.capture_ahead()
+
+    def _can_get_on(self) -> bool:
+        """Whether some row gets a token in the next step, or in the one in flight."""
+        return any(not sequence.awaits_mask for sequence in self.scheduler.rows.sequences)
 
     def _owns_something(self) -> bool:
         return bool(

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from common.config import PREFILL_SECTIONS, Config
 from common.device.engine import Engine, build_engine, describe_device, resolve_device
@@ -10,6 +11,7 @@ from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import make_trace
 from common.device.warm_up import compile_prompt_kernels, warm_up_prompts
 from common.errors import ConfigError
+from common.grammar.followers import make_followers
 from common.kv.blocks import PROOF_BLOCK
 from common.kv.proof import pattern
 from common.serving.drain import Drain
@@ -65,7 +67,8 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
         layout=engine.pool.layout,
         proof_block=PROOF_BLOCK,
     )
-    return PrefillWorker(config, engine, runner=runner, ready=ready, export=export, drain=drain)
+    followers = make_followers(Path(config.model.path), engine.vocab_size)
+    return PrefillWorker(config, engine, runner=runner, ready=ready, export=export, drain=drain, followers=followers)
 
 
 def _compile(engine: Engine) -> None:

@@ -67,8 +67,9 @@ class PromptScheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> list[Chunk]:
-        """The next step; empty when nothing can run."""
-        pieces = self.order.next_step([*self.running, *self.waiting], self._admit)
+        """The next step; empty when nothing can run. Who waits for a mask waits for its first step, too."""
+        ready = [sequence for sequence in self.waiting if not sequence.awaits_mask]
+        pieces = self.order.next_step([*self.running, *ready], self._admit)
         return [Chunk(sequence, num_tokens) for sequence, num_tokens in pieces]
 
     def launched(self, chunks: list[Chunk]) -> None:

@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from common.grammar.follower import Follower
 from common.wire.messages import PrefillRequest
+from common.wire.output_token import OutputToken
 from common.wire.packing import unpack_ids
 from common.wire.sampling_params import SamplingParams
 
@@ -30,6 +34,9 @@ class PromptSequence:
     block_ids: list[int] = field(default_factory=list)
     was_announced: bool = False  # the decode worker may be pulling its blocks already
     ended: bool = False  # failed or aborted: the token that a step in flight still yields is dropped
+    follower: Follower | None = None  # of its grammar, if it is under one
+    mask: np.ndarray | None = None  # what its grammar lets follow the prompt, once that is known
+    unsent: OutputToken | None = None  # the token after the prompt, until its grammar has taken it
 
     @staticmethod
     def of(request: PrefillRequest) -> "PromptSequence":
@@ -61,6 +68,11 @@ class PromptSequence:
     def num_left(self) -> int:
         """Prompt tokens that no launched step computes."""
         return len(self.token_ids) - self.num_scheduled_tokens
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether it is not known yet what its grammar lets follow."""
+        return self.follower is not None and self.mask is None
 
     @property
     def is_started(self) -> bool:

@@ -52,6 +52,7 @@ def _prompt_chunk(chunk: Chunk) -> PromptChunk:
         is_last=chunk.is_last,
         sequence_ids=sequence.token_ids,
         num_outputs=sequence.num_outputs,
+        mask=sequence.mask,
         num_prompt_logprobs=sequence.num_prompt_logprobs,
         first_scored=sequence.first_scored,
     )

@@ -29,9 +29,10 @@ from common.device.landing import LOOK_INTERVAL_S
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import WAIT
 from common.errors import ErrorCode
+from common.grammar.followers import Followers
 from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
-from common.serving.finish import NO_CHOICE_REASON, finish_reason
+from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.serving.inquiry import answer, asked, missing, question
 from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
@@ -51,6 +52,7 @@ from common.wire.output_token import OutputToken
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
+from prefill_worker.guides import PromptGuides
 from prefill_worker.handoff_table import HandoffTable
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import Key, PromptSequence
@@ -77,11 +79,13 @@ class PrefillWorker:
         ready: WorkerReady,
         export: KVPoolExport,
         drain: Drain,
+        followers: Followers[PromptSequence],
     ) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.worker_id, self.epoch = ready.worker_id, ready.epoch
         self.engine = engine
         self.drain = drain
+        self.guides = PromptGuides(followers)
         self.scheduler = PromptScheduler(
             config.prefill, engine.allocator, config.kv.block_size, engine.max_len, batching=config.worker.batching
         )
@@ -102,6 +106,7 @@ class PrefillWorker:
             with self.trace.turn():
                 with self.trace.phase("receive"):
                     self.receive()
+                    self.heed()
                 self.sweep()
                 self.step()
                 self.beat()
@@ -117,6 +122,14 @@ class PrefillWorker:
             self._from_decode(target, message)
         self.targets.offer()
 
+    def heed(self) -> None:
+        """What grammars have said of prompts, and of tokens after them, which waited for it."""
+        heard = self.guides.hear()
+        for sequence, problem in heard.lost:
+            self.scheduler.remove(*sequence.key)
+            self._fail(sequence.key, ErrorCode.GRAMMAR, problem)
+        self.emit(heard.taken)
+
     def step(self) -> None:
         """Collect what the device has finished, then launch ahead of it."""
         while self.in_flight and self.in_flight[0].pending.ready():
@@ -124,16 +137,19 @@ class PrefillWorker:
         if len(self.in_flight) < MAX_IN_FLIGHT:
             self._launch()
 
-    def emit(self, ended: list[tuple[PromptSequence, OutputToken]]) -> None:
-        """First tokens to the router, then blocks to the decode workers."""
+    def emit(self, ended: list[tuple[PromptSequence, OutputToken, bool]]) -> None:
+        """First tokens to the router, then blocks to the decode workers; true: the text ends with its grammar."""
         columns, handed_off = TokenColumns(), []
-        for sequence, token in ended:
+        for sequence, token, is_over in ended:
             block_ids = self.scheduler.take(sequence)
             if token.token_id == NO_CHOICE:
-                self._fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
+                is_guided = sequence.follower is not None
+                code = ErrorCode.GRAMMAR if is_guided else ErrorCode.NO_CHOICE
+                self._fail(sequence.key, code, NO_TOKEN_FOLLOWS if is_guided else NO_CHOICE_REASON)
                 self._let_go(sequence, block_ids)
                 continue
             reason = finish_reason(token.token_id, sequence.num_outputs + 1, sequence.sampling)
+            reason = FinishReason.STOP if is_over else reason
             columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
             if reason is FinishReason.NOT_FINISHED:
                 handed_off.append((sequence, token.token_id, block_ids))
@@ -171,13 +187,16 @@ class PrefillWorker:
             self.scheduler.remove(sequence.request_id, sequence.attempt)
 
     def close(self) -> None:
+        self.guides.followers.close()
         self.targets.close()
         self.link.close()
         self.engine.pool.close()
 
     def _await_work(self) -> None:
         """Sleep until a message comes, or until it is time to look whether a step is over."""
-        if not self.in_flight:  # what waits now waits for blocks: a message or a lease's end brings them
+        if not self.in_flight and self.guides.followers.num_pending:
+            time.sleep(LOOK_INTERVAL_S)
+        elif not self.in_flight:  # what waits now waits for blocks: a message or a lease's end brings them
             self.poller.poll(IDLE_POLL_MS)
         elif not self.in_flight[0].pending.ready():
             time.sleep(LOOK_INTERVAL_S)
@@ -201,7 +220,7 @@ class PrefillWorker:
             for sequence, scores in step.scored():
                 for message in scores.messages(self.worker_id, self.epoch, *sequence.key):
                     self.link.send(message)
-            self.emit(ended)
+            self.emit([(sequence, token, False) for sequence, token in ended if not self.guides.holds(sequence, token)])
             for sequence, num_tokens in step.unfinished():
                 if sequence.may_go_on:
                     self._announce(sequence, sequence.block_ids[: num_tokens // self.scheduler.block_size])
@@ -252,6 +271,7 @@ class PrefillWorker:
         elif objection := self.scheduler.objection(sequence):
             self._fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
+            self.guides.begin(sequence)
             self.scheduler.add(sequence)
 
     def _let_go(self, sequence: PromptSequence, block_ids: list[int]) -> None:

@@ -168,6 +168,9 @@ class Dispatcher:
         message = f"{worker.id}: {failed.message[:200]}"
         if failed.code is ErrorCode.NEVER_FITS:
             self._fail(completion, RequestError(failed.message[:200], code="context_length_exceeded", param="prompt"))
+        elif failed.code is ErrorCode.GRAMMAR:
+            message = f"the grammar leads nowhere after {len(completion.outputs)} tokens: {failed.message[:400]}"
+            self._fail(completion, RequestError(message, code="grammar_dead_end"))
         elif failed.code is ErrorCode.NO_CHOICE:
             self._fail(completion, RequestError(message, code="no_token_to_choose", status=500))
         else:

@@ -14,6 +14,7 @@ import tokenizers
 
 from common.config import MAX_TOKENS, ModelSection
 from common.errors import ConfigError
+from common.grammar.end_tokens import end_token_ids
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.chat_template import load_chat_template
 from router.control_tokens import ControlTokens
@@ -68,7 +69,7 @@ class Tokenizer:
             tokenizer_fingerprint=fingerprint,
             vocab_size=_count(config, "vocab_size", path),
             max_model_len=_max_model_len(section, config, path),
-            eos_token_ids=_eos_token_ids(path, config),
+            eos_token_ids=end_token_ids(path),
         )
 
     def encode(self, prompts: Sequence[Prompt], max_model_len: int, encoding: Encoding = AS_IT_IS) -> list[TokenIds]:
@@ -169,18 +170,6 @@ def _max_model_len(section: ModelSection, config: dict[str, Any], path: Path) ->
     if section.max_len > limit:
         raise ConfigError(f"model.max_len = {section.max_len}: the model's own limit is {limit}")
     return section.max_len or limit
-
-
-def _eos_token_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """generation_config.json knows best: config.json often lists only one of several."""
-    generation = path / "generation_config.json"
-    value = _read_json(generation).get("eos_token_id") if generation.exists() else None
-    if value is None:
-        value = config.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(token_id) is int and 0 <= token_id <= MAX_TOKENS for token_id in ids):
-        raise ConfigError(f"{path}: eos_token_id = {value!r:.80}: wants an id of 0 to {MAX_TOKENS}, or a list of such")
-    return tuple(ids)
 
 
 def _count(config: dict[str, Any], key: str, path: Path) -> int:

@@ -17,6 +17,7 @@ SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")
 # are the ground that all rooms stand on.
 ROOMS_BELOW = {
     "wire": set[str](),
+    "grammar": {"wire"},
     "kernels": set[str](),
     "ops": {"kernels"},
     "models": {"ops"},
@@ -34,6 +35,8 @@ FORBIDDEN = {
     "prefill_worker.scheduler": {"torch", "triton"},
     "prefill_worker.handoff_table": {"torch", "triton"},
     "decode_worker.scheduler": {"torch", "triton"},
+    "common.grammar.followers": {"torch", "triton", "aiohttp", "tokenizers", "llguidance"},
+    "common.grammar.grammars": {"torch", "triton", "aiohttp", "tokenizers"},
     "common.serving.prompt_order": {"torch", "triton"},
     "common.wire.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
     "common.wire.router_link": {"torch", "triton", "aiohttp", "tokenizers"},

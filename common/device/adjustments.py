@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from common.device.word_uploader import WordUploader
-from common.kernels.operands import EDIT_FIELDS, IN_PROMPT, MAX_EDITS, AdjustmentTensors
+from common.kernels.operands import EDIT_FIELDS, IN_PROMPT, MAX_EDITS, AdjustmentTensors, GrammarMasks
 from common.wire.sampling_params import MAX_BIASED, MAX_STOP_TOKENS, SamplingParams
 
 ALWAYS = (1 << 31) - 1
+NO_MASK = -1
+"""Position of a place that has no mask yet."""
 assert MAX_BIASED + MAX_STOP_TOKENS <= MAX_EDITS, "a slot holds what a request may ask for"
 
 
@@ -26,6 +28,23 @@ class SlotFill(NamedTuple):
     sampling: SamplingParams
     token_ids: Sequence[int]
     num_outputs: int  # of the tokens, the last ones
+    mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: what its grammar lets follow, where it is known before
+    place: int = -1  # of `GrammarMasks`, where it becomes known while steps run
+
+
+def num_mask_words(vocab: int) -> int:
+    """Words that have a bit for each token."""
+    return -(-vocab // 32)
+
+
+def make_grammar_masks(num_places: int, max_rows: int, vocab: int, device: torch.device) -> GrammarMasks:
+    """Places without masks, for steps of up to `max_rows` rows."""
+    is_cuda = device.type == "cuda"
+    return GrammarMasks(
+        masks_cpu=torch.zeros((num_places, num_mask_words(vocab)), dtype=torch.int32, pin_memory=is_cuda),
+        positions_cpu=torch.full((num_places,), NO_MASK, dtype=torch.int32, pin_memory=is_cuda),
+        are_late=torch.zeros(max_rows, dtype=torch.int32, device=device),
+    )
 
 
 class Adjustments:
@@ -36,7 +55,9 @@ class Adjustments:
             return torch.zeros((num_slots, *shape), dtype=torch.int32, device=device)
 
         self.vocab = vocab
-        self.tensors = AdjustmentTensors(zeros(vocab), zeros(-(-vocab // 32)), zeros(EDIT_FIELDS, MAX_EDITS), zeros())
+        self.tensors = AdjustmentTensors(
+            zeros(vocab), zeros(num_mask_words(vocab)), zeros(EDIT_FIELDS, MAX_EDITS), zeros(), zeros()
+        )
         self._uploader = WordUploader(device)
 
     def fill(self, fills: Sequence[SlotFill]) -> None:
@@ -46,10 +67,11 @@ class Adjustments:
         pieces = [piece for fill in fills for piece in _pieces(fill, self.vocab)]
         words = self._uploader.send(np.concatenate(pieces)).split([len(piece) for piece in pieces])
         for i, fill in enumerate(fills):
-            self._fill(fill.slot, *words[4 * i : 4 * i + 4])
+            self._fill(fill, *words[4 * i : 4 * i + 4])
 
-    def _fill(self, slot: int, prompt: Tensor, outputs: Tensor, edits: Tensor, mask: Tensor) -> None:
-        counts, masks, all_edits, num_edits = (tensor[slot] for tensor in self.tensors.columns())
+    def _fill(self, fill: SlotFill, prompt: Tensor, outputs: Tensor, edits: Tensor, mask: Tensor) -> None:
+        counts, masks, all_edits, num_edits, place = (tensor[fill.slot] for tensor in self.tensors.columns())
+        place.fill_(fill.place)
         counts.zero_()
         counts.index_fill_(0, prompt.long(), IN_PROMPT)
         counts.index_add_(0, outputs.long(), torch.ones_like(outputs))
@@ -62,7 +84,14 @@ def _pieces(fill: SlotFill, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     """Prompt, outputs, edits and mask, the last empty where all is allowed: int32."""
     num_prompt = len(fill.token_ids) - fill.num_outputs
     prompt, outputs = np.split(np.array(fill.token_ids, np.int32), [num_prompt])
-    return prompt, outputs, _edits(fill.sampling, num_prompt, vocab), _mask(fill.sampling, vocab)
+    return prompt, outputs, _edits(fill.sampling, num_prompt, vocab), _joined(_mask(fill.sampling, vocab), fill.mask)
+
+
+def _joined(allowed: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """Both; either may be missing."""
+    if mask is None:
+        return allowed
+    return allowed & mask if len(allowed) else mask
 
 
 def _edits(sampling: SamplingParams, num_prompt: int, vocab: int) -> np.ndarray:
@@ -82,7 +111,7 @@ def _mask(sampling: SamplingParams, vocab: int) -> np.ndarray:
     """A bit a token, of those that may be chosen."""
     if not sampling.allowed_token_ids:
         return np.empty(0, np.int32)
-    allowed = np.zeros(-(-vocab // 32) * 32, bool)
+    allowed = np.zeros(num_mask_words(vocab) * 32, bool)
     token_ids = np.frombuffer(sampling.allowed_token_ids, np.int32)
     allowed[token_ids[token_ids < vocab]] = True
     return np.packbits(allowed, bitorder="little").view(np.int32)

@@ -34,6 +34,7 @@ class PromptChunk:
     is_last: bool  # the prompt ends here: a token is sampled
     sequence_ids: Sequence[int] = ()  # all tokens of the sequence, if logits are adjusted or its prompt is scored
     num_outputs: int = 0  # of those, the last ones
+    mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: what a grammar lets follow the prompt
     num_prompt_logprobs: int = 0  # log-probabilities of each prompt token, its own and those of the likeliest
     first_scored: int = 0  # position from which on they are wanted
 
@@ -124,7 +125,7 @@ class PromptBuffers:
         self._upload(len(chunks))
         self.adjustments.fill(
             [
-                SlotFill(row, chunk.sampling, chunk.sequence_ids, chunk.num_outputs)
+                SlotFill(row, chunk.sampling, chunk.sequence_ids, chunk.num_outputs, chunk.mask)
                 for row, chunk in enumerate(chunks)
                 if chunk.adjusts
             ]

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from common.device.adjustments import Adjustments
+from common.device.adjustments import Adjustments, make_grammar_masks
 from common.device.engine import Engine
 from common.device.landing import make_logprob_ring, make_ring
 from common.device.prompt_buffers import PromptChunk
@@ -51,7 +51,7 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
     tasks += [  # the same for any count
         lambda: ops.embed(batches[0].token_ids, model.embed),
         lambda: engine.sampler.sample_and_advance(logits, sampling, _padding(engine, 1, 1), ring),
-        partial(_adjust, engine),
+        partial(_adjust, engine, most_rows),
         lambda: engine.sampler.land_logprobs(logits, sampling, batches[0].token_ids[:1], logprob_ring),
     ]
     _compile("decode", engine, tasks)
@@ -170,11 +170,13 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
     )
 
 
-def _adjust(engine: Engine) -> None:
+def _adjust(engine: Engine, most_rows: int = 0) -> None:
+    """With grammars, if there are rows that may be under one."""
+    grammars = make_grammar_masks(1, most_rows, engine.vocab_size, engine.device) if most_rows else None
     adjustments = Adjustments(1, engine.vocab_size, engine.device)
     none, ones = torch.full((1,), -1, dtype=torch.int32, device=engine.device), _padding(engine, 1, 1).token_ids
     params = sampling_tensors([PADDING], engine.device)
-    engine.sampler.adjust(_logits(engine, 1), params, none, adjustments.tensors, ones, ones)
+    engine.sampler.adjust(_logits(engine, 1), params, none, adjustments.tensors, ones, ones, grammars)
 
 
 def _run_prompts(runner: PromptRunner, lengths: list[int], whole_gpu: bool) -> None:

@@ -3,6 +3,9 @@
 One launch for the rows of a step that have something to change; the programs of other rows leave at once. What is
 changed by lies in slots, which stay where they are when rows move. How often a token has occurred is counted here,
 too: a step's input is the token chosen last, so the program that changes its logit counts it first.
+
+Masks of grammars are read out of the host's memory, as they become known while the step runs. Before that a kernel of
+one program looks which of them are there: all programs of a row have to see the same.
 """
 
 import torch
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from common.kernels import operands
 from common.kernels.checks import check_column
-from common.kernels.operands import EDIT_FIELDS, MAX_EDITS, AdjustmentTensors, SamplingTensors
+from common.kernels.operands import EDIT_FIELDS, MAX_EDITS, AdjustmentTensors, GrammarMasks, SamplingTensors
 from common.kernels.pdl import wait_for_predecessor
 
 CHUNK = 1024  # logits of one program
@@ -31,6 +34,28 @@ def _load_edits(edits_ptr, begin, num_edits, first, end, MAX_EDITS: tl.constexpr
     return tokens, values, ends, (tokens >= first) & (tokens < end)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _find_late_kernel(
+    slots_ptr,  # [num_rows] int32
+    next_positions_ptr,  # [num_rows] int32
+    places_ptr,  # [num_slots] int32
+    positions_cpu_ptr,  # [num_places] int32: memory of the host, which may write it meanwhile
+    are_late_ptr,  # [num_rows] int32
+    num_rows,
+    ROWS: tl.constexpr,  # power of two, at least num_rows
+    PDL: tl.constexpr,
+):
+    """Grid: (1,). Tells of every row whether it is under a grammar whose mask for its next token is not there."""
+    rows = tl.arange(0, ROWS)
+    inside = rows < num_rows
+    slot = tl.load(slots_ptr + rows, mask=inside, other=-1)
+    wait_for_predecessor(PDL)
+    place = tl.load(places_ptr + slot, mask=slot >= 0, other=-1)
+    has_mask_for = tl.load(positions_cpu_ptr + place, mask=place >= 0, other=0, volatile=True)
+    is_late = (place >= 0) & (has_mask_for != tl.load(next_positions_ptr + rows, mask=inside, other=0))
+    tl.store(are_late_ptr + rows, is_late.to(tl.int32), mask=inside)
+
+
 @triton.jit
 def _adjust_logits_kernel(
     logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
@@ -44,6 +69,9 @@ def _adjust_logits_kernel(
     masks_ptr,  # [num_slots, MASK_WORDS] int32
     edits_ptr,  # [num_slots, 3, MAX_EDITS] int32
     num_edits_ptr,  # [num_slots] int32
+    places_ptr,  # [num_slots] int32, if HAS_GRAMMARS, as the next two
+    masks_cpu_ptr,  # [num_places, MASK_WORDS] int32: memory of the host
+    are_late_ptr,  # [num_rows] int32
     logits_stride,
     VOCAB: tl.constexpr,
     MASK_WORDS: tl.constexpr,
@@ -51,9 +79,13 @@ def _adjust_logits_kernel(
     EDIT_FIELDS: tl.constexpr,
     CHUNK: tl.constexpr,
     EDITS: tl.constexpr,
+    HAS_GRAMMARS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (num_rows, cdiv(VOCAB, CHUNK)). One program a chunk of a row: biases, bans, then penalties and the mask."""
+    """Grid: (num_rows, cdiv(VOCAB, CHUNK)). One program a chunk of a row: biases, bans, then penalties and masks.
+
+    A row whose mask is late loses all logits, and counts nothing: its step is repeated.
+    """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     wait_for_predecessor(PDL)
@@ -80,6 +112,9 @@ def _adjust_logits_kernel(
     inside = tokens < VOCAB
     count_ptr = counts_ptr + slot * VOCAB + tokens
     is_last = inside & (tokens == tl.load(token_ids_ptr + row))
+    if HAS_GRAMMARS:
+        is_late = tl.load(are_late_ptr + row) != 0
+        is_last &= ~is_late
     count = tl.load(count_ptr, mask=inside, other=0) + is_last.to(tl.int32)
     tl.store(count_ptr, count, mask=is_last)
     num_outputs = count & (IN_PROMPT - 1)
@@ -90,6 +125,11 @@ def _adjust_logits_kernel(
     x -= tl.load(frequency_ptr + row) * num_outputs.to(tl.float32)
     x -= tl.where(num_outputs > 0, tl.load(presence_ptr + row), 0.0)
     words = tl.load(masks_ptr + slot * MASK_WORDS + tokens // 32, mask=inside, other=0)
+    if HAS_GRAMMARS:
+        place = tl.load(places_ptr + slot).to(tl.int64)
+        follows_ptr = masks_cpu_ptr + place * MASK_WORDS + tokens // 32
+        words &= tl.load(follows_ptr, mask=inside & (place >= 0) & ~is_late, other=-1)
+        words = tl.where(is_late, 0, words)
     is_allowed = ((words >> (tokens % 32)) & 1) != 0
     tl.store(row_ptr + tokens, tl.where(is_allowed, x, float("-inf")), mask=inside)
 
@@ -101,6 +141,7 @@ def adjust_logits(
     adjustments: AdjustmentTensors,
     token_ids: Tensor,  # [num_rows] int32
     next_positions: Tensor,  # [num_rows] int32
+    grammars: GrammarMasks | None = None,
     *,
     pdl: bool = False,
 ) -> None:
@@ -109,6 +150,9 @@ def adjust_logits(
     _check(logits, params, (slots, token_ids, next_positions), adjustments)
     if num_rows == 0:
         return
+    if grammars is not None:
+        _find_late(slots, next_positions, adjustments, grammars, pdl)
+    unused = slots
     _adjust_logits_kernel[(num_rows, triton.cdiv(vocab, CHUNK))](
         logits_ptr=logits,
         slots_ptr=slots,
@@ -121,6 +165,9 @@ def adjust_logits(
         masks_ptr=adjustments.masks,
         edits_ptr=adjustments.edits,
         num_edits_ptr=adjustments.num_edits,
+        places_ptr=adjustments.places,
+        masks_cpu_ptr=unused if grammars is None else grammars.masks_cpu,
+        are_late_ptr=unused if grammars is None else grammars.are_late,
         logits_stride=logits.stride(0),
         VOCAB=vocab,
         MASK_WORDS=adjustments.masks.shape[1],
@@ -128,10 +175,40 @@ def adjust_logits(
         EDIT_FIELDS=EDIT_FIELDS,
         CHUNK=CHUNK,
         EDITS=EDITS,
+        HAS_GRAMMARS=grammars is not None,
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,
     )
+
+
+def _find_late(
+    slots: Tensor, next_positions: Tensor, adjustments: AdjustmentTensors, grammars: GrammarMasks, pdl: bool
+) -> None:
+    num_rows = slots.shape[0]
+    _check_grammars(grammars, num_rows, adjustments.masks.shape[1])
+    _find_late_kernel[(1,)](
+        slots_ptr=slots,
+        next_positions_ptr=next_positions,
+        places_ptr=adjustments.places,
+        positions_cpu_ptr=grammars.positions_cpu,
+        are_late_ptr=grammars.are_late,
+        num_rows=num_rows,
+        ROWS=triton.next_power_of_2(grammars.are_late.shape[0]),  # one binary for all steps of a batch
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+
+
+def _check_grammars(grammars: GrammarMasks, num_rows: int, mask_words: int) -> None:
+    masks, positions = grammars.masks_cpu, grammars.positions_cpu
+    assert masks.shape == (positions.shape[0], mask_words) and masks.is_contiguous(), "a mask for each place"
+    assert masks.dtype == positions.dtype == torch.int32, f"masks of {masks.dtype}: int32 needed"
+    assert grammars.are_late.shape[0] >= num_rows, f"{num_rows} rows: made for {grammars.are_late.shape[0]}"
+    check_column("are_late", grammars.are_late[:num_rows], num_rows)
+    assert grammars.are_late.is_cpu or masks.is_pinned(), "a GPU reaches pinned memory of the host only"
+    assert grammars.are_late.is_cpu or positions.is_pinned(), "a GPU reaches pinned memory of the host only"
 
 
 def _check(
@@ -145,6 +222,7 @@ def _check(
         check_column("a penalty", penalty, num_rows, torch.float32)
     num_slots = adjustments.num_edits.shape[0]
     check_column("num_edits", adjustments.num_edits, num_slots)
+    check_column("places", adjustments.places, num_slots)
     shapes = ((num_slots, vocab), (num_slots, triton.cdiv(vocab, 32)), (num_slots, EDIT_FIELDS, MAX_EDITS))
     for tensor, shape in zip((adjustments.counts, adjustments.masks, adjustments.edits), shapes, strict=True):
         assert tensor.shape == shape and tensor.is_contiguous(), f"{tuple(tensor.shape)}: contiguous {shape} needed"

@@ -9,7 +9,10 @@ HEAD_DIMS = (32, 64, 128, 256)
 MAX_VOCAB = 1 << 20
 """Tokens whose probabilities, in fixed point, add up within int64."""
 NO_CHOICE = -2
-"""In place of the token of a row whose logits are all NaN or -inf, so that there is nothing to choose."""
+"""In place of the token of a row whose logits are all NaN or -inf, so that there is nothing to choose.
+
+Such a row stays as it is, and the next step tries again.
+"""
 NUM_HEAD_COLUMNS = 5
 """Of `RowUpdates`: what a row is told beside its sampling parameters."""
 IN_PROMPT = 1 << 30
@@ -70,10 +73,24 @@ class AdjustmentTensors:
     masks: Tensor  # [num_slots, cdiv(vocab, 32)] int32: a bit a token, 1 for those that may be chosen
     edits: Tensor  # [num_slots, 3, MAX_EDITS] int32: token, fp32 value, end: -inf bans it before the position `end`
     num_edits: Tensor  # [num_slots] int32
+    places: Tensor  # [num_slots] int32: of `GrammarMasks`; -1 under no grammar
 
-    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All of them."""
-        return self.counts, self.masks, self.edits, self.num_edits
+    def columns(self) -> tuple[Tensor, ...]:
+        """All of them, in order."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarMasks:
+    """Memory of the host in which a decode step finds what grammars let follow: a place for each sequence under one.
+
+    The host writes a mask, and then the position of the token that it is for, whenever it knows them, also while the
+    step runs. A row whose mask is not there when the step wants it gets no token and stays as it is.
+    """
+
+    masks_cpu: Tensor  # [num_places, cdiv(vocab, 32)] int32, pinned where there is a GPU: a bit a token
+    positions_cpu: Tensor  # [num_places] int32, the same
+    are_late: Tensor  # [max_rows] int32, on the device: 1 for rows whose mask this step did not find
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +135,7 @@ class RowUpdates:
 
     Columns of `num_rows` words: row, source, token, seq_len, state_slot. Then those of `SamplingTensors`, as their
     bits: one or two words a row. Then columns of `num_entries` words: row * max_blocks + index, block.
-    The last token of a row is `token` if `source` is -1, else the one that row `source` had before.
+    The last token of a row is `token`, and its length `seq_len`, if `source` is -1; else what row `source` had before.
     """
 
     words: Tensor  # [RowState.num_words(num_rows, num_entries)] int32

@@ -71,8 +71,8 @@ def _choose_kernel(
 ):
     """Grid: (num_rows, NUM_CHUNKS). One program the best token of a chunk, the last of a row the best of those.
 
-    Ties go to the lowest id. Where no token has a score, token 0 goes into the next step, whose row nobody reads, and
-    NO_CHOICE to the host. The noise is made before the wait: it needs nothing from this step.
+    Ties go to the lowest id. Where no token has a score, the row stays as it is, and NO_CHOICE goes to the host. The
+    noise is made before the wait: it needs nothing from this step.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -99,12 +99,13 @@ def _choose_kernel(
         bests = tl.load(best_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
         best, winner = tl.max(bests, axis=0, return_indices=True, return_indices_tie_break_left=True)
         token = tl.load(best_ids_ptr + winner)
-        chosen = tl.where(best > float("-inf"), token, _NO_CHOICE)
+        has_choice = best > float("-inf")
+        chosen = tl.where(has_choice, token, _NO_CHOICE)
         if ADVANCE:  # every program of the row has read its position and turn
-            tl.store(tokens_ptr + row, token)
+            tl.store(tokens_ptr + row, token, mask=has_choice)
             tl.store(ring_ptr + row * RING_SLOTS + turn, chosen)
             tl.store(turns_ptr + row, (turn + 1) % RING_SLOTS)
-            grows = (next_position > 0) & (next_position < max_len)  # padding stays padding
+            grows = has_choice & (next_position > 0) & (next_position < max_len)  # padding stays padding
             tl.store(positions_ptr + row, next_position, mask=grows)
             tl.store(next_positions_ptr + row, next_position + 1, mask=grows)
         else:

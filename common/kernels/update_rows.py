@@ -1,6 +1,6 @@
 """What the host changed between two decode steps, written to the batch in one launch however much it is.
 
-Rows may change places: all last tokens that move are read by one program, before it writes any. No
+Rows may change places: all last tokens and lengths that move are read by one program, before it writes any. No
 other state is read, so nothing else can be read too late.
 """
 
@@ -60,10 +60,12 @@ def _update_rows_kernel(
     row = tl.load(column_ptr, mask=inside, other=0)
     source = tl.load(column_ptr + num_rows, mask=inside, other=-1)
     token = tl.load(column_ptr + 2 * num_rows, mask=inside)
-    moved = tl.load(token_ids_ptr + source, mask=inside & (source >= 0))
+    has_moved = inside & (source >= 0)
+    moved = tl.load(token_ids_ptr + source, mask=has_moved)
+    moved_len = tl.load(seq_lens_ptr + source, mask=has_moved)
     tl.debug_barrier()  # every thread has read
-    tl.store(token_ids_ptr + row, tl.where(source >= 0, moved, token), mask=inside)
-    seq_len = tl.load(column_ptr + 3 * num_rows, mask=inside)
+    tl.store(token_ids_ptr + row, tl.where(has_moved, moved, token), mask=inside)
+    seq_len = tl.where(has_moved, moved_len, tl.load(column_ptr + 3 * num_rows, mask=inside))
     tl.store(seq_lens_ptr + row, seq_len, mask=inside)
     tl.store(positions_ptr + row, tl.maximum(seq_len - 1, 0), mask=inside)
     tl.store(state_slots_ptr + row, tl.load(column_ptr + 4 * num_rows, mask=inside), mask=inside)

@@ -16,6 +16,7 @@ from common.kernels.operands import (
     NUM_HEAD_COLUMNS,
     AdjustmentTensors,
     AttentionWeights,
+    GrammarMasks,
     LogprobRing,
     RowState,
     RowUpdates,
@@ -119,11 +120,12 @@ def row_slots(positions: Tensor, seq_lens: Tensor, block_tables: Tensor, block_s
 def advance(batch: ForwardBatch, tokens: Tensor) -> None:
     """Make `tokens [num_rows]` int32 the last ones of a decode batch's rows; padding stays padding.
 
-    A row with NO_CHOICE goes on with token 0, which every table has, until the host takes it out. One that is
-    `max_seq_len` long stays so: its block table names no block for more.
+    A row with NO_CHOICE stays as it is. One that is `max_seq_len` long stays so: its block table names no block for
+    more.
     """
-    grows = ((batch.seq_lens > 0) & (batch.seq_lens < batch.max_seq_len)).int()
-    batch.token_ids.copy_(tokens.clamp(min=0))
+    has_choice = tokens >= 0
+    grows = (has_choice & (batch.seq_lens > 0) & (batch.seq_lens < batch.max_seq_len)).int()
+    batch.token_ids.copy_(torch.where(has_choice, tokens, batch.token_ids))
     batch.positions.add_(grows)
     batch.seq_lens.add_(grows)
 
@@ -144,7 +146,9 @@ def update_rows(state: RowState, updates: RowUpdates) -> None:
     rows, sources, tokens, seq_lens, state_slots = heads.view(NUM_HEAD_COLUMNS, num_rows).unbind()
     rows = rows.long()
     moved = state.token_ids[sources.clamp(min=0).long()]  # a copy, so rows may change places
+    moved_lens = state.seq_lens[sources.clamp(min=0).long()]
     state.token_ids[rows] = torch.where(sources >= 0, moved, tokens)
+    seq_lens = torch.where(sources >= 0, moved_lens, seq_lens)
     state.seq_lens[rows] = seq_lens
     state.positions[rows] = (seq_lens - 1).clamp(min=0)
     state.state_slots[rows] = state_slots
@@ -161,16 +165,23 @@ def adjust_logits(
     adjustments: AdjustmentTensors,
     token_ids: Tensor,  # [num_rows] int32
     next_positions: Tensor,  # [num_rows] int32
+    grammars: GrammarMasks | None = None,
 ) -> None:
     """Change the logits of the rows that have a slot, and count their last tokens, -1 for none.
 
     In this order: biases are added; tokens that are banned up to a position, or not in the mask, become -inf; those
     that prompt or outputs have are penalized: positive ones divided by, others multiplied with `repetition_penalty`;
-    those that outputs have by `frequency_penalty` for each time, and once by `presence_penalty`.
+    those that outputs have by `frequency_penalty` for each time, and once by `presence_penalty`. A row under a grammar
+    whose mask for `next_positions` is not there loses all logits and counts nothing.
     """
     tokens = torch.arange(logits.shape[1], device=logits.device)
     for row in (slots >= 0).nonzero().flatten().tolist():
-        counts, mask, edits, num_edits = (tensor[int(slots[row])] for tensor in adjustments.columns())
+        counts, mask, edits, num_edits, place = (tensor[int(slots[row])] for tensor in adjustments.columns())
+        if grammars is not None and place >= 0:
+            if grammars.positions_cpu[int(place)] != next_positions[row]:
+                logits[row] = float("-inf")
+                continue
+            mask = mask & grammars.masks_cpu[int(place)].to(mask.device)
         x, last = logits[row], int(token_ids[row])
         edited, values, ends = edits[:, : int(num_edits)].unbind()
         values, is_ban = values.view(torch.float32), values.view(torch.float32) == float("-inf")

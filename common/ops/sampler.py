@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from common.kernels.operands import AdjustmentTensors, LogprobRing, SamplingTensors, TokenRing
+from common.kernels.operands import AdjustmentTensors, GrammarMasks, LogprobRing, SamplingTensors, TokenRing
 from common.ops import reference
 from common.ops.base import ForwardBatch
 
@@ -39,15 +39,18 @@ class Sampler:
         adjustments: AdjustmentTensors,
         token_ids: Tensor,
         positions: Tensor,
+        grammars: GrammarMasks | None = None,
     ) -> None:
         """Change fp32 `logits [num_rows, vocab]` of the rows with a slot before they are sampled at `positions`.
 
-        `slots`, `token_ids`, the last tokens, which are counted, and `positions` are `[num_rows]` int32.
+        `slots`, `token_ids`, the last tokens, which are counted, and `positions` are `[num_rows]` int32. Where masks of
+        `grammars` become known while the step runs, rows whose mask is late have no choice.
         """
+        columns = (logits, params, slots, adjustments, token_ids, positions, grammars)
         if self._has_kernels:
-            self._adjust_logits(logits, params, slots, adjustments, token_ids, positions, pdl=self._pdl)
+            self._adjust_logits(*columns, pdl=self._pdl)
         else:
-            reference.adjust_logits(logits, params, slots, adjustments, token_ids, positions)
+            reference.adjust_logits(*columns)
 
     def sample(self, logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:
         """Token ids `[num_rows]` int32 for fp32 `logits [num_rows, vocab]` and `positions [num_rows]` int32."""

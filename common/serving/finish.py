@@ -7,6 +7,9 @@ NO_CHOICE_REASON = (
     "the model's logits are all NaN or -inf, so there is no token to choose; check its weights, and model.dtype: "
     "float16 overflows where bfloat16 does not"
 )
+NO_TOKEN_FOLLOWS = (
+    "no token can follow that its grammar, allowed_token_ids, logit_bias and min_tokens all allow; ask for less"
+)
 
 
 def finish_reason(token_id: int, num_outputs: int, sampling: SamplingParams) -> FinishReason:

@@ -100,6 +100,18 @@ class Prose:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Text for programs, as it is."""
+
+    max_chars: int
+
+    def checked(self, value: str) -> str:
+        if len(value) > self.max_chars:
+            raise WireError(f"a text of {len(value)} characters, at most {self.max_chars}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class Packed:
     """`low` to `high` ids as `messages.pack_ids` makes them, none of them negative."""
 

@@ -10,12 +10,14 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
-from common.wire.fields import Count, Length, Packed, Positive, Range
+from common.wire.fields import Count, Length, Packed, Positive, Range, Source
 from common.wire.output_token import MAX_LOGPROBS
 
 MAX_STOP_TOKENS = 64
 MAX_BIASED = 1024
 MAX_ALLOWED = 1 << 20
+MAX_GRAMMAR_CHARS = 1 << 17
+"""Of a grammar as llguidance has it; a client's is shorter (`router.structured_fields`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,15 @@ class SamplingParams:
     biased_token_ids: Annotated[tuple[Count, ...], Length(0, MAX_BIASED)] = ()  # each once
     biases: Annotated[tuple[Annotated[float, Range(-100.0, 100.0)], ...], Length(0, MAX_BIASED)] = ()  # one for each
     allowed_token_ids: Annotated[bytes, Packed(0, MAX_ALLOWED)] = b""  # all, if empty
+    grammar: Annotated[str, Source(MAX_GRAMMAR_CHARS)] = ""  # of the text, as `common.grammar` reads it; "" for none
 
     @property
     def adjusts_logits(self) -> bool:
         """Whether logits are changed before a token is chosen, so that the sequence needs a slot on the device."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         bans_stops = self.min_tokens > 0 and bool(self.stop_token_ids)
-        return penalties != (0.0, 0.0, 1.0) or bans_stops or bool(self.biased_token_ids or self.allowed_token_ids)
+        has_lists = self.biased_token_ids or self.allowed_token_ids or self.grammar
+        return penalties != (0.0, 0.0, 1.0) or bans_stops or bool(has_lists)
 
 
 class SamplingColumn(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 from common.config import KernelsSection
 from common.device.engine import Engine
 from common.device.landing import PendingOutput
-from common.kernels.operands import AdjustmentTensors, SamplingTensors, TokenRing
+from common.kernels.operands import AdjustmentTensors, GrammarMasks, SamplingTensors, TokenRing
 from common.kv.blocks import BlockAllocator
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
@@ -68,9 +68,10 @@ class WatchedSampler(Sampler):
         adjustments: AdjustmentTensors,
         token_ids: Tensor,
         positions: Tensor,
+        grammars: GrammarMasks | None = None,
     ) -> None:
         self.raw[: logits.shape[0]].copy_(logits)
-        super().adjust(logits, params, slots, adjustments, token_ids, positions)
+        super().adjust(logits, params, slots, adjustments, token_ids, positions, grammars)
 
     def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch, ring: TokenRing) -> None:
         self.logits[: logits.shape[0]].copy_(logits)

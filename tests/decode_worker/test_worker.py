@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 import zmq
 
 from common.config import Config, DecodeSection, NetSection
+from common.device.adjustments import make_grammar_masks
 from common.device.engine import Engine
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
@@ -16,6 +18,7 @@ from common.device.prompt_scores import PromptScores
 from common.device.step_output import StepOutput
 from common.device.step_trace import Trace
 from common.errors import ErrorCode
+from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE
 from common.kv.blocks import BlockAllocator
 from common.serving.drain import Drain
@@ -37,19 +40,19 @@ from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub, Spoke
 from common.wire.token_columns import rows_of
 from common.wire.worker_id import connection_of
-from decode_worker.batch import DecodeBatch
 from decode_worker.runner import DecodeRunner
 from decode_worker.sources import Source
 from decode_worker.worker import DecodeWorker
 from tests.decode_worker.bench import FakePool
 from tests.fakes import free_endpoint
+from tests.guided import DEMO_MODEL
 from tests.messages import kv_handoff, prefill_request, worker_ready
 from tests.scoring import scores_of
 
 FIRST, NEXT = 7, 8
 LOGPROBS = Logprobs((NEXT, 5), (-0.5, -0.25))
 """The token that ends a prompt, and that of every step."""
-VOCAB = 1000
+VOCAB = 2048  # as the demo model has
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -107,17 +110,18 @@ class Rig:
         config = Config(
             net=NetSection(router_endpoint=self.router.endpoint), decode=DecodeSection(local_chunk_tokens=16)
         )
-        batch = SimpleNamespace(apply=lambda changes: None, block_size=16, max_len=512)
-        runner = SimpleNamespace(trace=Trace(), launch=self._launch_step, bucket=lambda num_rows: num_rows)
+        grammars = make_grammar_masks(16, 8, VOCAB, torch.device("cpu"))
+        batch = SimpleNamespace(apply=lambda changes: None, block_size=16, max_len=512, grammars=grammars)
+        runner = SimpleNamespace(trace=Trace(), launch=self._launch_step, bucket=lambda num_rows: num_rows, batch=batch)
         self.worker = DecodeWorker(
             config,
             cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)),
-            batch=cast(DecodeBatch, batch),
             runner=cast(DecodeRunner, runner),
             prompt_runner=cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
             hub=Hub(self.context, NetSection(), free_endpoint()),
             ready=worker_ready("d", Role.DECODE, num_blocks=num_blocks, max_model_len=512),
             drain=Drain(1.0),
+            followers=make_followers(DEMO_MODEL, VOCAB),
         )
         self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
 

@@ -22,7 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from common.config import KernelsSection
-from common.device.adjustments import Adjustments
+from common.device.adjustments import Adjustments, num_mask_words
 from common.device.landing import make_logprob_ring
 from common.device.sampling_tensors import sampling_tensors
 from common.kernels import sampling
@@ -32,7 +32,7 @@ from common.kernels.gather_blocks import gather_blocks
 from common.kernels.gpu import Gpu
 from common.kernels.join_parts import join_parts
 from common.kernels.logprobs import land_logprobs, logprobs
-from common.kernels.operands import AttentionWeights, RowState, RowUpdates, TokenRing
+from common.kernels.operands import AttentionWeights, GrammarMasks, RowState, RowUpdates, TokenRing
 from common.kernels.row_slots import row_slots
 from common.kernels.update_rows import update_rows
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
@@ -188,8 +188,12 @@ def run_rest(gpu: Gpu) -> None:
     workspace = sampling.make_workspace(rows, MODEL.vocab_size, META)
     columns = (state.token_ids, state.positions, state.seq_lens)
     sampling.sample_and_advance(logits, params, *columns, 1024, ring, workspace, pdl=pdl)
-    adjustments = Adjustments(rows, MODEL.vocab_size, META).tensors
-    adjust_logits(logits, params, state.state_slots, adjustments, state.token_ids, state.seq_lens, pdl=pdl)
+    adjustments, mask_words = Adjustments(rows, MODEL.vocab_size, META).tensors, num_mask_words(MODEL.vocab_size)
+    on_host = (torch.zeros(shape, dtype=torch.int32) for shape in ((9, mask_words), (9,), (rows,)))
+    for grammars in (None, GrammarMasks(*on_host)):
+        adjust_logits(
+            logits, params, state.state_slots, adjustments, state.token_ids, state.seq_lens, grammars, pdl=pdl
+        )
     logprobs(logits, params.num_logprobs, state.token_ids, pdl=pdl)
     land_logprobs(logits, params.num_logprobs, state.token_ids, make_logprob_ring(ring), pdl=pdl)
     row_slots(state.positions, state.seq_lens, state.block_tables, BLOCK_SIZE, pdl=pdl)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.device.adjustments import Adjustments, SlotFill
+from common.device.adjustments import Adjustments, SlotFill, make_grammar_masks
 from common.device.sampling_tensors import sampling_tensors
 from common.kernels.adjust_logits import CHUNK, adjust_logits
 from common.ops import reference
@@ -69,3 +69,40 @@ def test_a_row_is_changed_alike_alone_and_among_others(device: torch.device) -> 
         columns = (all_slots.to(device)[rows], state.tensors, last_ids[rows], last_ids[rows] + 9)
         adjust_logits(out[rows], chosen, *columns)
     assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("vocab", [33, CHUNK, 2 * CHUNK + 7])
+def test_rows_whose_mask_is_late_lose_all_logits_and_count_their_token_when_it_is_there(
+    vocab: int, device: torch.device
+) -> None:
+    params = requests(vocab)
+    num_rows, prompt = len(params), torch.randint(vocab, (40,)).tolist()
+    slots = torch.randperm(num_rows + 3)[:num_rows].int()
+    places = [-1, 5, 0, 3, -1, 9, 7, 1]
+    sides = []
+    for on in (CPU, device):
+        side, grammars = Adjustments(num_rows + 3, vocab, on), make_grammar_masks(11, num_rows + 2, vocab, on)
+        side.tensors.places.fill_(77)
+        fills = [SlotFill(int(slots[i]), each, prompt, 10, place=places[i]) for i, each in enumerate(params)]
+        side.fill(fills)
+        grammars.are_late.fill_(77)
+        sides.append((side.tensors, grammars, sampling_tensors(params, on), slots.to(on)))
+    positions, last_ids = torch.full((num_rows,), 30, dtype=torch.int32), torch.arange(num_rows, dtype=torch.int32)
+    masks = torch.randint(-(1 << 31), 1 << 31, sides[0][1].masks_cpu.shape).int()
+    for num_known in range(0, 12, 3):  # of the places, from the first on
+        logits, results = torch.randn(num_rows, vocab + 5) * 8, []
+        for (tensors, grammars, sampling, on_slots), on in zip(sides, (CPU, device), strict=True):
+            grammars.masks_cpu[:num_known] = masks[:num_known]
+            grammars.positions_cpu[:num_known], grammars.positions_cpu[num_known:] = 30, 29
+            adjust = adjust_logits if on is device and len(results) else reference.adjust_logits
+            out = logits.to(on).clone()
+            columns = (last_ids.to(on), positions.to(on), grammars)
+            adjust(out[:, :vocab], sampling, on_slots, tensors, *columns)
+            results.append((out.cpu(), [column.cpu() for column in tensors.columns()]))
+        (theirs, law), (ours, mine) = results
+        torch.testing.assert_close(ours, theirs)
+        assert all(map(torch.equal, mine, law))
+        late = torch.tensor([place >= num_known for place in places])
+        assert torch.equal(ours[:, :vocab].amax(-1) == float("-inf"), late | (theirs[:, :vocab].amax(-1) == -torch.inf))
+        assert (ours[late, :vocab] == float("-inf")).all() and torch.equal(ours[:, vocab:], logits[:, vocab:])
+        assert int(law[0][slots.long()][late].bitwise_and((1 << 30) - 1).sum()) == 10 * int(late.sum())

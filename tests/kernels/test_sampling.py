@@ -313,9 +313,7 @@ def test_bad_logits_give_an_id_of_the_vocabulary_or_none(
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
-def test_a_row_without_choice_goes_on_with_token_0_and_leaves_the_others_alone(
-    bad: float, device: torch.device
-) -> None:
+def test_a_row_without_choice_stays_as_it_is_and_leaves_the_others_alone(bad: float, device: torch.device) -> None:
     logits, seq_lens = torch.randn(3, 2100), torch.tensor([5, 9, 12], dtype=torch.int32)
     params = on(device, make_params([(0.8, 5, 0.9, 0.0, 1)] * 3))
     expected = reference.sample(logits, make_params([(0.8, 5, 0.9, 0.0, 1)] * 3), seq_lens)
@@ -326,9 +324,9 @@ def test_a_row_without_choice_goes_on_with_token_0_and_leaves_the_others_alone(
     workspace, ring = sampling.make_workspace(3, 2100, device), make_ring(3, device)
     columns = (batch.token_ids, batch.positions, batch.seq_lens)
     sampling.sample_and_advance(logits.to(device), params, *columns, 100, ring, workspace)
-    assert batch.token_ids.tolist() == [expected[0], 0, expected[2]]  # waits for the device
+    assert batch.token_ids.tolist() == [expected[0], 7, expected[2]]  # waits for the device
     assert ring.tokens_cpu[:, 0].tolist() == [expected[0], NO_CHOICE, expected[2]]
-    assert batch.seq_lens.tolist() == [6, 10, 13]
+    assert batch.seq_lens.tolist() == [6, 9, 13] and batch.positions.tolist() == [5, 8, 12]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")

@@ -63,12 +63,12 @@ def test_the_state_becomes_what_the_reference_makes_it(
 
 
 def test_rows_may_change_places(device: torch.device) -> None:
-    """A ring of 33 rows, each of which takes over its neighbour's token."""
+    """A ring of 33 rows, each of which takes over its neighbour's token and length."""
     state = moved_to(make_state(33, 1), device)
-    before = state.token_ids.clone()
+    before, lens = state.token_ids.clone(), state.seq_lens.clone()
     rows = torch.arange(33, dtype=torch.int32)
     words = torch.zeros(state.num_words(33, 0), dtype=torch.int32)
     words[:66] = torch.cat((rows, rows.roll(-1)))
     update_rows(state, RowUpdates(words.to(device), 33, 0))
     assert torch.equal(state.token_ids, before.roll(-1))
-    assert not state.seq_lens.any() and not state.positions.any()
+    assert torch.equal(state.seq_lens, lens.roll(-1)) and torch.equal(state.positions, lens.roll(-1) - 1)

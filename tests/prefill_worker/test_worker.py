@@ -15,6 +15,7 @@ from common.device.prompt_runner import PromptRunner
 from common.device.prompt_scores import PromptScores
 from common.device.step_trace import Trace
 from common.errors import ErrorCode
+from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE
 from common.kv.blocks import BlockAllocator
 from common.serving.drain import Drain
@@ -38,11 +39,12 @@ from common.wire.sockets import Hub
 from common.wire.worker_id import connection_of
 from prefill_worker.worker import PrefillWorker
 from tests.fakes import free_endpoint
+from tests.guided import DEMO_MODEL
 from tests.messages import pool_export, prefill_request, worker_ready
 from tests.scoring import scores_of
 
 TOKEN = 7
-VOCAB = 1000
+VOCAB = 2048  # as the demo model has
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -97,6 +99,7 @@ class Rig:
             ready=worker_ready("p", Role.PREFILL, num_blocks=num_blocks, max_model_len=512, max_batch_tokens=64),
             export=pool_export(num_blocks=num_blocks),
             drain=Drain(1.0),
+            followers=make_followers(DEMO_MODEL, VOCAB),
         )
         self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
         self.tell(DecodePeer("d", 1, self.decode.endpoint))

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, PackedFloats, Prose, Range, Rule
+from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, PackedFloats, Prose, Range, Rule, Source
 from common.wire.frames import TAGS
 from common.wire.handoff_messages import KVHandoff, KVPoolExport, KVProgress
 from common.wire.messages import (
@@ -89,7 +89,6 @@ def _values_of(annotation: Any, length: int) -> st.SearchStrategy[Any]:
 
 
 def _allowed_by(rule: Rule, kind: type, length: int) -> st.SearchStrategy[Any]:
-    printable = st.characters(codec="utf-8").filter(str.isprintable)
     match rule:
         case Range(low, high) if kind is int:
             return st.integers(int(low), int(high)) | st.integers(int(low), min(int(high), int(low) + 40))
@@ -97,13 +96,8 @@ def _allowed_by(rule: Rule, kind: type, length: int) -> st.SearchStrategy[Any]:
             return st.floats(low, high)
         case Length(low, high):
             return st.binary(min_size=low, max_size=min(high, 40))
-        case Name(low, high, ascii_only):
-            characters = st.characters(min_codepoint=32, max_codepoint=126) if ascii_only else printable
-            return st.text(characters, min_size=low, max_size=min(high, 20))
-        case OneOf(names):
-            return st.sampled_from(sorted(names))
-        case Prose():
-            return st.text(printable, max_size=20)
+        case Name() | OneOf() | Prose() | Source():
+            return _texts_of(rule)
         case Packed():
             ids = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 40), min_size=length, max_size=length)
             return ids.map(_packed)
@@ -114,6 +108,20 @@ def _allowed_by(rule: Rule, kind: type, length: int) -> st.SearchStrategy[Any]:
             return st.lists(st.sampled_from(list(enum)), min_size=length, max_size=length).map(bytes)
         case _:
             raise TypeError(f"no values for {rule!r}")
+
+
+def _texts_of(rule: Name | OneOf | Prose | Source) -> st.SearchStrategy[str]:
+    printable = st.characters(codec="utf-8").filter(str.isprintable)
+    match rule:
+        case Name(low, high, ascii_only):
+            characters = st.characters(min_codepoint=32, max_codepoint=126) if ascii_only else printable
+            return st.text(characters, min_size=low, max_size=min(high, 20))
+        case OneOf(names):
+            return st.sampled_from(sorted(names))
+        case Prose():
+            return st.text(printable, max_size=20)
+        case Source():
+            return st.text(max_size=20) | st.sampled_from(["", '{"grammars": [{"json_schema": {}}]}'])
 
 
 def _packed(ids: Iterable[int]) -> bytes:

@@ -1,0 +1,74 @@
+"""The way of one text through its grammar."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from common.wire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import llguidance
+
+    from common.grammar.grammars import Grammars
+
+MAX_REASON_CHARS = 300
+
+
+class Outcome(NamedTuple):
+    """Where a text is in its grammar: a mask, an end, or a problem."""
+
+    mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: a bit for each token that may follow
+    is_over: bool = False  # nothing may follow
+    problem: str = ""
+
+
+class Follower:
+    """Knows after each token which may follow; one thread at a time.
+
+    Args:
+        may_end: tokens that end a text may follow where the grammar lets it end, not only where nothing else can.
+    """
+
+    def __init__(self, grammar: str, *, may_end: bool = True) -> None:
+        self.grammar = grammar
+        self.may_end = may_end
+        self._matcher: llguidance.LLMatcher | None = None
+
+    @staticmethod
+    def of(sampling: SamplingParams) -> "Follower":
+        """For a request that has a grammar."""
+        return Follower(sampling.grammar, may_end=bool(sampling.stop_token_ids))
+
+    def follow(self, grammars: "Grammars", token_ids: Sequence[int]) -> Outcome:
+        """Go on by these tokens, none of them at the beginning of a text."""
+        if self._matcher is None:
+            self._matcher = grammars.matcher(self.grammar)
+        matcher = self._matcher
+        if token_ids and not matcher.is_error() and not matcher.consume_tokens(list(token_ids)):
+            return Outcome(problem=_reason(matcher) or "the text is none of the grammar")
+        if matcher.is_error():
+            return Outcome(problem=_reason(matcher))
+        if matcher.is_stopped():
+            return Outcome(is_over=True)
+        mask = np.zeros(-(-grammars.vocab // 32), np.int32)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            return Outcome(problem=_reason(matcher))
+        if not self.may_end:
+            mask = _without(mask, grammars.end_ids)
+        return Outcome(mask) if mask.any() else Outcome(problem="no token can follow")
+
+
+def _without(mask: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:
+    """The mask without these tokens, unless it has no others."""
+    others = mask.copy()
+    for token_id in token_ids:
+        others.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+    return others if others.any() else mask
+
+
+def _reason(matcher: "llguidance.LLMatcher") -> str:
+    """The first line of what is wrong."""
+    lines = matcher.get_error().strip().splitlines()
+    return lines[0][:MAX_REASON_CHARS] if lines else ""

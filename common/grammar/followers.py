@@ -1,0 +1,97 @@
+"""Threads in which grammars are followed, beside a worker's loop.
+
+llguidance frees the interpreter lock while it works, mostly for microseconds, at most for what its limits allow. A
+worker asks for what follows a token, and takes what is known whenever it looks; it never waits.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from common.grammar.end_tokens import end_token_ids
+from common.grammar.follower import Follower, Outcome
+
+if TYPE_CHECKING:
+    from common.grammar.grammars import Grammars
+
+logger = logging.getLogger(__name__)
+
+Owner = TypeVar("Owner")
+Job = tuple[Owner, Follower, Sequence[int]]
+MAX_THREADS = 4
+END_TIMEOUT_S = 1.0
+
+
+def make_followers(path: Path, vocab: int) -> "Followers[Any]":
+    """For the model in directory `path`, of `vocab` tokens."""
+
+    def load() -> "Grammars":
+        from common.grammar.grammars import Grammars  # in its thread, so that no start waits for it
+
+        return Grammars(path, vocab, end_token_ids(path))
+
+    return Followers(load)
+
+
+class Followers(Generic[Owner]):
+    """Follows grammars for owners, of which each asks for one thing at a time.
+
+    Args:
+        make_grammars: called once, in a thread, as it takes a second for a large vocabulary.
+    """
+
+    def __init__(self, make_grammars: "Callable[[], Grammars]", num_threads: int = MAX_THREADS) -> None:
+        self.num_pending = 0  # asked for and not taken
+        self._make_grammars = make_grammars
+        self._grammars: Grammars | None = None
+        self._problem = ""
+        self._jobs: SimpleQueue[Job[Owner] | None] = SimpleQueue()
+        self._outcomes: deque[tuple[Owner, Outcome]] = deque()
+        self._threads = [Thread(target=self._work, name=f"grammar-{i}", daemon=True) for i in range(num_threads)]
+        Thread(target=self._begin, name="grammars", daemon=True).start()
+
+    def ask(self, owner: Owner, follower: Follower, token_ids: Sequence[int]) -> None:
+        """Have it follow these tokens."""
+        self.num_pending += 1
+        self._jobs.put((owner, follower, token_ids))
+
+    def take(self) -> list[tuple[Owner, Outcome]]:
+        """What has become known since the last call."""
+        taken = [self._outcomes.popleft() for _ in range(len(self._outcomes))]
+        self.num_pending -= len(taken)
+        return taken
+
+    def close(self) -> None:
+        """End the threads; one in the midst of a mask is not waited for for long."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(END_TIMEOUT_S)
+
+    def _begin(self) -> None:
+        try:
+            self._grammars = self._make_grammars()
+        except Exception as error:  # whatever a library says of a tokenizer that it cannot read
+            self._problem = f"this worker can follow no grammars: {error!s:.200}"
+            logger.exception("this worker can follow no grammars")
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            owner, follower, token_ids = job
+            self._outcomes.append((owner, self._follow(follower, token_ids)))
+
+    def _follow(self, follower: Follower, token_ids: Sequence[int]) -> Outcome:
+        if self._grammars is None:
+            return Outcome(problem=self._problem)
+        try:
+            return follower.follow(self._grammars, token_ids)
+        except Exception as error:  # a bug that one grammar meets is not to end the thread
+            logger.exception("following a grammar failed")
+            return Outcome(problem=f"following the grammar failed: {error!s:.200}")

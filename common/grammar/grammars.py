@@ -1,0 +1,62 @@
+"""What llguidance needs to follow grammars: the model's tokens, limits, and grammars that are compiled.
+
+Compiled ones are kept, as requests share them: a copy of one takes microseconds, compiling it up to a second.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+
+import llguidance
+
+logger = logging.getLogger(__name__)
+
+MAX_COMPILED = 64
+LIMITS = llguidance.LLParserLimits(
+    initial_lexer_fuel=500_000,  # about 10 ms
+    step_lexer_fuel=100_000,  # about 7 ms
+    step_max_items=20_000,  # about 1 ms
+    max_lexer_states=20_000,  # about 40 MB
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+"""Of one grammar: what compiling it and one mask may take. What needs more ends in an error, not in a long wait."""
+SILENT = 0
+
+
+class Grammars:
+    """Compiles grammars for the tokens of the model in directory `path`, of `vocab` tokens. Threads may share it.
+
+    Args:
+        end_ids: tokens that a grammar lets follow where a text may end.
+    """
+
+    def __init__(self, path: Path, vocab: int, end_ids: Sequence[int]) -> None:
+        begin_s = time.monotonic()
+        text = (path / "tokenizer.json").read_text(encoding="utf-8")
+        self.vocab = vocab
+        self._tokens = llguidance.LLTokenizer(text, n_vocab=vocab, eos_token=list(end_ids) or None)
+        self.end_ids = tuple(self._tokens.eos_tokens)
+        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._lock = Lock()
+        logger.info("ready for grammars after %.1f s", time.monotonic() - begin_s)
+
+    def compile(self, grammar: str) -> llguidance.LLMatcher:
+        """At the beginning of a text; its `is_error` tells of a grammar that is wrong or too large."""
+        return llguidance.LLMatcher(self._tokens, grammar, log_level=SILENT, limits=LIMITS)
+
+    def matcher(self, grammar: str) -> llguidance.LLMatcher:
+        """The same, a copy of one that is kept."""
+        with self._lock:
+            if (known := self._compiled.get(grammar)) is not None:
+                self._compiled.move_to_end(grammar)
+        if known is None:
+            known = self.compile(grammar)
+            with self._lock:
+                self._compiled[grammar] = known
+                if len(self._compiled) > MAX_COMPILED:
+                    self._compiled.popitem(last=False)
+        return known.deep_copy()
