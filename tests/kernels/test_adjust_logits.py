@@ -90,7 +90,8 @@ def test_rows_whose_mask_is_late_lose_all_logits_and_count_their_token_when_it_i
     positions, last_ids = torch.full((num_rows,), 30, dtype=torch.int32), torch.arange(num_rows, dtype=torch.int32)
     masks = torch.randint(-(1 << 31), 1 << 31, sides[0][1].masks_cpu.shape).int()
     for num_known in range(0, 12, 3):  # of the places, from the first on
-        logits, results = torch.randn(num_rows, vocab + 5) * 8, []
+        logits = torch.randn(num_rows, vocab + 5) * 8
+        results: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         for (tensors, grammars, sampling, on_slots), on in zip(sides, (CPU, device), strict=True):
             grammars.masks_cpu[:num_known] = masks[:num_known]
             grammars.positions_cpu[:num_known], grammars.positions_cpu[num_known:] = 30, 29
