@@ -65,19 +65,20 @@ def test_a_step_ends_with_the_sampled_tokens_in_place_and_rows_advanced() -> Non
     assert torch.equal(ring.tokens_cpu[:, 0], tokens)
 
 
-def test_a_row_without_choice_goes_on_with_token_0_and_the_host_learns_of_it() -> None:
+def test_a_row_without_choice_stays_as_it_is_and_the_host_learns_of_it() -> None:
     device = torch.device("cpu")
     batch, params, logits = (
         make_step(4, 3, device),
         make_params(4, device),
         torch.randn(4, 9),
     )
-    expected = reference.sample(logits, params, batch.seq_lens)
+    expected, before = reference.sample(logits, params, batch.seq_lens), batch.token_ids.clone()
     logits[1], expected[1] = torch.nan, NO_CHOICE
     landing = RingLanding(4, device)
     Sampler("torch", 4, 9, device).sample_and_advance(logits, params, batch, landing.ring)
     assert landing.launched(4, 4).output() == StepOutput.of_one_each(expected.tolist())
-    assert torch.equal(batch.token_ids, expected.clamp(min=0))
+    assert torch.equal(batch.token_ids, torch.where(expected >= 0, expected, before))
+    assert batch.positions.tolist() == [1, 1, 3, 0] and batch.seq_lens.tolist() == [2, 2, 4, 0]
 
 
 @pytest.mark.gpu
