@@ -8,17 +8,18 @@ change nothing. README.md's list is made of this table (`python -m router.field_
 
 from common.wire.fields import MAX_INT32
 from common.wire.output_token import MAX_LOGPROBS
-from common.wire.sampling_params import MAX_ALLOWED, MAX_BIASED, MAX_STOP_TOKENS
+from common.wire.sampling_params import MAX_ALLOWED, MAX_BAD_WORDS, MAX_BIASED, MAX_STOP_TOKENS, MAX_WORD_TOKENS
 from router.json_fields import Field, Object, Table
-from router.json_rules import Boolean, Integer, Number, OneOf, Only, Text
+from router.json_rules import Boolean, Integer, Number, OneOf, Only, Text, Texts
 from router.logit_bias import LogitBias
 from router.prompts import DEFAULT_MAX_TOKENS, Prompts, TokenIdList
-from router.stop_strings import StopStrings
+from router.stop_strings import MAX_STOP_CHARS, MAX_STOPS
 
 MAX_N = 128
 MAX_USER_CHARS = 512
 MAX_TOP_K = 1 << 30
 MAX_MAX_TOKENS = 1 << 30
+MAX_WORDS_CHARS = 4096
 MAX_STOP_IDS = MAX_STOP_TOKENS // 2  # the others are the model's
 TRUNCATION = "of longer prompts so many tokens are kept, of texts from at most 16 characters a token; -1: what fits"
 MAX_TOKENS_ABOUT = (
@@ -35,6 +36,7 @@ PROMPT_LOGPROBS = (
     "times `n`"
 )
 PRIORITY = "lower goes first, always; below `router.min_priority`, which is 0 unless set, it is refused"
+BAD_WORDS = f"the text has none of them, with a space before or without, each of at most {MAX_WORD_TOKENS} tokens"
 CACHE_SALT = Text(128, min_chars=1, without="@/\\\0")
 NO_GRAMMAR = "structured output is not implemented; leave it out"
 
@@ -56,8 +58,9 @@ GENERATION_FIELDS = (
     Field("repetition_penalty", Number(0.001, 1000), 1.0, REPETITION),
     Field("logit_bias", LogitBias(MAX_BIASED), {}, "added to the logits of tokens"),
     Field("allowed_token_ids", TokenIdList(MAX_ALLOWED), None, "no other tokens are chosen"),
+    Field("bad_words", Texts(MAX_BAD_WORDS // 2, MAX_WORDS_CHARS), (), BAD_WORDS),
     Field("min_tokens", Integer(0, MAX_MAX_TOKENS), 0, "nothing but `max_tokens` ends the text before"),
-    Field("stop", StopStrings(), (), "the text ends before the first of them"),
+    Field("stop", Texts(MAX_STOPS, MAX_STOP_CHARS, or_one=True), (), "the text ends before the first of them"),
     Field("include_stop_str_in_output", Boolean(), False, "what ends the text is part of it"),
     Field("stop_token_ids", TokenIdList(MAX_STOP_IDS), (), "tokens that end the text, beside the model's own"),
     Field("ignore_eos", Boolean(), False, "the model's end-of-text tokens do not end the text"),
@@ -73,7 +76,6 @@ GENERATION_FIELDS = (
     Field("cache_salt", CACHE_SALT, None, "taken, without effect: no request uses anything of another's prompt"),
     Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
     Field("priority", Integer(-MAX_INT32, MAX_INT32), 0, PRIORITY),
-    Field("bad_words", Only(([],))),
     Field("use_beam_search", Only((False,))),
     Field("length_penalty", Only((1,))),
     Field("logprob_token_ids", Only()),

@@ -129,6 +129,39 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """A list of strings, none of them empty; gives a tuple. With `or_one` a string is a list of one."""
+
+    max_texts: int
+    max_chars: int  # together
+    or_one: bool = False
+
+    @property
+    def wants(self) -> str:
+        shape = "a string or a list of up to" if self.or_one else "a list of up to"
+        what = "" if self.or_one else " strings"
+        return f"{shape} {self.max_texts}{what}, none of them empty, together at most {self.max_chars} characters"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        text = {"type": "string", "minLength": 1, "maxLength": self.max_chars}
+        several = {"type": "array", "items": text, "maxItems": self.max_texts}
+        return {"anyOf": [text, several]} if self.or_one else several
+
+    def checked(self, name: str, value: Any) -> tuple[str, ...]:
+        texts = [value] if self.or_one and isinstance(value, str) else value
+        if not isinstance(texts, list) or len(texts) > self.max_texts:
+            raise wrong(name, value, self.wants)
+        for text in texts:
+            if not is_text(text) or not text:
+                raise wrong(name, text, "strings of valid Unicode, none of them empty")
+        num_chars = sum(map(len, texts))
+        if num_chars > self.max_chars:
+            raise wrong(name, value, f"at most {self.max_chars} characters in all, not {num_chars}")
+        return tuple(texts)
+
+
+@dataclass(frozen=True, slots=True)
 class OneOf:
     """One of a few names."""
 

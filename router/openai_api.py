@@ -69,6 +69,7 @@ class CompletionRequest:
     client: str  # who asks, by the field `user`; "" when it does not say
     priority: int  # lower is earlier
     usual_max_tokens: int = DEFAULT_MAX_TOKENS
+    bad_words: tuple[str, ...] = ()  # once prompts are tokens, they are of `sampling`
     echoes: tuple[str, ...] = ()  # of each prompt, once it is tokens: the text to repeat
 
 
@@ -109,6 +110,7 @@ def request_of(
         response=_response_options(values),
         client=values["user"],
         priority=values["priority"],
+        bad_words=values["bad_words"],
     )
 
 

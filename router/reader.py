@@ -74,7 +74,8 @@ class Reader:
         await asyncio.gather(self._process.close(), self._chat_process.close())
 
     async def _tokenized(self, request: CompletionRequest, max_model_len: int) -> CompletionRequest:
-        if sum(len(prompt) for prompt in request.prompts if request.text.echo or isinstance(prompt, str)) <= MAX_INLINE:
+        lengths = (len(prompt) for prompt in request.prompts if request.text.echo or isinstance(prompt, str))
+        if sum(lengths) + sum(map(len, request.bad_words)) <= MAX_INLINE:
             return tokenized(request, self._tokenizer, max_model_len)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, tokenized, request, self._tokenizer, max_model_len)

@@ -14,6 +14,7 @@ import msgpack
 
 from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
+from router.bad_words import packed_words
 from router.chat_api import parse_chat
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, parse
 from router.prompts import DEFAULT_MAX_TOKENS, Encoding, TokenIds
@@ -72,7 +73,13 @@ def answer(kind: Kind, data: bytes | bytearray, tokenizer: Tokenizer, max_model_
 
 
 def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
-    """The request with its prompts as tokens, and as text if it repeats them; raises RequestError for one too long."""
+    """The request with prompts and bad words as tokens, and prompts as text if it repeats them.
+
+    Raises RequestError for what is too long.
+    """
+    if request.bad_words:
+        sampling = replace(request.sampling, bad_words=packed_words(request.bad_words, tokenizer))
+        request = replace(request, sampling=sampling, bad_words=())
     asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     encoding = request.encoding.limit(max_model_len, max(1, asked))
     prompts = tokenizer.encode(request.prompts, max_model_len, encoding)

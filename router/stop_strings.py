@@ -1,43 +1,11 @@
 """Strings that end a text: the field `stop`, and how the first of them is found while the text comes in."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from router.json_rules import is_text, wrong
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 """Of all stop strings of a request together."""
 NUM_CHARS = 0x110000  # of Unicode
-
-
-@dataclass(frozen=True, slots=True)
-class StopStrings:
-    """A rule: a string or a list of strings; gives a tuple."""
-
-    @property
-    def wants(self) -> str:
-        return (
-            f"a string or a list of up to {MAX_STOPS}, none of them empty, together at most {MAX_STOP_CHARS} characters"
-        )
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        text = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
-        return {"anyOf": [text, {"type": "array", "items": text, "maxItems": MAX_STOPS}]}
-
-    def checked(self, name: str, value: Any) -> tuple[str, ...]:
-        stops = [value] if isinstance(value, str) else value
-        if not isinstance(stops, list) or len(stops) > MAX_STOPS:
-            raise wrong(name, value, self.wants)
-        for stop in stops:
-            if not is_text(stop) or not stop:
-                raise wrong(name, stop, "strings of valid Unicode, none of them empty")
-        num_chars = sum(map(len, stops))
-        if num_chars > MAX_STOP_CHARS:
-            raise wrong(name, value, f"at most {MAX_STOP_CHARS} characters in all, not {num_chars}")
-        return tuple(stops)
 
 
 class StopAutomaton:

@@ -84,6 +84,10 @@ class Tokenizer:
                 raise too_long(f"{len(prompt)} tokens", max_model_len)
         return [self._encode(prompt, max_model_len, encoding) if isinstance(prompt, str) else prompt for prompt in kept]
 
+    def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of short texts, each as it stands within a longer one."""
+        return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens; ids without text give none."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)

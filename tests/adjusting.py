@@ -16,6 +16,10 @@ def adjusted(logits: Tensor, params: SamplingParams, prompt: Sequence[int], outp
         x[[token for token in range(len(x)) if token not in allowed]] = -math.inf
     if len(outputs) < params.min_tokens:
         x[list(params.stop_token_ids)] = -math.inf
+    for word in map(unpack_ids, params.bad_words):
+        num_before = len(word) - 1
+        if num_before <= len(outputs) and [*outputs[len(outputs) - num_before :]] == word[:-1] and word[-1] < len(x):
+            x[word[-1]] = -math.inf
     for token, bias in zip(params.biased_token_ids, params.biases, strict=True):
         x[token] += bias
     for token in {*prompt, *outputs}:

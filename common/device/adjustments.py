@@ -12,13 +12,24 @@ import torch
 from torch import Tensor
 
 from common.device.word_uploader import WordUploader
-from common.kernels.operands import EDIT_FIELDS, IN_PROMPT, MAX_EDITS, AdjustmentTensors, GrammarMasks
-from common.wire.sampling_params import MAX_BIASED, MAX_STOP_TOKENS, SamplingParams
+from common.kernels.operands import (
+    EDIT_FIELDS,
+    IN_PROMPT,
+    MAX_EDITS,
+    MAX_WORDS,
+    WORD_TOKENS,
+    AdjustmentTensors,
+    GrammarMasks,
+)
+from common.wire.packing import unpack_ids
+from common.wire.sampling_params import MAX_BAD_WORDS, MAX_BIASED, MAX_STOP_TOKENS, MAX_WORD_TOKENS, SamplingParams
 
 ALWAYS = (1 << 31) - 1
 NO_MASK = -1
 """Position of a place that has no mask yet."""
 assert MAX_BIASED + MAX_STOP_TOKENS <= MAX_EDITS, "a slot holds what a request may ask for"
+assert MAX_BAD_WORDS <= MAX_WORDS and MAX_WORD_TOKENS <= WORD_TOKENS, "and all its bad words"
+NUM_PIECES = 6
 
 
 class SlotFill(NamedTuple):
@@ -56,7 +67,14 @@ class Adjustments:
 
         self.vocab = vocab
         self.tensors = AdjustmentTensors(
-            zeros(vocab), zeros(num_mask_words(vocab)), zeros(EDIT_FIELDS, MAX_EDITS), zeros(), zeros()
+            counts=zeros(vocab),
+            masks=zeros(num_mask_words(vocab)),
+            edits=zeros(EDIT_FIELDS, MAX_EDITS),
+            num_edits=zeros(),
+            places=zeros(),
+            words=zeros(WORD_TOKENS, MAX_WORDS),
+            num_words=zeros(),
+            recent=zeros(WORD_TOKENS),
         )
         self._uploader = WordUploader(device)
 
@@ -67,10 +85,21 @@ class Adjustments:
         pieces = [piece for fill in fills for piece in _pieces(fill, self.vocab)]
         words = self._uploader.send(np.concatenate(pieces)).split([len(piece) for piece in pieces])
         for i, fill in enumerate(fills):
-            self._fill(fill, *words[4 * i : 4 * i + 4])
+            self._fill(fill, *words[NUM_PIECES * i : NUM_PIECES * (i + 1)])
 
-    def _fill(self, fill: SlotFill, prompt: Tensor, outputs: Tensor, edits: Tensor, mask: Tensor) -> None:
-        counts, masks, all_edits, num_edits, place = (tensor[fill.slot] for tensor in self.tensors.columns())
+    def _fill(
+        self,
+        fill: SlotFill,
+        prompt: Tensor,
+        outputs: Tensor,
+        edits: Tensor,
+        mask: Tensor,
+        words: Tensor,
+        recent: Tensor,
+    ) -> None:
+        counts, masks, all_edits, num_edits, place, all_words, num_words, latest = (
+            tensor[fill.slot] for tensor in self.tensors.columns()
+        )
         place.fill_(fill.place)
         counts.zero_()
         counts.index_fill_(0, prompt.long(), IN_PROMPT)
@@ -78,13 +107,19 @@ class Adjustments:
         num_edits.fill_(len(edits) // EDIT_FIELDS)
         all_edits[:, : len(edits) // EDIT_FIELDS] = edits.view(EDIT_FIELDS, -1)
         masks[:] = mask if len(mask) else -1
+        num_words.fill_(len(words) // WORD_TOKENS)
+        if len(words):
+            all_words[:, : len(words) // WORD_TOKENS] = words.view(WORD_TOKENS, -1)
+            latest[:] = recent
 
 
-def _pieces(fill: SlotFill, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Prompt, outputs, edits and mask, the last empty where all is allowed: int32."""
+def _pieces(fill: SlotFill, vocab: int) -> tuple[np.ndarray, ...]:
+    """Prompt, outputs, edits, mask, bad words and the latest outputs, empty where there is nothing of it: int32."""
     num_prompt = len(fill.token_ids) - fill.num_outputs
     prompt, outputs = np.split(np.array(fill.token_ids, np.int32), [num_prompt])
-    return prompt, outputs, _edits(fill.sampling, num_prompt, vocab), _joined(_mask(fill.sampling, vocab), fill.mask)
+    edits, mask = _edits(fill.sampling, num_prompt, vocab), _joined(_mask(fill.sampling, vocab), fill.mask)
+    words = _words(fill.sampling)
+    return prompt, outputs, edits, mask, words, _recent(num_prompt, outputs) if len(words) else words
 
 
 def _joined(allowed: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
@@ -115,3 +150,21 @@ def _mask(sampling: SamplingParams, vocab: int) -> np.ndarray:
     token_ids = np.frombuffer(sampling.allowed_token_ids, np.int32)
     allowed[token_ids[token_ids < vocab]] = True
     return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
+def _words(sampling: SamplingParams) -> np.ndarray:
+    """A column of each, from its last token to its first."""
+    columns = np.full((WORD_TOKENS, len(sampling.bad_words)), -1, np.int32)
+    for i, packed in enumerate(sampling.bad_words):
+        token_ids = unpack_ids(packed)
+        columns[: len(token_ids), i] = token_ids[::-1]
+    return columns.ravel()
+
+
+def _recent(num_prompt: int, outputs: np.ndarray) -> np.ndarray:
+    """The latest outputs, each where its position says."""
+    latest = np.full(WORD_TOKENS, -1, np.int32)
+    num_latest = min(len(outputs), WORD_TOKENS)
+    positions = num_prompt + len(outputs) - num_latest + np.arange(num_latest)
+    latest[positions % WORD_TOKENS] = outputs[len(outputs) - num_latest :]
+    return latest

@@ -2,7 +2,8 @@
 
 One launch for the rows of a step that have something to change; the programs of other rows leave at once. What is
 changed by lies in slots, which stay where they are when rows move. How often a token has occurred is counted here,
-too: a step's input is the token chosen last, so the program that changes its logit counts it first.
+too: a step's input is the token chosen last, so the program that changes its logit counts it first. In rows that
+have bad words the first program keeps it among the latest outputs, where the next steps look.
 
 Masks of grammars are read out of the host's memory, as they become known while the step runs. Before that a kernel of
 one program looks which of them are there: all programs of a row have to see the same.
@@ -15,11 +16,20 @@ from torch import Tensor
 
 from common.kernels import operands
 from common.kernels.checks import check_column
-from common.kernels.operands import EDIT_FIELDS, MAX_EDITS, AdjustmentTensors, GrammarMasks, SamplingTensors
+from common.kernels.operands import (
+    EDIT_FIELDS,
+    MAX_EDITS,
+    MAX_WORDS,
+    WORD_TOKENS,
+    AdjustmentTensors,
+    GrammarMasks,
+    SamplingTensors,
+)
 from common.kernels.pdl import wait_for_predecessor
 
 CHUNK = 1024  # logits of one program
 EDITS = 128  # edits that a program looks at at once
+WORDS = 128  # bad words
 IN_PROMPT = tl.constexpr(operands.IN_PROMPT)
 
 
@@ -57,6 +67,34 @@ def _find_late_kernel(
 
 
 @triton.jit
+def _ban_words(
+    row_ptr,
+    words_ptr,  # [WORD_TOKENS, MAX_WORDS] int32
+    num_words,
+    recent_ptr,  # [WORD_TOKENS] int32
+    last,  # the last output; -1 if it is among the recent ones
+    next_position,
+    first,
+    end,
+    WORD_TOKENS: tl.constexpr,
+    MAX_WORDS: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """Ban the tokens from `first` to `end` that are the last of a word whose others are the latest outputs."""
+    for begin in tl.range(0, num_words, WORDS):
+        words = begin + tl.arange(0, WORDS)
+        tokens = tl.load(words_ptr + words, mask=words < num_words, other=-1)
+        is_next = (tokens >= first) & (tokens < end)
+        for back in tl.static_range(1, WORD_TOKENS):
+            wanted = tl.load(words_ptr + back * MAX_WORDS + words, mask=is_next, other=-1)
+            output = tl.load(recent_ptr + (next_position - back) % WORD_TOKENS, mask=next_position >= back, other=-1)
+            if back == 1:
+                output = tl.where(last >= 0, last, output)
+            is_next &= (wanted < 0) | (wanted == output)
+        tl.store(row_ptr + tokens, float("-inf"), mask=is_next)
+
+
+@triton.jit
 def _adjust_logits_kernel(
     logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
     slots_ptr,  # [num_rows] int32: -1 for rows that stay as they are
@@ -72,14 +110,20 @@ def _adjust_logits_kernel(
     places_ptr,  # [num_slots] int32, if HAS_GRAMMARS, as the next two
     masks_cpu_ptr,  # [num_places, MASK_WORDS] int32: memory of the host
     are_late_ptr,  # [num_rows] int32
+    words_ptr,  # [num_slots, WORD_TOKENS, MAX_WORDS] int32
+    num_words_ptr,  # [num_slots] int32
+    recent_ptr,  # [num_slots, WORD_TOKENS] int32
     logits_stride,
     VOCAB: tl.constexpr,
     MASK_WORDS: tl.constexpr,
     MAX_EDITS: tl.constexpr,
     EDIT_FIELDS: tl.constexpr,
+    MAX_WORDS: tl.constexpr,
+    WORD_TOKENS: tl.constexpr,
     CHUNK: tl.constexpr,
     EDITS: tl.constexpr,
     HAS_GRAMMARS: tl.constexpr,
+    WORDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (num_rows, cdiv(VOCAB, CHUNK)). One program a chunk of a row: biases, bans, then penalties and masks.
@@ -95,6 +139,10 @@ def _adjust_logits_kernel(
     end = tl.minimum(first + CHUNK, VOCAB)
     row_ptr = logits_ptr + row * logits_stride
     next_position = tl.load(next_positions_ptr + row)
+    last = tl.load(token_ids_ptr + row)
+    if HAS_GRAMMARS:
+        is_late = tl.load(are_late_ptr + row) != 0
+        last = tl.where(is_late, -1, last)
     edits_ptr += slot * EDIT_FIELDS * MAX_EDITS
     num_edits = tl.load(num_edits_ptr + slot)
     for begin in tl.range(0, num_edits, EDITS):  # a token has one bias, so nothing is added to twice
@@ -106,15 +154,21 @@ def _adjust_logits_kernel(
         edited, values, ends, is_here = _load_edits(edits_ptr, begin, num_edits, first, end, MAX_EDITS, EDITS)
         is_here &= (values == float("-inf")) & (next_position < ends)
         tl.store(row_ptr + edited, values, mask=is_here)
+    num_words = tl.load(num_words_ptr + slot)
+    if num_words > 0:
+        words_ptr += slot * WORD_TOKENS * MAX_WORDS
+        recent_ptr += slot * WORD_TOKENS
+        _ban_words(
+            row_ptr, words_ptr, num_words, recent_ptr, last, next_position, first, end, WORD_TOKENS, MAX_WORDS, WORDS
+        )
+        if (first == 0) & (last >= 0):  # no program of this step looks there
+            tl.store(recent_ptr + (next_position - 1) % WORD_TOKENS, last)
     tl.debug_barrier()  # what one thread has stored another one loads
 
     tokens = first + tl.arange(0, CHUNK)
     inside = tokens < VOCAB
     count_ptr = counts_ptr + slot * VOCAB + tokens
-    is_last = inside & (tokens == tl.load(token_ids_ptr + row))
-    if HAS_GRAMMARS:
-        is_late = tl.load(are_late_ptr + row) != 0
-        is_last &= ~is_late
+    is_last = inside & (tokens == last)
     count = tl.load(count_ptr, mask=inside, other=0) + is_last.to(tl.int32)
     tl.store(count_ptr, count, mask=is_last)
     num_outputs = count & (IN_PROMPT - 1)
@@ -168,14 +222,20 @@ def adjust_logits(
         places_ptr=adjustments.places,
         masks_cpu_ptr=unused if grammars is None else grammars.masks_cpu,
         are_late_ptr=unused if grammars is None else grammars.are_late,
+        words_ptr=adjustments.words,
+        num_words_ptr=adjustments.num_words,
+        recent_ptr=adjustments.recent,
         logits_stride=logits.stride(0),
         VOCAB=vocab,
         MASK_WORDS=adjustments.masks.shape[1],
         MAX_EDITS=MAX_EDITS,
         EDIT_FIELDS=EDIT_FIELDS,
+        MAX_WORDS=MAX_WORDS,
+        WORD_TOKENS=WORD_TOKENS,
         CHUNK=CHUNK,
         EDITS=EDITS,
         HAS_GRAMMARS=grammars is not None,
+        WORDS=WORDS,
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,
@@ -221,9 +281,9 @@ def _check(
     for penalty in (params.presence_penalty, params.frequency_penalty, params.repetition_penalty):
         check_column("a penalty", penalty, num_rows, torch.float32)
     num_slots = adjustments.num_edits.shape[0]
-    check_column("num_edits", adjustments.num_edits, num_slots)
-    check_column("places", adjustments.places, num_slots)
-    shapes = ((num_slots, vocab), (num_slots, triton.cdiv(vocab, 32)), (num_slots, EDIT_FIELDS, MAX_EDITS))
-    for tensor, shape in zip((adjustments.counts, adjustments.masks, adjustments.edits), shapes, strict=True):
+    words, edits = (WORD_TOKENS, MAX_WORDS), (EDIT_FIELDS, MAX_EDITS)
+    shapes = ((vocab,), (triton.cdiv(vocab, 32),), edits, (), (), words, (), (WORD_TOKENS,))
+    for tensor, of_slot in zip(adjustments.columns(), shapes, strict=True):
+        shape = (num_slots, *of_slot)
         assert tensor.shape == shape and tensor.is_contiguous(), f"{tuple(tensor.shape)}: contiguous {shape} needed"
         assert tensor.dtype == torch.int32, f"adjustments of {tensor.dtype}: int32 needed"

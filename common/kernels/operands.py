@@ -24,6 +24,10 @@ LOGPROB_WORDS = 1 + 2 * (MAX_LOGPROBS + 1)
 EDIT_FIELDS = 3
 MAX_EDITS = 1088
 """Logits of a row that are biased, or banned for a while."""
+MAX_WORDS = 256
+"""Sequences of tokens that a row must not contain."""
+WORD_TOKENS = 16
+"""The most tokens of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,9 @@ class AdjustmentTensors:
     edits: Tensor  # [num_slots, 3, MAX_EDITS] int32: token, fp32 value, end: -inf bans it before the position `end`
     num_edits: Tensor  # [num_slots] int32
     places: Tensor  # [num_slots] int32: of `GrammarMasks`; -1 under no grammar
+    words: Tensor  # [num_slots, WORD_TOKENS, MAX_WORDS] int32: tokens of bad words, the last ones first; then -1
+    num_words: Tensor  # [num_slots] int32
+    recent: Tensor  # [num_slots, WORD_TOKENS] int32: of slots with words, the output at position % WORD_TOKENS, or -1
 
     def columns(self) -> tuple[Tensor, ...]:
         """All of them, in order."""

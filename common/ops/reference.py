@@ -169,14 +169,17 @@ def adjust_logits(
 ) -> None:
     """Change the logits of the rows that have a slot, and count their last tokens, -1 for none.
 
-    In this order: biases are added; tokens that are banned up to a position, or not in the mask, become -inf; those
+    In this order: biases are added; tokens that are banned up to a position, would complete a bad word together with
+    the latest outputs, or are not in the mask, become -inf; those
     that prompt or outputs have are penalized: positive ones divided by, others multiplied with `repetition_penalty`;
     those that outputs have by `frequency_penalty` for each time, and once by `presence_penalty`. A row under a grammar
     whose mask for `next_positions` is not there loses all logits and counts nothing.
     """
     tokens = torch.arange(logits.shape[1], device=logits.device)
     for row in (slots >= 0).nonzero().flatten().tolist():
-        counts, mask, edits, num_edits, place = (tensor[int(slots[row])] for tensor in adjustments.columns())
+        counts, mask, edits, num_edits, place, words, num_words, recent = (
+            tensor[int(slots[row])] for tensor in adjustments.columns()
+        )
         if grammars is not None and place >= 0:
             if grammars.positions_cpu[int(place)] != next_positions[row]:
                 logits[row] = float("-inf")
@@ -190,10 +193,21 @@ def adjust_logits(
         x.masked_fill_((mask[tokens // 32] >> (tokens % 32)) & 1 == 0, float("-inf"))
         if last >= 0:
             counts[last] += 1
+        if num_words > 0:
+            _ban_words(x, words[:, : int(num_words)], recent, last, int(next_positions[row]))
         num_outputs, repetition = counts & (IN_PROMPT - 1), params.repetition_penalty[row]
         x.copy_(torch.where(counts > 0, torch.where(x > 0, x / repetition, x * repetition), x))
         x -= params.frequency_penalty[row] * num_outputs
         x -= params.presence_penalty[row] * (num_outputs > 0)
+
+
+def _ban_words(x: Tensor, words: Tensor, recent: Tensor, last: int, next_position: int) -> None:
+    """Ban the last token, `words[0]`, of each column whose others are the latest outputs, and keep `last` there."""
+    if last >= 0:
+        recent[(next_position - 1) % len(recent)] = last
+    latest = recent[(next_position - torch.arange(1, len(recent), device=x.device)) % len(recent)]
+    is_next = ((words[1:] < 0) | (words[1:] == latest.unsqueeze(1))).all(dim=0) & (words[0] < len(x))
+    x[words[0][is_next].long()] = float("-inf")
 
 
 def sample(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ MAX_BIASED = 1024
 MAX_ALLOWED = 1 << 20
 MAX_GRAMMAR_CHARS = 1 << 17
 """Of a grammar as llguidance has it; a client's is shorter (`router.structured_fields`)."""
+MAX_BAD_WORDS = 256
+MAX_WORD_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class SamplingParams:
     """Validated by the router before it is sent.
 
     Before a token is chosen logits are changed by biases, by bans (of stop tokens until there are `min_tokens` outputs,
-    of what is not allowed), then by penalties, as in `common.ops.reference.adjust_logits`.
+    of what is not allowed, of what would complete a bad word), then by penalties, as in
+    `common.ops.reference.adjust_logits`.
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. Filters apply in the order
     temperature, top-k, top-p, min-p. Random numbers are keyed on (seed, position of the token in
@@ -55,14 +58,15 @@ class SamplingParams:
     biases: Annotated[tuple[Annotated[float, Range(-100.0, 100.0)], ...], Length(0, MAX_BIASED)] = ()  # one for each
     allowed_token_ids: Annotated[bytes, Packed(0, MAX_ALLOWED)] = b""  # all, if empty
     grammar: Annotated[str, Source(MAX_GRAMMAR_CHARS)] = ""  # of the text, as `common.grammar` reads it; "" for none
+    bad_words: Annotated[tuple[Annotated[bytes, Packed(1, MAX_WORD_TOKENS)], ...], Length(0, MAX_BAD_WORDS)] = ()
 
     @property
     def adjusts_logits(self) -> bool:
         """Whether logits are changed before a token is chosen, so that the sequence needs a slot on the device."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         bans_stops = self.min_tokens > 0 and bool(self.stop_token_ids)
-        has_lists = self.biased_token_ids or self.allowed_token_ids or self.grammar
-        return penalties != (0.0, 0.0, 1.0) or bans_stops or bool(has_lists)
+        lists = self.biased_token_ids or self.allowed_token_ids or self.bad_words or self.grammar
+        return penalties != (0.0, 0.0, 1.0) or bans_stops or bool(lists)
 
 
 class SamplingColumn(NamedTuple):

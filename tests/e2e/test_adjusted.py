@@ -31,7 +31,10 @@ ASKED: list[dict[str, Any]] = [
 def wanted(directory: Path, model: Any, prompt: list[int], max_tokens: int, fields: dict[str, Any]) -> str:
     """Greedy text of a single process."""
     reference = Reference(directory, model)
-    biases = fields.get("logit_bias", {})
+    biases, ways = (
+        fields.get("logit_bias", {}),
+        (way for word in fields.get("bad_words", ()) for way in (word, f" {word}")),
+    )
     names = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens")
     params = SamplingParams(
         **{name: fields[name] for name in names if name in fields},
@@ -39,6 +42,7 @@ def wanted(directory: Path, model: Any, prompt: list[int], max_tokens: int, fiel
         biased_token_ids=tuple(map(int, biases)),
         biases=tuple(biases.values()),
         allowed_token_ids=pack_ids(fields.get("allowed_token_ids", ())),
+        bad_words=tuple(pack_ids(reference.tokenizer.encode(way).ids) for way in ways),
     )
     ids, past, num_cached = list(prompt), None, 0
     with torch.inference_mode():

@@ -8,7 +8,8 @@ from common.device.sampling_tensors import sampling_tensors
 from common.kernels.adjust_logits import CHUNK, adjust_logits
 from common.ops import reference
 from common.wire.packing import pack_ids
-from common.wire.sampling_params import MAX_BIASED, MAX_STOP_TOKENS, SamplingParams
+from common.wire.sampling_params import MAX_BAD_WORDS, MAX_BIASED, MAX_STOP_TOKENS, MAX_WORD_TOKENS, SamplingParams
+from tests.adjusting import adjusted
 
 CPU = torch.device("cpu")
 
@@ -26,7 +27,20 @@ def requests(vocab: int) -> list[SamplingParams]:
         SamplingParams(stop_token_ids=stops, min_tokens=100, presence_penalty=-1.0),
         SamplingParams(allowed_token_ids=pack_ids(range(vocab // 3, vocab + 9)), repetition_penalty=0.8),
         SamplingParams(allowed_token_ids=pack_ids([vocab - 1, vocab + 1])),
+        SamplingParams(bad_words=bad_words(vocab), repetition_penalty=1.2),
+        SamplingParams(bad_words=bad_words(vocab)[:1], biased_token_ids=many, biases=biases),
     ]
+
+
+def bad_words(vocab: int) -> tuple[bytes, ...]:
+    """As many as there may be, of few tokens, so that some are about to be complete at each step."""
+    lengths = [1 + i % 4 for i in range(MAX_BAD_WORDS - 2)] + [MAX_WORD_TOKENS] * 2
+    words = [torch.randint(min(9, vocab), (length,)) for length in lengths]
+    for word in words[::7]:
+        word[-1] = vocab - 1
+    words[-1].fill_(4)
+    words[0][-1] = vocab + 3  # of no token
+    return tuple(pack_ids(word.tolist()) for word in words)
 
 
 @pytest.mark.parametrize("vocab", [33, CHUNK, 2 * CHUNK + 7, 9001])
@@ -36,7 +50,8 @@ def test_logits_and_counts_become_what_the_reference_makes_them(vocab: int, devi
     sides = [Adjustments(num_rows + 3, vocab, on) for on in (CPU, device)]
     slots = torch.randperm(num_rows + 3)[:num_rows].int()
     for side in sides:
-        side.tensors.counts.fill_(77)
+        for poisoned in side.tensors.columns():
+            poisoned.fill_(7)
         side.fill([SlotFill(int(slots[i]), each, prompt, 10) for i, each in enumerate(params)])
     slots[1] = -1
     tensors = [sampling_tensors(params, on) for on in (CPU, device)]
@@ -54,6 +69,21 @@ def test_logits_and_counts_become_what_the_reference_makes_them(vocab: int, devi
         assert torch.equal(ours[1].cpu(), logits[1]) and torch.equal(ours[:, vocab:].cpu(), logits[:, vocab:])
         for mine, law in zip(sides[1].tensors.columns(), sides[0].tensors.columns(), strict=True):
             assert torch.equal(mine.cpu(), law)
+
+
+def test_the_longest_words_are_banned_when_all_but_their_last_token_stand(device: torch.device) -> None:
+    vocab, num_steps = 2 * CHUNK, 2 * MAX_WORD_TOKENS
+    outputs = [4, 5, 4] * num_steps
+    words = [[*outputs[: MAX_WORD_TOKENS - 1], vocab - 1], [4] * MAX_WORD_TOKENS, [5, 4, 4, 3]]
+    params = [SamplingParams(bad_words=tuple(map(pack_ids, words)))]
+    state, slots = Adjustments(1, vocab, device), torch.zeros(1, dtype=torch.int32, device=device)
+    state.fill([SlotFill(0, params[0], [4, 5, 4, *outputs[:2]], 2)])
+    for num_outputs in range(3, num_steps):
+        logits, law = torch.ones(1, vocab, device=device), torch.ones(vocab)
+        last_ids, positions = (torch.full_like(slots, value) for value in (outputs[num_outputs - 1], 3 + num_outputs))
+        adjust_logits(logits, sampling_tensors(params, device), slots, state.tensors, last_ids, positions)
+        assert torch.equal(logits[0].cpu(), adjusted(law, params[0], [4, 5, 4], outputs[:num_outputs]))
+        assert (logits[0, vocab - 1].item() < 0) is (outputs[:num_outputs][-15:] == words[0][:-1] and num_outputs >= 15)
 
 
 def test_a_row_is_changed_alike_alone_and_among_others(device: torch.device) -> None:
@@ -78,7 +108,7 @@ def test_rows_whose_mask_is_late_lose_all_logits_and_count_their_token_when_it_i
     params = requests(vocab)
     num_rows, prompt = len(params), torch.randint(vocab, (40,)).tolist()
     slots = torch.randperm(num_rows + 3)[:num_rows].int()
-    places = [-1, 5, 0, 3, -1, 9, 7, 1]
+    places = [-1, 5, 0, 3, -1, 9, 7, 1, 4, 10]
     sides = []
     for on in (CPU, device):
         side, grammars = Adjustments(num_rows + 3, vocab, on), make_grammar_masks(11, num_rows + 2, vocab, on)

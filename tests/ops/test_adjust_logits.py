@@ -13,6 +13,12 @@ from tests.adjusting import adjusted
 
 CPU, VOCAB = torch.device("cpu"), 70
 PROMPT, OUTPUTS = [3, 5, 5, 9, 69], [5, 7, 7, 7, 0]
+
+
+def words(*token_ids: list[int]) -> tuple[bytes, ...]:
+    return tuple(map(pack_ids, token_ids))
+
+
 REQUESTS = [
     SamplingParams(presence_penalty=0.75),
     SamplingParams(frequency_penalty=-1.5),
@@ -23,6 +29,9 @@ REQUESTS = [
     SamplingParams(biased_token_ids=(5, 69, 2), biases=(-100.0, 2.5, 100.0), repetition_penalty=2.0),
     SamplingParams(biased_token_ids=(1, 33), biases=(50.0, -3.0), stop_token_ids=(33,), min_tokens=100),
     SamplingParams(allowed_token_ids=pack_ids([7, 8, 31, 32, 69, 1000]), frequency_penalty=2.0),
+    SamplingParams(bad_words=words([7], [5, 7], [7, 7, 0], [69, 5, 7], [5, 7, 7, 7, 0, 3], [0, 2], [1, 4], [80])),
+    SamplingParams(bad_words=words([7, 7, 7], [5] * 16, [7, 7, 9], [7, 7, 7, 0, 6]), frequency_penalty=1.0),
+    SamplingParams(bad_words=words([5, 8], [9, 69, 5]), biased_token_ids=(8,), biases=(100.0,)),
     SamplingParams(),
 ]
 
@@ -36,7 +45,8 @@ def test_each_step_counts_its_last_token_and_changes_logits_as_defined(num_count
     """However much of a sequence its slot was filled from, and how much steps have counted since."""
     torch.manual_seed(21)
     adjustments, sampler = Adjustments(len(REQUESTS), VOCAB, CPU), Sampler("torch", 1, VOCAB, CPU)
-    adjustments.tensors.counts.random_()
+    for poisoned in adjustments.tensors.columns():
+        poisoned.random_(1, 9)
     known = [*PROMPT, *OUTPUTS[:num_counted_before]]
     adjustments.fill([SlotFill(i, params, known, num_counted_before) for i, params in enumerate(REQUESTS)])
     tensors, slots = sampling_tensors(REQUESTS, CPU), torch.arange(len(REQUESTS), dtype=torch.int32)
