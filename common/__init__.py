@@ -1,7 +1,4 @@
-"""What the three programs share.
+"""What the three programs share, in rooms; ARCHITECTURE.md says which room may import which.
 
-Runs in: router, prefill worker, decode worker.
-Floor (torch-free): `messages wire sockets config options errors log kv_layout sampling_params`.
-Torch rooms (workers only): `models ops kernels kv landing prompt_buffers prompt_runner`.
-May import: nothing above itself. This file re-exports nothing, so that importing one floor module never pulls in torch.
+This file re-exports nothing, so that importing a torch-free module never pulls in torch.
 """

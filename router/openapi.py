@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, TypeAlias
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from common.version import VERSION
 from router import shapes
 from router.chat_fields import CHAT_FIELDS
 from router.completion_fields import COMPLETION_FIELDS
@@ -79,7 +79,7 @@ def document(app: web.Application, *, wants_key: bool) -> dict[str, Any]:
     }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Baton", "version": metadata.version("baton")},
+        "info": {"title": "Baton", "version": VERSION},
         "paths": paths,
         "components": {
             "schemas": {"ErrorBody": schema_of(shapes.ErrorBody)},

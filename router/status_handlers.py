@@ -1,11 +1,11 @@
 """HTTP endpoints that tell of the server: whether it lives, serves, how busy it is, and what it is."""
 
 import time
-from importlib import metadata
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from common.version import VERSION
 from router import health
 from router.http_request import SERVICE
 from router.shapes import Live, Load, Version
@@ -39,7 +39,7 @@ async def get_metrics(request: web.Request) -> web.Response:
 @status_routes.get("/version")
 async def get_version(_: web.Request) -> web.Response:
     """Baton's."""
-    version: Version = {"version": metadata.version("baton")}
+    version: Version = {"version": VERSION}
     return web.json_response(version)
 
 

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("router", "prefill_worker", "decode_worker", "common", "deploy", "benchmarks")
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
-# What each room of `common` may import of `common`, beside itself. Loose files (errors, log, config, options, dtypes)
-# are the ground that all rooms stand on.
+# What each room of `common` may import of `common`, beside itself. Loose files (errors, log, config, options, dtypes,
+# version) are the ground that all rooms stand on.
 ROOMS_BELOW = {
     "wire": set[str](),
     "grammar": {"wire"},

@@ -22,7 +22,7 @@ ITEM_WORDS = 8  # as `load_item` reads them, and the context's number of items, 
 MOST_PROGRAMS_PER_SM = 3
 MIN_ROWS = 128  # so that few kernels are compiled
 JOIN_TILES = 16  # that a program computes while many contexts are joined: to save less, none are cut
-SIZE_CLASSES = 6  # of items: each down to half of the largest of the one before
+SIZE_CLASSES = 6  # of items: each down to two thirds of the largest of the one before
 
 
 @triton.jit
@@ -142,8 +142,8 @@ def _divide_kernel(
 
     largest = tl.max(tl.where(inside, piece_tiles, 0), axis=0)
     size_class = tl.zeros((ROWS,), tl.int32)
-    for halvings in tl.static_range(1, SIZE_CLASSES):
-        size_class += (piece_tiles << halvings <= largest).to(tl.int32)
+    for smaller in tl.static_range(1, SIZE_CLASSES):
+        size_class += (piece_tiles * 3**smaller <= largest * 2**smaller).to(tl.int32)
     begin = 0
     first_item = tl.zeros((ROWS,), tl.int32)
     size_class = 2 * size_class + (pieces == 1).to(tl.int32)  # what is to be joined is done early

@@ -210,7 +210,7 @@ def test_logits_are_adjusted_in_every_graph_and_every_token_counts(has_logprobs:
             assert token.token_id == int(sampler.logits[row].argmax())
             check_logprobs(token, sampler.raw[row], num_logprobs[row])
             outputs[row].append(token.token_id)
-    assert len({*outputs[0]}) > 5 and len({*outputs[2]}) > 5, "what is penalized gives way to others"
+    assert len({*outputs[0]}) > 5 and {9, 10} <= {*outputs[2]}, "what is penalized gives way to others"
 
 
 def check_logprobs(token: OutputToken, logits: Tensor, num_wanted: int) -> None:

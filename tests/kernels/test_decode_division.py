@@ -5,7 +5,7 @@ from heapq import heapreplace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from common.kernels.decode_division import JOIN_TILES, divide, limits_for, programs_per_sm
@@ -79,6 +79,7 @@ def test_items_cover_every_context_once(lengths: list[int], num_kv: int, num_slo
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=LENGTHS, num_slots=st.sampled_from([92, 264, 396]))
+@example(lengths=[1, 1, 30_000, 38_977, 94_785, 94_849], num_slots=92)  # a whole one above any piece of those cut
 def test_programs_end_at_about_the_same_time(lengths: list[int], num_slots: int, device: torch.device) -> None:
     """Each takes the next item when it is done with one, and none ends much later than all would if they were even."""
     num_kv, ends = 8, [0] * num_slots
@@ -94,7 +95,8 @@ def test_long_items_come_first(device: torch.device) -> None:
     lengths = [int(n) for n in torch.randint(1, 3000, (90,))]
     items = items_of(lengths, 8, 264, device)
     sizes = [item.end - item.begin for item in items if item.begin == 0]
-    assert all(2 * size > later for i, size in enumerate(sizes) for later in sizes[i:]), "but for a factor of two"
+    small = max(sizes) / 7
+    assert all(1.5 * max(size, small) >= later for i, size in enumerate(sizes) for later in sizes[i:])
 
 
 @pytest.mark.parametrize(
