@@ -13,6 +13,7 @@ VLLM = "vllm"
 STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
 PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
 KERNEL = re.compile(r"kernel decode ((.+) \(.+\)), ([\d.]+) MB")
+MIX = "decode step alone, "
 ROUTER = re.compile(r"8 streams at 10 ms beside (.+)")
 PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
 
@@ -92,6 +93,41 @@ def beside_vllm(rows: Sequence[Row]) -> TableData:
     start = newest(rows, ONE_GPU, "baton", "start,", "ready", beside=VLLM)
     lines += _present([("ready from a cold start", [start, *[None] * (len(SERVING) - 1)])])
     return TableData("one H200, Baton · vLLM 0.26.0", "load (input/output tokens)", list(SERVING), lines)
+
+
+def one_long(rows: Sequence[Row]) -> TableData:
+    """What short streams notice of a long request, and it of them."""
+    columns = {
+        "alone: ITL p50, ms": "itl_alone_p50",
+        "it is computed: p50": "itl_prefill_p50",
+        "p99": "itl_prefill_p99",
+        "it decodes: p50": "itl_decode_p50",
+        "p99 ": "itl_decode_p99",
+        "its TTFT, ms": "long_ttft",
+    }
+    lines = _present(
+        (
+            f"{streams} streams",
+            [
+                newest(rows, ONE_GPU, "baton", f"{streams} streams of 1000 tokens and one of", figure, beside=VLLM)
+                for figure in columns.values()
+            ],
+        )
+        for streams in (8, 32, 64)
+    )
+    return TableData("one H200, Baton · vLLM 0.26.0", "one of 32,000 tokens beside", list(columns), lines)
+
+
+def mixes(rows: Sequence[Row]) -> TableData:
+    """Decode steps of contexts that differ, beside steps of contexts that do not."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        if row.workload.startswith(MIX) and row.compared_with == "as many keys evenly" and row.hardware == ONE_GPU:
+            found[row.workload.removeprefix(MIX)] = row
+    lines: list[Line] = [
+        (label, [Cell(row, float(row.value)), Cell(row, float(row.compared_value))]) for label, row in found.items()
+    ]
+    return TableData("one H200, no server", "contexts", ["ms a step", "as many keys evenly, ms"], lines)
 
 
 def other_models(rows: Sequence[Row]) -> TableData:
@@ -215,6 +251,8 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "workers": workers,
     "sharing": sharing,
     "decode-step": partial(grid, STEP, "step", "ms a step; one H200, no server", "sequences", "{:,} tokens", "{}"),
+    "mixes": mixes,
+    "one-long": one_long,
     "decode-kernels": decode_kernels,
     "prompt-step": partial(
         grid, PROMPT, "prompt", "ms a prompt; one H200, no server", "prompt", "{} % of the GPU", "{:,} tokens"
