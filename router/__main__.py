@@ -41,6 +41,7 @@ async def serve(config: Config) -> None:
     runner, _ = await start_server(config)
     service = runner.app[SERVICE]
     await service.reader.warm_up()
+    await service.grammars.warm_up()
     settle_memory()
     try:
         name = await signals.get()

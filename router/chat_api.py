@@ -10,9 +10,11 @@ from router.chat_fields import CHAT_FIELDS
 from router.chat_template import ChatTemplate, template_error
 from router.completion_fields import MAX_MAX_TOKENS
 from router.control_tokens import new_mark
+from router.grammar_source import GrammarSource
 from router.json_rules import wrong
-from router.openai_api import CompletionRequest, check_model, json_object, request_of
+from router.openai_api import CompletionRequest, ResponseOptions, check_model, json_object, request_of
 from router.tokenizer import MAX_CHARS_PER_TOKEN, Tokenizer
+from router.tool_choice import forced_calls
 
 Conversation = Sequence[dict[str, Any]]
 
@@ -50,8 +52,26 @@ def parse_chat(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Completio
     )
     encoding = replace(request.encoding, mark=prompt.mark)
     return replace(
-        request, prompts=[prompt.text], encoding=encoding, response=response, usual_max_tokens=MAX_MAX_TOKENS
+        request,
+        prompts=[prompt.text],
+        encoding=encoding,
+        response=response,
+        usual_max_tokens=MAX_MAX_TOKENS,
+        grammar=_grammar(values, prompt, request.grammar, response),
     )
+
+
+def _grammar(
+    values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource, response: ResponseOptions
+) -> GrammarSource:
+    """Of the answer: calls that are forced, or the form that is asked for, behind what the model thinks."""
+    calls = forced_calls(values, prompt.template.tool_format)
+    if asked.kind and prompt.has_tools:
+        raise wrong(asked.field.split(".")[0], "a form", "no tools beside it, or tool_choice = none")
+    source = asked if asked.kind else calls
+    if not source.kind or not response.has_thoughts:
+        return source
+    return replace(source, thoughts="have begun" if response.is_thinking else "may come")
 
 
 def write_prompt(values: dict[str, Any], tokenizer: Tokenizer, max_model_len: int) -> ChatPrompt:
@@ -82,7 +102,7 @@ def template_of(tokenizer: Tokenizer) -> ChatTemplate:
 
 def _tools(template: ChatTemplate, values: dict[str, Any]) -> list[Any]:
     """Those that the template gets; raises RequestError where it takes none, or calls would not be understood."""
-    tools: list[Any] = values["tools"] if values["tool_choice"] == "auto" else []
+    tools: list[Any] = values["tools"] if values["tool_choice"] != "none" else []
     if tools and template.tool_format is ToolFormat.NONE:
         message = (
             "tools: the model's chat template asks for calls in neither Qwen3's nor Llama 3's format; leave it out"

@@ -7,13 +7,19 @@ from common.wire.output_token import MAX_LOGPROBS
 from router.chat_messages import MESSAGES, Tools
 from router.completion_fields import GENERATION_FIELDS, MAX_MAX_TOKENS, SPECIAL_TOKENS
 from router.json_fields import Field, Table
-from router.json_rules import Boolean, Integer, OneOf, Only, Text, wrong
+from router.json_rules import Boolean, Integer, Only, Text, wrong
+from router.tool_choice import ToolChoice
 
 MAX_KEY_CHARS = 512
 MAX_TOKENS_ABOUT = "of each answer at most; refused if it exceeds the context; without it, what is left of the context"
 OTHER_NAME = "OpenAI's newer name of `max_tokens`; at most one of them, or both alike"
 BEGINS_ABOUT = "the prompt ends with what begins an answer; without it, it does unless a message is continued"
 OPTIONS_ABOUT = "variables of the model's chat template, as `enable_thinking`; refused if it has none of that name"
+TOOL_CHOICE_ABOUT = (
+    "none: the template does not get the tools; required: the answer is calls, of the one that is named if one is, "
+    "with arguments that are valid by its `parameters`"
+)
+PARALLEL_ABOUT = "false: only one call where `tool_choice` forces calls; refused where it does not"
 TOOLS_ABOUT = "functions for the template to show; calls are told apart in the formats of Qwen3 and Llama 3"
 
 
@@ -42,14 +48,14 @@ CHAT_FIELDS = Table(
     Field("chat_template_kwargs", Options(), {}, OPTIONS_ABOUT),
     Field("add_special_tokens", Boolean(), False, f"{SPECIAL_TOKENS}, beside those of the template"),
     Field("tools", Tools(), [], TOOLS_ABOUT),
-    Field("tool_choice", OneOf(("auto", "none")), "auto", "none: the template does not get the tools"),
+    Field("tool_choice", ToolChoice(), "auto", TOOL_CHOICE_ABOUT),
     *GENERATION_FIELDS,
     Field("logprobs", Boolean(), False, "how likely each token was, before anything changed logits"),
     Field("top_logprobs", Integer(0, MAX_LOGPROBS), None, "so many of the likeliest, too; only with `logprobs`"),
     Field("safety_identifier", Text(MAX_KEY_CHARS), None, "taken, without effect"),
     Field("prompt_cache_key", Text(MAX_KEY_CHARS), None, "taken, without effect"),
     Field("chat_template", Only((), "the model's own is used, never a client's")),
-    Field("parallel_tool_calls", Only((True,), "nothing keeps a model from several calls")),
+    Field("parallel_tool_calls", Boolean(), True, PARALLEL_ABOUT),
     Field("functions", Only(([],), "send tools")),
     Field("function_call", Only(("none", "auto"), "send tool_choice")),
     Field("documents", Only(([],))),

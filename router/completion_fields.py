@@ -14,6 +14,7 @@ from router.json_rules import Boolean, Integer, Number, OneOf, Only, Text, Texts
 from router.logit_bias import LogitBias
 from router.prompts import DEFAULT_MAX_TOKENS, Prompts, TokenIdList
 from router.stop_strings import MAX_STOP_CHARS, MAX_STOPS
+from router.structured_fields import STRUCTURED_FIELDS
 
 MAX_N = 128
 MAX_USER_CHARS = 512
@@ -38,7 +39,6 @@ PROMPT_LOGPROBS = (
 PRIORITY = "lower goes first, always; below `router.min_priority`, which is 0 unless set, it is refused"
 BAD_WORDS = f"the text has none of them, with a space before or without, each of at most {MAX_WORD_TOKENS} tokens"
 CACHE_SALT = Text(128, min_chars=1, without="@/\\\0")
-NO_GRAMMAR = "structured output is not implemented; leave it out"
 
 STREAM_OPTIONS = Table(
     Field("include_usage", Boolean(), False, "a last chunk with the numbers of tokens"),
@@ -83,14 +83,7 @@ GENERATION_FIELDS = (
     Field("request_id", Only((), "send it as the header X-Request-Id")),
     Field("stream_interval", Only((1,))),
     Field("kv_transfer_params", Only((), "workers settle among themselves where KV blocks go")),
-    Field("response_format", Only(({"type": "text"},), NO_GRAMMAR)),
-    *(
-        Field(name, Only((), NO_GRAMMAR))
-        for name in (
-            "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-            "guided_decoding_backend", "guided_whitespace_pattern",
-        )
-    ),
+    *STRUCTURED_FIELDS,
 )  # fmt: skip
 
 COMPLETION_FIELDS = Table(

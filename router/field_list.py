@@ -42,7 +42,7 @@ def rendered(table: Table) -> str:
 def _lines(table: Table, within: str) -> Iterator[str]:
     for field in table.fields.values():
         if isinstance(field.rule, Object):
-            yield from _lines(field.rule.table, f"{field.name}.")
+            yield from _lines(field.rule.table, f"{within}{field.name}.")
         elif field.is_implemented:
             yield f"| `{within}{field.name}` | {field.rule.wants} | {_shown(field)} | {field.about} |"
 

@@ -65,6 +65,8 @@ async def _job(request: web.Request, front: Front) -> Job:
         async with received(request) as body:
             checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
         _check_priority(checked.priority, service.config.router.min_priority)
+        grammar = await service.grammars.grammar(checked.grammar)
+        checked = replace(checked, sampling=replace(checked.sampling, grammar=grammar))
         if request[OWNER]:
             checked = replace(checked, client=request[OWNER])  # a user's name is easily invented
         head = front.head(request[REQUEST_ID], service.tokenizer.info.name, stream=checked.response.stream)

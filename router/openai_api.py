@@ -14,8 +14,10 @@ from common.errors import RequestError
 from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
 from router.completion_fields import COMPLETION_FIELDS
+from router.grammar_source import NO_GRAMMAR, GrammarSource
 from router.json_rules import shown, wrong
 from router.prompts import DEFAULT_MAX_TOKENS, Encoding, Prompt, check_vocabulary
+from router.structured_fields import grammar_source
 
 SEED_BITS = 63
 
@@ -70,6 +72,7 @@ class CompletionRequest:
     priority: int  # lower is earlier
     usual_max_tokens: int = DEFAULT_MAX_TOKENS
     bad_words: tuple[str, ...] = ()  # once prompts are tokens, they are of `sampling`
+    grammar: GrammarSource = NO_GRAMMAR  # of the text; compiled it becomes part of `sampling`
     echoes: tuple[str, ...] = ()  # of each prompt, once it is tokens: the text to repeat
 
 
@@ -111,6 +114,7 @@ def request_of(
         client=values["user"],
         priority=values["priority"],
         bad_words=values["bad_words"],
+        grammar=grammar_source(values),
     )
 
 

@@ -6,16 +6,15 @@ values would take beyond that is refused, or costs this process, which the route
 
 import gc
 import os
-import resource
 import signal
 import sys
 from io import BufferedReader, BufferedWriter
-from pathlib import Path
 
 from common import options
 from common.config import Config
 from common.log import setup_logging
 from common.serving.settle import settle_memory, trim_memory
+from router.memory_limit import limit_memory
 from router.reader_process import HEADER, REPLY
 from router.reading import Kind, read
 from router.tokenizer import Tokenizer
@@ -58,15 +57,6 @@ def serve(tokenizer: Tokenizer, requests: BufferedReader, replies: BufferedWrite
         del reply
         gc.collect()
         trim_memory()
-
-
-def limit_memory(num_bytes: int) -> None:
-    """Let this process map that many bytes more than it has now; no core file if it wants more."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        (num_kib,) = [int(line.split()[1]) for line in lines if line.startswith("VmData:")]
-        resource.setrlimit(resource.RLIMIT_DATA, (num_kib * 1024 + num_bytes,) * 2)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
 from router.bad_words import packed_words
 from router.chat_api import parse_chat
+from router.grammar_source import GrammarSource
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, parse
 from router.prompts import DEFAULT_MAX_TOKENS, Encoding, TokenIds
 from router.shapes import PromptText, Tokens
@@ -23,7 +24,8 @@ from router.token_api import detokenize, tokenize
 from router.tokenizer import ModelInfo, Tokenizer
 
 PARTS: dict[str, type[Any]] = {
-    "encoding": Encoding, "sampling": SamplingParams, "text": TextOptions, "response": ResponseOptions
+    "encoding": Encoding, "sampling": SamplingParams, "text": TextOptions, "response": ResponseOptions,
+    "grammar": GrammarSource,
 }  # fmt: skip
 """Fields of a request that have fields of their own."""
 MAX_REPEATED_TOKENS = 262_144

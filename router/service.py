@@ -6,6 +6,7 @@ import secrets
 import time
 from typing import assert_never
 
+from common import options
 from common.config import Config
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.messages import (
@@ -32,6 +33,7 @@ from common.wire.messages import (
 from common.wire.worker_id import is_from
 from router.bodies import Bodies
 from router.dispatcher import Dispatcher
+from router.grammar_checks import GrammarChecks
 from router.hub import AsyncHub
 from router.inquiries import Inquiries
 from router.membership import Membership
@@ -55,6 +57,7 @@ class Service:
         self.tokenizer = Tokenizer(config.model)
         self.bodies = Bodies(config.router)
         self.reader = Reader(config, self.tokenizer)
+        self.grammars = GrammarChecks(options.to_flags(config, ("model", "router", "log")))
         self.hub = AsyncHub(config.net)
         self.metrics = Metrics()
         self.pool = WorkerPool(config.net, config.router.prefill_window)
@@ -97,7 +100,7 @@ class Service:
             await asyncio.gather(self._clockwork, return_exceptions=True)
         self._membership.dismiss_all()
         self.hub.close()
-        await self.reader.close()
+        await asyncio.gather(self.reader.close(), self.grammars.close())
 
     def _send(self, worker_id: str, message: Message) -> None:
         worker = self.pool.find(worker_id)

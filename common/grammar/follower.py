@@ -69,6 +69,7 @@ def _without(mask: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:
 
 
 def _reason(matcher: "llguidance.LLMatcher") -> str:
-    """The first line of what is wrong."""
-    lines = matcher.get_error().strip().splitlines()
-    return lines[0][:MAX_REASON_CHARS] if lines else ""
+    """The first line of what is wrong, of a long one both ends."""
+    reason = next(iter(matcher.get_error().strip().splitlines()), "")
+    half = MAX_REASON_CHARS // 2
+    return reason if len(reason) <= MAX_REASON_CHARS else f"{reason[:half]}...{reason[-half:]}"

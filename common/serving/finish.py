@@ -8,7 +8,7 @@ NO_CHOICE_REASON = (
     "float16 overflows where bfloat16 does not"
 )
 NO_TOKEN_FOLLOWS = (
-    "no token can follow that its grammar, allowed_token_ids, logit_bias and min_tokens all allow; ask for less"
+    "no token can follow that its grammar, allowed_token_ids, bad_words and min_tokens all allow; ask for less"
 )
 
 

@@ -84,6 +84,15 @@ ACCEPTED: list[dict[str, Any]] = [
     dict.fromkeys(OPTIONAL),
 ]
 
+
+def deep(levels: int) -> dict[str, Any]:
+    """Schemas in one another."""
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"not": schema}
+    return schema
+
+
 REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": None}),
     ("prompt", {"prompt": ""}),
@@ -193,8 +202,34 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("bad_words", {"bad_words": ["\ud800"]}),
     ("bad_words", {"bad_words": ["x"] * 129}),
     ("bad_words", {"bad_words": ["x" * 4097]}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
-    ("guided_regex", {"guided_regex": "a+"}),
+    ("response_format.type", {"response_format": {"type": "json"}}),
+    ("response_format.type", {"response_format": {}}),
+    ("response_format", {"response_format": "json_object"}),
+    ("response_format.json_schema.schema", {"response_format": {"type": "json_schema"}}),
+    ("response_format.json_schema.schema", {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}),
+    ("response_format.schema", {"response_format": {"type": "json_schema", "schema": {}}}),
+    ("guided_regex", {"guided_regex": ""}),
+    ("guided_regex", {"guided_regex": "a" * 65_537}),
+    ("guided_regex", {"guided_regex": "\ud800"}),
+    ("guided_json", {"guided_json": "{"}),
+    ("guided_json", {"guided_json": "[]"}),
+    ("guided_json", {"guided_json": 5}),
+    ("guided_json", {"guided_json": "[" * 50_000}),
+    ("guided_json", {"guided_json": {"const": "a" * 65_536}}),
+    ("guided_json", {"guided_json": {"const": "\ud800"}}),
+    ("guided_json", {"guided_json": deep(65)}),
+    ("structured_outputs.choice", {"structured_outputs": {"choice": []}}),
+    ("structured_outputs.choice", {"structured_outputs": {"choice": ["a", ""]}}),
+    ("structured_outputs.choice", {"structured_outputs": {"choice": ["a", 5]}}),
+    ("structured_outputs.choice", {"structured_outputs": {"choice": ["a"] * 4097}}),
+    ("structured_outputs.regexp", {"structured_outputs": {"regexp": "a"}}),
+    ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "{}"}}),
+    ("structured_outputs.regex", {"structured_outputs": {"json": {}, "regex": "a"}}),
+    ("guided_choice", {"response_format": {"type": "json_object"}, "guided_choice": ["a"]}),
+    ("structured_outputs.json_object", {"structured_outputs": {"json": {}, "json_object": True}}),
+    ("guided_whitespace_pattern", {"guided_regex": "a", "guided_whitespace_pattern": " "}),
+    ("structured_outputs.disable_any_whitespace", {"structured_outputs": {"disable_any_whitespace": True}}),
+    ("guided_decoding_backend", {"guided_decoding_backend": "outlines"}),
     ("max_token", {"max_token": 5}),
     ("max_completion_tokens", {"max_completion_tokens": 5}),
     ("unknown", {"unknown": {"deep": [1, 2]}}),

@@ -1,0 +1,161 @@
+"""The router's end of the process that compiles grammars before a request is taken: what is known, and who waits.
+
+A grammar is a program that a client sent. So it is compiled in a process that is ended when it takes too long, before
+any worker sees it; what has been found is kept, wrong or right, so that the same again costs nothing.
+"""
+
+import asyncio
+import logging
+import struct
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import msgpack
+
+from common.errors import RequestError
+from common.wire.sampling_params import MAX_GRAMMAR_CHARS
+from router.grammar_source import GrammarSource
+
+logger = logging.getLogger(__name__)
+
+FRAME = struct.Struct("<QQ")
+"""Number of the grammar, and bytes that follow."""
+MAX_KNOWN = 1024
+MAX_KNOWN_CHARS = 16 << 20
+MAX_WAITING = 256
+DEADLINE_S = 10.0
+"""For one that waits behind others; alone it has `grammar_main.CPU_S`."""
+
+Found = tuple[str, str]
+"""A grammar as llguidance takes it, or "" and why it is none; both "" where nobody had the time to find out."""
+NOTHING: Found = ("", "")
+
+
+class GrammarChecks:
+    """`python -m router.grammar_main`, started when it is first needed, and again when it ended."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        self._flags = flags
+        self._known: OrderedDict[GrammarSource, Found] = OrderedDict()
+        self._num_known_chars = 0
+        self._waiting: dict[GrammarSource, asyncio.Future[Found]] = {}
+        self._asked: dict[int, GrammarSource] = {}
+        self._num_asked = 0
+        self._process: Process | None = None
+        self._starting = asyncio.Lock()
+        self._listener: asyncio.Task[None] | None = None
+
+    async def grammar(self, source: GrammarSource) -> str:
+        """As workers take it; raises RequestError, naming the field, for one that is wrong or too much."""
+        if not source.kind:
+            return ""
+        found = self._known.get(source) or await self._find(source)
+        if found == NOTHING:
+            raise _busy()
+        if source in self._known:
+            self._known.move_to_end(source)
+        grammar, problem = found
+        if problem:
+            raise RequestError(f"{source.field}: {problem}", param=source.field, code="invalid_grammar")
+        return grammar
+
+    async def warm_up(self) -> None:
+        """Start the process that the first grammar would wait for; it gets ready by itself."""
+        await self._running()
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+        await self._end()
+
+    async def _find(self, source: GrammarSource) -> Found:
+        """Ask the process, once for all that want to know."""
+        future = self._waiting.get(source)
+        if future is None:
+            if len(self._waiting) >= MAX_WAITING:
+                message = f"{MAX_WAITING} grammars wait to be compiled; retry later"
+                raise RequestError(message, code="grammar_queue_full", status=429, retry_after_s=1)
+            future = self._waiting[source] = asyncio.get_running_loop().create_future()
+            future.add_done_callback(lambda done: self._keep(source, done))
+            await self._ask(source)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            future.cancel()
+            raise _busy() from None
+        except asyncio.CancelledError:
+            if future.cancelled():
+                raise _busy() from None
+            raise
+
+    async def _ask(self, source: GrammarSource) -> None:
+        packed: bytes = msgpack.packb(asdict(source))
+        try:
+            process = await self._running()
+            assert process.stdin is not None, "it was made with pipes"
+            self._num_asked += 1
+            self._asked[self._num_asked] = source
+            process.stdin.write(FRAME.pack(self._num_asked, len(packed)) + packed)
+        except OSError as error:
+            logger.error("the process for grammars cannot be asked: %r", error)
+            self._waiting[source].cancel()
+
+    def _keep(self, source: GrammarSource, done: "asyncio.Future[Found]") -> None:
+        del self._waiting[source]
+        if done.cancelled():
+            return
+        found = done.result()
+        if found == NOTHING:
+            return
+        self._known[source] = found
+        self._num_known_chars += _size(source, found)
+        while len(self._known) > MAX_KNOWN or self._num_known_chars > MAX_KNOWN_CHARS:
+            self._num_known_chars -= _size(*self._known.popitem(last=False))
+
+    async def _running(self) -> Process:
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                command = [sys.executable, "-m", "router.grammar_main", *self._flags]
+                self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+                self._listener = asyncio.create_task(self._listen(self._process))
+            return self._process
+
+    async def _listen(self, process: Process) -> None:
+        """Hear what the process found, until it ends; what it has not found by then nobody will."""
+        assert process.stdout is not None, "it was made with pipes"
+        try:
+            while True:
+                number, num_bytes = FRAME.unpack(await process.stdout.readexactly(FRAME.size))
+                grammar, problem = msgpack.unpackb(await process.stdout.readexactly(num_bytes))
+                if len(grammar) > MAX_GRAMMAR_CHARS:
+                    grammar, problem = "", f"it takes {len(grammar)} characters, at most {MAX_GRAMMAR_CHARS}"
+                future = self._waiting.get(self._asked.pop(number))
+                if future is not None and not future.done():
+                    future.set_result((grammar, problem))
+        except (OSError, EOFError):
+            logger.error("the process for grammars ended, exit status %s", await self._end())
+            self._asked.clear()
+            for future in list(self._waiting.values()):
+                future.cancel()
+
+    async def _end(self) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        if process.returncode is None:
+            process.kill()
+        return await process.wait()
+
+
+def _size(source: GrammarSource, found: Found) -> int:
+    return len(source.text) + len(source.whitespace) + sum(map(len, found))
+
+
+def _busy() -> RequestError:
+    message = "the grammar could not be compiled in time, as others are being compiled; retry later"
+    return RequestError(message, code="grammar_queue_full", status=503, retry_after_s=1)

@@ -1,0 +1,162 @@
+"""`python -m router.grammar_main`: the process that compiles grammars for a router, from stdin to stdout.
+
+Each is compiled in a child of its own, which is forked when the model's tokens are ready, so it costs milliseconds. The
+kernel ends a child by its CPU time and its memory; that costs the one grammar, and the others are compiled beside it.
+"""
+
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgpack
+from llguidance.gbnf_to_lark import any_to_lark
+
+from common import options
+from common.config import Config
+from common.grammar.end_tokens import end_token_ids
+from common.grammar.follower import Follower
+from common.grammar.grammars import Grammars
+from common.log import setup_logging
+from common.serving.settle import settle_memory
+from router.grammar_checks import FRAME
+from router.grammar_source import GrammarSource, grammar_of
+from router.memory_limit import limit_memory
+
+NICENESS = 5
+CPU_S = 0.5
+"""Of one grammar: real ones take milliseconds."""
+WALL_S = 5.0
+"""The same on a busy machine, or for one that waits for something."""
+MAX_CHILDREN = 4
+MEMORY_BYTES = 256 << 20
+"""Of one grammar."""
+READ_BYTES = 1 << 16
+MAX_REASON_CHARS = 300
+TOO_MUCH = "it is too much to compile: make it smaller or simpler"
+
+
+@dataclass(slots=True)
+class Child:
+    """A grammar being compiled."""
+
+    number: int
+    pid: int
+    deadline_s: float
+    reply: bytearray = field(default_factory=bytearray)
+
+
+class Compiler:
+    """Forks children and collects what they find."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(0, selectors.EVENT_READ)
+        self._input = bytearray()
+        self._jobs: deque[tuple[int, bytes]] = deque()
+        self._children: dict[int, Child] = {}  # by the pipe that the reply comes through
+
+    def run(self) -> None:
+        """Until stdin ends; children end with it."""
+        while True:
+            for key, _ in self._selector.select(self._patience_s()):
+                data = os.read(key.fd, READ_BYTES)
+                if key.fd == 0 and not data:
+                    return
+                self._received(data) if key.fd == 0 else self._replied(key.fd, data)
+            for child in self._children.values():
+                if time.monotonic() > child.deadline_s:
+                    os.kill(child.pid, signal.SIGKILL)
+            while self._jobs and len(self._children) < MAX_CHILDREN:
+                self._fork(*self._jobs.popleft())
+
+    def _patience_s(self) -> float | None:
+        deadlines = [child.deadline_s for child in self._children.values()]
+        return max(0.01, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _received(self, data: bytes) -> None:
+        self._input += data
+        while len(self._input) >= FRAME.size:
+            number, num_bytes = FRAME.unpack_from(self._input)
+            if len(self._input) < FRAME.size + num_bytes:
+                return
+            self._jobs.append((number, bytes(self._input[FRAME.size : FRAME.size + num_bytes])))
+            del self._input[: FRAME.size + num_bytes]
+
+    def _fork(self, number: int, packed: bytes) -> None:
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _compile(self._grammars, packed, write_end)
+        os.close(write_end)
+        self._children[read_end] = Child(number, pid, time.monotonic() + WALL_S)
+        self._selector.register(read_end, selectors.EVENT_READ)
+
+    def _replied(self, pipe: int, data: bytes) -> None:
+        child = self._children[pipe]
+        child.reply += data
+        if data:
+            return
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        del self._children[pipe]
+        _, status = os.waitpid(child.pid, 0)
+        is_known = not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL  # by us: the machine is busy
+        reply = bytes(child.reply) if status == 0 else msgpack.packb(("", TOO_MUCH if is_known else ""))
+        _write(1, FRAME.pack(child.number, len(reply)) + reply)
+
+
+def main() -> None:
+    """Compile until stdin ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the router drains, and needs this process until then
+    config = options.parse(Config, ("model", "router", "log"), "router.grammar_main", __doc__ or "", sys.argv[1:])
+    setup_logging("router-grammars", config.log.level)
+    os.nice(NICENESS)
+    path = Path(config.model.path)
+    vocab = json.loads((path / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    grammars = Grammars(path, vocab, end_token_ids(path))
+    settle_memory()
+    Compiler(grammars).run()
+
+
+def found(source: GrammarSource, grammars: Grammars) -> tuple[str, str]:
+    """The grammar and "", or "" and why it is none: it is compiled, and some token can begin it."""
+    try:
+        grammar = grammar_of(source, any_to_lark)
+    except (ValueError, RecursionError) as error:
+        return "", f"{error!s:.{MAX_REASON_CHARS}}" or TOO_MUCH
+    outcome = Follower(grammar).follow(grammars, ())
+    problem = "it has no text" if outcome.is_over else outcome.problem
+    return ("", problem) if problem else (grammar, "")
+
+
+def _compile(grammars: Grammars, packed: bytes, pipe: int) -> None:
+    """The life of a child."""
+    status = 1
+    try:
+        os.close(0)
+        os.close(1)
+        limit_memory(MEMORY_BYTES)
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        reply = msgpack.packb(found(GrammarSource(**msgpack.unpackb(packed)), grammars))
+        _write(pipe, reply)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _write(pipe: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
+
+
+if __name__ == "__main__":
+    main()

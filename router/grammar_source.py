@@ -1,0 +1,134 @@
+"""What a client says of the form of its text, and the grammar that llguidance makes of it."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["", "json", "regex", "choice", "grammar", "calls"]
+Thoughts = Literal["", "may come", "have begun"]
+
+WHITESPACE = r" {1,2}|\r?\n[ \t]{0,40}"
+"""Between the parts of JSON, where a client says nothing else: a model that finds no end would write nothing more."""
+THOUGHTS = r"""
+thoughts[suffix="</think>"]: /(.|\n)*/
+gap: /[ \n\r\t]{0,8}/
+"""
+STARTS: dict[Thoughts, str] = {
+    "may come": '("<think>" thoughts gap)? @text',
+    "have begun": "thoughts gap @text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """One of the ways to say it; `text` is a schema, a regular expression, a list or a grammar, or what is called."""
+
+    kind: Kind = ""  # none
+    text: str = ""
+    field: str = ""  # of the request
+    whitespace: str = WHITESPACE  # in JSON: a regular expression, "" for none
+    thoughts: Thoughts = ""  # of a chat, before the text that has the form
+
+
+NO_GRAMMAR = GrammarSource()
+
+
+@dataclass(frozen=True, slots=True)
+class CalledTools:
+    """Tools of which one or several are to be called, as JSON in a `GrammarSource`."""
+
+    before: str  # the name
+    between: str  # name and arguments
+    behind: str
+    separator: str  # between calls; "": only one
+    tools: tuple[tuple[str, Any], ...]  # name, and JSON schema of the arguments
+
+
+def grammar_of(source: GrammarSource, to_lark: Callable[[str], str]) -> str:
+    """As llguidance takes it; `to_lark` makes a Lark grammar of one in GBNF."""
+    grammars = _GRAMMARS[source.kind](source, to_lark)
+    if source.thoughts:
+        start = {"lark_grammar": f"start: {STARTS[source.thoughts]}\n{THOUGHTS}"}
+        grammars = [start, {**grammars[0], "name": "text"}, *grammars[1:]]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _json(source: GrammarSource, _: Callable[[str], str]) -> list[dict[str, Any]]:
+    return [{"json_schema": _with_whitespace(json.loads(source.text), source.whitespace)}]
+
+
+def _regex(source: GrammarSource, _: Callable[[str], str]) -> list[dict[str, Any]]:
+    return [{"lark_grammar": f"start: /{_escaped(source.text)}/"}]
+
+
+def _choice(source: GrammarSource, _: Callable[[str], str]) -> list[dict[str, Any]]:
+    return [{"lark_grammar": "start: " + " | ".join(map(json.dumps, json.loads(source.text)))}]
+
+
+def _grammar(source: GrammarSource, to_lark: Callable[[str], str]) -> list[dict[str, Any]]:
+    return [{"lark_grammar": to_lark(source.text)}]
+
+
+def _calls(source: GrammarSource, _: Callable[[str], str]) -> list[dict[str, Any]]:
+    calls = CalledTools(**json.loads(source.text))
+    rules = [
+        f"call{i}: {json.dumps(f'{calls.before}{json.dumps(name)}{calls.between}')} @tool{i} {json.dumps(calls.behind)}"
+        for i, (name, _) in enumerate(calls.tools)
+    ]
+    one = "call: " + " | ".join(f"call{i}" for i in range(len(calls.tools)))
+    start = f"start: call ({json.dumps(calls.separator)} call)*" if calls.separator else "start: call"
+    arguments = [
+        {"name": f"tool{i}", "json_schema": _with_whitespace(schema, source.whitespace)}
+        for i, (_, schema) in enumerate(calls.tools)
+    ]
+    return [{"lark_grammar": "\n".join([start, one, *rules])}, *arguments]
+
+
+_GRAMMARS: dict[str, Callable[[GrammarSource, Callable[[str], str]], list[dict[str, Any]]]] = {
+    "json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar, "calls": _calls
+}  # fmt: skip
+
+
+def _with_whitespace(schema: Any, whitespace: str) -> Any:
+    """The schema with how JSON may be spaced, unless it says that itself."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        return schema
+    spacing = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+    said = schema.get("x-guidance")
+    return schema | {"x-guidance": spacing | said if isinstance(said, dict) else spacing}
+
+
+def _escaped(regex: str) -> str:
+    """Between slashes; an escaped character stays as it is."""
+    pieces: list[str] = []
+    characters = iter(regex)
+    for character in characters:
+        if character == "\\":
+            pieces.append(character + next(characters, ""))
+        else:
+            pieces.append({"/": r"\/", "\n": r"\n", "\r": r"\r"}.get(character, character))
+    return "".join(pieces)
+
+
+def calls_source(calls: CalledTools, field: str) -> GrammarSource:
+    """For a chat that has to call one of its tools."""
+    parts = {name: getattr(calls, name) for name in CalledTools.__dataclass_fields__}
+    return GrammarSource("calls", json.dumps(parts, ensure_ascii=False), field)
+
+
+def nesting(value: Any, most: int) -> int:
+    """How deep lists and objects stand in one another, at most `most` + 1."""
+    level: Sequence[Any] = [value]
+    for depth in range(most + 1):
+        level = [
+            each
+            for parent in level
+            if isinstance(parent, dict | list)
+            for each in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return depth
+    return most + 1

@@ -1,0 +1,163 @@
+"""Texts that are held to a form, through the whole path: each is valid, whoever dies, and nobody else notices."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.client import Completion, complete
+from tests.e2e.system import System
+from tests.guided import DEMO_MODEL, is_valid, random_root
+
+NUM_SCHEMAS = 16
+MAX_TOKENS = 250
+PROMPT = "ROMEO: "
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[System]:
+    with System(DEMO_MODEL, "--kv-pool-bytes", str(24 << 20)) as system:
+        yield system.start(prefill=1, decode=2)
+
+
+async def post(url: str, body: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
+    async with aiohttp.ClientSession() as session, session.post(url + path, json=body) as response:
+        answer: dict[str, Any] = await response.json()
+        assert response.status == 200, answer
+        return answer
+
+
+def asked(schema: Any, seed: int) -> dict[str, Any]:
+    """Ways to ask for the same, one after the other."""
+    ways: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "it", "strict": True, "schema": schema}}},
+        {"structured_outputs": {"json": schema, "disable_any_whitespace": True}},
+        {"guided_json": json.dumps(schema), "guided_whitespace_pattern": " "},
+    ]
+    return {"temperature": 1.0, "seed": seed, "max_tokens": MAX_TOKENS, **ways[seed % len(ways)]}
+
+
+async def complete_schemas(url: str, schemas: list[Any], into: list[Completion]) -> None:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        streams = (
+            complete(session, url, PROMPT, target, **asked(schema, seed))
+            for seed, (schema, target) in enumerate(zip(schemas, into, strict=True))
+        )
+        await asyncio.gather(*streams)
+
+
+async def free_texts(url: str) -> list[str]:
+    async with aiohttp.ClientSession() as session:
+        streams = (
+            complete(session, url, f"{PROMPT}{i}", temperature=0.8, seed=i, max_tokens=40, stop=["\n\n"])
+            for i in range(4)
+        )
+        return [completion.text for completion in await asyncio.gather(*streams)]
+
+
+async def test_random_schemas_give_valid_texts_and_neighbours_write_what_they_would_alone(system: System) -> None:
+    schemas = [random_root(random.Random(seed)) for seed in range(NUM_SCHEMAS)]
+    alone = await free_texts(system.url)
+    completions = [Completion() for _ in schemas]
+    _, *among_others = await asyncio.gather(
+        complete_schemas(system.url, schemas, completions), free_texts(system.url), free_texts(system.url)
+    )
+    assert among_others == [alone, alone]
+    for schema, completion in zip(schemas, completions, strict=True):
+        assert completion.error is None and completion.finish_reason in ("stop", "length"), completion
+        if completion.finish_reason == "stop":
+            assert is_valid(completion.text, schema), (completion.text, schema)
+    assert sum(completion.finish_reason == "stop" for completion in completions) > NUM_SCHEMAS // 3
+    system.until(system.all_blocks_free)
+
+
+async def test_chats_give_valid_texts_too(system: System) -> None:
+    schemas = [random_root(random.Random(1000 + seed)) for seed in range(4)]
+    bodies = (
+        {"messages": [{"role": "user", "content": "Speak."}], "n": 2, **asked(schema, seed)}
+        for seed, schema in enumerate(schemas)
+    )
+    answers = await asyncio.gather(*(post(system.url, body, "/v1/chat/completions") for body in bodies))
+    for schema, answer in zip(schemas, answers, strict=True):
+        for choice in answer["choices"]:
+            text, reason = choice["message"]["content"], choice["finish_reason"]
+            assert reason == "length" or is_valid(text, schema), (text, schema)
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"structured_outputs": {"regex": r"[A-Z][a-zü]{2,9}/\d{3}\n?"}}, r"[A-Z][a-zü]{2,9}/\d{3}\n?"),
+        ({"guided_regex": "(ab|cd)+e"}, "(ab|cd)+e"),
+        ({"guided_choice": ["yes", "yes, sir", 'no\n"你好"']}, 'yes|yes, sir|no\n"你好"'),
+        (
+            {"structured_outputs": {"grammar": 'root ::= "<" word ">" word?\nword ::= [a-c] [x-z]?'}},
+            "<[a-c][x-z]?>([a-c][x-z]?)?",
+        ),
+        (
+            {"structured_outputs": {"grammar": 'start: "x" NUM ("," NUM)~1..3\nNUM: /[0-9]{1,4}/'}},
+            r"x\d{1,4}(,\d{1,4}){1,3}",
+        ),
+    ],
+)
+async def test_other_forms(system: System, form: dict[str, Any], pattern: str) -> None:
+    answers = await asyncio.gather(
+        *(
+            post(system.url, {"prompt": PROMPT, "temperature": 1.2, "seed": seed, "max_tokens": 200, "n": 2, **form})
+            for seed in range(4)
+        )
+    )
+    choices = [choice for answer in answers for choice in answer["choices"]]
+    ended = [choice["text"] for choice in choices if choice["finish_reason"] == "stop"]
+    assert len(ended) >= len(choices) // 2
+    assert all(re.fullmatch(pattern, text) for text in ended), ended
+
+
+async def test_what_else_a_request_asks_for_goes_with_a_form(system: System) -> None:
+    def text(answer: dict[str, Any]) -> tuple[str, str]:
+        return answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]
+
+    letters = {"prompt": PROMPT, "guided_regex": "[ab]+", "temperature": 0, "max_tokens": 12}
+    cut, until_b = await post(system.url, letters), await post(system.url, {**letters, "stop": ["b"], "logit_bias": {}})
+    assert text(cut)[1] == "length" and set(text(cut)[0]) <= {"a", "b"}
+    assert text(until_b)[0] == text(cut)[0].partition("b")[0]
+    ids = (await post(system.url, {"prompt": "b", "add_special_tokens": False}, "/tokenize"))["tokens"]
+    biased = await post(system.url, {**letters, "logit_bias": {str(ids[0]): 100}})
+    assert text(biased) == ("b" * 12, "length")
+    only = await post(system.url, {**letters, "allowed_token_ids": ids, "presence_penalty": 2.0, "ignore_eos": True})
+    assert text(only) == ("b" * 12, "length")
+    scored = await post(system.url, {**letters, "logprobs": 2})
+    assert len(scored["choices"][0]["logprobs"]["tokens"]) == scored["usage"]["completion_tokens"]
+    done = await post(system.url, {"prompt": PROMPT, "guided_choice": ["done"], "ignore_eos": True, "min_tokens": 16})
+    assert text(done) == ("done", "stop"), "nothing follows"
+    late = await post(system.url, {"prompt": PROMPT, "guided_regex": "x*", "min_tokens": 9, "logit_bias": {"0": 100}})
+    assert len(text(late)[0]) >= 9 and late["usage"]["completion_tokens"] <= 11
+
+
+async def test_a_form_that_no_token_fits_ends_with_its_reason(system: System) -> None:
+    body = {"prompt": PROMPT, "guided_choice": ["no"], "allowed_token_ids": [5, 6]}
+    async with aiohttp.ClientSession() as session, session.post(system.url + "/v1/completions", json=body) as response:
+        answer = await response.json()
+    assert response.status == 400 and answer["error"]["code"] == "grammar_dead_end"
+
+
+async def test_grammars_go_on_where_they_were_when_workers_die(system: System) -> None:
+    schemas = [random_root(random.Random(2000 + seed)) for seed in range(8)]
+    undisturbed, disturbed = [Completion() for _ in schemas], [Completion() for _ in schemas]
+    await complete_schemas(system.url, schemas, undisturbed)
+    running = asyncio.create_task(complete_schemas(system.url, schemas, disturbed))
+    for name, num_chunks in (("decode-0", 60), ("prefill-0", 160), ("decode-1", 260)):
+        while sum(completion.num_chunks for completion in disturbed) < num_chunks:
+            await asyncio.sleep(0.005)
+            assert not running.done(), "it was over too soon"
+        system.kill(name)
+        system.start_worker(name)
+    await running
+    assert [completion.error for completion in disturbed] == [None] * len(schemas)
+    assert [completion.text for completion in disturbed] == [completion.text for completion in undisturbed]
+    assert "replayed after" in system.log("router")

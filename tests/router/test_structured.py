@@ -1,0 +1,218 @@
+"""Forms of texts at the door: what is a grammar, what is too much of one, and that it holds nobody up."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from common.errors import RequestError
+from common.grammar.follower import Follower
+from common.grammar.grammars import Grammars
+from common.wire.messages import PrefillRequest
+from router.chat_answer import AnswerParser, ToolFormat
+from router.grammar_checks import MAX_KNOWN
+from router.grammar_main import found
+from router.grammar_source import GrammarSource, Thoughts
+from router.tool_choice import forced_calls
+from tests.guided import DEMO_MODEL, is_valid
+from tests.router.conftest import Cluster
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "sort": {"$ref": "#/$defs/sort"}},
+    "required": ["name", "sort"],
+    "additionalProperties": False,
+    "$defs": {"sort": {"enum": ["ü", "b"]}},
+}
+HOSTILE: list[dict[str, Any]] = [
+    {"guided_regex": "(" * 30_000 + ")" * 30_000},
+    {"guided_regex": "(?=a)b"},
+    {"guided_json": {"type": "integer", "multipleOf": 1_000_003}},
+    {"guided_json": {"type": "integer", "multipleOf": 99_991, "minimum": 7, "maximum": 10**300}},
+    {"guided_json": {"$ref": "https://example.com/schema.json"}},
+    {"guided_json": {"$ref": "#/$defs/missing"}},
+    {"guided_json": {"$ref": "file:///etc/passwd"}},
+    {"guided_json": {"allOf": [{"$ref": "#"}, {"type": "object"}]}},
+    {"guided_json": {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(9)]} for i in range(12)]}},
+    {"guided_json": {"type": "string", "pattern": "(?!a)"}},
+    {"guided_json": {"type": "object", "unevaluatedProperties": 5}},
+    {"guided_json": False},
+    {"guided_grammar": "start: missing"},
+    {"guided_grammar": "root ::= ("},
+    {"guided_grammar": "start: " + "(" * 20_000},
+    {"guided_grammar": "root ::= " + "(" * 20_000},
+    {
+        "guided_grammar": "start: a a a a\n"
+        + "".join(f"{x}: {y} {y} {y}\n" for x, y in zip("abcdef", "bcdefg", strict=True))
+    },
+    {"guided_grammar": '%llguidance {"no_forcing": 5}\nstart: x'},
+    {"structured_outputs": {"json": {"type": "object"}, "whitespace_pattern": "("}},
+]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(DEMO_MODEL, 2048, [0])
+
+
+@pytest.fixture(scope="module")
+def demo_tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+
+def random_text(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: int, begin: str = "") -> str:
+    """Of nothing but what masks allow, behind a beginning."""
+    rng, follower = random.Random(seed), Follower(grammar)
+    ids: list[int] = tokenizer.encode(begin, add_special_tokens=False).ids
+    outcome = follower.follow(grammars, ids)
+    while not outcome.is_over and len(ids) < 2000:
+        assert outcome.mask is not None, outcome
+        allowed = np.flatnonzero(np.unpackbits(outcome.mask.view(np.uint8), bitorder="little")).tolist()
+        ids.append(rng.choice(allowed))
+        outcome = follower.follow(grammars, ids[-1:])
+    return str(tokenizer.decode(ids))
+
+
+async def ask(session: aiohttp.ClientSession, fields: dict[str, Any]) -> tuple[int, Any]:
+    body = {"prompt": "the fox", "max_tokens": 5, "temperature": 0} | fields
+    async with session.post("/v1/completions", json=body) as response:
+        return response.status, await response.json()
+
+
+async def test_workers_get_a_grammar_with_each_request_that_asks_for_a_form(cluster: Cluster) -> None:
+    forms: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": PERSON, "strict": True}}},
+        {"structured_outputs": {"json": json.dumps(PERSON)}},
+        {"guided_choice": ["a", 'b\n"ü']},
+        {"guided_regex": "a/b\\/[^\n]"},
+        {"structured_outputs": {"grammar": "start: /a+/"}},
+    ]
+    async with aiohttp.ClientSession(cluster.url) as session:
+        for fields in [{}, {"response_format": {"type": "text"}}, *forms, forms[3] | {"n": 3}]:
+            status, answer = await ask(session, fields)
+            assert status == 200, answer
+    sent = [message.sampling.grammar for message in cluster.workers[0].got(PrefillRequest)]
+    assert sent[:2] == ["", ""] and all(json.loads(grammar)["grammars"] for grammar in sent[2:])
+    assert len(sent) == 11 and len(set(sent[8:])) == 1 and sent[5] == sent[8]
+
+
+async def test_what_is_no_grammar_is_named_with_its_reason_and_the_next_is_taken(cluster: Cluster) -> None:
+    async with aiohttp.ClientSession(cluster.url) as session:
+        answers = await asyncio.gather(*(ask(session, fields) for fields in HOSTILE))
+        for fields, (status, answer) in zip(HOSTILE, answers, strict=True):
+            (field,) = fields
+            assert status == 400, (fields, answer)
+            error = answer["error"]
+            assert error["code"] == "invalid_grammar" and error["param"].startswith(field), (fields, error)
+            assert error["message"].startswith(error["param"]) and len(error["message"]) < 500
+        assert (await ask(session, {"guided_regex": "a"}))[0] == 200
+        assert await asyncio.gather(*(ask(session, fields) for fields in HOSTILE)) == answers, "they are known"
+
+
+async def test_requests_without_a_form_do_not_wait_for_grammars(cluster: Cluster) -> None:
+    slow = [{"guided_json": {"type": "integer", "multipleOf": 1_000_003 + 2 * i}} for i in range(12)]
+    async with aiohttp.ClientSession(cluster.url) as session:
+        waiting = [asyncio.create_task(ask(session, fields)) for fields in slow]
+        await cluster.until(lambda: len(cluster.service.grammars._waiting) == len(slow), "they wait")
+        assert (await ask(session, {}))[0] == 200
+        assert not all(task.done() for task in waiting)
+        assert {status for status, _ in await asyncio.gather(*waiting)} == {400}
+
+
+async def test_a_process_that_dies_is_started_again(cluster: Cluster) -> None:
+    async with aiohttp.ClientSession(cluster.url) as session:
+        assert (await ask(session, {"guided_regex": "a"}))[0] == 200
+        process = cluster.service.grammars._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        lost = asyncio.create_task(ask(session, {"guided_regex": "b"}))
+        await cluster.until(lambda: cluster.service.grammars._waiting, "it is asked")
+        os.kill(process.pid, signal.SIGKILL)
+        status, answer = await lost
+        assert (status, answer["error"]["code"]) == (503, "grammar_queue_full")
+        assert (await ask(session, {"guided_regex": "a"}))[0] == 200, "what is known needs no process"
+        assert (await ask(session, {"guided_regex": "c"}))[0] == 200
+
+
+async def test_what_is_known_is_bounded(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = cluster.service.grammars
+    monkeypatch.setattr("router.grammar_checks.MAX_KNOWN", 5)
+    async with aiohttp.ClientSession(cluster.url) as session:
+        for i in range(12):
+            assert (await ask(session, {"guided_regex": f"a{i}"}))[0] == 200
+    assert len(checks._known) == 5 < MAX_KNOWN
+    assert checks._num_known_chars == sum(
+        len(source.text) + len(source.whitespace) + sum(map(len, each)) for source, each in checks._known.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "begin"),
+    [
+        ("", ""),
+        ("may come", ""),
+        ("may come", "<think>Hm. {</think>\n\n"),
+        ("have begun", "\nHm. </thin> {\n</think>\n\n"),
+        ("have begun", "</think>"),
+    ],
+)
+def test_a_form_begins_behind_what_a_model_thinks(
+    grammars: Grammars, demo_tokenizer: Tokenizer, thoughts: Thoughts, begin: str
+) -> None:
+    grammar, problem = found(GrammarSource("json", json.dumps(PERSON), "guided_json", "", thoughts), grammars)
+    assert not problem
+    for seed in range(20):
+        text = random_text(grammar, grammars, demo_tokenizer, seed, begin)
+        parser = AnswerParser(has_thoughts=bool(thoughts), is_thinking=thoughts == "have begun", tool_format="")
+        part = parser.feed(text, is_last=True)
+        assert bool(part.thought) == ("Hm" in begin) or not begin, text
+        if part.content:  # without end no thoughts
+            assert is_valid(part.content, PERSON)
+        assert part.content or not begin
+
+
+@pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.LLAMA])
+@pytest.mark.parametrize("choice", ["required", ("grüße",)])
+def test_calls_that_are_forced_are_calls_with_valid_arguments(
+    grammars: Grammars, demo_tokenizer: Tokenizer, tool_format: ToolFormat, choice: Any
+) -> None:
+    nothing = {"properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
+    schemas: dict[str, Any] = {"grüße": PERSON, 'say "no"': nothing}
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in schemas.items()]
+    values = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": True}
+    source = forced_calls(values, tool_format)
+    grammar, problem = found(source, grammars)
+    assert not problem
+    seen, most = set(), 0
+    for seed in range(12):
+        text = random_text(grammar, grammars, demo_tokenizer, seed)
+        part = AnswerParser(has_thoughts=False, is_thinking=False, tool_format=tool_format).feed(text, is_last=True)
+        assert part.calls and not part.content.strip(), text
+        for call in part.calls:
+            function = call["function"]
+            assert is_valid(function["arguments"], schemas[function["name"]])
+            seen.add(function["name"])
+        most = max(most, len(part.calls))
+    assert seen == (set(schemas) if choice == "required" else {"grüße"})
+    assert (most > 1) == (tool_format is ToolFormat.HERMES and choice == "required")
+
+
+def test_calls_that_cannot_be_forced_are_refused() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    for fields in (
+        {"tool_choice": "required", "tools": []},
+        {"tool_choice": ("g",), "tools": [tool]},
+        {"tools": [tool], "parallel_tool_calls": False},
+        {"tool_choice": "required", "tools": [{**tool, "function": {"name": "f", "parameters": {"a": "b" * 70_000}}}]},
+    ):
+        values = {"tool_choice": "auto", "parallel_tool_calls": True} | fields
+        with pytest.raises(RequestError):
+            forced_calls(values, ToolFormat.HERMES)
