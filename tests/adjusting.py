@@ -12,7 +12,7 @@ from common.wire.sampling_params import SamplingParams
 def adjusted(logits: Tensor, params: SamplingParams, prompt: Sequence[int], outputs: Sequence[int]) -> Tensor:
     """`logits [vocab]` of the token after the outputs."""
     x = logits.clone()
-    if allowed := unpack_ids(params.allowed_token_ids):
+    if allowed := {*unpack_ids(params.allowed_token_ids)}:
         x[[token for token in range(len(x)) if token not in allowed]] = -math.inf
     if len(outputs) < params.min_tokens:
         x[list(params.stop_token_ids)] = -math.inf

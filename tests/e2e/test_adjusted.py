@@ -1,12 +1,15 @@
-"""Penalties, biases and bans write the text that a single process writes, alone, in a batch and after a death."""
+"""Every sampling parameter writes the text that a single process writes, alone, in a batch and after a death."""
 
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from common.device.sampling_tensors import sampling_tensors
+from common.ops.reference import sample
 from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
 from tests.adjusting import adjusted
@@ -24,20 +27,32 @@ ASKED: list[dict[str, Any]] = [
     {"logit_bias": {"7": 100, "9": 99.5}, "frequency_penalty": 0.5},
     {"allowed_token_ids": [5, 6, 8, 31, 32, 250], "frequency_penalty": 0.1},
     {"logit_bias": {"11": 100}, "stop_token_ids": [11], "min_tokens": 5},
+    {"temperature": 0.7, "seed": 1},
+    {"temperature": 1.5, "top_k": 5, "seed": 2},
+    {"temperature": 1.0, "top_p": 0.6, "seed": 3},
+    {"temperature": 2.0, "min_p": 0.1, "seed": 4},
+    {"temperature": 1.3, "top_k": 30, "top_p": 0.8, "min_p": 0.02, "seed": -5},
+    {"temperature": 0.9, "seed": 2**63 - 1, "repetition_penalty": 1.2, "allowed_token_ids": [*range(20, 200, 3)]},
     {},
 ]
 
 
+NAMES = (
+    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "min_tokens",
+)  # fmt: skip
+
+
 def wanted(directory: Path, model: Any, prompt: list[int], max_tokens: int, fields: dict[str, Any]) -> str:
-    """Greedy text of a single process."""
+    """Text of a single process, greedy unless `fields` have a temperature."""
     reference = Reference(directory, model)
     biases, ways = (
         fields.get("logit_bias", {}),
         (way for word in fields.get("bad_words", ()) for way in (word, f" {word}")),
     )
-    names = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens")
     params = SamplingParams(
-        **{name: fields[name] for name in names if name in fields},
+        **{"temperature": 0.0} | {name: fields[name] for name in NAMES if name in fields},
+        seed=fields.get("seed", 0) % (1 << 63),
         stop_token_ids=tuple(fields.get("stop_token_ids", ())),
         biased_token_ids=tuple(map(int, biases)),
         biases=tuple(biases.values()),
@@ -50,7 +65,7 @@ def wanted(directory: Path, model: Any, prompt: list[int], max_tokens: int, fiel
             out = model(torch.tensor([ids[num_cached:]]), past_key_values=past, use_cache=True)
             past, num_cached = out.past_key_values, len(ids)
             logits = adjusted(out.logits[0, -1].float(), params, prompt, ids[len(prompt) :])
-            ids.append(int(logits.argmax()))
+            ids.append(int(sample(logits[None], sampling_tensors([params], logits.device), torch.tensor([len(ids)]))))
             if ids[-1] in params.stop_token_ids:
                 ids.pop()
                 break
@@ -78,12 +93,21 @@ async def test_texts_are_those_of_a_single_process_alone_and_among_others(checkp
 PENALTIES: dict[str, Any] = {"frequency_penalty": 0.3, "presence_penalty": 0.5, "repetition_penalty": 1.1}
 
 
-async def test_what_was_counted_is_counted_again_after_a_death(checkpoint: Checkpoint) -> None:
+DRAWN: dict[str, Any] = {"temperature": 1.2, "top_k": 60, "top_p": 0.95, "min_p": 0.01, "seed": 7}
+BANNED: dict[str, Any] = {
+    "logit_bias": {"11": 9}, "allowed_token_ids": [*range(2, 250)], "stop_token_ids": [11], "min_tokens": MAX_TOKENS
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields", [PENALTIES, DRAWN, PENALTIES | DRAWN, BANNED], ids=["counted", "drawn", "both", "banned"]
+)
+async def test_after_a_death_a_text_goes_on_as_it_would_have(checkpoint: Checkpoint, fields: dict[str, Any]) -> None:
     directory, model = checkpoint("qwen3-tied")
-    asked = prompts(6, 10, 60, seed=22)
+    asked = prompts(4, 10, 60, seed=22)
     with System(directory, "--prefill-max-batch-tokens", "32").start(decode=2) as system:
-        texts = await killed_while_streaming(system, "decode-0", asked, **PENALTIES)
-        assert texts == [wanted(directory, model, p, MAX_TOKENS, PENALTIES) for p in asked]
+        texts = await killed_while_streaming(system, "decode-0", asked, **fields)
+        assert texts == [wanted(directory, model, p, MAX_TOKENS, fields) for p in asked]
         assert "replayed" in system.log("router")
 
 

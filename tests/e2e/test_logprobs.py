@@ -10,11 +10,13 @@ import aiohttp
 import pytest
 import torch
 
+from tests.checkpoints import VARIANTS
 from tests.e2e.client import TIMEOUT, prompts
-from tests.e2e.system import System
+from tests.e2e.system import ROOT, System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 Choice = dict[str, Any]
+DEMO = ROOT / "deploy" / "demo_model"
 ASKED: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "return_token_ids": True, "logprobs": 5}
 
 
@@ -52,8 +54,21 @@ def check(model: Any, prompt: list[int], answer: Choice, num_top: int) -> None:
         assert sorted(top.values(), reverse=True)[:num_top] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
 
 
-async def test_they_are_those_of_a_single_process_streamed_or_not(checkpoint: Checkpoint) -> None:
-    directory, model = checkpoint("qwen3-tied")
+def load(variant: str, checkpoint: Checkpoint) -> tuple[Path, Any]:
+    """Directory and transformers model of a tiny random one, or of the demo model."""
+    if variant != "demo":
+        return checkpoint(variant)
+    from transformers import AutoModelForCausalLM
+
+    return DEMO, AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
+
+
+EACH_MODEL = pytest.mark.parametrize("variant", [*VARIANTS, "demo"])
+
+
+@EACH_MODEL
+async def test_they_are_those_of_a_single_process_streamed_or_not(variant: str, checkpoint: Checkpoint) -> None:
+    directory, model = load(variant, checkpoint)
     asked = prompts(6, 5, 80, seed=31)
     numbers = [0, 1, 5, 20, 5, 5]
     biased = {"temperature": 1.0, "seed": 5, "logit_bias": {"7": 3}}
@@ -123,8 +138,11 @@ ECHOED: dict[str, Any] = {
 }  # fmt: skip
 
 
-async def test_of_a_prompt_in_chunks_beside_others_they_are_those_of_a_single_process(checkpoint: Checkpoint) -> None:
-    directory, model = checkpoint("qwen3-tied")
+@EACH_MODEL
+async def test_of_a_prompt_in_chunks_beside_others_they_are_those_of_a_single_process(
+    variant: str, checkpoint: Checkpoint
+) -> None:
+    directory, model = load(variant, checkpoint)
     asked = prompts(6, 5, 200, seed=33)
     with System(directory, "--prefill-max-batch-tokens", "32").start() as system:
         plain = [choice(system.url, prompt, logprobs=None) for prompt in asked]
