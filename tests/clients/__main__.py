@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(case: Case, server: Server, environments: Path) -> tuple[str, bool]:
     """What was seen, or how it failed."""
-    environment = make_environment(case.kind, environments / case.name, case.requirements)
+    environment = make_environment(case.kind, environments / case.client, case.requirements)
     with tempfile.TemporaryDirectory() as directory:
         try:
             return case.run(environment, server, Path(directory)), True

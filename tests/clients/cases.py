@@ -13,6 +13,8 @@ NUM_REQUESTS = 8
 INPUT_TOKENS = 32
 OUTPUT_TOKENS = 16
 STOPS = ("\n", "Question:", "</s>", "Q:", "\n\n", "<|im_end|>")
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+LOAD = "load of 2 streams on"
 WORDS = ("moon", "night", "sword", "letter", "prince", "grave")
 VERSE, ENDING = (Path(__file__).with_name(f"{task}.yaml") for task in ("verse", "ending"))
 
@@ -34,11 +36,16 @@ Run = Callable[[Environment, Server, Path], str]
 class Case:
     """One client."""
 
-    name: str
+    name: str  # the client's, and perhaps what it is used for
     requirements: tuple[str, ...]
     does: str
     run: Run
     kind: Kind = "python"
+
+    @property
+    def client(self) -> str:
+        """What is installed, the same for all its uses."""
+        return self.name.split()[0]
 
 
 def program(name: str) -> Run:
@@ -52,6 +59,14 @@ def lm_eval_generate(environment: Environment, server: Server, directory: Path) 
     score = _lm_eval(environment, server, directory, VERSE, documents)["exact_match,none"]
     assert score == 1.0, f"exact match {score}"
     return f"exact match 1.0 of {len(documents)} texts, {len(STOPS)} stop strings each"
+
+
+def lm_eval_chat(environment: Environment, server: Server, directory: Path) -> str:
+    """The same in chats."""
+    documents = [{"line": line, "rest": _text(server, line, is_chat=True)} for line in _lines()]
+    score = _lm_eval(environment, server, directory, VERSE, documents, is_chat=True)["exact_match,none"]
+    assert score == 1.0, f"exact match {score}"
+    return f"exact match 1.0 of {len(documents)} answers, {len(STOPS)} stop strings each"
 
 
 def lm_eval_choose(environment: Environment, server: Server, directory: Path) -> str:
@@ -77,18 +92,27 @@ def _lines() -> list[str]:
 
 
 def _lm_eval(
-    environment: Environment, server: Server, directory: Path, task: Path, documents: list[dict[str, Any]]
+    environment: Environment,
+    server: Server,
+    directory: Path,
+    task: Path,
+    documents: list[dict[str, Any]],
+    *,
+    is_chat: bool = False,
 ) -> dict[str, float]:
     """Its metrics of a task over the documents."""
     (directory / f"{task.stem}.jsonl").write_text("\n".join(map(json.dumps, documents)), encoding="utf-8")
     (directory / task.name).write_text(task.read_text(encoding="utf-8"), encoding="utf-8")
     model_args = {
-        "model": server.model, "base_url": f"{server.url}/v1/completions", "tokenizer": server.directory,
+        "model": server.model, "base_url": f"{server.url}{CHATS if is_chat else COMPLETIONS}",
+        "tokenizer": server.directory,
         "tokenizer_backend": "huggingface", "num_concurrent": 2, "max_retries": 1, "max_length": 512,
     }  # fmt: skip
     environment.run(
         [
-            "lm_eval", "run", "--model", "local-completions", "--model_args", _joined(model_args),
+            "lm_eval", "run", "--model", f"local-{'chat-' if is_chat else ''}completions",
+            "--model_args", _joined(model_args),
+            *(["--apply_chat_template"] if is_chat else []),
             "--tasks", task.name, "--include_path", ".", "--output_path", task.stem,
         ],
         cwd=directory,
@@ -99,45 +123,51 @@ def _lm_eval(
     return metrics
 
 
-def guidellm(environment: Environment, server: Server, directory: Path) -> str:
-    """Every request succeeds with the tokens asked for, by the usage that the server sends."""
-    backend = {
-        "kind": "openai_http", "target": server.url, "model": server.model, "request_format": "/v1/completions"
-    }  # fmt: skip
-    data = {"kind": "synthetic_text", "prompt_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS}
-    environment.run(
-        [
-            "guidellm", "run", "--backend", _joined(backend), "--profile", "kind=concurrent,streams=2",
-            "--constraint", f"kind=max_requests,count={NUM_REQUESTS}",
-            "--tokenizer", f"kind=huggingface_auto,model={server.directory}", "--data", _joined(data),
-            "--output", "kind=json,path=report.json", "--disable-console-interactive",
-        ],
-        cwd=directory,
-    )  # fmt: skip
-    (benchmark,) = json.loads((directory / "report.json").read_text(encoding="utf-8"))["benchmarks"]
-    requests = benchmark["requests"]
-    assert not requests["errored"], f"{len(requests['errored'])} requests failed"
-    tokens = {request["output_metrics"]["text_tokens"] for request in requests["successful"]}
-    assert (len(requests["successful"]), tokens) == (NUM_REQUESTS, {OUTPUT_TOKENS}), f"output tokens {tokens}"
-    return _all_answered()
+def guidellm(path: str) -> Run:
+    """Every request to an endpoint succeeds with the tokens asked for, by the usage that the server sends."""
+
+    def run(environment: Environment, server: Server, directory: Path) -> str:
+        backend = {"kind": "openai_http", "target": server.url, "model": server.model, "request_format": path}
+        data = {"kind": "synthetic_text", "prompt_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS}
+        environment.run(
+            [
+                "guidellm", "run", "--backend", _joined(backend), "--profile", "kind=concurrent,streams=2",
+                "--constraint", f"kind=max_requests,count={NUM_REQUESTS}",
+                "--tokenizer", f"kind=huggingface_auto,model={server.directory}", "--data", _joined(data),
+                "--output", "kind=json,path=report.json", "--disable-console-interactive",
+            ],
+            cwd=directory,
+        )  # fmt: skip
+        (benchmark,) = json.loads((directory / "report.json").read_text(encoding="utf-8"))["benchmarks"]
+        requests = benchmark["requests"]
+        assert not requests["errored"], f"{len(requests['errored'])} requests failed"
+        tokens = {request["output_metrics"]["text_tokens"] for request in requests["successful"]}
+        assert (len(requests["successful"]), tokens) == (NUM_REQUESTS, {OUTPUT_TOKENS}), f"output tokens {tokens}"
+        return _all_answered()
+
+    return run
 
 
-def aiperf(environment: Environment, server: Server, directory: Path) -> str:
-    """The same, by its own report."""
-    environment.run(
-        [
-            "aiperf", "profile", "--model", server.model, "--url", server.url, "--endpoint-type", "completions",
-            "--streaming", "--tokenizer", server.directory, "--concurrency", "2",
-            "--request-count", str(NUM_REQUESTS), "--isl", str(INPUT_TOKENS), "--osl", str(OUTPUT_TOKENS),
-            "--extra-inputs", "ignore_eos:true", "--use-server-token-count", "--output-artifact-dir", "out",
-            "--ui", "none",
-        ],
-        cwd=directory,
-    )  # fmt: skip
-    report: dict[str, Any] = json.loads((directory / "out" / "profile_export_aiperf.json").read_text(encoding="utf-8"))
-    seen = (report["request_count"]["avg"], report["output_sequence_length"]["avg"])
-    assert seen == (NUM_REQUESTS, OUTPUT_TOKENS), f"requests and output tokens {seen}"
-    return _all_answered()
+def aiperf(kind: str) -> Run:
+    """The same, by its own report, of one of its kinds of endpoint."""
+
+    def run(environment: Environment, server: Server, directory: Path) -> str:
+        environment.run(
+            [
+                "aiperf", "profile", "--model", server.model, "--url", server.url, "--endpoint-type", kind,
+                "--streaming", "--tokenizer", server.directory, "--concurrency", "2",
+                "--request-count", str(NUM_REQUESTS), "--isl", str(INPUT_TOKENS), "--osl", str(OUTPUT_TOKENS),
+                "--extra-inputs", "ignore_eos:true", "--use-server-token-count", "--output-artifact-dir", "out",
+                "--ui", "none",
+            ],
+            cwd=directory,
+        )  # fmt: skip
+        report = json.loads((directory / "out" / "profile_export_aiperf.json").read_text(encoding="utf-8"))
+        seen = (report["request_count"]["avg"], report["output_sequence_length"]["avg"])
+        assert seen == (NUM_REQUESTS, OUTPUT_TOKENS), f"requests and output tokens {seen}"
+        return _all_answered()
+
+    return run
 
 
 def vllm_bench(environment: Environment, server: Server, directory: Path) -> str:
@@ -165,14 +195,18 @@ def _joined(values: dict[str, Any]) -> str:
     return ",".join(f"{name}={value}" for name, value in values.items())
 
 
-def _text(server: Server, prompt: str) -> str:
+def _text(server: Server, prompt: str, *, is_chat: bool = False) -> str:
     """What the server says to a plain request of the same kind."""
-    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "stop": STOPS}
+    asked = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
+    body = {"max_tokens": 24, "temperature": 0, "stop": STOPS, **asked}
     request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        server.url + (CHATS if is_chat else COMPLETIONS),
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=60) as response:
-        return str(json.load(response)["choices"][0]["text"])
+        choice = json.load(response)["choices"][0]
+    return str(choice["message"]["content"] if is_chat else choice["text"])
 
 
 CASES = (
@@ -184,10 +218,23 @@ CASES = (
         kind="node",
     ),
     Case(
+        "openai-node chat",
+        ("openai==7.55.0",),
+        "whole, streamed with usage, the helper `stream`, `n`, `stop`, `logprobs`, several turns, a refusal",
+        program("openai_node_chat.mjs"),
+        kind="node",
+    ),
+    Case(
         "langchain-openai",
         ("langchain-openai==1.7.3",),
         "`invoke`, `stream`, `batch`, `generate` with `n`, `best_of` and `logprobs`, `astream`",
         program("langchain_program.py"),
+    ),
+    Case(
+        "langchain-openai chat",
+        ("langchain-openai==1.7.3",),
+        "`ChatOpenAI`: `invoke`, `stream`, `batch`, `generate` with `n`, `logprobs`, several turns, `astream`",
+        program("langchain_chat_program.py"),
     ),
     Case(
         "litellm",
@@ -196,12 +243,26 @@ CASES = (
         program("litellm_program.py"),
     ),
     Case(
+        "litellm chat",
+        ("litellm==1.106.2",),
+        "`completion` as `openai/` and `hosted_vllm/`, streamed, asynchronous, a refusal",
+        program("litellm_chat_program.py"),
+    ),
+    Case(
         "lm-eval",
         ("lm-eval[api]==0.4.13", "transformers"),
         "`local-completions`, a task of kind `generate_until` and one of kind `multiple_choice`",
         lm_eval,
     ),
-    Case("guidellm", ("guidellm==0.8.1",), "load of 2 streams on /v1/completions", guidellm),
-    Case("aiperf", ("aiperf==0.13.0",), "load of 2 streams on /v1/completions, metrics scraped", aiperf),
-    Case("vllm", ("vllm==0.33.0",), "`vllm bench serve`, load of 2 streams on /v1/completions", vllm_bench),
+    Case(
+        "lm-eval chat",
+        ("lm-eval[api]==0.4.13", "transformers"),
+        "`local-chat-completions`, a task of kind `generate_until`",
+        lm_eval_chat,
+    ),
+    Case("guidellm", ("guidellm==0.8.1",), f"{LOAD} {COMPLETIONS}", guidellm(COMPLETIONS)),
+    Case("guidellm chat", ("guidellm==0.8.1",), f"{LOAD} {CHATS}", guidellm(CHATS)),
+    Case("aiperf", ("aiperf==0.13.0",), f"{LOAD} {COMPLETIONS}, metrics scraped", aiperf("completions")),
+    Case("aiperf chat", ("aiperf==0.13.0",), f"{LOAD} {CHATS}, metrics scraped", aiperf("chat")),
+    Case("vllm", ("vllm==0.33.0",), f"`vllm bench serve`, {LOAD} {COMPLETIONS}", vllm_bench),
 )
