@@ -46,6 +46,7 @@ ASKS = {
     "nothing": SamplingParams(temperature=0.0),
     "penalties": SamplingParams(temperature=0.0, frequency_penalty=0.1, repetition_penalty=1.1),
     "logprobs": SamplingParams(temperature=0.0, num_logprobs=6),
+    "grammar": SamplingParams(temperature=0.0, grammar="its masks are made up"),
     "both": SamplingParams(temperature=0.0, frequency_penalty=0.1, repetition_penalty=1.1, num_logprobs=6),
 }
 
@@ -81,8 +82,11 @@ class StepBench:
         for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
             blocks = list(islice(ids, self._num_blocks(length)))
             sequence = DecodeSequence("bench", 0, [row + 7] * context, 1, self.sampling, blocks)
+            sequence.place = row if self.sampling.grammar else -1
             changes.append(Fill(row, sequence, state_slot=row if self.sampling.adjusts_logits else NO_SLOT))
         self.batch.apply(changes)
+        self.batch.grammars.masks_cpu.fill_(-1)
+        self.batch.grammars.positions_cpu[: len(contexts)] = torch.tensor(contexts, dtype=torch.int32)
         return True
 
     def fits(self, lengths: Sequence[int]) -> bool:
@@ -97,6 +101,10 @@ class StepBench:
         """A step, with what its rows ask for."""
         return self.runner.launch(num_rows, has_logprobs=self.sampling.num_logprobs > 0)
 
+    def find_masks(self) -> None:
+        """Grammars have worked out what the next step wants, if the last one is over."""
+        self.batch.grammars.positions_cpu.add_(1)
+
     def median_ms(self, num_rows: int) -> float:
         """Time of one step, from events on the stream."""
         times = []
@@ -106,6 +114,7 @@ class StepBench:
             self.launch(num_rows)
             end.record()
             end.synchronize()
+            self.find_masks()
             if i >= WARM_UP_STEPS:
                 times.append(begin.elapsed_time(end))
         return float(statistics.median(times))
@@ -123,7 +132,8 @@ class StepBench:
         with torch.profiler.profile(activities=activities) as profiler:
             for _ in range(5):
                 self.launch(num_rows)
-            torch.cuda.synchronize()
+                torch.cuda.synchronize()
+                self.find_masks()
         return str(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
 
 

@@ -36,7 +36,7 @@ class Target:
         A `record` that is given can be looked at before.
         """
         record = record or RequestRecord(sent_s=time.perf_counter())
-        record.num_prompt_tokens = prompt.num_tokens or 0
+        record.num_prompt_tokens, record.is_structured = prompt.num_tokens or 0, prompt.is_structured
         try:
             async with asyncio.timeout(self._deadline_s):
                 await self._follow(prompt, body, record)

@@ -2,9 +2,10 @@
 
     python -m benchmarks.serve --url http://127.0.0.1:8000 --concurrency 8 --input-len 1024 --output-len 128
 
-With `--beside` a second stream of requests runs at the same time, whose figures are kept apart: short prompts
-beside long ones, for example. With `--vs` a second server gets the same prompts in the same run, turn by turn. Prompts
-are random token ids, so their lengths are exact; a reply of another length than asked for counts as an error.
+With `--structured` a share of the replies is held to a JSON schema. With `--beside` a second stream of requests runs at
+the same time, whose figures are kept apart: short prompts beside long ones, for example. With `--vs` a second server
+gets the same prompts in the same run, turn by turn. Prompts are random token ids, so their lengths are exact; a reply
+of another length than asked for counts as an error.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from benchmarks.workload import (
     file_prompts,
     poisson_arrivals,
     random_prompts,
+    structured,
 )
 
 BUSY_CLIENT = 0.9
@@ -53,10 +55,13 @@ class System:
     client_cpu_s: float = 0.0
 
     def figures(self, slo_ms: dict[str, float]) -> list[Figure]:
-        figures = summarize(self.records, self.duration_s, slo_ms)
-        if self.beside:
-            apart = summarize(self.beside, self.duration_s, {})
-            figures += [Figure(f"beside_{figure.name}", figure.value, figure.unit) for figure in apart]
+        """Of all requests; of those that are held to a schema apart, where others are not."""
+        held = [record for record in self.records if record.is_structured]
+        free = [record for record in self.records if not record.is_structured]
+        figures = summarize(free or held, self.duration_s, slo_ms)
+        for name, records in (("structured", held if free else []), ("beside", self.beside)):
+            apart = summarize(records, self.duration_s, {}) if records else []
+            figures += [Figure(f"{name}_{figure.name}", figure.value, figure.unit) for figure in apart]
         return figures
 
 
@@ -126,8 +131,10 @@ def _beside(args: argparse.Namespace, number: int, last_s: float) -> tuple[list[
 def _prompts(args: argparse.Namespace, num_prompts: int, seed: str) -> list[Prompt]:
     lengths = _lengths(args)
     if args.prompt_file:
-        return file_prompts(args.prompt_file, num_prompts, lengths, seed)
-    return random_prompts(num_prompts, lengths, args.vocab_size, seed)
+        prompts = file_prompts(args.prompt_file, num_prompts, lengths, seed)
+    else:
+        prompts = random_prompts(num_prompts, lengths, args.vocab_size, seed)
+    return structured(prompts, args.structured)
 
 
 def _lengths(args: argparse.Namespace) -> Lengths:
@@ -151,6 +158,7 @@ def workload_name(args: argparse.Namespace) -> str:
     lengths = _lengths(args)
     source = args.prompt_file.name if args.prompt_file else lengths.inputs
     name = f"{mode}, {source}/{lengths.outputs}, {args.num_prompts * args.rounds} requests"
+    name += f", {args.structured:.0%} held to a schema" if args.structured else ""
     return f"{name}, beside {args.beside}" if args.beside else name
 
 
@@ -238,6 +246,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not all(value is None or value > 0 for value in (args.rate, args.concurrency)):
         parser.error("--rate and --concurrency: above 0")
+    if not 0 <= args.structured <= 1:
+        parser.error("--structured: a share, from 0 to 1")
     if args.beside and not args.rate:
         parser.error("--beside: only with --rate")
     if min(args.num_prompts, args.rounds, args.input_len, args.output_len, args.vocab_size) < 1:
@@ -272,6 +282,13 @@ def _add_workload_flags(parser: argparse.ArgumentParser) -> None:
         type=_stream,
         metavar="RATE:INPUT/OUTPUT",
         help="another stream, such as 20:128/8, kept apart",
+    )
+    parser.add_argument(
+        "--structured",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of the replies are held to a JSON schema: 0 to 1",
     )
     parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
     parser.add_argument("--prompt-file", type=Path, help="texts instead of random ids: one a line, or JSONL")

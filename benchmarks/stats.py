@@ -25,6 +25,7 @@ class RequestRecord:
     num_output_tokens: int = 0
     chunk_times_s: list[float] = field(default_factory=list)
     error: str = ""
+    is_structured: bool = False
 
     @property
     def ttft_s(self) -> float:

@@ -3,11 +3,24 @@
 import json
 import math
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+ENDLESS = {"type": "array", "items": PERSON, "minItems": 1_000_000}
+"""A JSON schema whose texts are as long as wanted."""
 SIGMA = 1.5
 """Of the logarithm of heavy-tailed lengths: one in a hundred is ten times the mean, half are below a third of it."""
 
@@ -94,6 +107,7 @@ class Prompt:
 
     content: list[int] | str
     max_tokens: int
+    is_structured: bool = False  # the reply is JSON by `ENDLESS`
 
     @property
     def num_tokens(self) -> int | None:
@@ -101,7 +115,7 @@ class Prompt:
 
     def body(self, model: str) -> bytes:
         """The request as JSON, made before the clock starts."""
-        request = {
+        request: dict[str, Any] = {
             "model": model,
             "prompt": self.content,
             "max_tokens": self.max_tokens,
@@ -110,6 +124,9 @@ class Prompt:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self.is_structured:
+            schema: dict[str, Any] = {"name": "people", "schema": ENDLESS, "strict": True}
+            request["response_format"] = {"type": "json_schema", "json_schema": schema}
         return json.dumps(request, separators=(",", ":")).encode()
 
 
@@ -119,6 +136,14 @@ def random_prompts(num_prompts: int, lengths: Lengths, vocab_size: int, seed: st
     return [
         Prompt(rng.choices(range(vocab_size), k=lengths.inputs.draw(rng)), lengths.outputs.draw(rng))
         for _ in range(num_prompts)
+    ]
+
+
+def structured(prompts: Sequence[Prompt], share: float) -> list[Prompt]:
+    """The same, of which this share, spread evenly, is to be answered in JSON."""
+    return [
+        replace(prompt, is_structured=int((number + 1) * share) > int(number * share))
+        for number, prompt in enumerate(prompts)
     ]
 
 

@@ -9,6 +9,7 @@ import os
 import selectors
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ WALL_S = 5.0
 MAX_CHILDREN = 4
 MEMORY_BYTES = 256 << 20
 """Of one grammar."""
+STACK_BYTES = 2 << 20
+"""Of one grammar: with more than that workers follow it, so what has room here has room there."""
 READ_BYTES = 1 << 16
 MAX_REASON_CHARS = 300
 TOO_MUCH = "it is too much to compile: make it smaller or simpler"
@@ -107,8 +110,9 @@ class Compiler:
         os.close(pipe)
         del self._children[pipe]
         _, status = os.waitpid(child.pid, 0)
-        is_known = not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL  # by us: the machine is busy
-        reply = bytes(child.reply) if status == 0 else msgpack.packb(("", TOO_MUCH if is_known else ""))
+        is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL  # by us: the machine is busy
+        reply = bytes(child.reply) if status == 0 else b""
+        reply = reply or msgpack.packb(("", "" if is_unknown else TOO_MUCH))
         _write(1, FRAME.pack(child.number, len(reply)) + reply)
 
 
@@ -138,18 +142,19 @@ def found(source: GrammarSource, grammars: Grammars) -> tuple[str, str]:
 
 
 def _compile(grammars: Grammars, packed: bytes, pipe: int) -> None:
-    """The life of a child."""
-    status = 1
+    """The life of a child; what ends it otherwise leaves no reply."""
     try:
         os.close(0)
         os.close(1)
         limit_memory(MEMORY_BYTES)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        reply = msgpack.packb(found(GrammarSource(**msgpack.unpackb(packed)), grammars))
-        _write(pipe, reply)
-        status = 0
+        source = GrammarSource(**msgpack.unpackb(packed))
+        threading.stack_size(STACK_BYTES)
+        thread = threading.Thread(target=lambda: _write(pipe, msgpack.packb(found(source, grammars))))
+        thread.start()
+        thread.join()
     finally:
-        os._exit(status)
+        os._exit(0)
 
 
 def _write(pipe: int, data: bytes) -> None:

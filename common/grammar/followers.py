@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, stack_size
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from common.grammar.end_tokens import end_token_ids
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 Owner = TypeVar("Owner")
 Job = tuple[Owner, Follower, Sequence[int]]
 MAX_THREADS = 4
+STACK_BYTES = 16 << 20
+"""Of each thread: llguidance recurses, and what has been compiled with less room (`router.grammar_main`) fits."""
 END_TIMEOUT_S = 1.0
 
 
@@ -79,8 +81,12 @@ class Followers(Generic[Owner]):
         except Exception as error:  # whatever a library says of a tokenizer that it cannot read
             self._problem = f"this worker can follow no grammars: {error!s:.200}"
             logger.exception("this worker can follow no grammars")
-        for thread in self._threads:
-            thread.start()
+        usual = stack_size(STACK_BYTES)
+        try:
+            for thread in self._threads:
+                thread.start()
+        finally:
+            stack_size(usual)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

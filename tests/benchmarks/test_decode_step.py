@@ -20,8 +20,10 @@ def test_a_step_does_what_its_rows_ask_for(asked: str, checkpoint: Checkpoint) -
     assert bench.fill([20, 30, 25])
     before = bench.batch.adjustments.tensors.counts.sum()
     output = bench.launch(3).output()
-    num_counted = 3 if asked in ("penalties", "both") else 0
+    bench.find_masks()
+    num_counted = 3 if asked in ("penalties", "grammar", "both") else 0
     assert bench.batch.adjustments.tensors.counts.sum() - before == num_counted
+    assert all(token.token_id >= 0 for step in (output, bench.launch(3).output()) for [token] in step.rows)
     told = {token.logprobs and len(token.logprobs.values) for [token] in output.rows}
     assert told == ({6} if asked in ("logprobs", "both") else {None})
     bench.engine.pool.close()

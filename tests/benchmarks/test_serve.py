@@ -77,6 +77,21 @@ def test_a_stream_beside_has_figures_of_its_own(servers: Running, tmp_path: Path
     assert rows["beside_ttft_p99"]["workload"].endswith("beside 100 req/s of 4/3")
 
 
+def test_replies_held_to_a_schema_have_figures_of_their_own(servers: Running, tmp_path: Path) -> None:
+    server = servers.start(FakeServer())
+    results = tmp_path / "results.csv"
+    flags = shlex.split("--concurrency 2 --num-prompts 8 --warmup 0 --input-len 4 --output-len 5 --structured 0.25")
+    assert main(["--url", server.url, *flags, "--results", str(results)]) == 0
+    rows = figures(results)
+    assert (rows["requests"]["value"], rows["structured_requests"]["value"]) == ("6", "2")
+    forms = [request["response_format"] for request in server.requests if "response_format" in request]
+    assert [form["type"] for form in forms] == ["json_schema"] * 2
+    assert rows["tpot_p50"]["workload"].endswith("25% held to a schema")
+    assert main(["--url", server.url, *flags, "--structured", "1", "--results", str(tmp_path / "all.csv")]) == 0
+    rows = figures(tmp_path / "all.csv")
+    assert rows["requests"]["value"] == "8" and "structured_requests" not in rows
+
+
 def test_goodput_is_reported_when_limits_are_given(servers: Running, tmp_path: Path) -> None:
     server = servers.start(FakeServer())
     results = tmp_path / "results.csv"

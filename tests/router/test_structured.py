@@ -32,6 +32,9 @@ PERSON = {
     "$defs": {"sort": {"enum": ["ü", "b"]}},
 }
 HOSTILE: list[dict[str, Any]] = [
+    {"guided_grammar": "start: A0\n" + "".join(f'A{i}: (A{i + 1})* "x"\n' for i in range(2500)) + 'A2500: "z"'},
+    {"guided_regex": "a?" * 30_000},
+    {"guided_regex": "[^a]*" * 12_000},
     {"guided_regex": "(" * 30_000 + ")" * 30_000},
     {"guided_regex": "(?=a)b"},
     {"guided_json": {"type": "integer", "multipleOf": 1_000_003}},
