@@ -218,12 +218,14 @@ def sample(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor
     their softmax (Gumbel-max trick). The noise of token t is a function of (seed, positions[row], t).
     NaN is never chosen over a number; a row of nothing but NaN and -inf gives NO_CHOICE.
     """
-    logits = logits.masked_fill(logits.isnan(), float("-inf"))
-    greedy = params.temperature <= 0
-    scaled = logits / torch.where(greedy, 1.0, params.temperature).unsqueeze(1)
-    kept = scaled >= filter_threshold(scaled, params).unsqueeze(1)
-    noisy = (scaled + gumbel(params.seed, positions, logits.shape[1])).masked_fill(~kept, float("-inf"))
-    scores = torch.where(greedy.unsqueeze(1), logits, noisy)
+    scores = logits.masked_fill(logits.isnan(), float("-inf"))
+    drawn = (params.temperature > 0).nonzero().flatten()  # noise costs a CPU more than all else
+    if len(drawn):
+        chosen = SamplingTensors(*(column[drawn] for column in params.columns()))
+        scaled = scores[drawn] / chosen.temperature.unsqueeze(1)
+        kept = scaled >= filter_threshold(scaled, chosen).unsqueeze(1)
+        noisy = scaled + gumbel(chosen.seed, positions[drawn], logits.shape[1])
+        scores[drawn] = noisy.masked_fill(~kept, float("-inf"))
     return torch.where(scores.amax(dim=-1) > float("-inf"), scores.argmax(dim=-1), NO_CHOICE).int()
 
 
@@ -237,14 +239,22 @@ def logprobs(logits: Tensor, num_wanted: Tensor, tokens: Tensor) -> Tensor:
     totals = logits.logsumexp(dim=-1)
     words = torch.zeros((len(logits), LOGPROB_WORDS), dtype=torch.int32, device=logits.device)
     for row in num_wanted.nonzero().flatten().tolist():
-        ordered, ids = logits[row].sort(descending=True, stable=True)
-        likeliest = ids[: int(num_wanted[row]) - 1][ordered[: int(num_wanted[row]) - 1] > float("-inf")]
+        likeliest = _likeliest(logits[row], min(int(num_wanted[row]) - 1, logits.shape[1]))
         entries = torch.cat((tokens[row : row + 1].clamp(min=0).long(), likeliest))
         values = (logits[row, entries] - totals[row]).nan_to_num(float("-inf"), float("inf"), float("-inf"))
         words[row, 0] = len(entries)
         words[row, 1 : 1 + len(entries)] = entries.int()
         words[row, MAX_LOGPROBS + 2 : MAX_LOGPROBS + 2 + len(entries)] = values.view(torch.int32)
     return words
+
+
+def _likeliest(x: Tensor, count: int) -> Tensor:
+    """Ids of so many of the largest of `x [vocab]`, ties by id, -inf left out."""
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=x.device)
+    least = x.topk(count).values[-1]
+    ids = ((x >= least) & (x > float("-inf"))).nonzero().flatten()
+    return ids[x[ids].sort(descending=True, stable=True).indices][:count]
 
 
 def land_logprobs(words: Tensor, ring: LogprobRing) -> None:
