@@ -21,6 +21,7 @@ ORIGINS = (
 )
 ENDPOINT = (r"auto|(ipc|tcp)://[!-~]{1,180}", "auto, ipc://PATH or tcp://HOST:PORT")
 DEVICE = (r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
+SOCKET = (r"(/[!-~]{1,99})?", "an absolute path of at most 100 ASCII characters")
 MAX_TOKENS = 1 << 24
 """Of a sequence; longer than any model's context."""
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 16, 1 << 20
@@ -166,10 +167,21 @@ class WorkerSection:
     cuda_graphs: bool = option(True, "replay captured graphs instead of launching kernels one by one")
     batching: bool = option(True, "run several sequences in one step; false runs one at a time")
     drain_s: float = option(30.0, "on SIGTERM, seconds that owned requests may take to finish", within=(0.0, DAY_S))
+    memory_socket: str = option(
+        "", "socket of the device's memory server, whose weights are used; empty: this process has its own", form=SOCKET
+    )
     num_threads: int = option(0, "CPU threads of the math library; 0 leaves its default", within=(0, 1024))
     trace_file: str = option(
         "", "a Chrome trace of this worker's last steps is written here when it ends, its id before the suffix"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySection:
+    """The memory server of one device."""
+
+    socket: str = option("", "path at which workers find it, in a directory of their user's own", form=SOCKET)
+    device: str = option("cpu", "whose memory it owns", form=(r"cpu|cuda(:\d{1,3})?", "cpu, cuda or cuda:N"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +286,7 @@ class Config:
     net: NetSection = field(default_factory=NetSection)
     router: RouterSection = field(default_factory=RouterSection)
     worker: WorkerSection = field(default_factory=WorkerSection)
+    memory: MemorySection = field(default_factory=MemorySection)
     prefill: PrefillSection = field(default_factory=PrefillSection)
     decode: DecodeSection = field(default_factory=DecodeSection)
     kv: KVSection = field(default_factory=KVSection)
@@ -283,4 +296,5 @@ class Config:
 
 ROUTER_SECTIONS = ("model", "net", "router", "log")
 PREFILL_SECTIONS = ("model", "net", "worker", "prefill", "kv", "kernels", "log")
+MEMORY_SECTIONS = ("memory", "log")
 DECODE_SECTIONS = ("model", "net", "worker", "decode", "kv", "kernels", "log")

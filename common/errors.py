@@ -4,6 +4,8 @@ BatonError
 ├── ConfigError            a setting is wrong; the program does not start
 ├── WireError              a frame is malformed, oversized, or of another version; it is dropped
 ├── ModelError             a checkpoint cannot be served: a missing, extra or misshapen tensor, an unknown type
+├── MemoryShort            a device has no room for what is wanted, now
+├── MemoryLost             the owner of a worker's memory is gone
 ├── RequestError           the client's fault; becomes an HTTP 4xx in OpenAI's shape
 └── KVError
     ├── OutOfBlocks        scheduling only; never leaves a worker
@@ -28,6 +30,14 @@ class WireError(BatonError):
 
 class ModelError(BatonError):
     """A model directory that cannot be served as it is."""
+
+
+class MemoryShort(BatonError):
+    """There is no room for an allocation; there may be when others have ended."""
+
+
+class MemoryLost(BatonError):
+    """The memory server of a worker's device is gone, or hangs; the worker starts again with the next."""
 
 
 class RequestError(BatonError):

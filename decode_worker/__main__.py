@@ -12,8 +12,7 @@ from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import make_trace
 from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
 from common.grammar.followers import make_followers
-from common.serving.drain import Drain
-from common.serving.worker_main import make_ready, worker_main
+from common.serving.worker_main import Incarnation, make_ready, worker_main
 from common.wire.endpoints import resolved
 from common.wire.messages import Role
 from common.wire.sockets import Hub
@@ -28,11 +27,11 @@ Dials the router at --net-router-endpoint and registers; prefill workers dial it
 second one stops at once."""
 
 
-def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWorker:
+def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     """Load, capture the decode steps and bind the handoff endpoint."""
     max_rows = config.decode.max_num_seqs if config.worker.batching else 1
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    hub = Hub(context, config.net, resolved(config.net.handoff_endpoint, f"handoff-{epoch:x}"))
+    hub = Hub(context, config.net, resolved(config.net.handoff_endpoint, f"handoff-{incarnation.epoch:x}"))
     has_prompts = config.kv.transport == "none"  # otherwise prompts are computed here in emergencies only
 
     def compile_meanwhile(engine: Engine) -> None:
@@ -43,7 +42,8 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
 
     engine = build_engine(
         config,
-        f"{worker_id}-{epoch:x}",
+        incarnation.label,
+        memory=incarnation.memory,
         step_tokens=config.decode.local_chunk_tokens,
         logit_rows=max_rows,
         meanwhile=compile_meanwhile,
@@ -54,9 +54,9 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
     batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.vocab_size, engine.device)
     runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
     runner.prepare()
-    runner.trace = make_trace(config.worker.trace_file, worker_id, engine.device)
+    runner.trace = make_trace(config.worker.trace_file, incarnation.worker_id, engine.device)
     ready = replace(
-        make_ready(config, engine, worker_id, epoch, Role.DECODE),
+        make_ready(config, engine, incarnation, Role.DECODE),
         max_num_seqs=max_rows,
         handoff_endpoint=hub.endpoint,
     )
@@ -67,7 +67,7 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWor
         prompt_runner=prompt_runner,
         hub=hub,
         ready=ready,
-        drain=drain,
+        drain=incarnation.drain,
         followers=make_followers(Path(config.model.path), engine.vocab_size),
     )
 

@@ -9,6 +9,7 @@ from common.config import DAY_S, DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTI
 from common.errors import ConfigError
 from common.options import add_flags, from_flags, number
 from deploy.demo import DEMO_MODEL, Verse, demo
+from deploy.launch_plan import MEMORY_MODES
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.serve import Fleet, serve, with_model, with_port
 
@@ -103,6 +104,14 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"give up when not ready by then (1 to {DAY_S:.0f}, default: 1800)",
     )
+    parser.add_argument(
+        "--memory",
+        choices=MEMORY_MODES,
+        default="auto",
+        help="a memory server for each device: its workers have one copy of the weights, which outlives them, so that "
+        "one that is started again does not load them; off gives each worker its own; auto is on for workers on a CPU "
+        "(default: auto)",
+    )
     _add_mps(parser)
 
 
@@ -137,7 +146,7 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
             "prefill workers, and only then; set both, or leave --prefill out"
         )
     mps = MpsOptions(args.mps, args.mps_prefill_percent)
-    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps)
+    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps, args.memory)
 
 
 def _serve(args: argparse.Namespace) -> int:

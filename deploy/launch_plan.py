@@ -3,16 +3,34 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
 
-from common.config import DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config, NetSection
+from common.config import (
+    DECODE_SECTIONS,
+    MEMORY_SECTIONS,
+    PREFILL_SECTIONS,
+    ROUTER_SECTIONS,
+    Config,
+    MemorySection,
+    NetSection,
+)
 from common.errors import ConfigError
 from common.options import to_flags
 from common.wire.messages import Role
-from deploy.placement import Placement, memory_fraction, threads_per_worker
+from deploy.placement import Gpu, Placement, memory_fraction, threads_per_worker
 from deploy.runtime_dir import MAX_SOCKET_PATH_BYTES
 
+MEMORY_MODES = ("auto", "on", "off")
 SOURCE_ROOT = Path(__file__).resolve().parents[1]
+
+
+class Kind(IntEnum):
+    """What a process is, in the order in which they end: none before those that need it."""
+
+    ROUTER = 1
+    WORKER = 2
+    MEMORY = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +41,7 @@ class ProcessSpec:
     name: str
     module: str
     flags: tuple[str, ...]
+    kind: Kind
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -32,21 +51,49 @@ class ProcessSpec:
 
 
 def plan_processes(
-    config: Config, placements: Sequence[Placement], runtime_dir: Path, num_cores: int, weights_bytes: int
+    config: Config,
+    placements: Sequence[Placement],
+    runtime_dir: Path,
+    num_cores: int,
+    weights_bytes: int,
+    *,
+    shares_memory: bool,
 ) -> list[ProcessSpec]:
-    """The router first, then the workers. Endpoints that the user set stay as they are."""
+    """The router first, then memory servers, if there are to be any, then workers. Endpoints of the user's stay."""
     net = _router_net(config.net, runtime_dir)
-    router = ProcessSpec("router", "router", tuple(to_flags(replace(config, net=net), ROUTER_SECTIONS)))
-    specs = [router]
+    router = ProcessSpec("router", "router", tuple(to_flags(replace(config, net=net), ROUTER_SECTIONS)), Kind.ROUTER)
+    sockets = _memory_sockets(placements, runtime_dir) if shares_memory else {}
+    specs = [router, *(_memory_server(config, *each) for each in sockets.items())]
     for placement in placements:
         worker_config = replace(
-            _worker_config(config, placement, placements, num_cores, weights_bytes),
+            _worker_config(config, placement, placements, num_cores, weights_bytes, sockets.get(placement.gpu, "")),
             net=_worker_net(net, placement, runtime_dir),
         )
         sections = PREFILL_SECTIONS if placement.role == Role.PREFILL else DECODE_SECTIONS
         module = f"{placement.role.name.lower()}_worker"
-        specs.append(ProcessSpec(placement.name, module, tuple(to_flags(worker_config, sections))))
+        specs.append(ProcessSpec(placement.name, module, tuple(to_flags(worker_config, sections)), Kind.WORKER))
     return specs
+
+
+def shares_memory(mode: str, placements: Sequence[Placement]) -> bool:
+    """Whether workers have a memory server, for one of `MEMORY_MODES`; auto is where that has been measured."""
+    return mode == "on" or (mode == "auto" and all(each.gpu is None for each in placements))
+
+
+def _memory_sockets(placements: Sequence[Placement], runtime_dir: Path) -> dict[Gpu | None, str]:
+    """One for each GPU, or for the host."""
+    gpus = dict.fromkeys(each.gpu for each in placements)
+    return {gpu: _socket(runtime_dir, _memory_name(gpu)) for gpu in gpus}
+
+
+def _memory_name(gpu: Gpu | None) -> str:
+    return "memory" if gpu is None else f"memory-{gpu.index}"
+
+
+def _memory_server(config: Config, gpu: Gpu | None, path: str) -> ProcessSpec:
+    section = MemorySection(socket=path, device="cpu" if gpu is None else f"cuda:{gpu.index}")
+    flags = to_flags(replace(config, memory=section), MEMORY_SECTIONS)
+    return ProcessSpec(_memory_name(gpu), "common.memory", tuple(flags), Kind.MEMORY)
 
 
 def _router_net(net: NetSection, runtime_dir: Path) -> NetSection:
@@ -62,22 +109,32 @@ def _worker_net(net: NetSection, placement: Placement, runtime_dir: Path) -> Net
 
 
 def _worker_config(
-    config: Config, mine: Placement, everyone: Sequence[Placement], num_cores: int, weights_bytes: int
+    config: Config,
+    mine: Placement,
+    everyone: Sequence[Placement],
+    num_cores: int,
+    weights_bytes: int,
+    memory_socket: str,
 ) -> Config:
     """`config` with this worker's name, device and share of the machine."""
+    section = replace(config.worker, id=mine.name, memory_socket=memory_socket)
     if mine.gpu is None:
         num_threads = config.worker.num_threads or threads_per_worker(num_cores, len(everyone))
-        return replace(config, worker=replace(config.worker, id=mine.name, device="cpu", num_threads=num_threads))
-    share = memory_fraction(mine, everyone, config.kv.memory_fraction, weights_bytes)
+        return replace(config, worker=replace(section, device="cpu", num_threads=num_threads))
+    share = memory_fraction(mine, everyone, config.kv.memory_fraction, weights_bytes, has_server=bool(memory_socket))
     return replace(
         config,
-        worker=replace(config.worker, id=mine.name, device=f"cuda:{mine.gpu.index}"),
+        worker=replace(section, device=f"cuda:{mine.gpu.index}"),
         kv=replace(config.kv, memory_fraction=share),
     )
 
 
 def _ipc(runtime_dir: Path, name: str) -> str:
+    return f"ipc://{_socket(runtime_dir, name)}"
+
+
+def _socket(runtime_dir: Path, name: str) -> str:
     path = str(runtime_dir / f"{name}.sock")
     if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(f"socket path {path!r} is {len(path.encode())} bytes; at most {MAX_SOCKET_PATH_BYTES}")
-    return f"ipc://{path}"
+    return path

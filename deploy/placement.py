@@ -14,6 +14,10 @@ POOL_WEIGHTS = {Role.PREFILL: 1, Role.DECODE: 2}
 """How workers on one GPU divide what is left for KV: a prompt's blocks soon move on, a reply's stay."""
 
 
+SERVER_BYTES = 600 * 10**6
+"""What a memory server takes of a GPU beside the weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as CUDA numbers it here; `memory_bytes` is 0 when unknown."""
@@ -70,24 +74,29 @@ def place_workers(num_prefill: int, num_decode: int, gpus: Sequence[Gpu]) -> lis
     ]
 
 
-def memory_fraction(mine: Placement, everyone: Sequence[Placement], total: float, weights_bytes: int) -> float:
-    """The share of its GPU's memory that one worker may take, its own copy of the weights included.
+def memory_fraction(
+    mine: Placement, everyone: Sequence[Placement], total: float, weights_bytes: int, *, has_server: bool
+) -> float:
+    """The share of its GPU's memory that one worker may take.
 
-    Each worker on the GPU first gets its weights; what is left of `total` is divided by
-    `POOL_WEIGHTS`. Raises ConfigError when the copies leave less than a tenth of `total`.
+    First the weights: a copy for each worker on the GPU, which its share includes, or one with the memory server,
+    which it does not. What is left of `total` is divided by `POOL_WEIGHTS`. Raises ConfigError when the weights leave
+    less than a tenth of `total`.
     """
     if mine.gpu is None:
         raise ValueError(f"{mine.name} is not on a GPU")
     neighbours = [other for other in everyone if other.gpu == mine.gpu]
-    weights_share = weights_bytes / mine.gpu.memory_bytes if mine.gpu.memory_bytes else 0.0
-    left = total - len(neighbours) * weights_share
+    taken_bytes = weights_bytes + SERVER_BYTES if has_server else weights_bytes * len(neighbours)
+    left = total - (taken_bytes / mine.gpu.memory_bytes if mine.gpu.memory_bytes else 0.0)
     if left < 0.1 * total:
+        copies = "once" if has_server else f"for each of {len(neighbours)} workers"
         raise ConfigError(
-            f"GPU {mine.gpu.index}: {len(neighbours)} workers with {weights_bytes / 1e9:.1f} GB of weights each do not "
-            f"fit into {total:.0%} of {mine.gpu.memory_bytes / 1e9:.1f} GB; use fewer workers a GPU or a smaller model"
+            f"GPU {mine.gpu.index}: {weights_bytes / 1e9:.1f} GB of weights {copies} do not leave room for KV in "
+            f"{total:.0%} of {mine.gpu.memory_bytes / 1e9:.1f} GB; use fewer workers a GPU or a smaller model"
         )
     all_pools = sum(POOL_WEIGHTS[other.role] for other in neighbours)
-    share = weights_share + left * POOL_WEIGHTS[mine.role] / all_pools
+    own = 0.0 if has_server or not mine.gpu.memory_bytes else weights_bytes / mine.gpu.memory_bytes
+    share = own + left * POOL_WEIGHTS[mine.role] / all_pools
     return int(share * 10_000) / 10_000  # rounded down, so that the sum stays below the total
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from common.config import Config
 from deploy.console import Console
 from deploy.health import Health, local_url
-from deploy.launch_plan import ProcessSpec, plan_processes
+from deploy.launch_plan import Kind, ProcessSpec, plan_processes, shares_memory
 from deploy.machine import detect_gpus, num_cores
 from deploy.model_source import find_model, is_hub_id, weights_bytes
 from deploy.mps import Mps, MpsOptions, open_mps
@@ -30,6 +30,7 @@ class Fleet:
     gpus: str
     start_timeout_s: float
     mps: MpsOptions = field(default_factory=MpsOptions)
+    memory: str = "auto"  # one of MEMORY_MODES
 
 
 def with_model(config: Config, name: str) -> Config:
@@ -60,7 +61,14 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
     placements = place(config, fleet, os.environ)
     with make_runtime_dir() as runtime_dir:
         model_bytes = weights_bytes(Path(config.model.path))
-        specs = plan_processes(config, placements, runtime_dir, num_cores(), model_bytes)
+        specs = plan_processes(
+            config,
+            placements,
+            runtime_dir,
+            num_cores(),
+            model_bytes,
+            shares_memory=shares_memory(fleet.memory, placements),
+        )
         async with open_mps(fleet.mps, placements, os.environ, runtime_dir, console) as mps:
             supervisor = Supervisor(
                 [_with_mps(spec, mps) for spec in specs],
@@ -75,7 +83,9 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
 def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
     """Flags of `mps` come first: what the user set wins."""
     flags = (*mps.flags.get(spec.name, ()), *spec.flags)
-    return replace(spec, flags=flags, env=mps.environs.get(spec.name, {}))
+    same_for_all = next(iter(mps.environs.values()), {})
+    env = same_for_all if spec.kind is Kind.MEMORY else mps.environs.get(spec.name, {})
+    return replace(spec, flags=flags, env=env)
 
 
 async def serve(config: Config, fleet: Fleet) -> int:

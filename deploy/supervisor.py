@@ -17,7 +17,7 @@ import aiohttp
 from deploy.child import Backoff, Child, describe_exit
 from deploy.console import Console
 from deploy.health import Health, fetch_health
-from deploy.launch_plan import ProcessSpec
+from deploy.launch_plan import Kind, ProcessSpec
 
 CONFIG_EXIT_CODE = 2
 MAX_CRASHES_BEFORE_READY = 3
@@ -36,7 +36,7 @@ class Deadlines:
 
 
 class Supervisor:
-    """Runs `specs`, whose first is the router, until stopped."""
+    """Runs `specs` until stopped."""
 
     def __init__(
         self,
@@ -147,20 +147,20 @@ class Supervisor:
     def _all_there(self, health: Health) -> bool:
         """Complete, and with all our workers; so what answers on this port is our router and no other."""
         registered = {worker.pid for worker in health.workers}
-        workers = [self._children.get(spec.name) for spec in self._specs[1:]]
+        workers = [self._children.get(spec.name) for spec in self._specs if spec.kind is Kind.WORKER]
         return health.is_complete and all(child is not None and child.pid in registered for child in workers)
 
     # --- ending ---------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """The router first, while the workers still finish what it waits for; then the workers."""
+        """The router first, while the workers still finish what it waits for; then the workers; then their memory."""
         self._console.end_loading()
-        names = [spec.name for spec in self._specs]
-        drains_s = (self._deadlines.router_drain_s, self._deadlines.worker_drain_s) if self.ready.is_set() else (0, 0)
+        drains_s = {Kind.ROUTER: self._deadlines.router_drain_s, Kind.WORKER: self._deadlines.worker_drain_s}
         if self._children and not self._killing.is_set():
             self._console.say("draining; once more to kill")
-            await self._terminate(names[:1], drains_s[0] + GRACE_S)
-            await self._terminate(names[1:], drains_s[1] + GRACE_S)
+            for kind in Kind:
+                names = [spec.name for spec in self._specs if spec.kind is kind]
+                await self._terminate(names, GRACE_S + (drains_s.get(kind, 0.0) if self.ready.is_set() else 0.0))
         for child in self._children.values():
             child.signal(signal.SIGKILL)
         if self._keepers:

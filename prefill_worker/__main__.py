@@ -14,8 +14,7 @@ from common.errors import ConfigError
 from common.grammar.followers import make_followers
 from common.kv.blocks import PROOF_BLOCK
 from common.kv.proof import pattern
-from common.serving.drain import Drain
-from common.serving.worker_main import make_ready, worker_main
+from common.serving.worker_main import Incarnation, make_ready, worker_main
 from common.wire.handoff_messages import KVPoolExport
 from common.wire.messages import Role
 from prefill_worker.worker import PrefillWorker
@@ -26,7 +25,7 @@ Dials the router at --net-router-endpoint, registers, and is told which decode w
 many as the load asks for, on any GPU. SIGTERM finishes what it owns, a second one stops at once."""
 
 
-def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWorker:
+def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     """Load, warm up and export the pool."""
     if config.kv.transport == "none":
         raise ConfigError(
@@ -36,7 +35,8 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
     config = replace(config, prefill=section)
     engine = build_engine(
         config,
-        f"{worker_id}-{epoch:x}",
+        incarnation.label,
+        memory=incarnation.memory,
         step_tokens=section.max_batch_tokens,
         logit_rows=section.max_num_seqs,
         meanwhile=_compile,
@@ -49,16 +49,16 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
         warm_up_prompts(runner)
         if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":
             runner.capture()
-    runner.trace = make_trace(config.worker.trace_file, worker_id, engine.device)
-    engine.pool.write_block(PROOF_BLOCK, pattern(epoch, engine.pool.layout.block_bytes))
+    runner.trace = make_trace(config.worker.trace_file, incarnation.worker_id, engine.device)
+    engine.pool.write_block(PROOF_BLOCK, pattern(incarnation.epoch, engine.pool.layout.block_bytes))
     ready = replace(
-        make_ready(config, engine, worker_id, epoch, Role.PREFILL),
+        make_ready(config, engine, incarnation, Role.PREFILL),
         max_batch_tokens=section.max_batch_tokens,
         max_num_seqs=section.max_num_seqs,
     )
     export = KVPoolExport(
-        worker_id=worker_id,
-        epoch=epoch,
+        worker_id=incarnation.worker_id,
+        epoch=incarnation.epoch,
         pid=ready.pid,
         transport=engine.transport.name,
         device_uuid=describe_device(engine.device)[1],
@@ -68,7 +68,9 @@ def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> PrefillWo
         proof_block=PROOF_BLOCK,
     )
     followers = make_followers(Path(config.model.path), engine.vocab_size)
-    return PrefillWorker(config, engine, runner=runner, ready=ready, export=export, drain=drain, followers=followers)
+    return PrefillWorker(
+        config, engine, runner=runner, ready=ready, export=export, drain=incarnation.drain, followers=followers
+    )
 
 
 def _compile(engine: Engine) -> None:

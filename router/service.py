@@ -9,6 +9,14 @@ from typing import assert_never
 from common import options
 from common.config import Config
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
+from common.wire.memory_messages import (
+    MemoryHello,
+    MemoryRefused,
+    WeightsFilled,
+    WeightsProgress,
+    WeightsRegion,
+    WeightsWanted,
+)
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -143,7 +151,9 @@ class Service:
                 Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort()
                 | Inquiry() | StillBound()
                 | KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult()
+                | MemoryHello() | WeightsWanted() | WeightsRegion() | WeightsProgress() | WeightsFilled()
+                | MemoryRefused()
             ):  # fmt: skip
-                self.hub.refuse(identity, message, "only workers receive it")
+                self.hub.refuse(identity, message, "only workers and memory servers receive it")
             case _:
                 assert_never(message)

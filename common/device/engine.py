@@ -14,13 +14,16 @@ from threading import Thread
 import torch
 
 from common.config import Config
+from common.device.weights_memory import OwnWeights, SharedWeights
 from common.errors import ConfigError
 from common.kernels.gpu import MIN_CAPABILITY, gpu_of
 from common.kv.blocks import BlockAllocator
 from common.kv.pool import KVPool
 from common.kv.transport import Transport, make_transport
+from common.memory.client import MemoryClient
 from common.models.decoder import Decoder, DecoderConfig
 from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
+from common.models.weights import WeightsMemory
 from common.ops.base import Ops
 from common.ops.limits import check_model
 from common.ops.sampler import Sampler
@@ -59,6 +62,7 @@ def build_engine(
     config: Config,
     label: str,
     *,
+    memory: MemoryClient | None = None,
     step_tokens: int,
     logit_rows: int,
     meanwhile: Callable[[Engine], None] = lambda engine: None,
@@ -66,7 +70,8 @@ def build_engine(
     """Load the model and reserve the pool.
 
     Args:
-        label: worker id and epoch, names the pool's memory.
+        label: names the pool's memory where the system shows names.
+        memory: of the device's memory server, which then has the weights.
         step_tokens: most tokens of one step, for the memory that activations take.
         logit_rows: most rows of logits of one step.
         meanwhile: called with the engine while its weights are still being written: what is computed then is void.
@@ -82,17 +87,19 @@ def build_engine(
         check_model(config.kernels, model_config.head_dim, model_config.vocab_size)
     dtype = resolve_dtype(config.model.dtype, model_config, device)
     max_len = resolve_max_len(config.model, model_config)
-    model, upload = load_model(
-        model_dir, model_config, max_len=max_len, dtype=dtype, device=device, progress=LoadProgress()
-    )
-    with upload:
+    layout = _kv_layout(config, model_config, dtype)
+    weights: WeightsMemory = OwnWeights(device, LoadProgress())
+    if memory is not None:
+        weights = SharedWeights(memory, layout.fingerprint, device, LoadProgress())
+    model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
+    with loading:
         engine = _assemble(
-            config, label, device, model, dtype=dtype, max_len=max_len, step_tokens=step_tokens, logit_rows=logit_rows
+            config, label, device, model, layout, max_len=max_len, step_tokens=step_tokens, logit_rows=logit_rows
         )
         logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
         meanwhile(engine)
         waiting_s = time.monotonic()
-        upload.wait()
+        loading.wait()
     logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
     return engine
 
@@ -102,15 +109,14 @@ def _assemble(
     label: str,
     device: torch.device,
     model: Decoder,
+    layout: KVLayout,
     *,
-    dtype: str,
     max_len: int,
     step_tokens: int,
     logit_rows: int,
 ) -> Engine:
     """All around the model: the pool that its memory leaves room for, and operations over that."""
     model_config = model.config
-    layout = _kv_layout(config, model_config, dtype)
     transport = make_transport(config.kv.transport, device)
     num_blocks = _num_blocks(config, layout, device, _activation_bytes(model_config, layout, step_tokens, logit_rows))
     pool = KVPool(layout, transport.allocate(num_blocks * layout.block_bytes, device, label))

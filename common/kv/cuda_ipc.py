@@ -17,6 +17,7 @@ from common.kernels.gather_blocks import gather_blocks
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
 from common.kv.transport import check_size
+from common.memory.mapping import tensor_at
 from common.wire.handoff_messages import KVPoolExport
 
 ALIGNMENT_BYTES = 2 * 1024 * 1024
@@ -34,7 +35,7 @@ class CudaMemory:
             raise ConfigError(
                 f"cudaMalloc of {padded} bytes on {device}: {_text(status)}; lower kv.memory_fraction or kv.pool_bytes"
             )
-        self.tensor = _tensor_at(self.address, num_bytes, device)
+        self.tensor = tensor_at(self.address, num_bytes, device)
 
     def handle(self) -> bytes:
         status, handle = runtime.cudaIpcGetMemHandle(self.address)
@@ -122,19 +123,6 @@ def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
     return event
 
 
-class _Raw:
-    """Foreign memory, presented the way torch accepts it without a copy."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-            "strides": None,
-        }
-
-
 def _mapped_bytes(address: int) -> int | None:
     """How much is mapped from there on; None where the driver cannot say."""
     try:
@@ -142,10 +130,6 @@ def _mapped_bytes(address: int) -> int | None:
     except RuntimeError:  # it has no such function
         return None
     return int(base) + int(num_bytes) - address if status == driver.CUresult.CUDA_SUCCESS else None
-
-
-def _tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
-    return torch.as_tensor(_Raw(address, num_bytes), device=device)
 
 
 def _text(status: Any) -> str:

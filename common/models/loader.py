@@ -5,6 +5,7 @@ import pkgutil
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import common.models
 from common.config import ModelSection
@@ -12,8 +13,8 @@ from common.dtypes import DTYPES
 from common.errors import ConfigError, ModelError
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.models.settings import Settings
-from common.models.upload import Progress, Upload
-from common.models.weights import load_weights
+from common.models.upload import Progress
+from common.models.weights import Loading, WeightsMemory, load_weights, weights_layout
 
 _SHARED = {"decoder", "loader", "settings", "upload", "weights"}
 
@@ -60,15 +61,13 @@ def resolve_max_len(section: ModelSection, config: DecoderConfig) -> int:
 
 
 def load_model(
-    model_dir: Path, config: DecoderConfig, *, max_len: int, dtype: str, device: torch.device, progress: Progress
-) -> tuple[Decoder, Upload]:
-    """Begin to read the weights of `config` onto `device`: the model is complete after `Upload.wait`."""
-    tensors, upload = load_weights(
-        model_dir,
-        weight_pieces(config),
-        tied_embeddings=config.tied_embeddings,
-        dtype=DTYPES[dtype],
-        device=device,
-        progress=progress,
-    )
-    return Decoder(config, tensors, max_len), upload
+    model_dir: Path, config: DecoderConfig, *, max_len: int, dtype: str, memory: WeightsMemory
+) -> tuple[Decoder, Loading]:
+    """Begin to read the weights of `config` into `memory`: the model is complete after `Loading.wait`."""
+    layout = weights_layout(weight_pieces(config), DTYPES[dtype])
+
+    def fill(region: Tensor, progress: Progress) -> Loading:
+        return load_weights(model_dir, layout, region, tied_embeddings=config.tied_embeddings, progress=progress)
+
+    region, loading = memory.begin(layout, fill)
+    return Decoder(config, layout.tensors(region), max_len), loading

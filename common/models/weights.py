@@ -4,11 +4,15 @@ A checkpoint is checked as a whole before anything is loaded: one error names al
 missing, unexpected or of another shape. safetensors checks the files; their bytes are read by `upload`.
 """
 
+import hashlib
 import json
+import math
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import safe_open
@@ -22,35 +26,83 @@ from common.models.upload import Part, Progress, Upload
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _SHOWN = 5
+ALIGNMENT_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLayout:
+    """Where each of our tensors lies in one region of memory."""
+
+    pieces: dict[str, list[Piece]]
+    dtype: torch.dtype
+    offsets: dict[str, int]  # bytes
+    num_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The same for layouts that put the same tensors into the same places."""
+        described = [(name, _stacked_shape(stacked), self.offsets[name]) for name, stacked in self.pieces.items()]
+        return hashlib.sha256(repr([str(self.dtype), described]).encode()).hexdigest()[:16]
+
+    def tensors(self, region: Tensor) -> dict[str, Tensor]:
+        """Views of a region `[num_bytes]` uint8."""
+        return {name: self._view(region, name, stacked) for name, stacked in self.pieces.items()}
+
+    def _view(self, region: Tensor, name: str, stacked: list[Piece]) -> Tensor:
+        shape, begin = _stacked_shape(stacked), self.offsets[name]
+        return region[begin : begin + math.prod(shape) * self.dtype.itemsize].view(self.dtype).view(shape)
+
+
+def weights_layout(pieces: dict[str, list[Piece]], dtype: torch.dtype) -> WeightsLayout:
+    """One tensor behind the other, each aligned as an allocation of its own would be."""
+    offsets, end = {}, 0
+    for name, stacked in pieces.items():
+        offsets[name] = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        end = offsets[name] + math.prod(_stacked_shape(stacked)) * dtype.itemsize
+    return WeightsLayout(pieces, dtype, offsets, end)
+
+
+class Loading(Protocol):
+    """Weights on their way; as a context, given up when something fails inside."""
+
+    def wait(self) -> None:
+        """Return when all are there; raises ModelError for a file that cannot be read."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None: ...
+
+
+Fill = Callable[[Tensor, Progress], Loading]
+"""Begins to load into a region."""
+
+
+class WeightsMemory(Protocol):
+    """Who owns the memory of weights."""
+
+    def begin(self, layout: WeightsLayout, fill: Fill) -> tuple[Tensor, Loading]:
+        """A region `[num_bytes]` uint8, and what brings the weights there: `fill`, or what somebody else does."""
+        ...
 
 
 def load_weights(
-    model_dir: Path,
-    pieces: dict[str, list[Piece]],
-    *,
-    tied_embeddings: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    progress: Progress,
-) -> tuple[dict[str, Tensor], Upload]:
-    """Begin to load and stack; raises ModelError naming each missing, extra or misshapen tensor.
-
-    Returns our tensors, allocated, and what fills them: they are complete after its `wait`.
-    """
+    model_dir: Path, layout: WeightsLayout, region: Tensor, *, tied_embeddings: bool, progress: Progress
+) -> Upload:
+    """Begin to load and stack into a region; raises ModelError naming each missing, extra or misshapen tensor."""
     files = _tensor_files(model_dir)
-    wanted = {piece.checkpoint_name: piece for stacked in pieces.values() for piece in stacked}
+    wanted = {piece.checkpoint_name: piece for stacked in layout.pieces.values() for piece in stacked}
     ignored = {"lm_head.weight"} if tied_embeddings else set()
     _check_names(model_dir, wanted, files, ignored)
     dtypes = _check_shapes(model_dir, wanted, files)
     offsets = {path: _offsets(path) for path in set(files.values())}
-    tensors, parts = {}, []
-    for name, stacked in pieces.items():
-        tensors[name] = torch.empty(_stacked_shape(stacked), dtype=dtype, device=device)
+    tensors, parts = layout.tensors(region), []
+    for name, stacked in layout.pieces.items():
         for piece in stacked:
             source, path = piece.checkpoint_name, files[piece.checkpoint_name]
             target = tensors[name][piece.begin : piece.begin + piece.shape[0]].view(-1)
             parts.append(Part(path, offsets[path][source], dtypes[source], target))
-    return tensors, Upload(parts, device, progress)
+    return Upload(parts, region.device, progress)
 
 
 def _tensor_files(model_dir: Path) -> dict[str, Path]:

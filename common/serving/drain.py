@@ -23,6 +23,11 @@ class Drain:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
+    def ask(self, reason: str) -> None:
+        """As a first signal does; from any thread."""
+        logger.error("%s: finishing what is here, and leaving", reason)
+        self.asked = True
+
     def begins(self) -> bool:
         """True exactly once, when shutting down was asked for."""
         if not self.asked or self._begun:

@@ -9,13 +9,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from common.config import Config
 from common.device.engine import Engine, describe_device
-from common.errors import BatonError, ConfigError, ModelError
+from common.errors import BatonError, ConfigError, MemoryLost, ModelError
 from common.log import setup_logging
+from common.memory.client import MemoryClient
 from common.options import parse
 from common.serving.drain import Drain
 from common.serving.open_files import raise_open_files
@@ -42,8 +44,23 @@ class WorkerLoop(Protocol):
         ...
 
 
-Build = Callable[[Config, str, int, Drain], WorkerLoop]
-"""(config, worker id, epoch, drain) -> a worker that is ready to run."""
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One start of a worker, by which others know it, and what it holds on to until its end."""
+
+    worker_id: str
+    epoch: int
+    drain: Drain
+    memory: MemoryClient | None  # of the device's memory server, if it has one
+
+    @property
+    def label(self) -> str:
+        """Names what it leaves in the system."""
+        return f"{self.worker_id}-{self.epoch:x}"
+
+
+Build = Callable[[Config, Incarnation], WorkerLoop]
+"""Makes a worker that is ready to run."""
 
 
 def worker_main(role: Role, sections: Sequence[str], description: str, build: Build) -> int:
@@ -61,10 +78,16 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     drain.install()
     begin_s = time.monotonic()
     try:
-        worker = build(config, worker_id, make_epoch(), drain)
+        incarnation = _incarnation(config, worker_id, drain)
+        worker = build(config, incarnation)
     except (ConfigError, ModelError) as error:
         logger.error("%s", error)
         return 2
+    except MemoryLost as error:
+        logger.error("%s", error)
+        return 1
+    if incarnation.memory is not None:
+        incarnation.memory.watch(drain.ask)
     logger.info("ready to serve %.1f s after the imports", time.monotonic() - begin_s)
     settle_memory()
     sharpen_sleeps()
@@ -87,11 +110,16 @@ def _run(worker: WorkerLoop) -> int:
     return 0
 
 
-def make_ready(config: Config, engine: Engine, worker_id: str, epoch: int, role: Role) -> WorkerReady:
+def _incarnation(config: Config, worker_id: str, drain: Drain) -> Incarnation:
+    epoch, socket = make_epoch(), config.worker.memory_socket
+    return Incarnation(worker_id, epoch, drain, MemoryClient(Path(socket), worker_id, epoch) if socket else None)
+
+
+def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: Role) -> WorkerReady:
     """The registration, without the fields that only one role has."""
     return WorkerReady(
-        worker_id=worker_id,
-        epoch=epoch,
+        worker_id=incarnation.worker_id,
+        epoch=incarnation.epoch,
         role=role,
         pid=os.getpid(),
         device=" ".join(describe_device(engine.device)).strip(),

@@ -51,7 +51,7 @@ def claim(endpoint: str) -> None:
     path = socket_path(endpoint)
     if path is None:
         return
-    if _is_served(path):
+    if is_served(path):
         raise ConfigError(f"{endpoint} is served by another process; stop that, or choose another endpoint")
     if path.parent == private_directory():
         _remove_abandoned(path.parent)
@@ -77,7 +77,7 @@ def socket_path(endpoint: str) -> Path | None:
     return Path(where) if scheme == "ipc" and not where.startswith("@") else None
 
 
-def _is_served(path: Path) -> bool:
+def is_served(path: Path) -> bool:
     """Whether somebody listens on a unix socket; its file outlives a process that was killed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
@@ -94,5 +94,5 @@ def _remove_abandoned(directory: Path) -> None:
     """Remove sockets on which nobody listens any more, but none so new that its owner may be about to."""
     for path in directory.glob("*.sock"):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > NEW_S and not _is_served(path):
+            if time.time() - path.stat().st_mtime > NEW_S and not is_served(path):
                 path.unlink()

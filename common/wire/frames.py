@@ -17,6 +17,14 @@ import msgpack
 from common.errors import WireError
 from common.wire.fields import Length, Rule
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
+from common.wire.memory_messages import (
+    MemoryHello,
+    MemoryRefused,
+    WeightsFilled,
+    WeightsProgress,
+    WeightsRegion,
+    WeightsWanted,
+)
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -71,6 +79,12 @@ TAGS: dict[int, type[Message]] = {
     43: KVRelease,
     44: KVPathResult,
     45: KVProgress,
+    60: MemoryHello,
+    61: WeightsWanted,
+    62: WeightsRegion,
+    63: WeightsProgress,
+    64: WeightsFilled,
+    65: MemoryRefused,
 }
 """The wire's names of messages: never renumbered, never reused."""
 

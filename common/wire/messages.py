@@ -1,6 +1,7 @@
 """Every message that crosses a process boundary; the first line of each docstring is its arrow.
 
-Here are those of the router; what workers say to one another is in `handoff_messages`.
+Here are those of the router; what workers say to one another is in `handoff_messages`, what they and the owner of
+their memory say in `memory_messages`.
 
 On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`).
 The version follows from the messages themselves. Tags are never reused, token ids and block ids travel as int32
@@ -43,6 +44,7 @@ from common.wire.fields import (
 )
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.kv_layout import KVLayout
+from common.wire.memory_messages import MemoryMessage
 from common.wire.sampling_params import SamplingParams
 
 
@@ -283,4 +285,5 @@ Message = (
     WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | LogprobBatch | PromptLogprobs
     | RequestFailed | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort
     | Inquiry | StillBound | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
+    | MemoryMessage
 )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 
 from deploy.child import Backoff, Child, child_environment, describe_exit
 from deploy.console import Console
-from deploy.launch_plan import SOURCE_ROOT, ProcessSpec
+from deploy.launch_plan import SOURCE_ROOT, Kind, ProcessSpec
 
 
 def test_backoff_doubles_to_its_limit_and_forgives_a_long_life() -> None:
@@ -32,7 +32,7 @@ def test_a_child_keeps_the_users_environment() -> None:
 async def test_a_child_gets_what_its_spec_adds(tmp_path: Path) -> None:
     (tmp_path / "stand_in.py").write_text("import os; print(os.environ['CAP'], os.environ['HOME'])")
     log = io.StringIO()
-    spec = ProcessSpec("worker", "stand_in", (), {"CAP": "60", "HOME": "/theirs"})
+    spec = ProcessSpec("worker", "stand_in", (), Kind.WORKER, {"CAP": "60", "HOME": "/theirs"})
     child = await Child.start(spec, {"PYTHONPATH": str(tmp_path), "HOME": "/home"}, Console(log, None))
     assert await asyncio.wait_for(child.ended(), 30) == 0
     assert log.getvalue() == "60 /theirs\n"

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from common.wire.messages import Role
-from deploy.placement import Gpu, choose_gpus, memory_fraction, place_workers, threads_per_worker
+from deploy.placement import SERVER_BYTES, Gpu, choose_gpus, memory_fraction, place_workers, threads_per_worker
 
 GB = 10**9
 TWO_GPUS = [Gpu(0, 80 * GB), Gpu(1, 80 * GB)]
@@ -74,20 +74,30 @@ def test_choose_gpus_refuses(device: str, wanted: str, gpus: list[Gpu], message:
 
 def test_a_gpu_of_ones_own_is_taken_up_to_the_total() -> None:
     placements = place_workers(1, 1, TWO_GPUS)
-    assert memory_fraction(placements[0], placements, 0.9, 16 * GB) == 0.9
+    assert memory_fraction(placements[0], placements, 0.9, 16 * GB, has_server=False) == 0.9
 
 
 def test_on_a_shared_gpu_each_gets_its_weights_and_decode_twice_the_pool() -> None:
     placements = place_workers(1, 1, TWO_GPUS[:1])
-    prefill, decode = (memory_fraction(each, placements, 0.9, 8 * GB) for each in placements)
+    prefill, decode = (memory_fraction(each, placements, 0.9, 8 * GB, has_server=False) for each in placements)
     assert prefill == pytest.approx(0.1 + 0.7 / 3, abs=1e-4)
     assert decode == pytest.approx(0.1 + 0.7 * 2 / 3, abs=1e-4)
 
 
 def test_copies_of_the_weights_that_do_not_fit_are_refused() -> None:
     placements = place_workers(1, 1, [Gpu(0, 24 * GB)])
-    with pytest.raises(ConfigError, match=r"2 workers with 11\.0 GB"):
-        memory_fraction(placements[0], placements, 0.9, 11 * GB)
+    with pytest.raises(ConfigError, match=r"11\.0 GB of weights for each of 2 workers"):
+        memory_fraction(placements[0], placements, 0.9, 11 * GB, has_server=False)
+
+
+def test_beside_a_memory_server_the_weights_count_once() -> None:
+    placements = place_workers(1, 1, [Gpu(0, 24 * GB)])
+    prefill, decode = (memory_fraction(each, placements, 0.9, 15 * GB, has_server=True) for each in placements)
+    left = 0.9 - (15 * GB + SERVER_BYTES) / (24 * GB)
+    assert prefill == pytest.approx(left / 3, abs=1e-4)
+    assert decode == pytest.approx(left * 2 / 3, abs=1e-4)
+    with pytest.raises(ConfigError, match=r"22\.0 GB of weights once do not leave room"):
+        memory_fraction(placements[0], placements, 0.9, 22 * GB, has_server=True)
 
 
 @given(
@@ -103,7 +113,9 @@ def test_shares_on_a_gpu_never_exceed_the_total(
     gpus = [Gpu(index, 200 * GB if known else 0) for index in range(num_gpus)]
     placements = place_workers(num_prefill, num_decode, gpus)
     for gpu in gpus:
-        shares = [memory_fraction(each, placements, total, GB) for each in placements if each.gpu == gpu]
+        shares = [
+            memory_fraction(each, placements, total, GB, has_server=False) for each in placements if each.gpu == gpu
+        ]
         assert sum(shares) <= total + 1e-9
         assert all(share > 0 for share in shares)
 

@@ -17,7 +17,7 @@ import pytest
 
 from deploy.console import Console
 from deploy.health import Health
-from deploy.launch_plan import SOURCE_ROOT, ProcessSpec
+from deploy.launch_plan import SOURCE_ROOT, Kind, ProcessSpec
 from deploy.supervisor import Deadlines, Supervisor
 
 DEADLINE_S = 30.0
@@ -36,7 +36,8 @@ def leave(*_):
     os._exit(0)
 
 def pids():
-    return {path.name.removesuffix(".pid"): int(path.read_text()) for path in directory.glob("*.pid")}
+    paths = [path for path in directory.glob("*.pid") if path.stem != "memory"]
+    return {path.stem: int(path.read_text()) for path in paths}
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -66,6 +67,10 @@ while True:
 """
 
 
+def kind_of(name: str) -> Kind:
+    return {"router": Kind.ROUTER, "memory": Kind.MEMORY}.get(name, Kind.WORKER)
+
+
 class Stage:
     """A directory with the stand-ins and a free port."""
 
@@ -80,7 +85,8 @@ class Stage:
 
     def specs(self, *workers: str) -> list[ProcessSpec]:
         return [
-            ProcessSpec(name, "stand_in", (name, str(self.directory), str(self.port))) for name in ("router", *workers)
+            ProcessSpec(name, "stand_in", (name, str(self.directory), str(self.port)), kind_of(name))
+            for name in ("router", *workers)
         ]
 
     def supervisor(self, *workers: str, start_s: float = DEADLINE_S) -> Supervisor:
@@ -133,9 +139,9 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-async def test_starts_announces_once_and_drains_the_router_first(stage: Stage) -> None:
+async def test_starts_announces_once_and_drains_the_router_first_and_memory_last(stage: Stage) -> None:
     announced: list[Health] = []
-    supervisor = stage.supervisor("decode-0", "decode-1")
+    supervisor = stage.supervisor("memory", "decode-0", "decode-1")
     async with running(supervisor, announced.append) as run:
         assert len(announced) == 1
         pids = {worker.pid for worker in announced[0].workers}
@@ -143,7 +149,8 @@ async def test_starts_announces_once_and_drains_the_router_first(stage: Stage) -
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
     assert not any(is_alive(pid) for pid in pids)
     assert stage.notes()[0] == "router left"
-    assert sorted(stage.notes()[1:]) == ["decode-0 left", "decode-1 left"]
+    assert sorted(stage.notes()[1:3]) == ["decode-0 left", "decode-1 left"]
+    assert stage.notes()[3:] == ["memory left"]
 
 
 async def test_a_killed_worker_comes_back(stage: Stage) -> None:

@@ -3,16 +3,15 @@
 import sys
 
 from common.config import DECODE_SECTIONS, Config
-from common.serving.drain import Drain
-from common.serving.worker_main import worker_main
+from common.serving.worker_main import Incarnation, worker_main
 from common.wire.handoff_messages import KVHandoff
 from common.wire.messages import Role
 from decode_worker import __main__ as program
 from decode_worker.worker import DecodeWorker
 
 
-def build(config: Config, worker_id: str, epoch: int, drain: Drain) -> DecodeWorker:
-    worker = program.build(config, worker_id, epoch, drain)
+def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
+    worker = program.build(config, incarnation)
     accept, lost = worker.intake.accept, list[KVHandoff]()
 
     def lose_the_first(message: KVHandoff) -> None:

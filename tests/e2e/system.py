@@ -18,7 +18,7 @@ START_TIMEOUT_S = 60.0
 
 
 class System:
-    """A router and workers over `ipc://`; use as a context manager."""
+    """A router, workers and the owner of their memory over unix sockets; use as a context manager."""
 
     def __init__(self, model: Path, *flags: str, device: str = "cpu") -> None:
         self.model = model
@@ -41,6 +41,7 @@ class System:
     def start(self, prefill: int = 1, decode: int = 1) -> "System":
         """Start everything and wait until it is ready."""
         self.start_router()
+        self.start_memory()
         for i in range(prefill):
             self.start_worker(f"prefill-{i}")
         for i in range(decode):
@@ -49,8 +50,16 @@ class System:
         return self
 
     def start_router(self, port: int = 0, *flags: str) -> None:
-        self._spawn("router", "router", "--router-port", str(port), *flags)
+        self._spawn_serving("router", "router", "--router-port", str(port), *flags)
         self.url = self._find("router", "serving http://").split()[-1]
+
+    def start_memory(self) -> None:
+        """Workers that are started from now on have their weights there."""
+        self._spawn("memory", "common.memory", "--memory-socket", self.memory_socket, "--memory-device", self.device)
+
+    @property
+    def memory_socket(self) -> str:
+        return f"{self.directory.name}/memory.sock"
 
     def start_worker(self, name: str, *flags: str, module: str = "") -> None:
         """Start the worker that its name says, or a variant of it from a module of the tests."""
@@ -58,9 +67,10 @@ class System:
         module = module or f"{role}_worker"
         handoff = [] if role == "prefill" else ["--net-handoff-endpoint", f"ipc://{self.directory.name}/{name}"]
         pool = ["--kv-cpu-pool-bytes", str(16 << 20)] if "--kv-pool-bytes" not in [*self.flags, *flags] else []
-        self._spawn(
+        memory = ["--worker-memory-socket", self.memory_socket] if "memory" in self.processes else []
+        self._spawn_serving(
             name, module, "--worker-id", name, "--worker-device", self.device, "--worker-num-threads", "1",
-            *handoff, *pool, *self._flags_for(name), *flags,
+            *handoff, *memory, *pool, *self._flags_for(name), *flags,
         )  # fmt: skip
 
     def _flags_for(self, name: str) -> list[str]:
@@ -118,13 +128,16 @@ class System:
         names = sorted(path.stem for path in Path(self.directory.name).glob("*.log"))
         return "\n".join(f"--- {name}\n{self.log(name)}" for name in names)
 
-    def _spawn(self, name: str, module: str, *flags: str) -> None:
-        command = [
-            sys.executable, "-m", module, "--model-path", str(self.model), "--model-name", "m",
+    def _spawn_serving(self, name: str, module: str, *flags: str) -> None:
+        self._spawn(
+            name, module, "--model-path", str(self.model), "--model-name", "m",
             "--net-router-endpoint", f"ipc://{self.directory.name}/router", *flags,
-        ]  # fmt: skip
+        )  # fmt: skip
+
+    def _spawn(self, name: str, module: str, *flags: str) -> None:
         with (Path(self.directory.name) / f"{name}.log").open("wb") as log:
             environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            command = [sys.executable, "-m", module, *flags]
             self.processes[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
 
     def _find(self, name: str, text: str) -> str:

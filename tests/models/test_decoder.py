@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.config import KernelsSection
+from common.device.weights_memory import OwnWeights
 from common.dtypes import DTYPES
 from common.kv.blocks import BlockAllocator
 from common.models.decoder import Decoder
@@ -55,8 +56,7 @@ def load(directory: Path, backend: Backend = CPU) -> Decoder:
         read_config(directory),
         max_len=512,
         dtype=backend.dtype,
-        device=torch.device(backend.device),
-        progress=lambda done, total: None,
+        memory=OwnWeights(torch.device(backend.device), lambda done, total: None),
     )
     upload.wait()
     return model

@@ -18,7 +18,7 @@ from common.models.llama import FACTORS
 from common.models.loader import decoder_config, read_config
 from common.models.settings import Settings
 from common.models.upload import Progress
-from common.models.weights import load_weights
+from common.models.weights import load_weights, weights_layout
 from tests.checkpoints import write_checkpoint
 
 DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
@@ -43,16 +43,10 @@ def load_onto(
     device: torch.device, dtype: torch.dtype, directory: Path, progress: Progress = lambda done, total: None
 ) -> dict[str, torch.Tensor]:
     config = read_config(directory)
-    tensors, upload = load_weights(
-        directory,
-        weight_pieces(config),
-        tied_embeddings=config.tied_embeddings,
-        dtype=dtype,
-        device=device,
-        progress=progress,
-    )
-    upload.wait()
-    return tensors
+    layout = weights_layout(weight_pieces(config), dtype)
+    region = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
+    load_weights(directory, layout, region, tied_embeddings=config.tied_embeddings, progress=progress).wait()
+    return layout.tensors(region)
 
 
 def change(directory: Path, **changes: torch.Tensor | None) -> None:

@@ -1,0 +1,131 @@
+"""Memory that other processes can map: of this host, or of a GPU."""
+
+import fcntl
+import os
+from typing import Any, Protocol
+
+from common.errors import ConfigError, MemoryShort
+
+ALIGNMENT_BYTES = 2 * 1024 * 1024
+"""A CUDA IPC handle exposes whole 2 MiB pieces, so memory must fill its own."""
+F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in every Python's fcntl
+
+
+class Memory(Protocol):
+    """Some bytes that this process owns."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def handle(self) -> bytes:
+        """Of CUDA IPC; empty where there is a descriptor."""
+        ...
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of a file."""
+        ...
+
+    def seal(self) -> None:
+        """Nobody writes it from now on; whoever maps it later cannot, where the system can see to that."""
+        ...
+
+    def close(self) -> None:
+        """Give it back; mappings of others stay what they are."""
+        ...
+
+
+class Backing(Protocol):
+    """Where memory comes from."""
+
+    def allocate(self, num_bytes: int) -> Memory:
+        """Raises MemoryShort."""
+        ...
+
+
+class HostBacking:
+    """Anonymous files: they need no name and no room in /dev/shm, and end with their last user."""
+
+    def allocate(self, num_bytes: int) -> Memory:
+        if num_bytes > (available := _available_bytes()):
+            raise MemoryShort(f"{_gb(num_bytes)} of host memory wanted, {_gb(available)} available")
+        return HostMemory(num_bytes)
+
+
+class HostMemory:
+    """One file; its size is fixed, so that whoever maps it can count on that."""
+
+    handle = b""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.descriptor = os.memfd_create("baton", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, num_bytes)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+
+    def seal(self) -> None:
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class CudaBacking:
+    """Device memory, handed out as handles of CUDA IPC."""
+
+    def __init__(self, index: int) -> None:
+        try:
+            from cuda.bindings import runtime
+        except ImportError:
+            raise ConfigError('a memory server of a GPU needs the cuda extra: pip install "baton[cuda]"') from None
+        self.runtime: Any = runtime
+        (status,) = runtime.cudaSetDevice(index)
+        if status != runtime.cudaError_t.cudaSuccess:
+            raise ConfigError(f"memory.device = cuda:{index}: {status.name}; which GPUs does this process see?")
+
+    def allocate(self, num_bytes: int) -> Memory:
+        padded = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        status, address = self.runtime.cudaMalloc(padded)
+        if status != self.runtime.cudaError_t.cudaSuccess:
+            self.runtime.cudaGetLastError()
+            _, free, total = self.runtime.cudaMemGetInfo()
+            raise MemoryShort(f"{_gb(padded)} of device memory wanted, {_gb(free)} of {_gb(total)} free")
+        return CudaMemory(self.runtime, address, num_bytes)
+
+
+class CudaMemory:
+    """One allocation."""
+
+    descriptor = None
+
+    def __init__(self, runtime: Any, address: int, num_bytes: int) -> None:
+        self.runtime, self.address, self.num_bytes = runtime, address, num_bytes
+        status, handle = runtime.cudaIpcGetMemHandle(address)
+        if status != runtime.cudaError_t.cudaSuccess:
+            self.close()
+            raise ConfigError(f"cudaIpcGetMemHandle: {status.name}; this GPU cannot share its memory between processes")
+        self.handle = bytes(handle.reserved)
+
+    def seal(self) -> None:
+        """CUDA IPC maps for reading and writing only."""
+
+    def close(self) -> None:
+        self.runtime.cudaFree(self.address)
+
+
+def make_backing(device: str) -> Backing:
+    """Of `cpu`, `cuda` or `cuda:N`; raises ConfigError."""
+    if device == "cpu":
+        return HostBacking()
+    return CudaBacking(int(device.partition(":")[2] or 0))
+
+
+def _available_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+    return sizes["MemAvailable"]
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

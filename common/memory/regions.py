@@ -1,0 +1,124 @@
+"""Regions of weights: who fills one, who waits for it, who uses it. Knows clients by number, and no sockets.
+
+    wanted ──▶ EMPTY ──progress, filled──▶ FILLED ──nobody uses it and memory is short──▶ gone
+                 ▲        │
+                 └────────┘ its filler is gone: the next in line fills it
+
+A filler that died may still write for a moment: that is harmless, as whoever comes after it writes the same bytes to
+the same places, which is what one fingerprint and one layout mean.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from common.errors import MemoryShort
+from common.memory.backing import Backing, Memory
+from common.wire.memory_messages import MemoryMessage, RegionState, WeightsFilled, WeightsProgress, WeightsRegion
+
+
+class RegionKey(NamedTuple):
+    """What weights are the same."""
+
+    fingerprint: str
+    layout: str
+    num_bytes: int
+
+
+class Answer(NamedTuple):
+    """A message for a client, and a descriptor that goes along."""
+
+    client: int
+    message: MemoryMessage
+    descriptor: int | None = None
+
+
+@dataclass(slots=True)
+class Region:
+    """The first of its users fills it, until it is filled."""
+
+    memory: Memory
+    users: list[int] = field(default_factory=list)
+    num_filled: int = 0
+    is_filled: bool = False
+
+    def state_for(self, client: int) -> RegionState:
+        if self.is_filled:
+            return RegionState.FILLED
+        return RegionState.EMPTY if self.users[0] == client else RegionState.FILLING
+
+    def told(self, client: int) -> Answer:
+        memory = self.memory
+        message = WeightsRegion(self.state_for(client), memory.handle, memory.num_bytes)
+        return Answer(client, message, memory.descriptor)
+
+
+class Misbehaved(Exception):
+    """A client said what cannot be said now."""
+
+
+class Regions:
+    """All of one device; a client has one at most."""
+
+    def __init__(self, backing: Backing, say: Callable[[str], None] = lambda text: None) -> None:
+        self.backing = backing
+        self.say = say
+        self.regions: dict[RegionKey, Region] = {}
+        self.of_client: dict[int, RegionKey] = {}
+
+    def want(self, client: int, key: RegionKey) -> Answer:
+        """Raises MemoryShort when there is no room for it, even after what nobody uses is gone; then try again."""
+        if client in self.of_client:
+            raise Misbehaved("it has a region already")
+        if key not in self.regions:
+            self.regions[key] = Region(self._allocated(key.num_bytes))
+        region = self.regions[key]
+        region.users.append(client)
+        self.of_client[client] = key
+        return region.told(client)
+
+    def progressed(self, client: int, num_filled: int) -> Iterator[Answer]:
+        """For those that wait."""
+        region = self._filled_by(client)
+        region.num_filled = min(num_filled, region.memory.num_bytes)
+        return (Answer(user, WeightsProgress(region.num_filled)) for user in region.users[1:])
+
+    def filled(self, client: int) -> Iterator[Answer]:
+        """For those that waited."""
+        region = self._filled_by(client)
+        region.memory.seal()
+        region.is_filled, region.num_filled = True, region.memory.num_bytes
+        return (Answer(user, WeightsFilled(region.memory.num_bytes)) for user in region.users[1:])
+
+    def leave(self, client: int) -> Iterator[Answer]:
+        """It is gone; if it filled a region, the next in line is told to."""
+        key = self.of_client.pop(client, None)
+        if key is None:
+            return
+        region = self.regions[key]
+        was_filler = not region.is_filled and region.users[0] == client
+        region.users.remove(client)
+        if was_filler and region.users:
+            yield region.told(region.users[0])
+
+    def close(self) -> None:
+        for region in self.regions.values():
+            region.memory.close()
+
+    def _filled_by(self, client: int) -> Region:
+        region = self.regions.get(self.of_client[client]) if client in self.of_client else None
+        if region is None or region.state_for(client) is not RegionState.EMPTY:
+            raise Misbehaved("it fills no region")
+        return region
+
+    def _allocated(self, num_bytes: int) -> Memory:
+        try:
+            return self.backing.allocate(num_bytes)
+        except MemoryShort:
+            unused = [key for key, region in self.regions.items() if not region.users]
+            if not unused:
+                raise
+            for key in unused:
+                self.say(f"weights of {key.fingerprint}, which nobody uses, make room for others")
+                self.regions.pop(key).memory.close()
+            return self.backing.allocate(num_bytes)

@@ -1,0 +1,200 @@
+"""The memory server's loop: one thread, no waiting but for the next message.
+
+What a worker claims is claimed by its connection. Only processes of this user may connect, to a socket in a directory
+that nobody else may enter.
+"""
+
+import itertools
+import logging
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import ConfigError, MemoryShort
+from common.memory.backing import Backing
+from common.memory.channel import Channel, Gone
+from common.memory.regions import Answer, Misbehaved, RegionKey, Regions
+from common.wire.endpoints import is_served
+from common.wire.memory_messages import (
+    MemoryHello,
+    MemoryRefused,
+    RegionState,
+    WeightsFilled,
+    WeightsProgress,
+    WeightsWanted,
+)
+from common.wire.messages import Message
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.5
+HELLO_S = 10.0
+PATIENCE_S = 30.0
+"""For memory: that of a process that was killed is not free at once."""
+MAX_CLIENTS = 512
+BACKLOG = 64
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+@dataclass(slots=True)
+class Client:
+    """A connection."""
+
+    number: int
+    channel: Channel
+    process: int
+    since_s: float
+    name: str = ""  # once it has said so
+    wanted: tuple[RegionKey, float] | None = None  # what there was no room for, and until when it may wait
+
+    def __str__(self) -> str:
+        return self.name or f"process {self.process}"
+
+
+class MemoryServer:
+    """Serves until `stop`."""
+
+    def __init__(self, path: Path, backing: Backing) -> None:
+        self.path = path
+        self.regions = Regions(backing, logger.info)
+        self.clients: dict[int, Client] = {}
+        self.numbers = itertools.count()
+        self.is_stopped = False
+        self.listener = _bound(path)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Until `stop`, which a signal handler may call."""
+        while not self.is_stopped:
+            self.turn(LOOK_INTERVAL_S)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def turn(self, wait_s: float) -> None:
+        """What has arrived within `wait_s`, and what is due."""
+        for key, _ in self.selector.select(wait_s):
+            if key.fileobj is self.listener:
+                self._accept()
+            elif (client := self.clients.get(key.data)) is not None:
+                self._serve(client)
+        self._tend()
+
+    def close(self) -> None:
+        """Mappings of clients stay."""
+        self.path.unlink(missing_ok=True)
+        self.listener.close()
+        for client in list(self.clients.values()):
+            client.channel.close()
+        self.selector.close()
+        self.regions.close()
+
+    def _accept(self) -> None:
+        connection, _ = self.listener.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        process, user, _ = _CREDENTIALS.unpack(credentials)
+        if user != os.getuid() or len(self.clients) >= MAX_CLIENTS:
+            logger.warning("a connection of process %d of user %d is refused", process, user)
+            connection.close()
+            return
+        number = next(self.numbers)
+        channel = Channel(connection, takes_descriptors=False)
+        self.clients[number] = Client(number, channel, process, time.monotonic())
+        self.selector.register(channel, selectors.EVENT_READ, number)
+
+    def _serve(self, client: Client) -> None:
+        try:
+            client.channel.flush()
+            for message in client.channel.receive():
+                self._heed(client, message)
+        except Gone as gone:
+            self._end(client, str(gone))
+        except Misbehaved as problem:
+            self._end(client, f"its message is refused: {problem}")
+
+    def _heed(self, client: Client, message: Message) -> None:
+        if isinstance(message, MemoryHello) and not client.name:
+            client.name = f"{message.worker_id}.{message.epoch:x}"
+        elif not client.name:
+            raise Misbehaved("it has not said who it is")
+        elif isinstance(message, WeightsWanted) and client.wanted is None:
+            key = RegionKey(message.fingerprint, message.layout, message.num_bytes)
+            client.wanted = (key, time.monotonic() + PATIENCE_S)
+            self._grant(client)
+        elif isinstance(message, WeightsProgress):
+            self._answer(self.regions.progressed(client.number, message.num_filled))
+        elif isinstance(message, WeightsFilled):
+            logger.info("%s has filled its region of %.2f GB", client, message.num_bytes / 1e9)
+            self._answer(self.regions.filled(client.number))
+        else:
+            raise Misbehaved(type(message).__name__)
+
+    def _grant(self, client: Client) -> None:
+        """Give what is wanted, or wait for room, but not for ever."""
+        if client.wanted is None:
+            return
+        key, until_s = client.wanted
+        try:
+            answer = self.regions.want(client.number, key)
+        except MemoryShort as short:
+            if time.monotonic() > until_s:
+                client.channel.send(MemoryRefused(f"{short}, for {PATIENCE_S:.0f} s; lower kv.memory_fraction"))
+                raise Gone(f"it wants more than there is: {short}") from None
+            return
+        client.wanted = None
+        state = self.regions.regions[key].state_for(client.number)
+        what = {RegionState.EMPTY: "fills", RegionState.FILLING: "waits for", RegionState.FILLED: "maps"}[state]
+        logger.info("%s %s %.2f GB of weights of %s", client, what, key.num_bytes / 1e9, key.fingerprint)
+        self._answer([answer])
+
+    def _answer(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            client = self.clients[answer.client]
+            try:
+                client.channel.send(answer.message, answer.descriptor)
+            except Gone:
+                logger.debug("%s is gone; its end is read next", client)
+
+    def _tend(self) -> None:
+        """What time brings."""
+        now_s = time.monotonic()
+        for client in list(self.clients.values()):
+            try:
+                client.channel.flush()
+                self._grant(client)
+                if not client.name and now_s - client.since_s > HELLO_S:
+                    raise Gone(f"it has not said who it is for {HELLO_S:.0f} s")
+            except Gone as gone:
+                self._end(client, str(gone))
+
+    def _end(self, client: Client, why: str) -> None:
+        logger.info("%s: %s", client, why)
+        self.selector.unregister(client.channel)
+        client.channel.close()
+        del self.clients[client.number]
+        self._answer(list(self.regions.leave(client.number)))
+
+
+def _bound(path: Path) -> socket.socket:
+    """A listening socket; what a killed server left behind is replaced, a living one's is not."""
+    if is_served(path):
+        raise ConfigError(f"{path} is served by another process; stop that, or choose another memory.socket")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"memory.socket = {path}: {error.strerror}") from None
+    finally:
+        os.umask(before)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,78 @@
+"""Weights are in memory once, outlive the workers that use them, and nobody notices who dies."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.client import Completion, Reference, complete_all, prompts
+from tests.e2e.system import START_TIMEOUT_S, System
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+MAX_TOKENS = 150
+
+
+def mappings(system: System, name: str) -> set[tuple[str, str]]:
+    """(permissions, file) of the memory that a process has from its memory server."""
+    lines = Path(f"/proc/{system.processes[name].pid}/maps").read_text().splitlines()
+    return {(line.split()[1], line.split()[4]) for line in lines if "memfd:baton" in line}
+
+
+async def test_workers_read_the_same_weights_and_a_restarted_one_loads_none(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(4, 10, 60, seed=40)
+    texts = [reference.text(prompt, 12) for prompt in asked]
+    with System(directory).start() as system:
+        assert [c.text for c in await complete_all(system.url, asked, max_tokens=12)] == texts
+        maps = [mappings(system, name) for name in ("prefill-0", "decode-0")]
+        assert maps[0] == maps[1] and len(maps[0]) == 1
+        assert next(iter(maps[0]))[0] == "r--s", "nobody can write them"
+        for name in ("prefill-0", "decode-0"):
+            await asyncio.to_thread(system.kill, name)
+            system.start_worker(name)
+            system.until(lambda name=name: "ready to serve" in system.log(name), START_TIMEOUT_S)  # type: ignore[misc]
+            assert "loading weights" not in system.log(name)
+            assert mappings(system, name) == maps[0]
+        system.wait_ready(1, 1)
+        assert [c.text for c in await complete_all(system.url, asked, max_tokens=12)] == texts
+
+
+async def test_without_their_memory_server_workers_finish_what_they_have_and_start_again_with_the_next(
+    checkpoint: Checkpoint,
+) -> None:
+    directory, model = checkpoint("llama")
+    reference, asked = Reference(directory, model), prompts(4, 10, 60, seed=41)
+    with System(directory).start() as system:
+        streams = [Completion() for _ in asked]
+        fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
+        task = asyncio.create_task(complete_all(system.url, asked, streams, **fields))
+        while min(stream.num_chunks for stream in streams) < 3:
+            assert not task.done()
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(system.kill, "memory")
+        late = asyncio.create_task(complete_all(system.url, asked[:1], max_tokens=8))
+        system.start_memory()
+        for name in ("prefill-0", "decode-0"):
+            assert await asyncio.to_thread(system.processes.pop(name).wait, 30) == 0, system.log(name)
+            assert "memory.sock: it closed the connection" in system.log(name)
+            system.start_worker(name)
+        texts = [reference.text(prompt, MAX_TOKENS, ignore_eos=True) for prompt in asked]
+        assert [c.text for c in await task] == texts
+        [waited] = await late
+        assert (waited.error, waited.text) == (None, reference.text(asked[0], 8))
+        await asyncio.to_thread(system.wait_ready, 1, 1)
+        system.until(system.all_blocks_free)
+
+
+def test_who_loads_may_die_and_another_does(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-untied")
+    with System(directory) as system:
+        system.start_router()
+        system.start_memory()
+        system.start_worker("prefill-0")
+        system.until(lambda: "fills" in system.log("memory"))
+        system.kill("prefill-0", signal.SIGKILL)
+        system.start_worker("decode-0")
+        system.start_worker("prefill-0")
+        system.wait_ready(1, 1)

@@ -1,0 +1,249 @@
+"""A real server on a real socket: what clients get, and what becomes of those that do not keep to the protocol."""
+
+import mmap
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.errors import ConfigError, MemoryLost, MemoryShort
+from common.memory import client as client_module
+from common.memory import server as server_module
+from common.memory.backing import Backing, HostBacking, Memory
+from common.memory.client import Claim, MemoryClient
+from common.memory.mapping import Mapping
+from common.memory.server import MemoryServer
+from common.wire.frames import encode
+from common.wire.memory_messages import MemoryHello, RegionState, WeightsFilled, WeightsProgress, WeightsWanted
+from common.wire.messages import Message
+from tests.wire.values import messages
+
+SIZE = 3 * mmap.PAGESIZE + 100
+DEADLINE_S = 10.0
+HELLO = MemoryHello("prefill-0", 1)
+CPU = torch.device("cpu")
+
+
+class Backed:
+    """A server in a thread; `room` can be taken from it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.room, self.host = path, True, HostBacking()
+        self.clients: list[MemoryClient] = []
+        backing: Backing = self
+        self.server = MemoryServer(path, backing)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def allocate(self, num_bytes: int) -> Memory:
+        if not self.room:
+            raise MemoryShort("nothing is left")
+        return self.host.allocate(num_bytes)
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.thread.join(DEADLINE_S)
+        self.server.close()
+
+    def _run(self) -> None:
+        while not self.server.is_stopped:
+            self.server.turn(0.01)
+
+    def connect(self, name: str = "prefill-0") -> MemoryClient:
+        """Closed with the fixture."""
+        self.clients.append(MemoryClient(self.path, name, 1))
+        return self.clients[-1]
+
+
+@pytest.fixture
+def backed(tmp_path: Path) -> Iterator[Backed]:
+    running = Backed(tmp_path / "memory.sock")
+    yield running
+    for client in running.clients:
+        client.close()
+    if not running.server.is_stopped:
+        running.stop()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end_s, "not within the deadline"
+        time.sleep(0.005)
+
+
+def claim(client: MemoryClient, num_bytes: int = SIZE) -> Claim:
+    return client.claim_weights("model", "layout", num_bytes)
+
+
+def test_what_one_fills_the_others_read_and_cannot_write(backed: Backed) -> None:
+    first, second = backed.connect(), backed.connect("decode-0")
+    mine = claim(first)
+    assert mine.state is RegionState.EMPTY
+    theirs = claim(second)
+    assert theirs.state is RegionState.FILLING
+    said: list[tuple[int, int]] = []
+    Mapping(mine, CPU).tensor(writable=True).copy_(torch.arange(SIZE) % 251)
+    first.report(SIZE // 2)
+    first.publish(SIZE)
+    assert second.wait_filled(SIZE, lambda done, total: said.append((done, total))) is RegionState.FILLED
+    assert said == [(SIZE // 2, SIZE), (SIZE, SIZE)]
+    third = claim(backed.connect("decode-1"))
+    assert third.state is RegionState.FILLED
+    for each in (theirs, third):
+        read = Mapping(each, CPU).tensor(writable=False)
+        assert torch.equal(read, (torch.arange(SIZE) % 251).to(torch.uint8))
+        with pytest.raises(PermissionError):
+            Mapping(each, CPU).tensor(writable=True)
+        with pytest.raises(OSError, match="not permitted"):
+            os.ftruncate(each.descriptor or 0, 0)
+
+
+def test_another_fills_what_a_dead_one_began(backed: Backed) -> None:
+    first, second, third = backed.connect(), backed.connect("decode-0"), backed.connect("decode-1")
+    claim(first)
+    waiting = claim(second)
+    claim(third)
+    first.close()
+    assert second.wait_filled(SIZE, lambda done, total: None) is RegionState.EMPTY
+    Mapping(waiting, CPU).tensor(writable=True).fill_(7)
+    second.publish(SIZE)
+    assert third.wait_filled(SIZE, lambda done, total: None) is RegionState.FILLED
+    second.close()
+    third.close()
+    late = claim(backed.connect("late"))
+    assert late.state is RegionState.FILLED, "weights outlive who loaded them"
+    assert bool((Mapping(late, CPU).tensor(writable=False) == 7).all())
+
+
+def test_mappings_outlive_their_server_and_its_clients_hear_of_its_end(backed: Backed) -> None:
+    client, reasons = backed.connect(), list[str]()
+    tensor = Mapping(claim(client), CPU).tensor(writable=True)
+    tensor.fill_(5)
+    client.publish(SIZE)
+    client.watch(reasons.append)
+    waiting = backed.connect("decode-0")
+    backed.stop()
+    eventually(lambda: bool(reasons))
+    assert "closed the connection" in reasons[0]
+    assert bool((tensor == 5).all())
+    with pytest.raises(MemoryLost, match=r"memory\.sock"):
+        waiting.claim_weights("model", "layout", SIZE)
+
+
+def test_who_wants_more_than_there_is_waits_and_then_hears_why(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    backed.room = False
+    threading.Timer(0.2, lambda: setattr(backed, "room", True)).start()
+    assert claim(backed.connect()).state is RegionState.EMPTY, "room was found in time"
+    backed.room = False
+    monkeypatch.setattr(server_module, "PATIENCE_S", 0.1)
+    with pytest.raises(ConfigError, match="nothing is left"):
+        backed.connect("decode-0").claim_weights("model", "another layout", SIZE)
+
+
+def test_a_filler_that_says_nothing_is_not_waited_for_for_ever(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    filler, waiting = backed.connect(), backed.connect("decode-0")
+    claim(filler)
+    claim(waiting)
+    monkeypatch.setattr(client_module, "STALL_S", 0.1)
+    with pytest.raises(MemoryLost, match="not a word"):
+        waiting.wait_filled(SIZE, lambda done, total: None)
+
+
+def test_a_worker_without_a_server_says_which_socket_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "CONNECT_S", 0.1)
+    with pytest.raises(ConfigError, match=r"worker\.memory_socket = .*nobody\.sock"):
+        MemoryClient(tmp_path / "nobody.sock", "prefill-0", 1)
+
+
+def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(backed: Backed, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="served by another process"):
+        MemoryServer(backed.path, HostBacking())
+    abandoned = tmp_path / "abandoned.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(abandoned))
+    server = MemoryServer(abandoned, HostBacking())
+    assert abandoned.stat().st_mode & 0o777 == 0o600
+    server.close()
+
+
+def raw(backed: Backed, *parts: Message | bytes) -> socket.socket:
+    """A connection over which that was said."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(DEADLINE_S)
+    connection.connect(str(backed.path))
+    for part in parts:
+        frame = part if isinstance(part, bytes) else framed(part)
+        connection.sendall(frame)
+    return connection
+
+
+def framed(message: Message) -> bytes:
+    frame = encode(message)
+    return struct.pack("<I", len(frame)) + frame
+
+
+def is_let_go(connection: socket.socket) -> bool:
+    """What was answered is read; a reset is an end, too."""
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionResetError:
+        return True
+    return True
+
+
+@pytest.mark.parametrize("said", [
+    [b"\xff" * 4],
+    [framed(HELLO)[:4] + b"\0" * 500],
+    [WeightsWanted("model", "layout", SIZE)],
+    [HELLO, HELLO],
+    [HELLO, WeightsProgress(1)],
+    [HELLO, WeightsFilled(1)],
+    [HELLO, WeightsWanted("model", "layout", SIZE), WeightsWanted("model", "layout", SIZE)],
+])  # fmt: skip
+def test_who_breaks_the_rules_loses_its_connection_and_nobody_else_does(
+    backed: Backed, said: list[Message | bytes]
+) -> None:
+    neighbour = backed.connect("neighbour")
+    with raw(backed, *said) as connection:
+        assert is_let_go(connection)
+    assert claim(neighbour).num_bytes == SIZE
+
+
+def test_who_never_says_who_it_is_is_let_go(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HELLO_S", 0.1)
+    with raw(backed) as connection:
+        assert is_let_go(connection)
+    eventually(lambda: not backed.server.clients)
+
+
+def test_frames_that_come_byte_by_byte_are_understood(backed: Backed) -> None:
+    with raw(backed) as connection:
+        for byte in framed(HELLO) + framed(WeightsWanted("model", "layout", SIZE)):
+            connection.sendall(bytes([byte]))
+        eventually(lambda: any(client.name for client in backed.server.clients.values()))
+        assert connection.recv(4096)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(messages(), st.binary(max_size=30)), max_size=4))
+def test_nothing_that_is_said_ends_the_server(backed: Backed, said: list[Message | bytes]) -> None:
+    with raw(backed) as connection:
+        try:
+            for part in [HELLO, *said]:
+                connection.sendall(part if isinstance(part, bytes) else framed(part))
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    neighbour = backed.connect("neighbour")
+    assert neighbour.claim_weights("neighbour's", "layout", SIZE).num_bytes == SIZE
+    neighbour.close()
+    assert backed.thread.is_alive()
