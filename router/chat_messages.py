@@ -85,9 +85,7 @@ class Objects:
 
     @property
     def schema(self) -> dict[str, Any]:
-        schema = self.table.schema
-        required = {self.required: self.table.fields[self.required].rule.schema}
-        items = schema | {"required": [self.required], "properties": schema["properties"] | required}
+        items = self.table.schema_with(self.required)
         return {"type": "array", "items": items, "minItems": self.min_objects, "maxItems": self.max_objects}
 
     def checked(self, name: str, value: Any) -> list[dict[str, Any]]:

@@ -1,16 +1,16 @@
 """`/docs`: an OpenAPI document as a page for people, without scripts and without anything from elsewhere."""
 
-import json
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
 
 STYLE = (
     "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse}td{padding:.2em 1em .2em 0;vertical-align:top;border-top:1px solid #ccc}"
-    "code{overflow-wrap:anywhere}"
+    "table{border-collapse:collapse;table-layout:fixed;width:100%}td:first-child{width:40%}"
+    "td{padding:.2em 1em .2em 0;vertical-align:top;border-top:1px solid #ccc;overflow-wrap:anywhere}"
 )
-MAX_SCHEMA_CHARS = 300
+CODE = re.compile("`([^`]*)`")
 
 
 def page(document: dict[str, Any]) -> str:
@@ -28,24 +28,36 @@ def page(document: dict[str, Any]) -> str:
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
-    yield f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['summary'])}</p>"
+    yield f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{_prose(operation['summary'])}</p>"
     if "requestBody" in operation:
         for content in operation["requestBody"]["content"].values():
             for schema in content["schema"].get("anyOf", [content["schema"]]):
-                yield from _table(schema["properties"].items(), schema["required"])
+                yield from _table(schema)
     yield "<h3>Responses</h3><table>"
     for status, response in operation["responses"].items():
         kinds = " or ".join(response["content"])
-        yield f"<tr><td>{escape(status)}<td>{escape(response['description'])}<td>{escape(kinds)}"
+        yield f"<tr><td>{escape(status)}<td>{_prose(response['description'])}<td>{escape(kinds)}"
     yield "</table>"
 
 
-def _table(fields: Any, required: list[str]) -> Iterator[str]:
+def _table(schema: dict[str, Any]) -> Iterator[str]:
     yield "<h3>Fields</h3><table>"
-    for name, schema in fields:
-        about = schema.get("description") or ("required" if name in required else "")
-        values = [each for each in schema.get("anyOf", [schema]) if each != {"type": "null"}]
-        text = " or ".join(json.dumps(each, ensure_ascii=False) for each in values)
-        shown = text if len(text) <= MAX_SCHEMA_CHARS else text[:MAX_SCHEMA_CHARS] + " ..."
-        yield f"<tr><td><code>{escape(name)}</code><td><code>{escape(shown)}</code><td>{escape(about)}"
+    for name, words in _rows(schema, ""):
+        yield f"<tr><td><code>{escape(name)}</code><td>{_prose(words)}"
     yield "</table>"
+
+
+def _rows(schema: dict[str, Any], within: str) -> Iterator[tuple[str, str]]:
+    """Every field with what it may be, those of its own behind it."""
+    for name, field in schema["properties"].items():
+        yield within + name, field.get("description", "")
+        for kind in field.get("anyOf", [field]):
+            is_list = kind.get("type") == "array"
+            inner = kind["items"] if is_list else kind
+            if any("description" in each for each in inner.get("properties", {}).values()):
+                yield from _rows(inner, f"{within}{name}{'[]' if is_list else ''}.")
+
+
+def _prose(text: str) -> str:
+    """With what stands between backticks as code."""
+    return CODE.sub(r"<code>\1</code>", escape(text))

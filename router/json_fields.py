@@ -28,6 +28,13 @@ class Field:
     about: str = ""
 
     @property
+    def words(self) -> str:
+        """What it may be and what it does, for people."""
+        if not self.is_implemented:
+            return f"refused unless it is {self.rule.wants}, which changes nothing"
+        return f"{self.rule.wants}; {self.about}" if self.about else self.rule.wants
+
+    @property
     def is_implemented(self) -> bool:
         """Whether any value of it has an effect."""
         return not isinstance(self.rule, Only)
@@ -61,10 +68,16 @@ class Table:
     def schema(self) -> dict[str, Any]:
         """Of the object, as JSON schema."""
         properties = {
-            name: {"anyOf": [field.rule.schema, {"type": "null"}], "description": field.about}
+            name: {"anyOf": [field.rule.schema, {"type": "null"}], "description": field.words}
             for name, field in self.fields.items()
         }
         return {"type": "object", "properties": properties, "additionalProperties": {"type": "null"}}
+
+    def schema_with(self, required: str) -> dict[str, Any]:
+        """Of an object in which null is the same as nothing, but not for what is required."""
+        schema, field = self.schema, self.fields[required]
+        properties = schema["properties"] | {required: field.rule.schema | {"description": field.words}}
+        return schema | {"required": [required], "properties": properties}
 
     @staticmethod
     def _value(field: Field, value: Any, within: str) -> Any:

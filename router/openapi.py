@@ -107,7 +107,7 @@ def _operation(path: str, handler: Handler, endpoint: Endpoint, is_guarded: bool
     if handler is get_health:
         operation["responses"]["503"] = _response("not now; `missing` says why", (JSON,), answer)
     if endpoint.bodies:
-        schemas = [_request_schema(table, required) for table, required in endpoint.bodies]
+        schemas = [table.schema_with(required) for table, required in endpoint.bodies]
         content = {JSON: {"schema": {"anyOf": schemas} if len(schemas) > 1 else schemas[0]}}
         operation["requestBody"] = {"required": True, "content": content}
     if "{" in path:
@@ -125,10 +125,3 @@ def _response(description: str, media_types: tuple[str, ...], schema: dict[str, 
 
 def _error(status: int) -> dict[str, Any]:
     return _response(REASONS[status], (JSON,), {"$ref": "#/components/schemas/ErrorBody"})
-
-
-def _request_schema(table: Table, required: str) -> dict[str, Any]:
-    """Of an object in which null is the same as nothing, but not for what is required."""
-    schema = table.schema
-    rule = table.fields[required].rule
-    return schema | {"required": [required], "properties": schema["properties"] | {required: rule.schema}}

@@ -58,6 +58,8 @@ async def test_the_page_has_every_path_and_field_and_nothing_from_elsewhere(star
     fields = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert all(f"<code>{name}</code>" in text for name in fields["properties"])
     assert all(path in text for path in document["paths"])
+    assert "<code>stream_options.include_usage</code>" in text and "<code>messages[].tool_calls[].function.name" in text
+    assert "an integer from 1 to 128; texts for each prompt" in text and "`" not in text
     assert "<script" not in text and "http" not in text
 
 
