@@ -10,6 +10,7 @@ import hmac
 import logging
 import os
 import re
+import stat
 import time
 from pathlib import Path
 
@@ -95,12 +96,12 @@ def _digest(key: str) -> bytes:
 
 
 def _version(path: Path) -> tuple[int, ...] | None:
-    """What differs once a file is written or replaced; None for one that is not there."""
+    """What differs once a file is written or replaced; None for one that is not there, or is a pipe and read once."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return None if not stat.S_ISREG(found.st_mode) else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _read(path: Path) -> list[bytes]:

@@ -17,7 +17,7 @@ class ControlTokens:
 
     def __init__(self, texts: Iterable[str]) -> None:
         known = sorted(text for text in texts if len(text) > 1)
-        self._begin = re.compile(f"(?={'|'.join(map(re.escape, known))})(?s:.)") if known else None
+        self._known = re.compile(_pattern(known)) if known else None
         self._beginnings = frozenset(text[:length] for text in known for length in range(1, len(text)))
         self._longest = max(map(len, self._beginnings), default=0)
 
@@ -36,14 +36,25 @@ class ControlTokens:
         return value
 
     def _broken_text(self, text: str, mark: str) -> str:
-        if self._begin is None:
+        if self._known is None:
             return text
-        text = self._begin.sub(rf"\g<0>{mark}", text)
+        while self._known.search(text):  # again for those that overlap
+            text = self._known.sub(lambda found: found[0][0] + mark + found[0][1:], text)
         for length in range(min(self._longest, len(text)), 0, -1):
             if text[-length:] in self._beginnings:
                 begin = len(text) - length + 1
                 text = text[:begin] + mark + text[begin:]
         return text
+
+
+def _pattern(texts: Iterable[str]) -> str:
+    """Matches one of them, the same beginning of several looked at once: a tokenizer may have hundreds."""
+    rests: dict[str, list[str]] = {}
+    for text in texts:
+        rests.setdefault(text[:1], []).append(text[1:])
+    may_end = rests.pop("", None) is not None
+    branches = "|".join(re.escape(char) + _pattern(rest) for char, rest in rests.items())
+    return f"(?:{branches})?" if may_end and branches else f"(?:{branches})" if len(rests) > 1 else branches
 
 
 def new_mark() -> str:

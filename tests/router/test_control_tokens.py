@@ -201,13 +201,21 @@ def test_whatever_is_said_the_turns_are_the_templates(
     assert ours.decode_all(ids) == rendered(family, **chat(contents, note))
 
 
-def test_what_begins_in_one_string_and_ends_in_the_next_is_none() -> None:
-    tokens = ControlTokens(["<|im_start|>", "<|im_end|>", "<s>", "x"])
-    for whole in ("<|im_start|>", "<|im_end|>", "<s><s>", "<<s>", "a<s>b"):
-        for cut in range(len(whole) + 1):
-            first, second = tokens.broken([whole[:cut], whole[cut:]], "MARK")
-            written = first + second
-            assert not any(token in written for token in ("<|im_start|>", "<|im_end|>", "<s>")), written
-            assert written.replace("MARK", "") == whole
-    assert tokens.broken(["x", "a > b", 5, None, {"k": True}], "MARK") == ["x", "a > b", 5, None, {"k": True}]
+KNOWN = ["<|im_start|>", "<|im_end|>", "<s>", "<s>>", "aXa", "x"]
+
+
+@pytest.mark.parametrize(
+    "whole", ["<|im_start|>", "<|im_end|>", "<s><s>", "<<s>", "a<s>>b", "aXaXaXa", "<|im_<|im_end|>"]
+)
+def test_what_begins_in_one_string_and_ends_in_the_next_is_none(whole: str) -> None:
+    tokens = ControlTokens(KNOWN)
+    for cut in range(len(whole) + 1):
+        written = "".join(tokens.broken([whole[:cut], whole[cut:]], "MARK"))
+        assert not any(token in written for token in KNOWN[:-1]), written
+        assert written.replace("MARK", "") == whole
+
+
+def test_all_else_stays_as_it_is() -> None:
+    others = ["x", "a > b", 5, None, {"k": True}, "", [1.5], "<|im"[1:]]
+    assert ControlTokens(KNOWN).broken(others, "MARK") == others
     assert ControlTokens([]).broken("<s>", "MARK") == "<s>"
