@@ -126,7 +126,10 @@ class PrefillWorker:
         """What grammars have said of prompts, and of tokens after them, which waited for it."""
         heard = self.guides.hear()
         for sequence, problem in heard.lost:
-            self.scheduler.remove(*sequence.key)
+            if sequence in self.scheduler.ending:
+                self._let_go(sequence, self.scheduler.take(sequence))
+            else:
+                self.scheduler.remove(*sequence.key)
             self._fail(sequence.key, ErrorCode.GRAMMAR, problem)
         self.emit(heard.taken)
 

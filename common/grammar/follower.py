@@ -1,6 +1,6 @@
 """The way of one text through its grammar."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,18 +27,18 @@ class Follower:
     """Knows after each token which may follow; one thread at a time.
 
     Args:
-        may_end: tokens that end a text may follow where the grammar lets it end, not only where nothing else can.
+        stop_token_ids: of the model's end tokens these follow where a text may end, the others where nothing else can.
     """
 
-    def __init__(self, grammar: str, *, may_end: bool = True) -> None:
+    def __init__(self, grammar: str, stop_token_ids: Collection[int] = ()) -> None:
         self.grammar = grammar
-        self.may_end = may_end
+        self.stop_token_ids = stop_token_ids
         self._matcher: llguidance.LLMatcher | None = None
 
     @staticmethod
     def of(sampling: SamplingParams) -> "Follower":
         """For a request that has a grammar."""
-        return Follower(sampling.grammar, may_end=bool(sampling.stop_token_ids))
+        return Follower(sampling.grammar, sampling.stop_token_ids)
 
     def follow(self, grammars: "Grammars", token_ids: Sequence[int]) -> Outcome:
         """Go on by these tokens, none of them at the beginning of a text."""
@@ -55,8 +55,8 @@ class Follower:
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             return Outcome(problem=_reason(matcher))
-        if not self.may_end:
-            mask = _without(mask, grammars.end_ids)
+        if ignored := [token_id for token_id in grammars.end_ids if token_id not in self.stop_token_ids]:
+            mask = _without(mask, ignored)
         return Outcome(mask) if mask.any() else Outcome(problem="no token can follow")
 
 

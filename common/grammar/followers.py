@@ -5,6 +5,7 @@ worker asks for what follows a token, and takes what is known whenever it looks;
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ MAX_THREADS = 4
 STACK_BYTES = 16 << 20
 """Of each thread: llguidance recurses, and what has been compiled with less room (`router.grammar_main`) fits."""
 END_TIMEOUT_S = 1.0
+DEADLINE_S = 30.0
+"""Far more than limits let a grammar take, behind others, while its library loads the model's tokens."""
 
 
 def make_followers(path: Path, vocab: int) -> "Followers[Any]":
@@ -47,7 +50,7 @@ class Followers(Generic[Owner]):
     """
 
     def __init__(self, make_grammars: "Callable[[], Grammars]", num_threads: int = MAX_THREADS) -> None:
-        self.num_pending = 0  # asked for and not taken
+        self._asked_s: dict[Owner, float] = {}  # who waits since when, the longest first
         self._make_grammars = make_grammars
         self._grammars: Grammars | None = None
         self._problem = ""
@@ -58,14 +61,23 @@ class Followers(Generic[Owner]):
 
     def ask(self, owner: Owner, follower: Follower, token_ids: Sequence[int]) -> None:
         """Have it follow these tokens."""
-        self.num_pending += 1
+        self._asked_s[owner] = time.monotonic()
         self._jobs.put((owner, follower, token_ids))
 
     def take(self) -> list[tuple[Owner, Outcome]]:
-        """What has become known since the last call."""
-        taken = [self._outcomes.popleft() for _ in range(len(self._outcomes))]
-        self.num_pending -= len(taken)
+        """What has become known since the last call; who has waited too long learns that."""
+        found = [self._outcomes.popleft() for _ in range(len(self._outcomes))]
+        taken = [(owner, outcome) for owner, outcome in found if self._asked_s.pop(owner, None) is not None]
+        while self._asked_s and time.monotonic() > next(iter(self._asked_s.values())) + DEADLINE_S:
+            owner = next(iter(self._asked_s))
+            del self._asked_s[owner]
+            taken.append((owner, Outcome(problem=f"its grammar said nothing for {DEADLINE_S:g} s")))
         return taken
+
+    @property
+    def num_pending(self) -> int:
+        """Asked for and not taken."""
+        return len(self._asked_s)
 
     def close(self) -> None:
         """End the threads; one in the midst of a mask is not waited for for long."""

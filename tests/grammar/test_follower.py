@@ -57,16 +57,16 @@ def allowed(outcome: Outcome) -> list[int]:
     return np.flatnonzero(np.unpackbits(outcome.mask.view(np.uint8), bitorder="little")).tolist()
 
 
-def write(model: tuple[Grammars, Tokenizer], grammar: str, rng: random.Random, *, may_end: bool = True) -> str | None:
+def write(model: tuple[Grammars, Tokenizer], grammar: str, rng: random.Random) -> str | None:
     """A random text of the grammar; None for one that takes too long."""
     grammars, tokenizer = model
-    follower, token_ids = Follower(grammar, may_end=may_end), list[int]()
+    follower, token_ids = Follower(grammar, grammars.end_ids), list[int]()
     outcome = follower.follow(grammars, ())
     while len(token_ids) < MAX_TOKENS and not outcome.is_over:
         token_ids.append(rng.choice(allowed(outcome)))
         assert token_ids[-1] < grammars.vocab
         if rng.random() < 0.05:  # as after a replay
-            follower = Follower(grammar, may_end=may_end)
+            follower = Follower(grammar, grammars.end_ids)
             outcome = follower.follow(grammars, token_ids)
         else:
             outcome = follower.follow(grammars, token_ids[-1:])
@@ -95,7 +95,7 @@ def test_random_texts_of_regular_expressions_match(model: tuple[Grammars, Tokeni
 
 def test_a_text_that_may_not_end_goes_on_as_long_as_it_can(model: tuple[Grammars, Tokenizer]) -> None:
     grammars, _ = model
-    follower = Follower(of_regex("x{0,9}"), may_end=False)
+    follower = Follower(of_regex("x{0,9}"))
     outcome = follower.follow(grammars, ())
     num_tokens = 0
     while not outcome.is_over:
@@ -107,12 +107,16 @@ def test_a_text_that_may_not_end_goes_on_as_long_as_it_can(model: tuple[Grammars
 
 def test_end_tokens_may_follow_where_a_text_may_end(model: tuple[Grammars, Tokenizer]) -> None:
     grammars, tokenizer = model
-    follower = Follower(of_regex("(ab)+"))
+    follower = Follower(of_regex("(ab)+"), grammars.end_ids)
     ends = set(grammars.end_ids)
     assert not ends & set(allowed(follower.follow(grammars, ())))
     outcome = follower.follow(grammars, tokenizer.encode("ab", add_special_tokens=False).ids)
     assert ends <= set(allowed(outcome))
     assert follower.follow(grammars, [min(ends)]).is_over
+    first = min(ends)
+    follower = Follower(of_regex("(ab)+"), [first, 5])
+    outcome = follower.follow(grammars, tokenizer.encode("ab", add_special_tokens=False).ids)
+    assert ends & set(allowed(outcome)) == {first}, "the others end no text"
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ class Rig:
     def turn(self) -> None:
         """One turn of the loop and what it made others see."""
         self.worker.receive()
+        self.worker.heed()
         self.worker.sweep()
         self.worker.step()
         self.worker.beat()

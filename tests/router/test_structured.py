@@ -72,7 +72,7 @@ def demo_tokenizer() -> Tokenizer:
 
 def random_text(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: int, begin: str = "") -> str:
     """Of nothing but what masks allow, behind a beginning."""
-    rng, follower = random.Random(seed), Follower(grammar)
+    rng, follower = random.Random(seed), Follower(grammar, grammars.end_ids)
     ids: list[int] = tokenizer.encode(begin, add_special_tokens=False).ids
     outcome = follower.follow(grammars, ids)
     while not outcome.is_over and len(ids) < 2000:
