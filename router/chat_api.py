@@ -14,7 +14,7 @@ from router.grammar_source import GrammarSource
 from router.json_rules import wrong
 from router.openai_api import CompletionRequest, ResponseOptions, check_model, json_object, request_of
 from router.tokenizer import MAX_CHARS_PER_TOKEN, Tokenizer
-from router.tool_choice import forced_calls
+from router.tool_choice import form_of
 
 Conversation = Sequence[dict[str, Any]]
 
@@ -64,11 +64,8 @@ def parse_chat(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Completio
 def _grammar(
     values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource, response: ResponseOptions
 ) -> GrammarSource:
-    """Of the answer: calls that are forced, or the form that is asked for, behind what the model thinks."""
-    calls = forced_calls(values, prompt.template.tool_format)
-    if asked.kind and prompt.has_tools:
-        raise wrong(asked.field.split(".")[0], "a form", "no tools beside it, or tool_choice = none")
-    source = asked if asked.kind else calls
+    """Of the answer, behind what the model thinks."""
+    source = form_of(values, prompt.template.tool_format, asked)
     if not source.kind or not response.has_thoughts:
         return source
     return replace(source, thoughts="have begun" if response.is_thinking else "may come")

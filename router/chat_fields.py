@@ -19,8 +19,11 @@ TOOL_CHOICE_ABOUT = (
     "none: the template does not get the tools; required: the answer is calls, of the one that is named if one is, "
     "with arguments that are valid by its `parameters`"
 )
-PARALLEL_ABOUT = "false: only one call where `tool_choice` forces calls; refused where it does not"
-TOOLS_ABOUT = "functions for the template to show; calls are told apart in the formats of Qwen3 and Llama 3"
+PARALLEL_ABOUT = "false: at most one call"
+TOOLS_ABOUT = (
+    "functions for the template to show; calls are told apart in the formats of Qwen3 and Llama 3; those of a `strict` "
+    "one have valid arguments"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,8 @@ class Tools:
                 raise wrong(f"{name}[{index}]", tool, self.wants)
             if not isinstance(function.get("parameters", {}), dict):
                 raise wrong(f"{name}[{index}].function.parameters", function["parameters"], "an object")
+            if not isinstance(function.get("strict") or False, bool):
+                raise wrong(f"{name}[{index}].function.strict", function["strict"], "true or false")
         return value
 
 

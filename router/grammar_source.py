@@ -14,6 +14,13 @@ THOUGHTS = r"""
 thoughts[suffix="</think>"]: /(.|\n)*/
 gap: /[ \n\r\t]{0,8}/
 """
+TEXT_BESIDE = r"""
+lead[suffix="TRIGGER"]: /(.|\n)*/
+TEXT: /(.|\n)*/ & ~/(.|\n)*TRIGGER(.|\n)*/
+"""
+TEXT_INSTEAD = r"""
+TEXT: /[ \n\r\t]*([^{ \n\r\t](.|\n)*)?/
+"""
 STARTS: dict[Thoughts, str] = {
     "may come": '("<think>" thoughts gap)? @text',
     "have begun": "thoughts gap @text",
@@ -35,14 +42,17 @@ NO_GRAMMAR = GrammarSource()
 
 
 @dataclass(frozen=True, slots=True)
-class CalledTools:
-    """Tools of which one or several are to be called, as JSON in a `GrammarSource`."""
+class Calls:
+    """How tools are called, as JSON in a `GrammarSource`."""
 
-    before: str  # the name
+    trigger: str  # stands before each call and nowhere else; "": a text beside calls does not begin as they do
+    before: str  # the name, behind the trigger
     between: str  # name and arguments
     behind: str
     separator: str  # between calls; "": only one
     tools: tuple[tuple[str, Any], ...]  # name, and JSON schema of the arguments
+    has_text: bool = False  # beside calls, or in their place
+    form: tuple[Kind, str] = ("", "")  # of a text in place of calls
 
 
 def grammar_of(source: GrammarSource, to_lark: Callable[[str], str]) -> str:
@@ -70,19 +80,32 @@ def _grammar(source: GrammarSource, to_lark: Callable[[str], str]) -> list[dict[
     return [{"lark_grammar": to_lark(source.text)}]
 
 
-def _calls(source: GrammarSource, _: Callable[[str], str]) -> list[dict[str, Any]]:
-    calls = CalledTools(**json.loads(source.text))
-    rules = [
-        f"call{i}: {json.dumps(f'{calls.before}{json.dumps(name)}{calls.between}')} @tool{i} {json.dumps(calls.behind)}"
-        for i, (name, _) in enumerate(calls.tools)
+def _calls(source: GrammarSource, to_lark: Callable[[str], str]) -> list[dict[str, Any]]:
+    calls = Calls(**json.loads(source.text))
+    kind, text = calls.form
+    forms = _GRAMMARS[kind](GrammarSource(kind, text, whitespace=source.whitespace), to_lark) if kind else []
+    trigger = "" if calls.has_text else calls.trigger
+    begins = [
+        json.dumps(f"{trigger}{calls.before}{json.dumps(name, ensure_ascii=False)}{calls.between}")
+        for name, _ in calls.tools
     ]
-    one = "call: " + " | ".join(f"call{i}" for i in range(len(calls.tools)))
-    start = f"start: call ({json.dumps(calls.separator)} call)*" if calls.separator else "start: call"
+    one = " | ".join(f"{begin} @tool{i} {json.dumps(calls.behind)}" for i, begin in enumerate(begins))
     arguments = [
         {"name": f"tool{i}", "json_schema": _with_whitespace(schema, source.whitespace)}
         for i, (_, schema) in enumerate(calls.tools)
     ]
-    return [{"lark_grammar": "\n".join([start, one, *rules])}, *arguments]
+    lark = f"start: {_start(calls)}\ncall: {one}\n"
+    if calls.has_text:
+        lark += (TEXT_BESIDE if calls.trigger else TEXT_INSTEAD).replace("TRIGGER", calls.trigger)
+    return [{"lark_grammar": lark}, *arguments, *({**form, "name": "form"} for form in forms)]
+
+
+def _start(calls: Calls) -> str:
+    """Which calls, and what else."""
+    if calls.has_text and calls.trigger:
+        return "(lead call)* TEXT" if calls.separator else "(lead call)? TEXT"
+    some = f"call ({json.dumps(calls.separator)} call)*" if calls.separator else "call"
+    return some + (" | TEXT" if calls.has_text else " | @form" if calls.form[0] else "")
 
 
 _GRAMMARS: dict[str, Callable[[GrammarSource, Callable[[str], str]], list[dict[str, Any]]]] = {
@@ -113,10 +136,10 @@ def _escaped(regex: str) -> str:
     return "".join(pieces)
 
 
-def calls_source(calls: CalledTools, field: str) -> GrammarSource:
-    """For a chat that has to call one of its tools."""
-    parts = {name: getattr(calls, name) for name in CalledTools.__dataclass_fields__}
-    return GrammarSource("calls", json.dumps(parts, ensure_ascii=False), field)
+def calls_source(calls: Calls, whitespace: str = WHITESPACE) -> GrammarSource:
+    """For a chat whose calls are held to a form."""
+    parts = {name: getattr(calls, name) for name in Calls.__dataclass_fields__}
+    return GrammarSource("calls", json.dumps(parts, ensure_ascii=False), "tools", whitespace)
 
 
 def nesting(value: Any, most: int) -> int:

@@ -6,16 +6,16 @@ from typing import Any
 
 from common.errors import RequestError
 from router.chat_answer import CALL, CALL_END, ToolFormat
-from router.grammar_source import NO_GRAMMAR, CalledTools, GrammarSource, calls_source, nesting
+from router.grammar_source import Calls, GrammarSource, calls_source, nesting
 from router.json_rules import is_text, shown, wrong
 from router.structured_fields import MAX_NESTING, MAX_SOURCE_CHARS
 
 CHOICES = ("auto", "none", "required")
 FORMATS = {
-    ToolFormat.HERMES: (f'{CALL}\n{{"name": ', ', "arguments": ', f"}}\n{CALL_END}", "\n"),
-    ToolFormat.LLAMA: ('{"name": ', ', "parameters": ', "}", ""),
+    ToolFormat.HERMES: (CALL, '\n{"name": ', ', "arguments": ', f"}}\n{CALL_END}", "\n"),
+    ToolFormat.LLAMA: ("", '{"name": ', ', "parameters": ', "}", ""),
 }
-"""What stands before a name, between it and arguments, behind those, and between calls."""
+"""What begins a call, stands before its name, between that and arguments, behind those, and between calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +41,53 @@ class ToolChoice:
         return (function["name"],)
 
 
-def forced_calls(values: dict[str, Any], tool_format: ToolFormat) -> GrammarSource:
-    """The form of an answer that has to call tools, or none; raises RequestError."""
+def form_of(values: dict[str, Any], tool_format: ToolFormat, asked: GrammarSource) -> GrammarSource:
+    """The form of an answer: what is asked for, calls, or either; raises RequestError.
+
+    Calls are held to the `parameters` of their tools where they are forced, or where a tool is `strict`.
+    """
     choice, tools, one_only = values["tool_choice"], values["tools"], not values["parallel_tool_calls"]
-    if choice == "auto" and tools and one_only:
-        message = "parallel_tool_calls = false: nothing keeps a model from several calls; leave it out"
-        raise RequestError(message, param="parallel_tool_calls", code="unsupported_value")
-    if choice in ("auto", "none"):
-        return NO_GRAMMAR
-    called = tools if choice == "required" else [tool for tool in tools if tool["function"]["name"] == choice[0]]
-    if not called:
+    is_forced = choice not in ("auto", "none")
+    if is_forced and asked.kind:
+        raise wrong(asked.field.split(".")[0], "a form", "no tool_choice beside it that forces calls")
+    called = tools if choice in ("auto", "required") else [tool for tool in tools if [_name(tool)] == [*choice]]
+    if is_forced and not called:
         wants = "tools to call" if choice == "required" else "the name of one of the tools"
         raise wrong("tool_choice", choice if choice == "required" else choice[0], wants)
-    before, between, behind, separator = FORMATS[tool_format]
-    separator = "" if one_only or choice != "required" else separator
-    source = calls_source(CalledTools(before, between, behind, separator, _schemas(called)), "tools")
+    has_rules = is_forced or asked.kind or one_only or any(tool["function"].get("strict") for tool in tools)
+    if choice == "none" or not tools or not has_rules:
+        return asked
+    trigger, before, between, behind, separator = FORMATS[tool_format]
+    if asked.kind and not trigger:  # both may begin with the same bracket
+        raise wrong(asked.field.split(".")[0], "a form", "no tools beside it with this model, or tool_choice = none")
+    calls = Calls(
+        trigger=trigger,
+        before=before,
+        between=between,
+        behind=behind,
+        separator="" if one_only or choice not in ("auto", "required") else separator,
+        tools=_schemas(called, is_forced),
+        has_text=not is_forced and not asked.kind,
+        form=(asked.kind, asked.text),
+    )
+    source = calls_source(calls, asked.whitespace) if asked.kind else calls_source(calls)
     if len(source.text) > MAX_SOURCE_CHARS or not is_text(source.text):
-        wants = f"tools of together at most {MAX_SOURCE_CHARS} characters of valid Unicode where they have to be called"
+        wants = f"tools of together at most {MAX_SOURCE_CHARS} characters of valid Unicode where calls have a form"
         raise wrong("tools", tools, wants)
     return source
 
 
-def _schemas(tools: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
+def _schemas(tools: Sequence[Any], is_forced: bool) -> tuple[tuple[str, Any], ...]:
     """Name and schema of the arguments of each."""
     found = []
     for tool in tools:
-        name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
+        schema = tool["function"].get("parameters") or {}
         if nesting(schema, MAX_NESTING) > MAX_NESTING:
-            raise RequestError(f"tools: {shown(name)} is more than {MAX_NESTING} levels deep", param="tools")
-        found.append((name, {"type": "object"} | schema))
+            raise RequestError(f"tools: {shown(_name(tool))} is more than {MAX_NESTING} levels deep", param="tools")
+        is_held = is_forced or tool["function"].get("strict")
+        found.append((_name(tool), {"type": "object"} | (schema if is_held else {})))
     return tuple(found)
+
+
+def _name(tool: dict[str, Any]) -> str:
+    return str(tool["function"]["name"])

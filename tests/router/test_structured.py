@@ -16,11 +16,11 @@ from common.errors import RequestError
 from common.grammar.follower import Follower
 from common.grammar.grammars import Grammars
 from common.wire.messages import PrefillRequest
-from router.chat_answer import AnswerParser, ToolFormat
+from router.chat_answer import AnswerParser, Part, ToolFormat
 from router.grammar_checks import MAX_KNOWN
 from router.grammar_main import found
-from router.grammar_source import GrammarSource, Thoughts
-from router.tool_choice import forced_calls
+from router.grammar_source import NO_GRAMMAR, GrammarSource, Thoughts
+from router.tool_choice import form_of
 from tests.guided import DEMO_MODEL, is_valid
 from tests.router.conftest import Cluster
 
@@ -182,40 +182,88 @@ def test_a_form_begins_behind_what_a_model_thinks(
         assert part.content or not begin
 
 
+NOTHING = {"properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
+SCHEMAS: dict[str, Any] = {"grüße": PERSON, 'say "no"': NOTHING}
+
+
+def chat(choice: Any, *, several: bool = True, strict: bool = False) -> dict[str, Any]:
+    """What a chat says of its tools."""
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
+        for name, schema in SCHEMAS.items()
+    ]
+    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": several}
+
+
+def answers_of(
+    source: GrammarSource, tool_format: ToolFormat, model: tuple[Grammars, Tokenizer], begin: str = ""
+) -> list[Part]:
+    """Random ones, taken apart."""
+    grammar, problem = found(source, model[0])
+    assert not problem
+    texts = [random_text(grammar, *model, seed, begin) for seed in range(12)]
+    parsers = [AnswerParser(has_thoughts=False, is_thinking=False, tool_format=tool_format) for _ in texts]
+    return [parser.feed(text, is_last=True) for parser, text in zip(parsers, texts, strict=True)]
+
+
+def check_calls(part: Part) -> set[str]:
+    """Their arguments are valid; returns what is called."""
+    for call in part.calls:
+        assert is_valid(call["function"]["arguments"], SCHEMAS[call["function"]["name"]])
+    return {call["function"]["name"] for call in part.calls}
+
+
 @pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.LLAMA])
 @pytest.mark.parametrize("choice", ["required", ("grüße",)])
+@pytest.mark.parametrize("several", [True, False])
 def test_calls_that_are_forced_are_calls_with_valid_arguments(
-    grammars: Grammars, demo_tokenizer: Tokenizer, tool_format: ToolFormat, choice: Any
+    grammars: Grammars, demo_tokenizer: Tokenizer, tool_format: ToolFormat, choice: Any, several: bool
 ) -> None:
-    nothing = {"properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
-    schemas: dict[str, Any] = {"grüße": PERSON, 'say "no"': nothing}
-    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in schemas.items()]
-    values = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": True}
-    source = forced_calls(values, tool_format)
-    grammar, problem = found(source, grammars)
-    assert not problem
-    seen, most = set(), 0
-    for seed in range(12):
-        text = random_text(grammar, grammars, demo_tokenizer, seed)
-        part = AnswerParser(has_thoughts=False, is_thinking=False, tool_format=tool_format).feed(text, is_last=True)
-        assert part.calls and not part.content.strip(), text
-        for call in part.calls:
-            function = call["function"]
-            assert is_valid(function["arguments"], schemas[function["name"]])
-            seen.add(function["name"])
-        most = max(most, len(part.calls))
-    assert seen == (set(schemas) if choice == "required" else {"grüße"})
-    assert (most > 1) == (tool_format is ToolFormat.HERMES and choice == "required")
+    source = form_of(chat(choice, several=several), tool_format, NO_GRAMMAR)
+    parts = answers_of(source, tool_format, (grammars, demo_tokenizer))
+    assert all(part.calls and not part.content.strip() for part in parts)
+    assert set().union(*map(check_calls, parts)) == (set(SCHEMAS) if choice == "required" else {"grüße"})
+    has_several = several and tool_format is ToolFormat.HERMES and choice == "required"
+    assert (max(len(part.calls) for part in parts) > 1) == has_several
+
+
+@pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.LLAMA])
+def test_calls_of_strict_tools_have_valid_arguments_and_a_text_may_stand_there_too(
+    grammars: Grammars, demo_tokenizer: Tokenizer, tool_format: ToolFormat
+) -> None:
+    model = (grammars, demo_tokenizer)
+    source = form_of(chat("auto", strict=True), tool_format, NO_GRAMMAR)
+    said = answers_of(source, tool_format, model, "I say { no <tool_cal")
+    assert not any(part.calls for part in said) and all(part.content.startswith("I say { no") for part in said)
+    begin = "" if tool_format is ToolFormat.LLAMA else "Well.\n<tool_call>"
+    begin += ("" if tool_format is ToolFormat.LLAMA else "\n") + '{"name": "gr'
+    parts = answers_of(source, tool_format, model, begin)
+    assert all("grüße" in check_calls(part) for part in parts)
+    free = form_of(chat("auto"), tool_format, NO_GRAMMAR)
+    assert free == NO_GRAMMAR, "nothing is asked of calls"
+
+
+def test_a_form_that_is_asked_for_beside_tools_is_that_of_texts_that_call_none(
+    grammars: Grammars, demo_tokenizer: Tokenizer
+) -> None:
+    asked = GrammarSource("json", json.dumps(NOTHING), "guided_json", "")
+    source = form_of(chat("auto", strict=True), ToolFormat.HERMES, asked)
+    parts = answers_of(source, ToolFormat.HERMES, (grammars, demo_tokenizer))
+    for part in parts:
+        assert check_calls(part) or is_valid(part.content, NOTHING)
+    assert {bool(part.calls) for part in parts} == {True, False}
+    assert form_of(chat("none"), ToolFormat.HERMES, asked) is asked
+    with pytest.raises(RequestError):
+        form_of(chat("auto"), ToolFormat.LLAMA, asked)
 
 
 def test_calls_that_cannot_be_forced_are_refused() -> None:
-    tool = {"type": "function", "function": {"name": "f"}}
-    for fields in (
-        {"tool_choice": "required", "tools": []},
-        {"tool_choice": ("g",), "tools": [tool]},
-        {"tools": [tool], "parallel_tool_calls": False},
-        {"tool_choice": "required", "tools": [{**tool, "function": {"name": "f", "parameters": {"a": "b" * 70_000}}}]},
+    asked, long = GrammarSource("regex", "a", "guided_regex"), {"name": "f", "parameters": {"a": "b" * 70_000}}
+    for fields, form in (
+        (chat("required") | {"tools": []}, NO_GRAMMAR),
+        (chat(("g",)), NO_GRAMMAR),
+        (chat("required"), asked),
+        (chat("required") | {"tools": [{"type": "function", "function": long}]}, NO_GRAMMAR),
     ):
-        values = {"tool_choice": "auto", "parallel_tool_calls": True} | fields
         with pytest.raises(RequestError):
-            forced_calls(values, ToolFormat.HERMES)
+            form_of(fields, ToolFormat.HERMES, form)
