@@ -1,6 +1,7 @@
 """The whole path on a GPU: blocks through a CUDA IPC handle, decode from CUDA graphs, same text."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from tests.checkpoints import VARIANTS
-from tests.e2e.client import Reference, complete_all, prompts
+from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.system import System
+from tests.e2e.test_structured import complete_schemas
+from tests.guided import DEMO_MODEL, is_valid, random_root
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -81,3 +84,14 @@ async def test_blocks_travel_between_gpus(checkpoint: Checkpoint) -> None:
         system.start_worker("decode-0", "--worker-device", "cuda:1")
         system.wait_ready(1, 1)
         assert await texts(system, asked, max_tokens=32) == [reference.text(p, 32) for p in asked]
+
+
+async def test_texts_are_held_to_a_form_while_masks_come_during_steps() -> None:
+    schemas = [random_root(random.Random(4000 + seed)) for seed in range(40)]
+    with System(DEMO_MODEL, "--kv-pool-bytes", str(64 << 20), device="cuda:0").start() as system:
+        completions = [Completion() for _ in schemas]
+        await complete_schemas(system.url, schemas, completions)
+        for schema, completion in zip(schemas, completions, strict=True):
+            assert completion.error is None
+            assert completion.finish_reason == "length" or is_valid(completion.text, schema), completion.text
+        system.until(system.all_blocks_free)

@@ -173,17 +173,3 @@ async def test_prompts_that_a_decode_worker_computes_are_held_to_a_form_too() ->
             assert completion.error is None
             assert completion.finish_reason == "length" or is_valid(completion.text, schema)
         system.until(system.all_blocks_free)
-
-
-@pytest.mark.gpu
-async def test_forms_on_a_gpu() -> None:
-    schemas = [random_root(random.Random(4000 + seed)) for seed in range(40)]
-    with System(DEMO_MODEL, "--kv-pool-bytes", str(64 << 20), device="cuda:0").start() as system:
-        completions = [Completion() for _ in schemas]
-        alone = await free_texts(system.url)
-        _, beside = await asyncio.gather(complete_schemas(system.url, schemas, completions), free_texts(system.url))
-        assert len(beside) == len(alone)
-        for schema, completion in zip(schemas, completions, strict=True):
-            assert completion.error is None
-            assert completion.finish_reason == "length" or is_valid(completion.text, schema), completion.text
-        system.until(system.all_blocks_free)
