@@ -12,6 +12,7 @@ from common.config import NetSection
 from common.wire.messages import (
     DecodePeer,
     Heartbeat,
+    Knock,
     KVPathReport,
     Message,
     PeerGone,
@@ -133,7 +134,11 @@ class Membership:
             self._lose(worker, "its connection is gone", unsent)
 
     def check(self) -> None:
-        """Remove workers that are silent or stuck; call a few times a second."""
+        """Remove workers that are silent or stuck, and knock at the others' doors; call a few times a second.
+
+        Of a process that has died the kernel closes the connection at once, and sending then fails: so its streams
+        go on elsewhere long before silence alone would say that it is dead.
+        """
         now_s = self._clock()
         asleep_s, self._checked_s = now_s - self._checked_s, now_s
         if asleep_s > self._net.worker_timeout_s / 2:
@@ -145,6 +150,8 @@ class Membership:
                 self._expel(loss.worker, loss.reason)
             else:
                 self._lose(loss.worker, loss.reason)
+        for worker in self._pool:
+            self._send(worker.connection, Knock(self._router_epoch))
 
     def _objection(self, ready: WorkerReady) -> str:
         """Why it cannot join; empty when it can."""

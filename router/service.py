@@ -23,6 +23,7 @@ from common.wire.messages import (
     Heartbeat,
     Inquiry,
     InquiryReply,
+    Knock,
     KVPathReport,
     Message,
     PeerGone,
@@ -149,7 +150,7 @@ class Service:
                 self._membership.on_path(message)
             case (
                 Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort()
-                | Inquiry() | StillBound()
+                | Inquiry() | StillBound() | Knock()
                 | KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult()
                 | MemoryHello() | WeightsWanted() | WeightsRegion() | WeightsProgress() | WeightsFilled()
                 | MemoryRefused()

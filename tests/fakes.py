@@ -26,6 +26,7 @@ from common.wire.messages import (
     FinishReason,
     Heartbeat,
     Inquiry,
+    Knock,
     KVPathReport,
     Message,
     PeerGone,
@@ -205,7 +206,7 @@ class FakeWorker:
                     self._prefill(message)
             case Abort() | PeerGone() | DecodePeer():
                 self._note(message)
-            case Welcome() | StillBound():
+            case Welcome() | StillBound() | Knock():
                 pass
             case Inquiry():
                 self._router.send(answer(message, self.worker_id, self.epoch, self._knows))

@@ -227,6 +227,13 @@ class StillBound:
 
 
 @dataclass(frozen=True, slots=True)
+class Knock:
+    """router -> worker: nothing. That it can be sent says that the worker's process is there."""
+
+    router_epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class DecodePeer:
     """router -> prefill worker: a decode worker exists; dial it and offer the KV pool."""
 
@@ -284,6 +291,6 @@ class Inquiry:
 Message = (
     WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | LogprobBatch | PromptLogprobs
     | RequestFailed | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort
-    | Inquiry | StillBound | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
+    | Inquiry | StillBound | Knock | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
     | MemoryMessage
 )  # fmt: skip

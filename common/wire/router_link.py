@@ -18,6 +18,7 @@ from common.wire.endpoints import ROUTER_SOCKET, resolved
 from common.wire.frames import decode, encode
 from common.wire.messages import (
     Heartbeat,
+    Knock,
     Message,
     Refused,
     Reregister,
@@ -99,6 +100,8 @@ class RouterLink:
                     self._welcomed(message.router_epoch)
                 case StillBound():
                     self.num_bound, self.answered_s = message.num_requests, time.monotonic()
+                case Knock():
+                    continue
                 case Refused():
                     raise ConfigError(f"the router refused this worker: {message.reason}")
                 case _:
