@@ -71,7 +71,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"logprobs": 0, "echo": True, "max_tokens": 0, "stream": True},
     {"prompt_logprobs": 20},
     {"min_tokens": 16, "allowed_token_ids": [99, 0, 0]},
-    {"bad_words": ["x" * 32] * 128},
+    {"bad_words": ["x" * 16] * 128},
     {"stream": True, "stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": {}},
     {"stream": True, "stream_options": {"include_usage": None, "other": None, "include_obfuscation": True}},
