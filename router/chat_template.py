@@ -20,6 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import ConfigError, RequestError
+from common.json_file import read_json
 from router.chat_answer import CALL, THINK_END, ToolFormat
 from router.json_rules import is_text, shown
 
@@ -114,7 +115,7 @@ class ChatTemplate:
 
 def load_chat_template(path: Path) -> ChatTemplate | None:
     """That of a model directory, if it has one; raises ConfigError for files that cannot be read."""
-    config = _read_config(path / CONFIG_FILE)
+    config = read_json(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
     source: Any = config.get("chat_template")
     if isinstance(source, list):  # several, by name
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
@@ -161,16 +162,6 @@ def _cpu_time(limit_s: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {error}; fetch the model's own again") from None
-    return config if isinstance(config, dict) else {}
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -4,7 +4,6 @@ Each is compiled in a child of its own, which is forked when the model's tokens 
 kernel ends a child by its CPU time and its memory; that costs the one grammar, and the others are compiled beside it.
 """
 
-import json
 import os
 import selectors
 import signal
@@ -23,6 +22,7 @@ from common.config import Config
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.follower import Follower
 from common.grammar.grammars import Grammars
+from common.json_file import read_json
 from common.log import setup_logging
 from common.serving.settle import settle_memory
 from router.grammar_checks import FRAME
@@ -124,7 +124,7 @@ def main() -> None:
     setup_logging("router-grammars", config.log.level)
     os.nice(NICENESS)
     path = Path(config.model.path)
-    vocab = json.loads((path / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    vocab = read_json(path / "config.json")["vocab_size"]
     grammars = Grammars(path, vocab, end_token_ids(path))
     settle_memory()
     Compiler(grammars).run()

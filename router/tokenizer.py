@@ -3,7 +3,6 @@
 Read from the model directory without torch or transformers.
 """
 
-import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import tokenizers
 from common.config import MAX_TOKENS, ModelSection
 from common.errors import ConfigError
 from common.grammar.end_tokens import end_token_ids
+from common.json_file import read_json
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.chat_template import load_chat_template
 from router.control_tokens import ControlTokens
@@ -50,7 +50,7 @@ class Tokenizer:
         """Raises ConfigError, naming the file and the remedy, for a directory that cannot be served."""
         path = Path(section.path)
         fingerprint = tokenizer_fingerprint(path)
-        config = _read_json(path / "config.json")
+        config = read_json(path / "config.json")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file it cannot read
@@ -181,13 +181,3 @@ def _count(config: dict[str, Any], key: str, path: Path) -> int:
     if type(value) is not int or not 1 <= value <= MAX_TOKENS:
         raise ConfigError(f"{path / 'config.json'}: {key} = {value!r:.80}: wants a whole number of 1 to {MAX_TOKENS}")
     return value
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {error}; a model directory needs this file") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: not a JSON object")
-    return content

@@ -14,7 +14,7 @@ ROOMS = ("router", "prefill_worker", "decode_worker", "common", "deploy", "bench
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 # What each room of `common` may import of `common`, beside itself. Loose files (errors, log, config, options, dtypes,
-# version) are the ground that all rooms stand on.
+# version, json_file) are the ground that all rooms stand on.
 ROOMS_BELOW = {
     "wire": set[str](),
     "grammar": {"wire"},

@@ -1,11 +1,10 @@
 """The tokens that end a text, as the model's files name them: the router stops at them, grammars let them follow."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from common.config import MAX_TOKENS
 from common.errors import ConfigError
+from common.json_file import read_json
 
 
 def end_token_ids(path: Path) -> tuple[int, ...]:
@@ -14,20 +13,10 @@ def end_token_ids(path: Path) -> tuple[int, ...]:
     generation_config.json knows best: config.json often lists only one of several.
     """
     generation = path / "generation_config.json"
-    value = _read(generation).get("eos_token_id") if generation.exists() else None
+    value = read_json(generation).get("eos_token_id") if generation.exists() else None
     if value is None:
-        value = _read(path / "config.json").get("eos_token_id")
+        value = read_json(path / "config.json").get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token_id) is int and 0 <= token_id <= MAX_TOKENS for token_id in ids):
         raise ConfigError(f"{path}: eos_token_id = {value!r:.80}: wants an id of 0 to {MAX_TOKENS}, or a list of such")
     return tuple(ids)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {error}; a model directory needs this file") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: not a JSON object")
-    return content
