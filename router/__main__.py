@@ -15,6 +15,7 @@ from common.log import setup_logging
 from common.serving.settle import settle_memory
 from router.app import start_server
 from router.http_request import SERVICE
+from router.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +41,13 @@ async def serve(config: Config) -> None:
         loop.add_signal_handler(number, signals.put_nowait, number.name)
     runner, _ = await start_server(config)
     service = runner.app[SERVICE]
-    await service.reader.warm_up()
-    await service.grammars.warm_up()
-    settle_memory()
+    warming, signalled = asyncio.create_task(_warm_up(service)), asyncio.create_task(signals.get())
     try:
-        name = await signals.get()
+        await asyncio.wait({warming, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if warming.done():
+            warming.result()
+        name = await signalled
+        warming.cancel()
         logger.info("%s: draining %d completions for up to %g s; again to stop at once",
                     name, service.dispatcher.num_active, config.router.drain_s)  # fmt: skip
         drained = asyncio.create_task(service.drain(config.router.drain_s))
@@ -59,6 +62,13 @@ async def serve(config: Config) -> None:
     finally:
         await runner.cleanup()
         logger.info("stopped")
+
+
+async def _warm_up(service: Service) -> None:
+    """Get ready what the first requests of some kinds would wait for."""
+    await service.reader.warm_up()
+    await service.grammars.warm_up()
+    settle_memory()
 
 
 if __name__ == "__main__":
