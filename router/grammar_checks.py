@@ -7,8 +7,7 @@ any worker sees it; what has been found is kept, wrong or right, so that the sam
 import asyncio
 import logging
 import struct
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +17,7 @@ import msgpack
 from common.errors import RequestError
 from common.wire.sampling_params import MAX_GRAMMAR_CHARS
 from router.grammar_source import GrammarSource
+from router.helper_process import HelperProcess, ended
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +38,13 @@ class GrammarChecks:
     """`python -m router.grammar_main`, started when it is first needed, and again when it ended."""
 
     def __init__(self, flags: Sequence[str]) -> None:
-        self._flags = flags
+        self._helper = HelperProcess("router.grammar_main", flags)
         self._known: OrderedDict[GrammarSource, Found] = OrderedDict()
         self._num_known_chars = 0
         self._waiting: dict[GrammarSource, asyncio.Future[Found]] = {}
         self._asked: dict[int, GrammarSource] = {}
         self._num_asked = 0
-        self._process: Process | None = None
-        self._starting = asyncio.Lock()
+        self._heard: Process | None = None
         self._listener: asyncio.Task[None] | None = None
 
     async def grammar(self, source: GrammarSource) -> str:
@@ -70,7 +69,7 @@ class GrammarChecks:
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
-        await self._end()
+        await self._helper.end()
 
     async def _find(self, source: GrammarSource) -> Found:
         """Ask the process, once for all that want to know."""
@@ -118,12 +117,11 @@ class GrammarChecks:
             self._num_known_chars -= _size(*self._known.popitem(last=False))
 
     async def _running(self) -> Process:
-        async with self._starting:
-            if self._process is None or self._process.returncode is not None:
-                command = [sys.executable, "-m", "router.grammar_main", *self._flags]
-                self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-                self._listener = asyncio.create_task(self._listen(self._process))
-            return self._process
+        process = await self._helper.running()
+        if process is not self._heard:
+            self._heard = process
+            self._listener = asyncio.create_task(self._listen(process))
+        return process
 
     async def _listen(self, process: Process) -> None:
         """Hear what the process found, until it ends; what it has not found by then nobody will."""
@@ -138,18 +136,10 @@ class GrammarChecks:
                 if future is not None and not future.done():
                     future.set_result((grammar, problem))
         except (OSError, EOFError):
-            logger.error("the process for grammars ended, exit status %s", await self._end())
+            logger.error("the process for grammars ended, exit status %s", await ended(process))
             self._asked.clear()
             for future in list(self._waiting.values()):
                 future.cancel()
-
-    async def _end(self) -> int | None:
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        if process.returncode is None:
-            process.kill()
-        return await process.wait()
 
 
 def _size(source: GrammarSource, found: Found) -> int:

@@ -7,13 +7,13 @@ next one has a new process.
 import asyncio
 import logging
 import struct
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import RequestError
 from router.chat_template import template_error
+from router.helper_process import HelperProcess
 from router.openai_api import CompletionRequest
 from router.reading import Kind, unpack, unpack_answer
 
@@ -41,10 +41,9 @@ class ReaderProcess:
     """`python -m router.reader_main`, started again when it ended."""
 
     def __init__(self, flags: Sequence[str], deadline_s: float = DEADLINE_S) -> None:
-        self._flags = flags
+        self._helper = HelperProcess("router.reader_main", flags)
         self._deadline_s = deadline_s
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
-        self._process: Process | None = None
         self._worker: asyncio.Task[None] | None = None
 
     async def read(
@@ -68,7 +67,7 @@ class ReaderProcess:
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
-        await self._end()
+        await self._helper.end()
 
     async def _work(self) -> None:
         while True:
@@ -78,9 +77,9 @@ class ReaderProcess:
             num_bytes = sum(map(len, job.pieces))
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    reply = await _exchange(await self._running(), job)
+                    reply = await _exchange(await self._helper.running(), job)
             except (OSError, EOFError, TimeoutError) as error:
-                status = await self._end()
+                status = await self._helper.end()
                 logger.error(
                     "reading a body of %d bytes ended its process: %r, exit status %s", num_bytes, error, status
                 )
@@ -89,21 +88,6 @@ class ReaderProcess:
             else:
                 if not job.reply.done():
                     job.reply.set_result(reply)
-
-    async def _running(self) -> Process:
-        if self._process is None or self._process.returncode is not None:
-            command = [sys.executable, "-m", "router.reader_main", *self._flags]
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-        return self._process
-
-    async def _end(self) -> int | None:
-        """End the process, if there is one; its exit status."""
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        if process.returncode is None:
-            process.kill()
-        return await process.wait()
 
 
 def _ended(kind: Kind, num_bytes: int) -> RequestError:

@@ -223,7 +223,7 @@ async def test_what_nothing_can_interrupt_costs_the_chat_and_nobody_else(
         assert (status, body["error"]["code"]) == (400, "chat_template_error")
     finally:
         file.unlink()
-    await cluster.service.reader._chat_process._end()
+    await cluster.service.reader._chat_process._helper.end()
     assert (await post(cluster))[0] == 200
 
 

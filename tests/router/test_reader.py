@@ -36,8 +36,8 @@ async def child_of(cluster: Cluster) -> tuple[ReaderProcess, int]:
     """The process that reads, after its first body."""
     await cluster.service.reader.warm_up()
     reader = cluster.service.reader._process
-    assert reader._process is not None
-    return reader, reader._process.pid
+    assert reader._helper.process is not None
+    return reader, reader._helper.process.pid
 
 
 async def test_a_long_body_is_answered_as_a_short_one_is(cluster: Cluster) -> None:

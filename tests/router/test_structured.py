@@ -133,7 +133,7 @@ async def test_requests_without_a_form_do_not_wait_for_grammars(cluster: Cluster
 async def test_a_process_that_dies_is_started_again(cluster: Cluster) -> None:
     async with aiohttp.ClientSession(cluster.url) as session:
         assert (await ask(session, {"guided_regex": "a"}))[0] == 200
-        process = cluster.service.grammars._process
+        process = cluster.service.grammars._helper.process
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP)
         lost = asyncio.create_task(ask(session, {"guided_regex": "b"}))
