@@ -9,14 +9,7 @@ from typing import assert_never
 from common import options
 from common.config import Config
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
-from common.wire.memory_messages import (
-    MemoryHello,
-    MemoryRefused,
-    WeightsFilled,
-    WeightsProgress,
-    WeightsRegion,
-    WeightsWanted,
-)
+from common.wire.memory_messages import MemoryMessage
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -133,6 +126,9 @@ class Service:
             self.hub.refuse(identity, message, "not in the name of the worker whose connection it is")
 
     def _handle(self, identity: bytes, message: Message) -> None:
+        if isinstance(message, MemoryMessage):
+            self.hub.refuse(identity, message, "only workers and their memory servers receive it")
+            return
         match message:
             case TokenBatch() | PromptLogprobs() | RequestFailed():
                 self.dispatcher.receive(message)
@@ -152,9 +148,7 @@ class Service:
                 Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort()
                 | Inquiry() | StillBound() | Knock()
                 | KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult()
-                | MemoryHello() | WeightsWanted() | WeightsRegion() | WeightsProgress() | WeightsFilled()
-                | MemoryRefused()
             ):  # fmt: skip
-                self.hub.refuse(identity, message, "only workers and memory servers receive it")
+                self.hub.refuse(identity, message, "only workers receive it")
             case _:
                 assert_never(message)
