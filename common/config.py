@@ -26,6 +26,7 @@ MAX_TOKENS = 1 << 24
 """Of a sequence; longer than any model's context."""
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 16, 1 << 20
 GPU_STEP_TOKENS, CPU_STEP_TOKENS = 8192, 1024
+GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
 MAX_QUEUED_TOKENS = 1 << 40
 MAX_POOL_BYTES = 1 << 44
 MAX_PRIORITY = (1 << 31) - 1
@@ -230,10 +231,23 @@ class DecodeSection:
     max_num_seqs: int = option(256, "rows of the batch: sequences decoded at once", within=(1, 1024))
     max_pulls: int = option(16, "handoffs being pulled at once", within=(1, 1024))
     local_chunk_tokens: int = option(
-        2048,
-        "prompt tokens a step when a prompt is computed here, without a prefill worker",
-        within=(MIN_STEP_TOKENS, MAX_STEP_TOKENS),
+        0,
+        f"prompt tokens a step when a prompt is computed here, without a prefill worker, at least {MIN_STEP_TOKENS}; "
+        f"0 is {GPU_CHUNK_TOKENS} on a GPU and {CPU_CHUNK_TOKENS} on a CPU: streams wait for each",
+        within=(0, MAX_STEP_TOKENS),
     )
+
+    def __post_init__(self) -> None:
+        _require(
+            self.local_chunk_tokens == 0 or self.local_chunk_tokens >= MIN_STEP_TOKENS,
+            f"decode.local_chunk_tokens = {self.local_chunk_tokens}: at least {MIN_STEP_TOKENS}, or 0 for what suits "
+            "the device",
+        )
+
+    def on(self, device_type: str) -> "DecodeSection":
+        """The same section with a size of chunks, that of the device if none was chosen."""
+        default = CPU_CHUNK_TOKENS if device_type == "cpu" else GPU_CHUNK_TOKENS
+        return replace(self, local_chunk_tokens=self.local_chunk_tokens or default)
 
 
 @dataclass(frozen=True, slots=True)

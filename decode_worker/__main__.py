@@ -7,7 +7,7 @@ from pathlib import Path
 import zmq
 
 from common.config import DECODE_SECTIONS, Config
-from common.device.engine import Engine, build_engine
+from common.device.engine import Engine, build_engine, resolve_device
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import make_trace
 from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
@@ -29,7 +29,9 @@ second one stops at once."""
 
 def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     """Load, capture the decode steps and bind the handoff endpoint."""
-    max_rows = config.decode.max_num_seqs if config.worker.batching else 1
+    section = config.decode.on(resolve_device(config.worker.device).type)
+    config = replace(config, decode=section)
+    max_rows = section.max_num_seqs if config.worker.batching else 1
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     hub = Hub(context, config.net, resolved(config.net.handoff_endpoint, f"handoff-{incarnation.epoch:x}"))
     has_prompts = config.kv.transport == "none"  # otherwise prompts are computed here in emergencies only
@@ -44,11 +46,11 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         config,
         incarnation.label,
         memory=incarnation.memory,
-        step_tokens=config.decode.local_chunk_tokens,
+        step_tokens=section.local_chunk_tokens,
         logit_rows=max_rows,
         meanwhile=compile_meanwhile,
     )
-    prompt_runner = PromptRunner(engine, config.decode.local_chunk_tokens, max_seqs=1)
+    prompt_runner = PromptRunner(engine, section.local_chunk_tokens, max_seqs=1)
     if engine.device.type == "cuda" and has_prompts:
         warm_up_prompts(prompt_runner)
     batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.vocab_size, engine.device)

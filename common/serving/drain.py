@@ -1,4 +1,7 @@
-"""Shutting down in order: the first signal asks to finish what is owned, the second to stop at once."""
+"""Shutting down in order: the first signal asks to finish what is owned, the second to stop at once.
+
+While a worker still starts it owns nothing, and the first signal ends it.
+"""
 
 import logging
 import signal
@@ -13,6 +16,7 @@ class Drain:
 
     def __init__(self, drain_s: float) -> None:
         self.drain_s = drain_s
+        self.has_started = False
         self.asked = False
         self.at_once = False
         self._begun = False
@@ -22,6 +26,10 @@ class Drain:
         """Listen to SIGTERM and SIGINT; call from the main thread."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+
+    def started(self) -> None:
+        """From now on there may be something to finish."""
+        self.has_started = True
 
     def ask(self, reason: str) -> None:
         """As a first signal does; from any thread."""
@@ -44,5 +52,8 @@ class Drain:
         return self.at_once or not owns_something or time.monotonic() > self._deadline_s
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self.has_started:
+            logger.info("stopping before the start is complete")
+            raise SystemExit(0)
         self.at_once = self.asked
         self.asked = True

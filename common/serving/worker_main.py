@@ -86,6 +86,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     except MemoryLost as error:
         logger.error("%s", error)
         return 1
+    drain.started()
     if incarnation.memory is not None:
         incarnation.memory.watch(drain.ask)
     logger.info("ready to serve %.1f s after the imports", time.monotonic() - begin_s)

@@ -1,6 +1,10 @@
 """How a worker process ends when something unexpected happens to it, or a setting is wrong."""
 
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +13,8 @@ from common.config import PREFILL_SECTIONS
 from common.serving import worker_main
 from common.wire.messages import Role
 from prefill_worker.__main__ import build
+
+ROOT = Path(__file__).parents[2]
 
 
 class Broken:
@@ -44,3 +50,23 @@ def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
     assert worker_main.worker_main(Role.PREFILL, PREFILL_SECTIONS, "", build) == 2
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [caught] = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def test_a_worker_that_still_starts_ends_with_the_first_signal(tmp_path: Path) -> None:
+    """Here it waits a minute for a memory server."""
+    command = [sys.executable, "-m", "prefill_worker", "--model-path", "deploy/demo_model", "--worker-device", "cpu",
+               "--worker-memory-socket", str(tmp_path / "nobody.sock")]  # fmt: skip
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while not catches(process.pid, signal.SIGTERM):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(20) == 0
+        assert "stopping before the start is complete" in process.stderr.read()
