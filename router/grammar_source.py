@@ -8,7 +8,7 @@ from typing import Any, Literal
 Kind = Literal["", "json", "regex", "choice", "grammar", "calls"]
 Thoughts = Literal["", "may come", "have begun"]
 
-WHITESPACE = r" {1,2}|\r?\n[ \t]{0,40}"
+WHITESPACE = r" {1,2}|\r?\n[ \t]{0,20}"
 """Between the parts of JSON, where a client says nothing else: a model that finds no end would write nothing more."""
 THOUGHTS = r"""
 thoughts[suffix="</think>"]: /(.|\n)*/

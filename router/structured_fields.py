@@ -66,7 +66,7 @@ class Choices:
         return json.dumps(value, ensure_ascii=False)
 
 
-SPACES_ABOUT = "a regular expression, between the parts of JSON; without it at most two spaces, or a line break and 40"
+SPACES_ABOUT = "a regular expression, between the parts of JSON; without it at most two spaces, or a line break and 20"
 SOURCE = Text(MAX_SOURCE_CHARS, min_chars=1)
 PATTERN = Text(MAX_PATTERN_CHARS)
 JSON_SCHEMA = Table(

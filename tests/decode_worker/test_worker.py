@@ -1,10 +1,12 @@
 """The loop with a device that is finished when the test says so: who waits for whom."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 import zmq
@@ -322,3 +324,24 @@ def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given
     assert (failed.request_id, failed.code) == ("strange", ErrorCode.INTERNAL)
     rig.turn_until(lambda: len(rig.sent("a")) == 100)
     rig.allocator.check([])
+
+
+def test_a_local_prompt_waits_for_its_mask_and_one_without_a_grammar_does_not(rig: Rig) -> None:
+    digits = json.dumps({"grammars": [{"lark_grammar": "start: /[0-9]{9}/"}]})
+    for name, grammar in (("held", digits), ("bad", "no grammar"), ("free", "")):
+        sampling = SamplingParams(grammar=grammar)
+        rig.router.send(connection_of("d", 1), prefill_request(name, range(10), sampling=sampling))
+    rig.turn_until(lambda: rig.failed("bad") == [ErrorCode.GRAMMAR])
+    for _ in range(2):
+        rig.turn_until(lambda: bool(rig.chunks))
+        rig.chunks[-1].over = True
+        num_launched = len(rig.chunks)
+        if num_launched < 2:
+            rig.turn_until(lambda: len(rig.chunks) > num_launched)  # noqa: B023 - it is called at once
+    masks = [chunk.chunk.mask for chunk in rig.chunks]
+    assert [mask is None for mask in masks].count(True) == 1
+    (mask,) = [mask for mask in masks if mask is not None]
+    assert 0 < int(np.unpackbits(mask.view(np.uint8)).sum()) < VOCAB // 4
+    rig.turn_until(lambda: rig.failed("held") == [ErrorCode.GRAMMAR])  # the token that the bench chooses is no digit
+    assert rig.sent("held") == [] and len(rig.sent("free")) > 0
+    rig.allocator.check(rig.worker.scheduler.blocks())

@@ -5,9 +5,11 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
+import openai
+import pydantic
 import pytest
 
 from tests.e2e.client import Completion, complete
@@ -137,6 +139,25 @@ async def test_what_else_a_request_asks_for_goes_with_a_form(system: System) -> 
     assert text(done) == ("done", "stop"), "nothing follows"
     late = await post(system.url, {"prompt": PROMPT, "guided_regex": "x*", "min_tokens": 9, "logit_bias": {"0": 100}})
     assert len(text(late)[0]) >= 9 and late["usage"]["completion_tokens"] <= 11
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=12)
+    age: int = pydantic.Field(ge=0, le=150)
+    houses: list[Literal["Montague", "Capulet"]] = pydantic.Field(max_length=2)
+
+
+async def test_openais_client_gets_objects_of_a_class(system: System) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0) as client:
+        for seed in range(3):
+            completion = await client.chat.completions.parse(
+                model="m",
+                messages=[{"role": "user", "content": "Who is there?"}],
+                response_format=Person,
+                max_tokens=800,
+                seed=seed,
+            )
+            assert isinstance(completion.choices[0].message.parsed, Person)
 
 
 async def test_a_form_that_no_token_fits_ends_with_its_reason(system: System) -> None:

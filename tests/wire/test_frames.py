@@ -24,7 +24,7 @@ from common.wire.messages import (
     WorkerReady,
 )
 from common.wire.packing import pack_floats, pack_ids, unpack_ids
-from common.wire.sampling_params import SamplingParams
+from common.wire.sampling_params import MAX_GRAMMAR_CHARS, SamplingParams
 from tests.messages import LAYOUT, kv_handoff, pool_export, prefill_request, worker_ready
 from tests.wire.values import messages, wild_values
 
@@ -92,6 +92,7 @@ SCORED = LogprobBatch("p", 1, *COLUMNS, pack_ids([0, 2]), pack_ids([6, 7]), pack
         replace(PROMPT, sampling=SamplingParams(top_p=1.5)),
         replace(PROMPT, sampling=SamplingParams(seed=-1)),
         replace(PROMPT, sampling=SamplingParams(stop_token_ids=tuple(range(100)))),
+        replace(PROMPT, sampling=SamplingParams(grammar="a" * (MAX_GRAMMAR_CHARS + 1))),
         replace(HANDOFF, num_outputs=0),
         replace(HANDOFF, block_ids=b"123"),
         replace(HANDOFF, lease_s=float("inf")),
