@@ -5,6 +5,7 @@ beforehand, a chunk costs one timestamp and one search, and JSON is parsed only 
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,6 +17,7 @@ from benchmarks.stats import RequestRecord
 from benchmarks.workload import Prompt
 
 HEADERS = {"Content-Type": "application/json"}
+LOOK_S = 0.02
 
 
 class Target:
@@ -130,6 +132,32 @@ async def run_concurrent(
 
     await asyncio.gather(*(keep_one_running() for _ in range(concurrency)))
     return records
+
+
+@asynccontextmanager
+async def streaming(target: Target, prompts: Sequence[Prompt], deadline_s: float) -> AsyncIterator[list[RequestRecord]]:
+    """Streams that have all begun and go on until the end of the block; raises RuntimeError if one ends before."""
+    records = [RequestRecord(sent_s=time.perf_counter()) for _ in prompts]
+    bodies = target.prepare(prompts)
+    tasks = [asyncio.create_task(target.complete(*each)) for each in zip(prompts, bodies, records, strict=True)]
+    try:
+        async with asyncio.timeout(deadline_s):
+            while not all(record.chunk_times_s for record in records):
+                _check_running(tasks)
+                await asyncio.sleep(LOOK_S)
+        yield records
+        _check_running(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _check_running(tasks: Sequence[asyncio.Task[RequestRecord]]) -> None:
+    for task in tasks:
+        if task.done():
+            raise RuntimeError(f"a stream ended early: {task.result().error or 'its tokens were too few'}")
 
 
 @asynccontextmanager

@@ -9,11 +9,9 @@ With `--vs` a second server gets the same in the same run, turn by turn.
 
 import argparse
 import asyncio
-import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,12 +20,10 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load_client import Target, open_session, served_model
+from benchmarks.load_client import Target, open_session, served_model, streaming
 from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure, RequestRecord, percentile
 from benchmarks.workload import Lengths, Prompt, numbers, random_prompts
-
-LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +42,6 @@ class Span:
     def _gaps(self, times_s: Sequence[float]) -> Iterable[float]:
         inside = [time_s for time_s in times_s if self.begin_s <= time_s <= self.end_s]
         return (after - before for before, after in pairwise(inside))
-
-
-@asynccontextmanager
-async def streaming(target: Target, prompts: Sequence[Prompt], deadline_s: float) -> AsyncIterator[list[RequestRecord]]:
-    """Streams that have all begun and go on until the end of the block; raises RuntimeError if one ends before."""
-    records = [RequestRecord(sent_s=time.perf_counter()) for _ in prompts]
-    bodies = target.prepare(prompts)
-    tasks = [asyncio.create_task(target.complete(*each)) for each in zip(prompts, bodies, records, strict=True)]
-    try:
-        async with asyncio.timeout(deadline_s):
-            while not all(record.chunk_times_s for record in records):
-                _check_running(tasks)
-                await asyncio.sleep(LOOK_S)
-        yield records
-        _check_running(tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _check_running(tasks: Sequence[asyncio.Task[RequestRecord]]) -> None:
-    for task in tasks:
-        if task.done():
-            raise RuntimeError(f"a stream ended early: {task.result().error or 'its tokens were too few'}")
 
 
 async def measure(args: argparse.Namespace, target: Target, num_streams: int) -> list[Figure]:

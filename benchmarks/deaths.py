@@ -1,0 +1,142 @@
+"""The pause that streams notice when a worker is killed, and how long it takes until another is in its place.
+
+    baton serve MODEL --decode 2 &
+    python -m benchmarks.deaths --url http://127.0.0.1:8000 --role decode [--streams 16] [--kills 5]
+
+A worker of that role is killed (SIGKILL, by the process id in `/health`: the server has to run on this machine and
+start workers again) while streams run, once each has begun. A stream's pause is its longest gap from there on.
+Each death has streams of its own; the next one waits until all workers are there again.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import aiohttp
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.load_client import Target, open_session, served_model, streaming
+from benchmarks.results import append_rows, hardware, row_of
+from benchmarks.stats import Figure, RequestRecord, percentile
+from benchmarks.workload import Lengths, random_prompts
+
+LOOK_S = 0.05
+ROLES = ("decode", "prefill")
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What came of one kill, in seconds."""
+
+    pauses_s: list[float]  # of each stream
+    replaced_s: float  # from the kill until as many workers were there as before
+
+
+def pause_s(stream: RequestRecord, begin_s: float) -> float:
+    """The longest gap of a stream that ended after `begin_s`; 0 if none did."""
+    gaps = [after - before for before, after in pairwise(stream.chunk_times_s) if after > begin_s]
+    return max(gaps, default=0.0)
+
+
+async def process_ids(session: aiohttp.ClientSession, url: str) -> dict[str, list[int]]:
+    """Of the workers of each role."""
+    async with session.get(f"{url}/health") as response:
+        workers = (await response.json())["workers"]
+    return {role: [worker["pid"] for worker in workers[role]] for role in ROLES}
+
+
+async def one_death(args: argparse.Namespace, target: Target, session: aiohttp.ClientSession, number: int) -> Death:
+    """Kill the worker whose turn it is, under streams of their own."""
+    before = await process_ids(session, args.url)
+    victim = before[args.role][number % len(before[args.role])]
+    lengths = Lengths.fixed(args.input_len, args.max_tokens)
+    prompts = random_prompts(args.streams, lengths, args.vocab_size, f"{args.seed}, death {number}")
+    async with streaming(target, prompts, args.deadline_s) as streams:
+        await asyncio.sleep(args.before_s)
+        begin_s = time.perf_counter()
+        os.kill(victim, signal.SIGKILL)
+        async with asyncio.timeout(args.deadline_s):
+            while not _are_replaced(before, now := await process_ids(session, args.url), victim):
+                await asyncio.sleep(LOOK_S)
+            replaced_s = time.perf_counter() - begin_s
+            while any(stream.chunk_times_s[-1] < begin_s + replaced_s for stream in streams):
+                await asyncio.sleep(LOOK_S)
+    assert victim not in now[args.role], "a process id of the dead"
+    return Death([pause_s(stream, begin_s) for stream in streams], replaced_s)
+
+
+def _are_replaced(before: dict[str, list[int]], now: dict[str, list[int]], victim: int) -> bool:
+    there = all(len(now[role]) >= len(before[role]) for role in ROLES)
+    return there and all(victim not in ids for ids in now.values())
+
+
+def figures_of(deaths: Sequence[Death]) -> list[Figure]:
+    pauses = sorted(pause for death in deaths for pause in death.pauses_s)
+    return [
+        Figure("pause_p50", percentile(pauses, 50) * 1e3, "ms"),
+        Figure("pause_max", pauses[-1] * 1e3, "ms"),
+        Figure("replaced_max", max(death.replaced_s for death in deaths), "s"),
+    ]
+
+
+async def run(args: argparse.Namespace, console: Console) -> None:
+    """All deaths; shows and keeps the figures at the end."""
+    async with open_session() as session:
+        model = await served_model(session, args.url, args.deadline_s)
+        target = Target(session, args.url, model, args.deadline_s)
+        deaths = [await one_death(args, target, session, number) for number in range(args.kills)]
+    figures = figures_of(deaths)
+    workload = f"{args.kills} kills of a {args.role} worker under {args.streams} streams of {args.input_len} tokens"
+    table = Table("figure", args.system, title=workload)
+    for figure in figures:
+        table.add_row(f"{figure.name} {figure.unit}", f"{figure.value:,.1f}")
+    console.print(table)
+    if args.results:
+        name = args.hardware or hardware()
+        append_rows(args.results, [row_of(name, model, workload, figure, system=args.system) for figure in figures])
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.deaths", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server to load, on this machine")
+    parser.add_argument("--system", default="baton", help="its label")
+    parser.add_argument("--role", choices=ROLES, default="decode", help="whom to kill (default: decode)")
+    parser.add_argument("--streams", type=int, default=16, help="streams meanwhile (default: 16)")
+    parser.add_argument("--kills", type=int, default=5, help="deaths, one after the other (default: 5)")
+    parser.add_argument("--input-len", type=int, default=1000, help="prompt tokens of a stream (default: 1000)")
+    parser.add_argument("--max-tokens", type=int, default=20_000, help="a stream must not end before (default: 20000)")
+    parser.add_argument("--before-s", type=float, default=1.0, help="streams run so long before a kill (default: 1)")
+    parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
+    parser.add_argument("--deadline-s", type=float, default=120.0, help="for one death (default: 120)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
+    args = parser.parse_args(argv)
+    if min(args.streams, args.kills, args.input_len, args.max_tokens, args.vocab_size) < 1:
+        parser.error("--streams, --kills and all lengths: at least 1")
+    args.url = args.url.rstrip("/")
+    return args
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 1 when a stream ended early or nobody took the place of the dead."""
+    args, console = parse_args(argv), Console()
+    try:
+        uvloop.run(run(args, console))
+    except (RuntimeError, TimeoutError) as error:
+        console.print(str(error) or f"not over within {args.deadline_s:g} s", style="red", markup=False)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""A worker is killed for real, the streams go on, and what they noticed is kept."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.deaths import main, pause_s
+from benchmarks.stats import RequestRecord
+from tests.benchmarks.fake_server import figures
+from tests.e2e.system import START_TIMEOUT_S
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_pause_is_the_longest_gap_that_ends_after_the_kill() -> None:
+    stream = RequestRecord(sent_s=0.0, chunk_times_s=[1.0, 5.0, 5.1, 5.9, 6.0])
+    assert pause_s(stream, 5.05) == pytest.approx(0.8)
+    assert pause_s(stream, 4.0) == pytest.approx(4.0)
+    assert pause_s(stream, 7.0) == 0.0
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """Of a system that starts killed workers again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "deploy.cli", "serve", "deploy/demo_model", "--device", "cpu", "--decode", "2",
+               "--port", str(port)]  # fmt: skip
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline().startswith("ready: ")
+        yield f"http://127.0.0.1:{port}"
+        process.terminate()
+        assert process.wait(START_TIMEOUT_S) == 0
+
+
+def test_streams_go_on_after_a_death(url: str, tmp_path: Path) -> None:
+    results = tmp_path / "results.csv"
+    flags = ["--streams", "4", "--kills", "1", "--input-len", "8", "--max-tokens", "1900", "--vocab-size", "250"]
+    assert main(["--url", url, *flags, "--before-s", "0.2", "--results", str(results), "--hardware", "here"]) == 0
+    rows = figures(results)
+    assert set(rows) == {"pause_p50", "pause_max", "replaced_max"}
+    assert rows["pause_max"]["workload"] == "1 kills of a decode worker under 4 streams of 8 tokens"
+    assert 0 < float(rows["pause_max"]["value"]) < 60_000
