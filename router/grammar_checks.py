@@ -132,7 +132,8 @@ class GrammarChecks:
                 grammar, problem = msgpack.unpackb(await process.stdout.readexactly(num_bytes))
                 if len(grammar) > MAX_GRAMMAR_CHARS:
                     grammar, problem = "", f"it takes {len(grammar)} characters, at most {MAX_GRAMMAR_CHARS}"
-                future = self._waiting.get(self._asked.pop(number))
+                source = self._asked.pop(number, None)  # none: another process had ended, and nobody waits any more
+                future = self._waiting.get(source) if source is not None else None
                 if future is not None and not future.done():
                     future.set_result((grammar, problem))
         except (OSError, EOFError):
@@ -147,5 +148,5 @@ def _size(source: GrammarSource, found: Found) -> int:
 
 
 def _busy() -> RequestError:
-    message = "the grammar could not be compiled in time, as others are being compiled; retry later"
+    message = "the grammar could not be compiled now; retry later, and if that is in vain, the server's log says why"
     return RequestError(message, code="grammar_queue_full", status=503, retry_after_s=1)

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ CPU_S = 0.5
 """Of one grammar: real ones take milliseconds."""
 WALL_S = 5.0
 """The same on a busy machine, or for one that waits for something."""
-MAX_CHILDREN = 4
+MAX_CHILDREN = 8
 MEMORY_BYTES = 256 << 20
 """Of one grammar."""
 STACK_BYTES = 2 << 20
@@ -123,6 +124,8 @@ def main() -> None:
     config = options.parse(Config, ("model", "router", "log"), "router.grammar_main", __doc__ or "", sys.argv[1:])
     setup_logging("router-grammars", config.log.level)
     os.nice(NICENESS)
+    # The library has threads, for batches, which no child has or needs: that is all that Python would warn of.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     path = Path(config.model.path)
     vocab = read_json(path / "config.json")["vocab_size"]
     grammars = Grammars(path, vocab, end_token_ids(path))
