@@ -217,32 +217,48 @@ def gather_case(num_copies: int) -> Case:
     return Case(f"gather_blocks {num_copies}", run, expected, 1, 2 * num_copies * block_bytes)
 
 
-FILTERS = {  # temperature, top_k, top_p of the rows, in turns
-    "greedy": [(0.0, 0, 1.0)],
-    "draw": [(0.8, 0, 1.0)],
-    "top": [(0.8, 50, 0.95)],
-    "nucleus": [(1.0, 0, 0.95)],
-    "large k": [(1.0, 5000, 1.0)],
-    "distinct": [(0.3 + i / 50, (0, 20, 50, 1000)[i % 4], 0.8 + i / 400) for i in range(64)],
+FILTERS = {  # temperature, top_k, top_p, min_p of the rows, in turns
+    "greedy": [(0.0, 0, 1.0, 0.0)],
+    "draw": [(0.8, 0, 1.0, 0.0)],
+    "top": [(0.8, 50, 0.95, 0.0)],
+    "top-k": [(0.8, 50, 1.0, 0.0)],
+    "nucleus": [(1.0, 0, 0.95, 0.0)],
+    "min-p": [(1.0, 0, 1.0, 0.05)],
+    "large k": [(1.0, 5000, 1.0, 0.0)],
+    "distinct": [(0.3 + i / 50, (0, 20, 50, 1000)[i % 4], 0.8 + i / 400, 0.0) for i in range(64)],
 }
+SAMPLED = (*((how, "normal") for how in FILTERS), *product(("top", "nucleus", "min-p"), ("peaked", "flat")))
 
 
-def sampling_case(num_rows: int, how: str) -> Case:
+def make_logits(shape: str, *size: int) -> Tensor:
+    """Normal; peaked, as a model's mostly are: few tokens far above the others; flat: more in question than fit."""
+    match shape:
+        case "normal":
+            return torch.randn(size, device="cuda") * 3
+        case "peaked":
+            is_likely = torch.rand(size, device="cuda") < 3e-4
+            return torch.randn(size, device="cuda") * 2 + is_likely * (6 + 8 * torch.rand(size, device="cuda"))
+        case _:
+            return torch.rand(size, device="cuda") / 10
+
+
+def sampling_case(num_rows: int, how: str, shape: str) -> Case:
     rows = [FILTERS[how][i % len(FILTERS[how])] for i in range(num_rows)]
-    num_bytes = num_rows * VOCAB * 4
-    logits = torch.randn(variants_for(num_bytes), num_rows, VOCAB, device="cuda") * 3
-    positions = torch.arange(num_rows, dtype=torch.int32, device="cuda")
-    workspace = sampling.make_workspace(num_rows, VOCAB, torch.device("cuda"))
-    wanted = [SamplingParams(temperature=t, top_k=k, top_p=p, seed=i) for i, (t, k, p) in enumerate(rows)]
-    params = sampling_tensors(wanted, torch.device("cuda"))
+    num_bytes, device = num_rows * VOCAB * 4, torch.device("cuda")
+    logits = make_logits(shape, variants_for(num_bytes), num_rows, VOCAB)
+    positions = torch.arange(num_rows, dtype=torch.int32, device=device)
+    workspace, pdl = sampling.make_workspace(num_rows, VOCAB, device), gpu_of(device).has_dependent_launch
+    wanted = [SamplingParams(temperature=t, top_k=k, top_p=p, min_p=m, seed=i) for i, (t, k, p, m) in enumerate(rows)]
+    params = sampling_tensors(wanted, device)
 
     def run(i: int) -> Tensor:
-        return sampling.sample(logits[i], params, positions, workspace)
+        return sampling.sample(logits[i], params, positions, workspace, pdl=pdl)
 
     def expected() -> Tensor:
         return reference.sample(logits[0], params, positions)
 
-    return Case(f"sample {how} {num_rows}", run, expected, len(logits), num_bytes)
+    name = f"sample {how}" if shape == "normal" else f"sample {how} {shape}"
+    return Case(f"{name} {num_rows}", run, expected, len(logits), num_bytes)
 
 
 def adjust_case(num_rows: int) -> Case:
@@ -292,6 +308,6 @@ def kernel_cases() -> Iterator[Case]:
         batches = (*PROMPT_BATCHES, (1, 2048), (1, 8192), (1, 16_000))
         yield from (prompt_attention_case("long_attention", gathered_attention, *batch) for batch in batches)
     yield from map(gather_case, (64, 512))
-    yield from starmap(sampling_case, product((1, 64), FILTERS))
+    yield from (sampling_case(num_rows, *sampled) for num_rows, sampled in product((1, 8, 64), SAMPLED))
     yield from map(adjust_case, (1, 64))
     yield from starmap(logprobs_case, product((1, 64), (0, 5, 20)))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.kernels import operands
 from common.kernels.checks import check_column
-from common.kernels.filter_histogram import load_logits
+from common.kernels.filter_values import load_logits
 from common.kernels.operands import LogprobRing
 from common.kernels.pdl import wait_for_predecessor
 

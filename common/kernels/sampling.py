@@ -1,9 +1,9 @@
 """The next token of every row, without a sort and without the host (Gumbel-max trick).
 
-Four kernels: three find the smallest logit that passes the filters (`filter_threshold`); the fourth
-the best token of each chunk of the vocabulary and, in the last program of a row, the best of the chunks.
-In a decode step that program also makes the row ready for the next step, and stores the token where the
-host finds it: a copy between two steps would keep the device waiting.
+Three kernels: two draw from rows with filters (`filtered_draw`); the third finds in all others the best token of each
+chunk of the vocabulary and, in the last program of a row, the best of the chunks. In a decode step that program also
+makes the row ready for the next step, and stores the token where the host finds it: a copy between two steps would keep
+the device waiting.
 """
 
 from dataclasses import dataclass
@@ -13,48 +13,62 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels import filter_threshold as filters
+from common.kernels import filtered_draw as filters
 from common.kernels.checks import check_column
-from common.kernels.filter_histogram import load_logits
-from common.kernels.filter_threshold import FilterWorkspace
+from common.kernels.filter_values import load_filters, load_logits
+from common.kernels.filtered_draw import FilterWorkspace
+from common.kernels.gumbel import gumbel
 from common.kernels.last_program import is_last
 from common.kernels.operands import NO_CHOICE, SamplingTensors, TokenRing
 from common.kernels.pdl import wait_for_predecessor
 
 CHUNK = 1024  # logits of one program
 _NO_CHOICE = tl.constexpr(NO_CHOICE)
+_UNDECIDED = tl.constexpr(filters.UNDECIDED)
 
 
 @triton.jit
-def _exponential(bits):
-    """`reference.exponential` of 32 random bits."""
-    signed = bits.to(tl.int32, bitcast=True)
-    distance = ((signed ^ (signed >> 31)).to(tl.float32) + 0.5) * (2.0**-32)
-    rest = 1.0 - distance
-    lost = distance - (1.0 - rest)
-    is_upper = signed >= 0
-    return tl.where(is_upper, lost, 0.0) - tl.log(tl.where(is_upper, rest, distance))
+def _finish(
+    row,
+    token,  # or NO_CHOICE
+    next_position,
+    turn,
+    columns,  # tokens_ptr, positions_ptr, next_positions_ptr, ring_ptr, turns_ptr
+    max_len,
+    ADVANCE: tl.constexpr,
+    RING_SLOTS: tl.constexpr,
+):
+    """Store the token of a row; if ADVANCE, make the row ready for the next step, or leave it as it is without choice.
 
-
-@triton.jit
-def _gumbel(seed, position, tokens):
-    """Standard Gumbel noise of `tokens`, keyed on (seed, position): bits of Philox 4x32-10 as in the reference."""
-    key_low, key_high, _, _ = tl.philox(seed, position.to(tl.uint32), 0, 0, 0)
-    key = (key_high.to(tl.uint64) << 32) | key_low.to(tl.uint64)
-    bits, _, _, _ = tl.philox(key, tokens.to(tl.uint32), 0, 0, 0)
-    return -tl.log(_exponential(bits))
+    No program of the row that has yet to read its position and turn makes use of them.
+    """
+    tokens_ptr, positions_ptr, next_positions_ptr, ring_ptr, turns_ptr = columns
+    if ADVANCE:
+        has_choice = token >= 0
+        tl.store(tokens_ptr + row, token, mask=has_choice)
+        tl.store(ring_ptr + row * RING_SLOTS + turn, token)
+        tl.store(turns_ptr + row, (turn + 1) % RING_SLOTS)
+        grows = has_choice & (next_position > 0) & (next_position < max_len)  # padding stays padding
+        tl.store(positions_ptr + row, next_position, mask=grows)
+        tl.store(next_positions_ptr + row, next_position + 1, mask=grows)
+    else:
+        tl.store(tokens_ptr + row, token)
 
 
 @triton.jit(do_not_specialize=["max_len"])
 def _choose_kernel(
     logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
     temperature_ptr,  # [num_rows] fp32
+    top_k_ptr,  # [num_rows] int32
+    top_p_ptr,  # [num_rows] fp32
+    min_p_ptr,  # [num_rows] fp32
     seed_ptr,  # [num_rows] int64
     next_positions_ptr,  # [num_rows] int32: of the token to be chosen; if ADVANCE the seq_lens, which it grows
     positions_ptr,  # [num_rows] int32, if ADVANCE: of the last token
     ring_ptr,  # [num_rows, RING_SLOTS] int32, if ADVANCE: memory of the host
     turns_ptr,  # [num_rows] int32, if ADVANCE: slot of the row's next token, below RING_SLOTS
-    threshold_ptr,  # [num_rows] fp32
+    threshold_ptr,  # [num_rows] fp32, of rows with filters
+    decided_ptr,  # [num_rows] int32, of rows with filters: the token, NO_CHOICE, or UNDECIDED
     best_ptr,  # [num_rows, NUM_CHUNKS] fp32
     best_ids_ptr,  # [num_rows, NUM_CHUNKS] int32
     arrivals_ptr,  # [num_rows] int32, 0 before and after
@@ -72,23 +86,38 @@ def _choose_kernel(
     """Grid: (num_rows, NUM_CHUNKS). One program the best token of a chunk, the last of a row the best of those.
 
     Ties go to the lowest id. Where no token has a score, the row stays as it is, and NO_CHOICE goes to the host. The
-    noise is made before the wait: it needs nothing from this step.
+    noise is made before the wait where all tokens take part: it needs nothing from this step. A row whose token is
+    decided has it stored, and no more.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
-    temperature = tl.load(temperature_ptr + row)
+    temperature, _, _, _, by_k, by_p, by_min_p = load_filters(
+        temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB
+    )
+    is_filtered = by_k | by_p | by_min_p
     next_position = tl.load(next_positions_ptr + row)
-    if ADVANCE:
-        turn = tl.load(turns_ptr + row)
+    turn = tl.load(turns_ptr + row) if ADVANCE else 0
+    columns = (tokens_ptr, positions_ptr, next_positions_ptr, ring_ptr, turns_ptr)
     noise = tl.zeros((CHUNK,), tl.float32)
-    if temperature > 0.0:
-        noise = _gumbel(tl.load(seed_ptr + row), next_position, tokens)
+    if (temperature > 0.0) & (is_filtered == 0):
+        noise = gumbel(tl.load(seed_ptr + row), next_position, tokens)
     wait_for_predecessor(PDL)
+    threshold = tl.full((), float("-inf"), tl.float32)
+    decided = tl.full((), _UNDECIDED, tl.int32)
+    if is_filtered:
+        threshold = tl.load(threshold_ptr + row)
+        decided = tl.load(decided_ptr + row)
+    if decided != _UNDECIDED:
+        if chunk == 0:
+            _finish(row, decided, next_position, turn, columns, max_len, ADVANCE, RING_SLOTS)
+        return
+    if is_filtered:
+        noise = gumbel(tl.load(seed_ptr + row), next_position, tokens)
     scores = load_logits(logits_ptr + row * logits_stride, tokens, VOCAB)
     if temperature > 0.0:
         scaled = tl.div_rn(scores, temperature)
-        scores = tl.where(scaled >= tl.load(threshold_ptr + row), scaled + noise, float("-inf"))
+        scores = tl.where(scaled >= threshold, scaled + noise, float("-inf"))
     best, index = tl.max(scores, axis=0, return_indices=True, return_indices_tie_break_left=True)
     best_ptr += row * NUM_CHUNKS
     best_ids_ptr += row * NUM_CHUNKS
@@ -98,18 +127,8 @@ def _choose_kernel(
         chunks = tl.arange(0, CHUNKS)
         bests = tl.load(best_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
         best, winner = tl.max(bests, axis=0, return_indices=True, return_indices_tie_break_left=True)
-        token = tl.load(best_ids_ptr + winner)
-        has_choice = best > float("-inf")
-        chosen = tl.where(has_choice, token, _NO_CHOICE)
-        if ADVANCE:  # every program of the row has read its position and turn
-            tl.store(tokens_ptr + row, token, mask=has_choice)
-            tl.store(ring_ptr + row * RING_SLOTS + turn, chosen)
-            tl.store(turns_ptr + row, (turn + 1) % RING_SLOTS)
-            grows = has_choice & (next_position > 0) & (next_position < max_len)  # padding stays padding
-            tl.store(positions_ptr + row, next_position, mask=grows)
-            tl.store(next_positions_ptr + row, next_position + 1, mask=grows)
-        else:
-            tl.store(tokens_ptr + row, chosen)
+        token = tl.where(best > float("-inf"), tl.load(best_ids_ptr + winner), _NO_CHOICE)
+        _finish(row, token, next_position, turn, columns, max_len, ADVANCE, RING_SLOTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +203,22 @@ def _choose(
     num_rows, vocab = logits.shape
     if num_rows == 0:
         return
-    filters.filter_threshold(logits, params, workspace.filters, pdl=pdl)
+    filters.filtered_draw(logits, params, next_positions, workspace.filters, pdl=pdl)
     num_chunks = triton.cdiv(vocab, CHUNK)
     unused = next_positions
     _choose_kernel[(num_rows, num_chunks)](
         logits_ptr=logits,
         temperature_ptr=params.temperature,
+        top_k_ptr=params.top_k,
+        top_p_ptr=params.top_p,
+        min_p_ptr=params.min_p,
         seed_ptr=params.seed,
         next_positions_ptr=next_positions,
         positions_ptr=unused if positions is None else positions,
         ring_ptr=unused if ring is None else ring.tokens_cpu,
         turns_ptr=unused if ring is None else ring.turns,
         threshold_ptr=workspace.filters.threshold,
+        decided_ptr=workspace.filters.decided,
         best_ptr=workspace.best,
         best_ids_ptr=workspace.best_ids,
         arrivals_ptr=workspace.arrivals,

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor
 
 from common.device.landing import NO_TOKEN, make_ring
 from common.device.sampling_tensors import sampling_tensors
-from common.kernels import filter_threshold, sampling
+from common.kernels import filtered_draw, sampling
+from common.kernels.filter_survey import survey_kernel
+from common.kernels.gumbel import exponential, gumbel
 from common.kernels.operands import NO_CHOICE, SamplingTensors
 from common.ops import reference
 from common.ops.base import ForwardBatch
@@ -107,7 +111,7 @@ FILTERED = [
     (1.0, 1, 1.0, 0.0, 0),
     (1.0, 3, 1.0, 0.0, 0),
     (0.0, 3, 0.5, 0.1, 0),  # greedy: not filtered
-    (1.0, 700, 1.0, 0.0, 0),  # more than there are parts
+    (1.0, 700, 1.0, 0.0, 0),
     (1.0, 1 << 30, 1.0, 0.0, 0),  # more than there are tokens
     (0.5, 0, 0.3, 0.0, 0),
     (1.5, 0, 0.999, 0.0, 0),
@@ -160,12 +164,12 @@ SHAPES += ["bucket edges"]
 
 def threshold_of(logits: Tensor, params: SamplingTensors, device: torch.device) -> Tensor:
     num_rows, vocab = logits.shape
-    workspace = filter_threshold.make_workspace(num_rows, vocab, device)
-    on_device = on(device, params)
+    workspace = filtered_draw.make_workspace(num_rows, vocab, device)
+    on_device, positions = on(device, params), positions_of(num_rows).to(device)
     for _ in range(2):  # the second launch finds the workspace as the first one left it
         workspace.threshold.fill_(float("nan"))
-        filter_threshold.filter_threshold(logits.to(device), on_device, workspace)
-        for state in (workspace.counts, workspace.masses, workspace.num_gathered):
+        filtered_draw.filtered_draw(logits.to(device), on_device, positions, workspace)
+        for state in (workspace.num_listed, workspace.total, workspace.mass_above):
             assert not state.any()
     return workspace.threshold.cpu()
 
@@ -178,8 +182,10 @@ def test_keeps_what_the_reference_keeps(shape: str, vocab: int, device: torch.de
     scaled = logits / params.temperature.where(params.temperature > 0, 1.0).unsqueeze(1)
     ours = threshold_of(logits, params, device).unsqueeze(1)
     theirs = reference.filter_threshold(scaled, params).unsqueeze(1)
-    drawn = (params.temperature > 0).unsqueeze(1)
-    differs = ((scaled >= ours) != (scaled >= theirs)) & drawn
+    filtered = (params.temperature > 0) & (
+        (params.top_k > 0) & (params.top_k < vocab) | (params.top_p < 1) | (params.min_p > 0)
+    )
+    differs = ((scaled >= ours) != (scaled >= theirs)) & filtered.unsqueeze(1)
     # The two round differently, so at the limit of top-p a tail that weighs next to nothing may differ.
     differing = scaled.double().softmax(dim=-1).masked_fill(~differs, 0.0).sum(dim=-1)
     limit = torch.where(params.top_p < 1, 1e-5, 0.0)
@@ -195,12 +201,12 @@ def test_threshold_of_top_k_is_the_kth_logit(device: torch.device) -> None:
     assert torch.equal(threshold_of(logits, params, device), expected)
 
 
-def test_more_tokens_in_a_bucket_than_a_tile_holds(device: torch.device) -> None:
-    """Gathered in two tiles, and too many to gather: the limits are found among all of them."""
-    vocab = filter_threshold.ROOM + 900
-    near = 1.0 + torch.rand(vocab) * 2.0**-8  # all in one bucket of the distance to the top
+def test_more_tokens_in_question_than_a_tile_or_a_list_holds(device: torch.device) -> None:
+    """Listed in two tiles, and too many to list: the limits are found among all tokens of the row."""
+    vocab = filtered_draw.ROOM + 900
+    near = 1.0 + torch.rand(vocab) * 2.0**-8  # all in one bucket
     wide, narrow = near.clone(), near.clone()
-    narrow[filter_threshold.CHUNK + 500 :] = -50.0
+    narrow[filtered_draw.TILE + 500 :] = -50.0
     wide[7] = narrow[7] = 9.0
     rows = [(1.0, 2000, 1.0, 0.0, 0), (1.0, 0, 0.9, 0.0, 0), (1.0, 1500, 0.6, 0.0, 0)]
     for logits in (wide, narrow):
@@ -212,17 +218,36 @@ def test_more_tokens_in_a_bucket_than_a_tile_holds(device: torch.device) -> None
         assert kept.abs().max() <= 2  # the two round probabilities differently
 
 
+@pytest.mark.parametrize("shift", [-12, 12])
+def test_a_limit_that_is_not_where_it_was_looked_for_is_found(
+    shift: int, device: torch.device, draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Misled:
+        def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+            return partial(self.launch, grid)
+
+        def launch(self, grid: tuple[int, int], **operands: Any) -> None:
+            survey_kernel[grid](**operands)
+            operands["plan_ptr"][:, :2] += shift  # lowest and highest bucket
+
+    logits, params = make_logits("spread", 2, 3001), make_params([(0.9, 0, 0.7, 0.0, 1), (1.1, 0, 0.9, 0.0, 2)])
+    expected = threshold_of(logits, params, device)
+    monkeypatch.setattr(filtered_draw, "survey_kernel", Misled())
+    assert torch.equal(threshold_of(logits, params, device), expected)
+    assert torch.equal(draw(logits, params, positions_of(2)), reference.sample(logits, params, positions_of(2)))
+
+
 def test_threshold_is_the_same_alone_and_among_many(device: torch.device) -> None:
-    """A row alone has a program a chunk; among many its programs take several chunks, or all."""
-    num_rows = 1 + 2 * filter_threshold.MAX_PROGRAMS // 3
+    """The programs of a row alone have smaller chunks than among many."""
+    num_rows = filtered_draw.FEW_ROWS + 1
     logits = make_logits("spread", 1, 9001)
     for row in [(0.9, 0, 0.9, 0.0, 0), (1.1, 200, 0.8, 0.0, 0)]:
         alone = threshold_of(logits, make_params([row]), device)
-        many = threshold_of(logits.expand(3, 9001), make_params([row] * 3), device)
+        few = threshold_of(logits.expand(3, 9001), make_params([row] * 3), device)
         greedy: list[tuple[float, int, float, float, int]] = [(0.0, 0, 1.0, 0.0, 0)] * (num_rows - 1)
-        most = threshold_of(logits.expand(num_rows, 9001), make_params([*greedy, row]), device)
-        assert (many == alone).all()
-        assert most[-1] == alone
+        many = threshold_of(logits.expand(num_rows, 9001), make_params([*greedy, row]), device)
+        assert (few == alone).all()
+        assert many[-1] == alone
 
 
 def test_draws_follow_the_softmax(draw: Draw) -> None:
@@ -282,11 +307,12 @@ def test_each_row_leaves_its_tokens_in_the_slots_in_turn(device: torch.device) -
 
 
 def test_the_same_row_in_another_batch_draws_the_same(draw: Draw) -> None:
-    logits = torch.randn(4, 2100)
-    params = make_params([(1.0, 0, 0.9, 0.0, 77)] * 4)
-    positions = torch.full((4,), 9, dtype=torch.int32)
+    num_rows = filtered_draw.FEW_ROWS + 1
+    logits = torch.randn(num_rows, 2100)
+    params = make_params([(1.0, 0, 0.9, 0.0, 77)] * num_rows)
+    positions = torch.full((num_rows,), 9, dtype=torch.int32)
     together = draw(logits, params, positions)
-    for i in range(4):
+    for i in range(num_rows):
         row = SamplingTensors(*(column[i : i + 1] for column in params.columns()))
         assert draw(logits[i : i + 1], row, positions[:1])[0] == together[i]
 
@@ -340,7 +366,7 @@ def test_nan_is_never_chosen_over_a_number(draw: Draw) -> None:
 @triton.jit  # type: ignore[untyped-decorator]
 def _bits_kernel(seed_ptr, position_ptr, out_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Grid: (1,). The noise of the first BLOCK tokens."""
-    noise = sampling._gumbel(tl.load(seed_ptr), tl.load(position_ptr), tl.arange(0, BLOCK))
+    noise = gumbel(tl.load(seed_ptr), tl.load(position_ptr), tl.arange(0, BLOCK))
     tl.store(out_ptr + tl.arange(0, BLOCK), noise)
 
 
@@ -348,7 +374,7 @@ def _bits_kernel(seed_ptr, position_ptr, out_ptr, BLOCK: tl.constexpr):  # type:
 def _exponential_kernel(bits_ptr, out_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Grid: (1,). Of BLOCK words of 32 random bits."""
     bits = tl.load(bits_ptr + tl.arange(0, BLOCK)).to(tl.uint32, bitcast=True)
-    tl.store(out_ptr + tl.arange(0, BLOCK), sampling._exponential(bits))
+    tl.store(out_ptr + tl.arange(0, BLOCK), exponential(bits))
 
 
 def test_both_ends_are_as_fine_as_the_references(device: torch.device) -> None:

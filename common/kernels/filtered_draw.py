@@ -1,0 +1,456 @@
+"""Draws the tokens of rows with top-k, top-p or min-p, reading their logits twice.
+
+    1. `survey_kernel` finds out between which buckets of logits the limits are;
+    2. here, the tokens of each chunk that may pass are put together, so that noise is made for no others. Those above
+       the buckets in question pass, and only the best of a chunk counts; those in them go to a list of the row. The
+       last program of the row finds the limits in the list, and takes the best of all that pass.
+
+A list has room for what mostly is in question. Where more is, or the limits are elsewhere after all, the last program
+finds them in the row itself, and leaves it to the next kernel to draw by the threshold: slower, and the same.
+
+Every sum is one of integers, so neither threshold nor token depends on how programs share the rows or on the rest of
+the batch. Both are exact up to the rounding of probabilities, and tokens that tie with the last one kept are kept. Rows
+without filters leave each kernel as soon as its predecessor is done.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.filter_limits import lowest_within, mass_from
+from common.kernels.filter_survey import CHUNKS_AT_ONCE, HIGHEST, LOWEST, PLAN_FIELDS, survey_kernel
+from common.kernels.filter_values import (
+    NUM_BUCKETS,
+    bucket_of,
+    buckets_per_logit,
+    load_filters,
+    load_logits,
+    mass_limit,
+    mass_of,
+    order_of,
+    value_of,
+)
+from common.kernels.gumbel import gumbel
+from common.kernels.operands import MAX_VOCAB, NO_CHOICE, SamplingTensors
+from common.kernels.pdl import wait_for_predecessor
+
+FEW_ROWS = 8  # up to so many, chunks are small, so that there are programs for all multiprocessors
+SMALL_CHUNK, LARGE_CHUNK = 1024, 4096  # logits of one program
+ROOM = 1 << 15  # tokens in a row's list
+TILE = 8192  # tokens of a list that the search for a limit has in registers
+UNDECIDED = -3
+_NO_CHOICE = tl.constexpr(NO_CHOICE)
+_UNDECIDED = tl.constexpr(UNDECIDED)
+
+
+@triton.jit
+def _reach(plan_ptr, top, temperature, min_p, is_planned, by_min_p):
+    """Lowest and highest bucket in question, tokens above, whether the list is used, and the least logit of min-p."""
+    least = tl.full((), float("-inf"), tl.float32)
+    if by_min_p:
+        least = tl.div_rn(top, temperature) + tl.log(min_p)
+    lowest = bucket_of(least * temperature, buckets_per_logit(temperature)) - 1
+    highest = lowest - 1  # min-p alone leaves nothing in question
+    num_above = tl.full((), 0, tl.int32)
+    fits = tl.full((), 1, tl.int32)
+    if is_planned:
+        lowest = tl.load(plan_ptr)
+        highest = tl.load(plan_ptr + 1)
+        num_above = tl.load(plan_ptr + 2)
+        fits = tl.load(plan_ptr + 3)
+    if top == float("-inf"):
+        lowest = tl.full((), HIGHEST, tl.int32)
+        highest = tl.full((), HIGHEST, tl.int32)
+    return lowest, highest, num_above, fits, least
+
+
+@triton.jit
+def _draw_from_chunk(
+    row_ptr,
+    shortlist_ptr,  # [CHUNK] int16, of this program
+    lists,  # of the row: list_ptr, list_scores_ptr, list_ids_ptr, num_listed_ptr
+    noise_key,  # seed, position
+    reach,
+    top,
+    temperature,
+    begin,
+    is_within,  # [CHUNK]: which tokens may pass
+    num_within,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """Best score of the tokens that pass for certain, its lowest id, and their mass. The others go to the list."""
+    list_ptr, list_scores_ptr, list_ids_ptr, num_listed_ptr = lists
+    seed, position = noise_key
+    _, highest, _, _, least = reach
+    within = is_within.to(tl.int32)
+    places = tl.arange(0, CHUNK)
+    tl.store(shortlist_ptr + tl.cumsum(within, axis=0) - 1, places.to(tl.int16), mask=is_within)
+    tl.debug_barrier()  # what one thread has stored another one loads
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    best_ids = tl.zeros((BLOCK,), tl.int32)
+    mass = tl.zeros((BLOCK,), tl.int64)
+    per_logit = buckets_per_logit(temperature)
+    for first in tl.range(0, num_within, BLOCK):
+        entries = first + tl.arange(0, BLOCK)
+        present = entries < num_within
+        ids = begin + tl.load(shortlist_ptr + entries, mask=present, other=0).to(tl.int32)
+        x = load_logits(row_ptr, ids, begin + CHUNK)
+        scaled = tl.div_rn(x, temperature)
+        scores = scaled + gumbel(seed, position, ids)
+        is_sure = bucket_of(x, per_logit) > highest
+        is_better = present & is_sure & (scaled >= least) & (scores > best)
+        best = tl.where(is_better, scores, best)
+        best_ids = tl.where(is_better, ids, best_ids)
+        mass += tl.where(present & is_sure, mass_of(x, top, temperature), 0)
+        is_listed = present & (is_sure == 0)
+        listed = is_listed.to(tl.int32)
+        num_listed = tl.sum(listed, axis=0)
+        if num_listed > 0:
+            first_place = tl.atomic_add(num_listed_ptr, num_listed, sem="relaxed")
+            list_places = first_place + tl.cumsum(listed, axis=0) - 1
+            has_room = is_listed & (list_places < ROOM)
+            tl.store(list_ptr + list_places, x, mask=has_room)
+            tl.store(list_scores_ptr + list_places, scores, mask=has_room)
+            tl.store(list_ids_ptr + list_places, ids, mask=has_room)
+    score, token = _best_of(best, best_ids)
+    return score, token, tl.sum(mass, axis=0)
+
+
+@triton.jit
+def _best_of(scores, ids):
+    """The largest of `scores`, and the lowest of its ids."""
+    best = tl.max(scores, axis=0)
+    return best, tl.min(tl.where(scores == best, ids, 0x7FFFFFFF), axis=0)
+
+
+@triton.jit
+def _threshold(
+    row_ptr,
+    list_ptr,
+    num_listed,
+    reach,
+    total,
+    mass_above,
+    top,
+    temperature,
+    top_k,
+    top_p,
+    by_k,
+    by_p,
+    VOCAB: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Smallest scaled logit that passes all filters, and whether all tokens that pass are among the surveyed ones."""
+    lowest, _, num_above, fits, least = reach
+    is_surveyed = fits != 0
+    source_ptr = row_ptr
+    size = tl.full((), VOCAB, tl.int32)
+    above = tl.full((), 0, tl.int64)
+    k_limit = top_k
+    if is_surveyed:
+        source_ptr = list_ptr
+        size = num_listed
+        above = mass_above
+        k_limit = top_k - num_above
+    cut = order_of(tl.full((), float("-inf"), tl.float32))
+    if by_k:
+        cut = lowest_within(source_ptr, size, k_limit, top, temperature, False, TILE)
+        if by_p:
+            total = above + mass_from(source_ptr, size, cut, top, temperature, TILE)
+    if by_p:
+        limit = mass_limit(top_p, total)
+        is_there = above < limit
+        if (by_k == 0) & (lowest > LOWEST):
+            is_there &= above + mass_from(source_ptr, size, cut, top, temperature, TILE) >= limit
+        if is_there == 0:
+            is_surveyed = is_there
+            source_ptr = row_ptr
+            size = tl.full((), VOCAB, tl.int32)
+            above = tl.full((), 0, tl.int64)
+        cut = tl.maximum(cut, lowest_within(source_ptr, size, limit - above, top, temperature, True, TILE))
+    return tl.maximum(value_of(cut), least), is_surveyed
+
+
+@triton.jit
+def _best_listed(lists, num_listed, threshold, temperature, known, BLOCK: tl.constexpr):
+    """The better one of `known`, a score and its id, and the best of the list that passes."""
+    list_ptr, list_scores_ptr, list_ids_ptr = lists
+    score, token = known
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    best_ids = tl.full((BLOCK,), 0x7FFFFFFF, tl.int32)
+    for first in tl.range(0, num_listed, BLOCK):
+        places = first + tl.arange(0, BLOCK)
+        scores = tl.load(list_scores_ptr + places, mask=places < num_listed, other=float("-inf"))
+        passes = tl.div_rn(load_logits(list_ptr, places, num_listed), temperature) >= threshold
+        scores = tl.where(passes, scores, float("-inf"))
+        ids = tl.load(list_ids_ptr + places, mask=places < num_listed, other=0x7FFFFFFF)
+        is_better = (scores > best) | ((scores == best) & (ids < best_ids))
+        best = tl.where(is_better, scores, best)
+        best_ids = tl.where(is_better, ids, best_ids)
+    listed, id_listed = _best_of(best, best_ids)
+    is_better = (listed > score) | ((listed == score) & (id_listed < token))
+    return tl.where(is_better, listed, score), tl.where(is_better, id_listed, token)
+
+
+@triton.jit
+def draw_kernel(
+    logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
+    temperature_ptr,  # [num_rows] fp32
+    top_k_ptr,  # [num_rows] int32
+    top_p_ptr,  # [num_rows] fp32
+    min_p_ptr,  # [num_rows] fp32
+    seed_ptr,  # [num_rows] int64
+    next_positions_ptr,  # [num_rows] int32: of the token to be chosen
+    top_ptr,  # [num_rows] fp32
+    plan_ptr,  # [num_rows, PLAN_FIELDS] int32
+    shortlist_ptr,  # [num_rows, NUM_CHUNKS * CHUNK] int16
+    list_ptr,  # [num_rows, ROOM] fp32: logits in any order, as the next two
+    list_scores_ptr,  # [num_rows, ROOM] fp32
+    list_ids_ptr,  # [num_rows, ROOM] int32
+    num_listed_ptr,  # [num_rows] int32, 0 before, as the next two
+    total_ptr,  # [num_rows] int64: mass of all tokens
+    mass_above_ptr,  # [num_rows] int64: of those that pass for certain
+    best_ptr,  # [num_rows, NUM_CHUNKS] fp32
+    best_ids_ptr,  # [num_rows, NUM_CHUNKS] int32
+    logits_stride,
+    VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: (num_rows, NUM_CHUNKS)."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    temperature, _, _, min_p, by_k, by_p, by_min_p = load_filters(
+        temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB
+    )
+    noise_key = (tl.load(seed_ptr + row), tl.load(next_positions_ptr + row))
+    wait_for_predecessor(PDL)
+    if (by_k | by_p | by_min_p) == 0:
+        return
+    top = tl.load(top_ptr + row)
+    reach = _reach(plan_ptr + row * PLAN_FIELDS, top, temperature, min_p, by_k | by_p, by_min_p)
+    lowest, _, _, fits, _ = reach
+    row_ptr = logits_ptr + row * logits_stride
+    lists = (
+        list_ptr + row * ROOM,
+        list_scores_ptr + row * ROOM,
+        list_ids_ptr + row * ROOM,
+        num_listed_ptr + row,
+    )
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = load_logits(row_ptr, tokens, VOCAB)
+    if by_p & (by_k == 0):
+        masses = tl.where(tokens < VOCAB, mass_of(x, top, temperature), 0)
+        tl.atomic_add(total_ptr + row, tl.sum(masses, axis=0), sem="relaxed")
+    is_within = (tokens < VOCAB) & (bucket_of(x, buckets_per_logit(temperature)) >= lowest) & (fits != 0)
+    num_within = tl.sum(is_within.to(tl.int32), axis=0)
+    score = tl.full((), float("-inf"), tl.float32)
+    token = tl.full((), 0, tl.int32)
+    if num_within > 0:
+        score, token, mass = _draw_from_chunk(
+            row_ptr, shortlist_ptr + (row * NUM_CHUNKS + chunk) * CHUNK, lists, noise_key, reach, top, temperature,
+            chunk * CHUNK, is_within, num_within, CHUNK, BLOCK, ROOM,
+        )  # fmt: skip
+        if by_p:
+            tl.atomic_add(mass_above_ptr + row, mass, sem="relaxed")
+    tl.store(best_ptr + row * NUM_CHUNKS + chunk, score)
+    tl.store(best_ids_ptr + row * NUM_CHUNKS + chunk, token)
+
+
+@triton.jit
+def decide_kernel(
+    logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
+    temperature_ptr,  # [num_rows] fp32
+    top_k_ptr,  # [num_rows] int32
+    top_p_ptr,  # [num_rows] fp32
+    min_p_ptr,  # [num_rows] fp32
+    top_ptr,  # [num_rows] fp32
+    plan_ptr,  # [num_rows, PLAN_FIELDS] int32
+    list_ptr,  # [num_rows, ROOM] fp32
+    list_scores_ptr,  # [num_rows, ROOM] fp32
+    list_ids_ptr,  # [num_rows, ROOM] int32
+    num_listed_ptr,  # [num_rows] int32, set to 0, as the next two
+    total_ptr,  # [num_rows] int64
+    mass_above_ptr,  # [num_rows] int64
+    best_ptr,  # [num_rows, NUM_CHUNKS] fp32
+    best_ids_ptr,  # [num_rows, NUM_CHUNKS] int32
+    threshold_ptr,  # [num_rows] fp32, of scaled logits
+    decided_ptr,  # [num_rows] int32: the token, NO_CHOICE, or UNDECIDED
+    logits_stride,
+    VOCAB: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+    CHUNKS: tl.constexpr,  # power of two, at least NUM_CHUNKS
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    ROOM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: (num_rows,)."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_k, top_p, min_p, by_k, by_p, by_min_p = load_filters(
+        temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB
+    )
+    wait_for_predecessor(PDL)
+    if (by_k | by_p | by_min_p) == 0:
+        return
+    top = tl.load(top_ptr + row)
+    reach = _reach(plan_ptr + row * PLAN_FIELDS, top, temperature, min_p, by_k | by_p, by_min_p)
+    num_listed = tl.load(num_listed_ptr + row)
+    total = tl.load(total_ptr + row)
+    mass_above = tl.load(mass_above_ptr + row)
+    tl.debug_barrier()  # every thread has read
+    tl.store(num_listed_ptr + row, 0)
+    tl.store(total_ptr + row, tl.zeros((), tl.int64))
+    tl.store(mass_above_ptr + row, tl.zeros((), tl.int64))
+    has_choice = top > float("-inf")
+    list_ptr += row * ROOM
+    threshold, is_surveyed = _threshold(
+        logits_ptr + row * logits_stride, list_ptr, num_listed, reach, total, mass_above, top, temperature,
+        top_k, top_p, by_k & has_choice, by_p & has_choice, VOCAB, TILE,
+    )  # fmt: skip
+    chunks = tl.arange(0, CHUNKS)
+    present = chunks < NUM_CHUNKS
+    bests = tl.load(best_ptr + row * NUM_CHUNKS + chunks, mask=present, other=float("-inf"))
+    ids = tl.load(best_ids_ptr + row * NUM_CHUNKS + chunks, mask=present, other=0x7FFFFFFF)
+    lists = (list_ptr, list_scores_ptr + row * ROOM, list_ids_ptr + row * ROOM)
+    score, token = _best_listed(lists, num_listed, threshold, temperature, _best_of(bests, ids), BLOCK)
+    decided = tl.where(score > float("-inf"), token, _NO_CHOICE)
+    tl.store(decided_ptr + row, tl.where(is_surveyed, decided, _UNDECIDED))
+    tl.store(threshold_ptr + row, threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterWorkspace:
+    """What the kernels hand to one another. Counters and sums are 0 whenever no launch is under way."""
+
+    largest: Tensor  # [max_rows, max_chunks] fp32
+    weights: Tensor  # [max_rows, max_chunks] fp32
+    counts: Tensor  # [max_rows, max_chunks, NUM_BUCKETS] int32
+    top: Tensor  # [max_rows] fp32
+    plan: Tensor  # [max_rows, PLAN_FIELDS] int32
+    shortlist: Tensor  # [max_rows, tokens of all chunks] int16
+    listed: Tensor  # [max_rows, ROOM] fp32
+    scores: Tensor  # [max_rows, ROOM] fp32
+    ids: Tensor  # [max_rows, ROOM] int32
+    num_listed: Tensor  # [max_rows] int32
+    total: Tensor  # [max_rows] int64
+    mass_above: Tensor  # [max_rows] int64
+    survey_arrivals: Tensor  # [max_rows] int32
+    best: Tensor  # [max_rows, max_chunks] fp32
+    best_ids: Tensor  # [max_rows, max_chunks] int32
+    threshold: Tensor  # [max_rows] fp32, the result
+    decided: Tensor  # [max_rows] int32, the result, of rows with filters
+
+
+def make_workspace(max_rows: int, vocab: int, device: torch.device) -> FilterWorkspace:
+    """Room for `max_rows` rows of `vocab` logits."""
+    assert vocab <= MAX_VOCAB, f"vocabulary of {vocab}: probabilities of {MAX_VOCAB} tokens add up within int64"
+    chunks = triton.cdiv(vocab, SMALL_CHUNK)
+
+    def zeros(*columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros((max_rows, *columns), dtype=dtype, device=device)
+
+    return FilterWorkspace(
+        largest=zeros(chunks),
+        weights=zeros(chunks),
+        counts=zeros(chunks, NUM_BUCKETS.value, dtype=torch.int32),
+        top=zeros(),
+        plan=zeros(PLAN_FIELDS.value, dtype=torch.int32),
+        shortlist=zeros(triton.cdiv(vocab, LARGE_CHUNK) * LARGE_CHUNK, dtype=torch.int16),
+        listed=zeros(ROOM),
+        scores=zeros(ROOM),
+        ids=zeros(ROOM, dtype=torch.int32),
+        num_listed=zeros(dtype=torch.int32),
+        total=zeros(dtype=torch.int64),
+        mass_above=zeros(dtype=torch.int64),
+        survey_arrivals=zeros(dtype=torch.int32),
+        best=zeros(chunks),
+        best_ids=zeros(chunks, dtype=torch.int32),
+        threshold=zeros(),
+        decided=zeros(dtype=torch.int32),
+    )
+
+
+def filtered_draw(
+    logits: Tensor,  # [num_rows, vocab] fp32, rows may be strided
+    params: SamplingTensors,
+    next_positions: Tensor,  # [num_rows] int32
+    workspace: FilterWorkspace,
+    *,
+    pdl: bool = False,
+) -> None:
+    """Draws the tokens of rows that are filtered, which greedy ones are not.
+
+    Leaves of each `reference.filter_threshold` in `workspace.threshold` and the token in `workspace.decided`; UNDECIDED
+    if it is yet to be drawn, by the threshold.
+
+    The operands are checked by `sampling.sample`; `num_rows` is not 0.
+    """
+    num_rows, vocab = logits.shape
+    chunk = SMALL_CHUNK if num_rows <= FEW_ROWS else LARGE_CHUNK
+    num_chunks = triton.cdiv(vocab, chunk)
+    row = {
+        "logits_ptr": logits,
+        "temperature_ptr": params.temperature,
+        "top_k_ptr": params.top_k,
+        "top_p_ptr": params.top_p,
+        "min_p_ptr": params.min_p,
+        "top_ptr": workspace.top,
+        "plan_ptr": workspace.plan,
+        "logits_stride": logits.stride(0),
+        "VOCAB": vocab,
+        "NUM_CHUNKS": num_chunks,
+        "ROOM": ROOM,
+        "PDL": pdl,
+        "launch_pdl": pdl,
+    }
+    drawn = {
+        "list_ptr": workspace.listed,
+        "list_scores_ptr": workspace.scores,
+        "list_ids_ptr": workspace.ids,
+        "num_listed_ptr": workspace.num_listed,
+        "total_ptr": workspace.total,
+        "mass_above_ptr": workspace.mass_above,
+        "best_ptr": workspace.best,
+        "best_ids_ptr": workspace.best_ids,
+    }
+    chunks = triton.next_power_of_2(num_chunks)
+    survey_kernel[(num_rows, num_chunks)](
+        largest_ptr=workspace.largest,
+        weights_ptr=workspace.weights,
+        counts_ptr=workspace.counts,
+        arrivals_ptr=workspace.survey_arrivals,
+        CHUNK=chunk,
+        CHUNKS=chunks,
+        CHUNKS_AT_ONCE=CHUNKS_AT_ONCE,
+        num_warps=8,
+        **row,
+    )
+    draw_kernel[(num_rows, num_chunks)](
+        seed_ptr=params.seed,
+        next_positions_ptr=next_positions,
+        shortlist_ptr=workspace.shortlist,
+        CHUNK=chunk,
+        BLOCK=256,
+        num_warps=8,
+        **row,
+        **drawn,
+    )
+    decide_kernel[(num_rows,)](
+        threshold_ptr=workspace.threshold,
+        decided_ptr=workspace.decided,
+        CHUNKS=chunks,
+        BLOCK=1024,
+        TILE=TILE,
+        num_warps=16,
+        **row,
+        **drawn,
+    )
