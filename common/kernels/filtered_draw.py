@@ -42,6 +42,7 @@ SMALL_CHUNK, LARGE_CHUNK = 1024, 4096  # logits of one program
 ROOM = 1 << 15  # tokens in a row's list
 TILE = 8192  # tokens of a list that the search for a limit has in registers
 UNDECIDED = -3
+ONE_WITHIN = tl.constexpr(1 << 16)
 _NO_CHOICE = tl.constexpr(NO_CHOICE)
 _UNDECIDED = tl.constexpr(UNDECIDED)
 
@@ -68,6 +69,30 @@ def _reach(plan_ptr, top, temperature, min_p, is_planned, by_min_p):
 
 
 @triton.jit
+def _compact(shortlist_ptr, is_within, CHUNK: tl.constexpr, THREADS: tl.constexpr):
+    """Store places of `is_within [CHUNK]` that are true, in any order.
+
+    A thread has groups of four neighbours of the chunk. So a word of its own says which of its tokens are within, and
+    only where the words begin is to be settled between threads.
+    """
+    GROUPS: tl.constexpr = CHUNK // (4 * THREADS)
+    bits = 1 << (tl.arange(0, GROUPS)[:, None, None] * 4 + tl.arange(0, 4)[None, None, :])
+    within = tl.where(tl.reshape(is_within, (GROUPS, THREADS, 4)), bits + ONE_WITHIN, 0)
+    words = tl.sum(tl.sum(within, axis=2), axis=0)
+    counts = words >> 16
+    first_places = tl.cumsum(counts, axis=0) - counts
+    threads = tl.arange(0, THREADS)
+    rest = words & 0xFFFF
+    for i in tl.range(0, tl.max(counts, axis=0)):
+        lowest = rest & -rest
+        bit = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+        place = (bit >> 2) * (4 * THREADS) + threads * 4 + (bit & 3)
+        tl.store(shortlist_ptr + first_places + i, place.to(tl.int16), mask=rest != 0)
+        rest ^= lowest
+    tl.debug_barrier()  # what one thread has stored another one loads
+
+
+@triton.jit
 def _draw_from_chunk(
     row_ptr,
     shortlist_ptr,  # [CHUNK] int16, of this program
@@ -87,10 +112,7 @@ def _draw_from_chunk(
     list_ptr, list_scores_ptr, list_ids_ptr, num_listed_ptr = lists
     seed, position = noise_key
     _, highest, _, _, least = reach
-    within = is_within.to(tl.int32)
-    places = tl.arange(0, CHUNK)
-    tl.store(shortlist_ptr + tl.cumsum(within, axis=0) - 1, places.to(tl.int16), mask=is_within)
-    tl.debug_barrier()  # what one thread has stored another one loads
+    _compact(shortlist_ptr, is_within, CHUNK, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     best_ids = tl.zeros((BLOCK,), tl.int32)
     mass = tl.zeros((BLOCK,), tl.int64)
