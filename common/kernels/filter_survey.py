@@ -1,9 +1,11 @@
 """In which range of logits the limits of top-k and top-p lie: the first kernel of `filtered_draw`.
 
-Every program counts the tokens of its chunk in buckets of equal width, below the largest logit of the chunk. The last
-one of a row adds them up, below the largest of all. How many tokens a bucket has, and how far at most and at least they
-are from the top, bounds what it weighs. So it is known of which buckets all tokens pass, of which none do, and that
-the limits are in those between. The bounds only say where to look: what is found there is checked.
+Every program adds up the weights of the tokens of its chunk, and counts some of them, picked at random once and for
+all, in buckets of equal width below the largest logit of the chunk. The last program of a row puts them together, below
+the largest of all. How many tokens a bucket has, and how far at most and at least they are from the top, bounds what
+those beyond it weigh, up to the error of counting a sample. So it is known, but for what is most unlikely, above which
+logit all tokens pass, below which none do, and that the limits are between. It only says where to look: what is found
+there is checked.
 """
 
 import triton
@@ -14,6 +16,7 @@ from common.kernels.filter_values import (
     NUM_BUCKETS,
     bucket_of,
     buckets_per_logit,
+    largest_of,
     load_filters,
     load_logits,
     weight_of,
@@ -21,10 +24,11 @@ from common.kernels.filter_values import (
 from common.kernels.last_program import is_last
 from common.kernels.pdl import wait_for_predecessor
 
-PLAN_FIELDS = tl.constexpr(4)
+PLAN_FIELDS = tl.constexpr(3)
 SLACK = tl.constexpr(1e-5)  # of the bounds, for rounding
-LOWEST = tl.constexpr(-(1 << 30))  # below all buckets
-HIGHEST = tl.constexpr(1 << 30)
+DEVIATIONS = tl.constexpr(5.0)  # of the error of a sample: what is taken for most unlikely
+GOLDEN = tl.constexpr(0x9E3779B1)  # its multiples, modulo 2^32, are spread evenly
+SAMPLE = 1024  # tokens of a chunk that are counted
 CHUNKS_AT_ONCE = 32
 
 
@@ -39,14 +43,15 @@ def survey_kernel(
     weights_ptr,  # [num_rows, NUM_CHUNKS] fp32, relative to the largest of the chunk
     counts_ptr,  # [num_rows, NUM_CHUNKS, NUM_BUCKETS] int32
     arrivals_ptr,  # [num_rows] int32, 0 before and after
-    top_ptr,  # [num_rows] fp32
-    plan_ptr,  # [num_rows, PLAN_FIELDS] int32, see _plan
+    top_ptr,  # [num_rows] fp32: the largest of all, if finite
+    plan_ptr,  # [num_rows, PLAN_FIELDS] fp32, see _plan
     logits_stride,
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,  # power of two, at least NUM_CHUNKS
     CHUNKS_AT_ONCE: tl.constexpr,
+    SAMPLE: tl.constexpr,
     ROOM: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -63,31 +68,36 @@ def survey_kernel(
     weights_ptr += row * NUM_CHUNKS
     counts_ptr += row * NUM_CHUNKS * NUM_BUCKETS
     per_logit = buckets_per_logit(temperature)
-    x = load_logits(logits_ptr + row * logits_stride, chunk * CHUNK + tl.arange(0, CHUNK), VOCAB)
-    largest = tl.max(x, axis=0)
+    row_ptr = logits_ptr + row * logits_stride
+    x = load_logits(row_ptr, chunk * CHUNK + tl.arange(0, CHUNK), VOCAB)
+    largest = largest_of(x)
     tl.store(largest_ptr + chunk, largest)
     if by_k | by_p:  # min-p needs the top only
-        below = tl.minimum(bucket_of(largest, per_logit) - bucket_of(x, per_logit), NUM_BUCKETS - 1)
-        counts = tl.histogram(below, NUM_BUCKETS)
-        tl.store(counts_ptr + chunk * NUM_BUCKETS + tl.arange(0, NUM_BUCKETS), counts)
         tl.store(weights_ptr + chunk, tl.sum(weight_of(x, largest, temperature), axis=0))
+        places = tl.arange(0, SAMPLE)
+        shift = (places.to(tl.uint32) * GOLDEN >> 16) % (CHUNK // SAMPLE)
+        sample = load_logits(row_ptr, chunk * CHUNK + places * (CHUNK // SAMPLE) + shift.to(tl.int32), VOCAB)
+        below = tl.minimum(bucket_of(largest, per_logit) - bucket_of(sample, per_logit), NUM_BUCKETS - 1)
+        below = tl.maximum(below, 0)  # infinite ones
+        tl.store(counts_ptr + chunk * NUM_BUCKETS + tl.arange(0, NUM_BUCKETS), tl.histogram(below, NUM_BUCKETS))
     if is_last(arrivals_ptr + row, NUM_CHUNKS):
         chunks = tl.arange(0, CHUNKS)
         all_largest = tl.load(largest_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
-        top = tl.max(all_largest, axis=0)
+        top = largest_of(all_largest)
         tl.store(top_ptr + row, top)
         if by_k | by_p:
             weights = tl.load(weights_ptr + chunks, mask=chunks < NUM_CHUNKS, other=0.0)
             total = tl.sum(weights * weight_of(all_largest, top, temperature), axis=0)
-            counts = _add_up(counts_ptr, largest_ptr, top, per_logit, VOCAB, NUM_CHUNKS, CHUNKS_AT_ONCE)
-            _plan(plan_ptr + row * PLAN_FIELDS, counts, total, top, temperature, top_k, top_p, by_k, by_p, ROOM)
+            counts = _add_up(counts_ptr, largest_ptr, top, per_logit, NUM_CHUNKS, CHUNKS_AT_ONCE)
+            _plan(
+                plan_ptr + row * PLAN_FIELDS, counts, total, top, temperature, top_k, top_p, by_k, by_p,
+                VOCAB, CHUNK // SAMPLE, ROOM,
+            )  # fmt: skip
 
 
 @triton.jit
-def _add_up(
-    counts_ptr, largest_ptr, top, per_logit, VOCAB: tl.constexpr, NUM_CHUNKS: tl.constexpr, AT_ONCE: tl.constexpr
-):
-    """Tokens in each bucket from the top's on: `[NUM_BUCKETS]` int32. The last one holds all further ones, too."""
+def _add_up(counts_ptr, largest_ptr, top, per_logit, NUM_CHUNKS: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Tokens counted in each bucket from the top's on: `[NUM_BUCKETS]` int32, 0 for the last one."""
     buckets = tl.arange(0, NUM_BUCKETS)
     top_bucket = bucket_of(top, per_logit)
     counts = tl.zeros((AT_ONCE, NUM_BUCKETS), tl.int32)
@@ -97,47 +107,71 @@ def _add_up(
         below = buckets[None, :] - (top_bucket - bucket_of(largest, per_logit))[:, None]
         present = (chunks < NUM_CHUNKS)[:, None] & (below >= 0) & (buckets < NUM_BUCKETS - 1)[None, :]
         counts += tl.load(counts_ptr + chunks[:, None] * NUM_BUCKETS + below, mask=present, other=0)
-    whole = tl.sum(counts, axis=0)
-    return tl.where(buckets < NUM_BUCKETS - 1, whole, VOCAB - tl.sum(whole, axis=0))
+    return tl.sum(counts, axis=0)
 
 
 @triton.jit
-def _plan(plan_ptr, counts, total, top, temperature, top_k, top_p, by_k, by_p, ROOM: tl.constexpr):
+def _error(counted, unit, SHARE: tl.constexpr):
+    """What is `counted` in a sample of one in SHARE, in tokens of `unit` at most, may be off by."""
+    seen = counted + unit * ((SHARE - 1) * DEVIATIONS * DEVIATIONS)
+    return DEVIATIONS * tl.sqrt((SHARE - 1) * unit * seen)
+
+
+@triton.jit
+def _plan(
+    plan_ptr,
+    counts,
+    total,
+    top,
+    temperature,
+    top_k,
+    top_p,
+    by_k,
+    by_p,
+    VOCAB: tl.constexpr,
+    SHARE: tl.constexpr,
+    ROOM: tl.constexpr,
+):
     """Where to look for the limits.
 
-    Writes `plan [4] int32`: the lowest and the highest bucket that a limit may be in; the tokens above, which pass;
-    whether those of the buckets are few enough for a list of ROOM.
+    Writes `plan [3] fp32`: the lowest logit that may pass; the highest one that may not; whether the tokens between are
+    few enough for a list of ROOM.
     """
     buckets = tl.arange(0, NUM_BUCKETS)
+    is_inner = buckets < NUM_BUCKETS - 1  # the last one has all further ones, too
     per_logit = buckets_per_logit(temperature)
-    top_bucket = bucket_of(top, per_logit)
-    place = tl.minimum(tl.maximum(top * per_logit, -EDGE), EDGE) - top_bucket.to(tl.float32)
+    place = tl.minimum(tl.maximum(top * per_logit, -EDGE), EDGE) - bucket_of(top, per_logit).to(tl.float32)
     nearest = tl.maximum(buckets.to(tl.float32) + (place - 0.5), 0.0) / per_logit  # to the top, in logits
     farthest = (buckets.to(tl.float32) + (place + 0.5)) / per_logit
-    farthest = tl.where(buckets < NUM_BUCKETS - 1, farthest, float("inf"))
-    most = counts.to(tl.float32) * weight_of(-nearest, 0.0, temperature)
-    least = counts.to(tl.float32) * weight_of(-farthest, 0.0, temperature)
-    most_to_there = tl.cumsum(most, axis=0)  # the bucket and all above
-    least_to_there = tl.cumsum(least, axis=0)
-    num_to_there = tl.cumsum(counts, axis=0)
-    most_beyond = tl.sum(most, axis=0) - most_to_there
-    least_beyond = tl.sum(least, axis=0) - least_to_there
-    most_to_there = tl.minimum(most_to_there, total - least_beyond)
-    least_to_there = tl.maximum(least_to_there, total - most_beyond)
+    weight_near = weight_of(-nearest, 0.0, temperature)
+    weight_far = weight_of(-farthest, 0.0, temperature)
+    tokens = counts.to(tl.float32) * SHARE
+    tokens = tl.where(is_inner, tokens, tl.maximum(VOCAB - tl.sum(tokens, axis=0), 0.0))
+    most = tokens * weight_near
+    least = tl.where(is_inner, tokens * weight_far, 0.0)
+    most_beyond = tl.maximum(tl.sum(most, axis=0) - tl.cumsum(most, axis=0), 0.0)
+    least_beyond = tl.maximum(tl.sum(least, axis=0) - tl.cumsum(least, axis=0), 0.0)
+    least_to_there = total - most_beyond - tl.where(is_inner, _error(most_beyond, weight_far, SHARE), 0.0)
+    most_to_there = total - least_beyond + tl.where(is_inner, _error(least_beyond, weight_far, SHARE), 0.0)
+
     least_kept = total
+    lowest = tl.full((), NUM_BUCKETS - 1, tl.int32)
+    highest = tl.full((), NUM_BUCKETS - 1, tl.int32)
     if by_k:
-        lowest = tl.sum((num_to_there < top_k).to(tl.int32), axis=0)
-        least_kept = tl.sum(tl.where(buckets == lowest - 1, least_to_there, 0.0), axis=0)
-    else:
-        lowest = tl.sum((least_to_there < top_p * total * (1.0 + SLACK)).to(tl.int32), axis=0)
-        lowest = tl.minimum(lowest, NUM_BUCKETS - 1)
-    highest = lowest
+        num_to_there = tl.cumsum(tokens, axis=0)
+        error = tl.where(is_inner, _error(num_to_there, 1.0, SHARE), 0.0)
+        lowest = tl.minimum(lowest, tl.sum((num_to_there - error < top_k).to(tl.int32), axis=0))
+        highest = tl.minimum(highest, tl.sum((num_to_there + error < top_k).to(tl.int32), axis=0))
+        least_kept = tl.maximum(tl.sum(tl.where(buckets == highest - 1, least_to_there, 0.0), axis=0), 0.0)
+    elif by_p:
+        enough = top_p * total * (1.0 + SLACK)
+        lowest = tl.minimum(lowest, tl.sum((least_to_there < enough).to(tl.int32), axis=0))
     if by_p:
-        highest = tl.sum((most_to_there < top_p * least_kept * (1.0 - SLACK)).to(tl.int32), axis=0)
-        highest = tl.minimum(highest, lowest)
-    num_above = tl.sum(tl.where(buckets < highest, counts, 0), axis=0)
-    num_listed = tl.sum(tl.where((buckets >= highest) & (buckets <= lowest), counts, 0), axis=0)
-    tl.store(plan_ptr, tl.where(lowest < NUM_BUCKETS - 1, top_bucket - lowest, LOWEST))
-    tl.store(plan_ptr + 1, top_bucket - highest)
-    tl.store(plan_ptr + 2, num_above)
-    tl.store(plan_ptr + 3, (num_listed <= ROOM).to(tl.int32))
+        enough = top_p * least_kept * (1.0 - SLACK)
+        highest = tl.minimum(highest, tl.sum((most_to_there < enough).to(tl.int32), axis=0))
+    num_between = tl.sum(tl.where((buckets >= highest) & (buckets <= lowest), tokens, 0.0), axis=0)
+    reaches_all = lowest == NUM_BUCKETS - 1
+    below = tl.sum(tl.where(buckets == lowest, farthest, 0.0), axis=0)
+    tl.store(plan_ptr, tl.where(reaches_all, float("-inf"), top - below))
+    tl.store(plan_ptr + 1, top - tl.sum(tl.where(buckets == highest, nearest, 0.0), axis=0))
+    tl.store(plan_ptr + 2, (num_between <= ROOM).to(tl.float32))

@@ -14,6 +14,7 @@ EDGE = tl.constexpr(float((1 << 22) - 1))  # buckets are whole numbers of which 
 ROUNDER = tl.constexpr(float(3 << 22))  # adding it to a number leaves the nearest whole one in the low bits
 ROUNDER_BITS = tl.constexpr(0x4B400000)
 LOG2_E = tl.constexpr(1.4426950408889634)
+LARGEST = tl.constexpr(1e30)
 STEEPEST = tl.constexpr(1e38)  # finite, so that no distance is no distance
 MASS_ONE = tl.constexpr(float(1 << 42))  # the top token; what rounds to 0 weighs less than 1 - p for any fp32 p < 1
 
@@ -64,16 +65,20 @@ def value_of(order):
 
 @triton.jit
 def weight_of(x, top, temperature):
-    """Probability relative to a token of logit `top`, fp32."""
-    is_top = x == top
-    below = tl.where(is_top, 0.0, tl.where(is_top, 0.0, x) - top)  # two of the same infinity are no distance apart
-    return tl.exp2(below * tl.minimum(tl.div_rn(LOG2_E, temperature), STEEPEST))
+    """Probability relative to a token of logit `top`, which is finite and no less, fp32. One of +inf weighs as much."""
+    return tl.exp2(tl.minimum(x - top, 0.0) * tl.minimum(tl.div_rn(LOG2_E, temperature), STEEPEST))
 
 
 @triton.jit
 def mass_of(x, top, temperature):
     """Probability relative to the top token in fixed point, of which the top token has 2^42: int64."""
     return (weight_of(x, top, temperature) * MASS_ONE).to(tl.int64)
+
+
+@triton.jit
+def largest_of(x):
+    """The largest of some logits; finite, so that distances to it are numbers."""
+    return tl.minimum(tl.maximum(tl.max(x, axis=0), -LARGEST), LARGEST)
 
 
 @triton.jit

@@ -21,11 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.filter_limits import lowest_within, mass_from
-from common.kernels.filter_survey import CHUNKS_AT_ONCE, HIGHEST, LOWEST, PLAN_FIELDS, survey_kernel
+from common.kernels.filter_survey import CHUNKS_AT_ONCE, PLAN_FIELDS, SAMPLE, survey_kernel
 from common.kernels.filter_values import (
+    LARGEST,
     NUM_BUCKETS,
-    bucket_of,
-    buckets_per_logit,
     load_filters,
     load_logits,
     mass_limit,
@@ -42,6 +41,7 @@ SMALL_CHUNK, LARGE_CHUNK = 1024, 4096  # logits of one program
 ROOM = 1 << 15  # tokens in a row's list
 TILE = 8192  # tokens of a list that the search for a limit has in registers
 UNDECIDED = -3
+ROUNDING = tl.constexpr(1e-5)  # of a logit, generously
 ONE_WITHIN = tl.constexpr(1 << 16)
 _NO_CHOICE = tl.constexpr(NO_CHOICE)
 _UNDECIDED = tl.constexpr(UNDECIDED)
@@ -49,23 +49,21 @@ _UNDECIDED = tl.constexpr(UNDECIDED)
 
 @triton.jit
 def _reach(plan_ptr, top, temperature, min_p, is_planned, by_min_p):
-    """Lowest and highest bucket in question, tokens above, whether the list is used, and the least logit of min-p."""
+    """The lowest logit that may pass, the highest one that may not, if those between are listed; min-p's, scaled."""
     least = tl.full((), float("-inf"), tl.float32)
-    if by_min_p:
+    lowest = tl.full((), float("-inf"), tl.float32)
+    if by_min_p:  # alone, it leaves nothing in question
         least = tl.div_rn(top, temperature) + tl.log(min_p)
-    lowest = bucket_of(least * temperature, buckets_per_logit(temperature)) - 1
-    highest = lowest - 1  # min-p alone leaves nothing in question
-    num_above = tl.full((), 0, tl.int32)
-    fits = tl.full((), 1, tl.int32)
+        lowest = top + tl.log(min_p) * temperature - tl.abs(top) * ROUNDING
+    highest = tl.full((), float("-inf"), tl.float32)
+    is_listed = tl.full((), 1.0, tl.float32)
     if is_planned:
         lowest = tl.load(plan_ptr)
         highest = tl.load(plan_ptr + 1)
-        num_above = tl.load(plan_ptr + 2)
-        fits = tl.load(plan_ptr + 3)
-    if top == float("-inf"):
-        lowest = tl.full((), HIGHEST, tl.int32)
-        highest = tl.full((), HIGHEST, tl.int32)
-    return lowest, highest, num_above, fits, least
+        is_listed = tl.load(plan_ptr + 2)
+    if (top <= -LARGEST) | (is_listed == 0.0):  # there is no choice, or too much for a list
+        lowest = tl.full((), float("inf"), tl.float32)
+    return lowest, highest, is_listed > 0.0, least
 
 
 @triton.jit
@@ -108,15 +106,15 @@ def _draw_from_chunk(
     BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Best score of the tokens that pass for certain, its lowest id, and their mass. The others go to the list."""
+    """Best score of the tokens that pass for certain, its lowest id, their mass and number. The others are listed."""
     list_ptr, list_scores_ptr, list_ids_ptr, num_listed_ptr = lists
     seed, position = noise_key
-    _, highest, _, _, least = reach
+    _, highest, _, least = reach
     _compact(shortlist_ptr, is_within, CHUNK, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     best_ids = tl.zeros((BLOCK,), tl.int32)
     mass = tl.zeros((BLOCK,), tl.int64)
-    per_logit = buckets_per_logit(temperature)
+    num_listed = tl.full((), 0, tl.int32)
     for first in tl.range(0, num_within, BLOCK):
         entries = first + tl.arange(0, BLOCK)
         present = entries < num_within
@@ -124,23 +122,24 @@ def _draw_from_chunk(
         x = load_logits(row_ptr, ids, begin + CHUNK)
         scaled = tl.div_rn(x, temperature)
         scores = scaled + gumbel(seed, position, ids)
-        is_sure = bucket_of(x, per_logit) > highest
-        is_better = present & is_sure & (scaled >= least) & (scores > best)
+        is_sure = present & (x > highest)
+        is_better = is_sure & (scaled >= least) & (scores > best)
         best = tl.where(is_better, scores, best)
         best_ids = tl.where(is_better, ids, best_ids)
-        mass += tl.where(present & is_sure, mass_of(x, top, temperature), 0)
-        is_listed = present & (is_sure == 0)
+        mass += tl.where(is_sure, mass_of(x, top, temperature), 0)
+        is_listed = present & (x <= highest)
         listed = is_listed.to(tl.int32)
-        num_listed = tl.sum(listed, axis=0)
-        if num_listed > 0:
-            first_place = tl.atomic_add(num_listed_ptr, num_listed, sem="relaxed")
+        num_here = tl.sum(listed, axis=0)
+        if num_here > 0:
+            num_listed += num_here
+            first_place = tl.atomic_add(num_listed_ptr, num_here, sem="relaxed")
             list_places = first_place + tl.cumsum(listed, axis=0) - 1
             has_room = is_listed & (list_places < ROOM)
             tl.store(list_ptr + list_places, x, mask=has_room)
             tl.store(list_scores_ptr + list_places, scores, mask=has_room)
             tl.store(list_ids_ptr + list_places, ids, mask=has_room)
     score, token = _best_of(best, best_ids)
-    return score, token, tl.sum(mass, axis=0)
+    return score, token, tl.sum(mass, axis=0), num_within - num_listed
 
 
 @triton.jit
@@ -154,10 +153,8 @@ def _best_of(scores, ids):
 def _threshold(
     row_ptr,
     list_ptr,
-    num_listed,
+    sums,  # of the row: num_listed, num_above, mass_above, total
     reach,
-    total,
-    mass_above,
     top,
     temperature,
     top_k,
@@ -166,36 +163,38 @@ def _threshold(
     by_p,
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
+    ROOM: tl.constexpr,
 ):
-    """Smallest scaled logit that passes all filters, and whether all tokens that pass are among the surveyed ones."""
-    lowest, _, num_above, fits, least = reach
-    is_surveyed = fits != 0
-    source_ptr = row_ptr
-    size = tl.full((), VOCAB, tl.int32)
-    above = tl.full((), 0, tl.int64)
-    k_limit = top_k
-    if is_surveyed:
-        source_ptr = list_ptr
-        size = num_listed
-        above = mass_above
-        k_limit = top_k - num_above
+    """Smallest scaled logit that passes all filters, and whether the limits were found in the list."""
+    num_listed, num_above, above, total = sums
+    lowest, _, is_listed, least = reach
+    is_whole = lowest == float("-inf")  # all tokens are above or listed
+    is_found = is_listed & (num_listed <= ROOM)
+    if by_k:
+        is_found &= (num_above < top_k) & (is_whole | (num_above + num_listed >= top_k))
+    source_ptr = list_ptr
+    size = num_listed
+    if is_found == 0:
+        source_ptr = row_ptr
+        size = tl.full((), VOCAB, tl.int32)
+        num_above = tl.full((), 0, tl.int32)
+        above = tl.full((), 0, tl.int64)
     cut = order_of(tl.full((), float("-inf"), tl.float32))
     if by_k:
-        cut = lowest_within(source_ptr, size, k_limit, top, temperature, False, TILE)
-        if by_p:
-            total = above + mass_from(source_ptr, size, cut, top, temperature, TILE)
+        cut = lowest_within(source_ptr, size, top_k - num_above, top, temperature, False, TILE)
     if by_p:
+        below = mass_from(source_ptr, size, cut, top, temperature, TILE)
+        if by_k:
+            total = above + below
         limit = mass_limit(top_p, total)
-        is_there = above < limit
-        if (by_k == 0) & (lowest > LOWEST):
-            is_there &= above + mass_from(source_ptr, size, cut, top, temperature, TILE) >= limit
+        is_there = (above < limit) & (is_whole | (above + below >= limit))
+        is_found &= is_there
         if is_there == 0:
-            is_surveyed = is_there
             source_ptr = row_ptr
             size = tl.full((), VOCAB, tl.int32)
             above = tl.full((), 0, tl.int64)
         cut = tl.maximum(cut, lowest_within(source_ptr, size, limit - above, top, temperature, True, TILE))
-    return tl.maximum(value_of(cut), least), is_surveyed
+    return tl.maximum(value_of(cut), least), is_found
 
 
 @triton.jit
@@ -229,12 +228,13 @@ def draw_kernel(
     seed_ptr,  # [num_rows] int64
     next_positions_ptr,  # [num_rows] int32: of the token to be chosen
     top_ptr,  # [num_rows] fp32
-    plan_ptr,  # [num_rows, PLAN_FIELDS] int32
+    plan_ptr,  # [num_rows, PLAN_FIELDS] fp32
     shortlist_ptr,  # [num_rows, NUM_CHUNKS * CHUNK] int16
     list_ptr,  # [num_rows, ROOM] fp32: logits in any order, as the next two
     list_scores_ptr,  # [num_rows, ROOM] fp32
     list_ids_ptr,  # [num_rows, ROOM] int32
-    num_listed_ptr,  # [num_rows] int32, 0 before, as the next two
+    num_listed_ptr,  # [num_rows] int32, 0 before, as the next three
+    num_above_ptr,  # [num_rows] int32
     total_ptr,  # [num_rows] int64: mass of all tokens
     mass_above_ptr,  # [num_rows] int64: of those that pass for certain
     best_ptr,  # [num_rows, NUM_CHUNKS] fp32
@@ -259,7 +259,7 @@ def draw_kernel(
         return
     top = tl.load(top_ptr + row)
     reach = _reach(plan_ptr + row * PLAN_FIELDS, top, temperature, min_p, by_k | by_p, by_min_p)
-    lowest, _, _, fits, _ = reach
+    lowest, _, _, _ = reach
     row_ptr = logits_ptr + row * logits_stride
     lists = (
         list_ptr + row * ROOM,
@@ -268,21 +268,23 @@ def draw_kernel(
         num_listed_ptr + row,
     )
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = load_logits(row_ptr, tokens, VOCAB)
+    x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=float("nan"))
     if by_p & (by_k == 0):
-        masses = tl.where(tokens < VOCAB, mass_of(x, top, temperature), 0)
+        masses = mass_of(tl.where(x == x, x, float("-inf")), top, temperature)
         tl.atomic_add(total_ptr + row, tl.sum(masses, axis=0), sem="relaxed")
-    is_within = (tokens < VOCAB) & (bucket_of(x, buckets_per_logit(temperature)) >= lowest) & (fits != 0)
+    is_within = x >= lowest  # not NaN
     num_within = tl.sum(is_within.to(tl.int32), axis=0)
     score = tl.full((), float("-inf"), tl.float32)
     token = tl.full((), 0, tl.int32)
     if num_within > 0:
-        score, token, mass = _draw_from_chunk(
+        score, token, mass, number = _draw_from_chunk(
             row_ptr, shortlist_ptr + (row * NUM_CHUNKS + chunk) * CHUNK, lists, noise_key, reach, top, temperature,
             chunk * CHUNK, is_within, num_within, CHUNK, BLOCK, ROOM,
         )  # fmt: skip
         if by_p:
             tl.atomic_add(mass_above_ptr + row, mass, sem="relaxed")
+        if by_k:
+            tl.atomic_add(num_above_ptr + row, number, sem="relaxed")
     tl.store(best_ptr + row * NUM_CHUNKS + chunk, score)
     tl.store(best_ids_ptr + row * NUM_CHUNKS + chunk, token)
 
@@ -295,11 +297,12 @@ def decide_kernel(
     top_p_ptr,  # [num_rows] fp32
     min_p_ptr,  # [num_rows] fp32
     top_ptr,  # [num_rows] fp32
-    plan_ptr,  # [num_rows, PLAN_FIELDS] int32
+    plan_ptr,  # [num_rows, PLAN_FIELDS] fp32
     list_ptr,  # [num_rows, ROOM] fp32
     list_scores_ptr,  # [num_rows, ROOM] fp32
     list_ids_ptr,  # [num_rows, ROOM] int32
-    num_listed_ptr,  # [num_rows] int32, set to 0, as the next two
+    num_listed_ptr,  # [num_rows] int32, set to 0, as the next three
+    num_above_ptr,  # [num_rows] int32
     total_ptr,  # [num_rows] int64
     mass_above_ptr,  # [num_rows] int64
     best_ptr,  # [num_rows, NUM_CHUNKS] fp32
@@ -326,26 +329,29 @@ def decide_kernel(
     top = tl.load(top_ptr + row)
     reach = _reach(plan_ptr + row * PLAN_FIELDS, top, temperature, min_p, by_k | by_p, by_min_p)
     num_listed = tl.load(num_listed_ptr + row)
-    total = tl.load(total_ptr + row)
+    num_above = tl.load(num_above_ptr + row)
     mass_above = tl.load(mass_above_ptr + row)
+    total = tl.load(total_ptr + row)
     tl.debug_barrier()  # every thread has read
     tl.store(num_listed_ptr + row, 0)
-    tl.store(total_ptr + row, tl.zeros((), tl.int64))
+    tl.store(num_above_ptr + row, 0)
     tl.store(mass_above_ptr + row, tl.zeros((), tl.int64))
-    has_choice = top > float("-inf")
+    tl.store(total_ptr + row, tl.zeros((), tl.int64))
+    has_choice = top > -LARGEST
     list_ptr += row * ROOM
-    threshold, is_surveyed = _threshold(
-        logits_ptr + row * logits_stride, list_ptr, num_listed, reach, total, mass_above, top, temperature,
-        top_k, top_p, by_k & has_choice, by_p & has_choice, VOCAB, TILE,
+    threshold, is_found = _threshold(
+        logits_ptr + row * logits_stride, list_ptr, (num_listed, num_above, mass_above, total), reach, top, temperature,
+        top_k, top_p, by_k & has_choice, by_p & has_choice, VOCAB, TILE, ROOM,
     )  # fmt: skip
     chunks = tl.arange(0, CHUNKS)
     present = chunks < NUM_CHUNKS
     bests = tl.load(best_ptr + row * NUM_CHUNKS + chunks, mask=present, other=float("-inf"))
     ids = tl.load(best_ids_ptr + row * NUM_CHUNKS + chunks, mask=present, other=0x7FFFFFFF)
     lists = (list_ptr, list_scores_ptr + row * ROOM, list_ids_ptr + row * ROOM)
+    num_listed = tl.minimum(num_listed, ROOM)
     score, token = _best_listed(lists, num_listed, threshold, temperature, _best_of(bests, ids), BLOCK)
     decided = tl.where(score > float("-inf"), token, _NO_CHOICE)
-    tl.store(decided_ptr + row, tl.where(is_surveyed, decided, _UNDECIDED))
+    tl.store(decided_ptr + row, tl.where(is_found, decided, _UNDECIDED))
     tl.store(threshold_ptr + row, threshold)
 
 
@@ -357,12 +363,13 @@ class FilterWorkspace:
     weights: Tensor  # [max_rows, max_chunks] fp32
     counts: Tensor  # [max_rows, max_chunks, NUM_BUCKETS] int32
     top: Tensor  # [max_rows] fp32
-    plan: Tensor  # [max_rows, PLAN_FIELDS] int32
+    plan: Tensor  # [max_rows, PLAN_FIELDS] fp32
     shortlist: Tensor  # [max_rows, tokens of all chunks] int16
     listed: Tensor  # [max_rows, ROOM] fp32
     scores: Tensor  # [max_rows, ROOM] fp32
     ids: Tensor  # [max_rows, ROOM] int32
     num_listed: Tensor  # [max_rows] int32
+    num_above: Tensor  # [max_rows] int32
     total: Tensor  # [max_rows] int64
     mass_above: Tensor  # [max_rows] int64
     survey_arrivals: Tensor  # [max_rows] int32
@@ -385,12 +392,13 @@ def make_workspace(max_rows: int, vocab: int, device: torch.device) -> FilterWor
         weights=zeros(chunks),
         counts=zeros(chunks, NUM_BUCKETS.value, dtype=torch.int32),
         top=zeros(),
-        plan=zeros(PLAN_FIELDS.value, dtype=torch.int32),
+        plan=zeros(PLAN_FIELDS.value),
         shortlist=zeros(triton.cdiv(vocab, LARGE_CHUNK) * LARGE_CHUNK, dtype=torch.int16),
         listed=zeros(ROOM),
         scores=zeros(ROOM),
         ids=zeros(ROOM, dtype=torch.int32),
         num_listed=zeros(dtype=torch.int32),
+        num_above=zeros(dtype=torch.int32),
         total=zeros(dtype=torch.int64),
         mass_above=zeros(dtype=torch.int64),
         survey_arrivals=zeros(dtype=torch.int32),
@@ -439,6 +447,7 @@ def filtered_draw(
         "list_scores_ptr": workspace.scores,
         "list_ids_ptr": workspace.ids,
         "num_listed_ptr": workspace.num_listed,
+        "num_above_ptr": workspace.num_above,
         "total_ptr": workspace.total,
         "mass_above_ptr": workspace.mass_above,
         "best_ptr": workspace.best,
@@ -453,6 +462,7 @@ def filtered_draw(
         CHUNK=chunk,
         CHUNKS=chunks,
         CHUNKS_AT_ONCE=CHUNKS_AT_ONCE,
+        SAMPLE=SAMPLE,
         num_warps=8,
         **row,
     )

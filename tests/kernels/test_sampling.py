@@ -169,7 +169,7 @@ def threshold_of(logits: Tensor, params: SamplingTensors, device: torch.device) 
     for _ in range(2):  # the second launch finds the workspace as the first one left it
         workspace.threshold.fill_(float("nan"))
         filtered_draw.filtered_draw(logits.to(device), on_device, positions, workspace)
-        for state in (workspace.num_listed, workspace.total, workspace.mass_above):
+        for state in (workspace.num_listed, workspace.num_above, workspace.total, workspace.mass_above):
             assert not state.any()
     return workspace.threshold.cpu()
 
@@ -218,9 +218,9 @@ def test_more_tokens_in_question_than_a_tile_or_a_list_holds(device: torch.devic
         assert kept.abs().max() <= 2  # the two round probabilities differently
 
 
-@pytest.mark.parametrize("shift", [-12, 12])
+@pytest.mark.parametrize("shift", [-2.5, 2.5])
 def test_a_limit_that_is_not_where_it_was_looked_for_is_found(
-    shift: int, device: torch.device, draw: Draw, monkeypatch: pytest.MonkeyPatch
+    shift: float, device: torch.device, draw: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Misled:
         def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
@@ -228,7 +228,7 @@ def test_a_limit_that_is_not_where_it_was_looked_for_is_found(
 
         def launch(self, grid: tuple[int, int], **operands: Any) -> None:
             survey_kernel[grid](**operands)
-            operands["plan_ptr"][:, :2] += shift  # lowest and highest bucket
+            operands["plan_ptr"][:, :2] += shift  # lowest and highest logit in question
 
     logits, params = make_logits("spread", 2, 3001), make_params([(0.9, 0, 0.7, 0.0, 1), (1.1, 0, 0.9, 0.0, 2)])
     expected = threshold_of(logits, params, device)
