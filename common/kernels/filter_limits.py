@@ -54,7 +54,7 @@ def mass_from(source_ptr, size, threshold, top, temperature, BLOCK: tl.constexpr
 
 @triton.jit
 def lowest_within(source_ptr, size, limit, top, temperature, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Smallest order above which less than `limit` weighs. `limit` is positive; without logits it is that of inf."""
+    """Smallest order above which less than `limit` weighs. `limit` is positive; without logits it is -inf's."""
     orders, weights, present = _load_tile(source_ptr, 0, size, top, temperature, MASS, BLOCK)
     lows = tl.where(present, orders, order_of(tl.full((), float("inf"), tl.float32)))
     highs = tl.where(present, orders, order_of(tl.full((), float("-inf"), tl.float32)))
@@ -71,4 +71,4 @@ def lowest_within(source_ptr, size, limit, top, temperature, MASS: tl.constexpr,
             high = middle
         else:
             low = middle + 1
-    return low
+    return tl.minimum(low, high)

@@ -25,6 +25,7 @@ from common.kernels.last_program import is_last
 from common.kernels.pdl import wait_for_predecessor
 
 PLAN_FIELDS = tl.constexpr(3)
+LOWEST = tl.constexpr(-3.4e38)  # what is -inf may pass, but is never drawn
 SLACK = tl.constexpr(1e-5)  # of the bounds, for rounding
 DEVIATIONS = tl.constexpr(5.0)  # of the error of a sample: what is taken for most unlikely
 GOLDEN = tl.constexpr(0x9E3779B1)  # its multiples, modulo 2^32, are spread evenly
@@ -41,6 +42,7 @@ def survey_kernel(
     min_p_ptr,  # [num_rows] fp32, 0 is off
     largest_ptr,  # [num_rows, NUM_CHUNKS] fp32
     weights_ptr,  # [num_rows, NUM_CHUNKS] fp32, relative to the largest of the chunk
+    numbers_ptr,  # [num_rows, NUM_CHUNKS] int32: tokens counted
     counts_ptr,  # [num_rows, NUM_CHUNKS, NUM_BUCKETS] int32
     arrivals_ptr,  # [num_rows] int32, 0 before and after
     top_ptr,  # [num_rows] fp32: the largest of all, if finite
@@ -66,6 +68,7 @@ def survey_kernel(
         return
     largest_ptr += row * NUM_CHUNKS
     weights_ptr += row * NUM_CHUNKS
+    numbers_ptr += row * NUM_CHUNKS
     counts_ptr += row * NUM_CHUNKS * NUM_BUCKETS
     per_logit = buckets_per_logit(temperature)
     row_ptr = logits_ptr + row * logits_stride
@@ -78,8 +81,9 @@ def survey_kernel(
         shift = (places.to(tl.uint32) * GOLDEN >> 16) % (CHUNK // SAMPLE)
         sample = load_logits(row_ptr, chunk * CHUNK + places * (CHUNK // SAMPLE) + shift.to(tl.int32), VOCAB)
         below = tl.minimum(bucket_of(largest, per_logit) - bucket_of(sample, per_logit), NUM_BUCKETS - 1)
-        below = tl.maximum(below, 0)  # infinite ones
-        tl.store(counts_ptr + chunk * NUM_BUCKETS + tl.arange(0, NUM_BUCKETS), tl.histogram(below, NUM_BUCKETS))
+        counts = tl.histogram(tl.maximum(below, 0), NUM_BUCKETS, mask=sample > float("-inf"))
+        tl.store(counts_ptr + chunk * NUM_BUCKETS + tl.arange(0, NUM_BUCKETS), counts)
+        tl.store(numbers_ptr + chunk, tl.sum(counts, axis=0))
     if is_last(arrivals_ptr + row, NUM_CHUNKS):
         chunks = tl.arange(0, CHUNKS)
         all_largest = tl.load(largest_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
@@ -88,16 +92,17 @@ def survey_kernel(
         if by_k | by_p:
             weights = tl.load(weights_ptr + chunks, mask=chunks < NUM_CHUNKS, other=0.0)
             total = tl.sum(weights * weight_of(all_largest, top, temperature), axis=0)
-            counts = _add_up(counts_ptr, largest_ptr, top, per_logit, NUM_CHUNKS, CHUNKS_AT_ONCE)
+            number = tl.sum(tl.load(numbers_ptr + chunks, mask=chunks < NUM_CHUNKS, other=0), axis=0)
+            counts = _add_up(counts_ptr, largest_ptr, number, top, per_logit, NUM_CHUNKS, CHUNKS_AT_ONCE)
             _plan(
                 plan_ptr + row * PLAN_FIELDS, counts, total, top, temperature, top_k, top_p, by_k, by_p,
-                VOCAB, CHUNK // SAMPLE, ROOM,
+                CHUNK // SAMPLE, ROOM,
             )  # fmt: skip
 
 
 @triton.jit
-def _add_up(counts_ptr, largest_ptr, top, per_logit, NUM_CHUNKS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Tokens counted in each bucket from the top's on: `[NUM_BUCKETS]` int32, 0 for the last one."""
+def _add_up(counts_ptr, largest_ptr, number, top, per_logit, NUM_CHUNKS: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Tokens counted, `number`, by buckets from the top's on: `[NUM_BUCKETS]` int32. The last has all further ones."""
     buckets = tl.arange(0, NUM_BUCKETS)
     top_bucket = bucket_of(top, per_logit)
     counts = tl.zeros((AT_ONCE, NUM_BUCKETS), tl.int32)
@@ -107,7 +112,8 @@ def _add_up(counts_ptr, largest_ptr, top, per_logit, NUM_CHUNKS: tl.constexpr, A
         below = buckets[None, :] - (top_bucket - bucket_of(largest, per_logit))[:, None]
         present = (chunks < NUM_CHUNKS)[:, None] & (below >= 0) & (buckets < NUM_BUCKETS - 1)[None, :]
         counts += tl.load(counts_ptr + chunks[:, None] * NUM_BUCKETS + below, mask=present, other=0)
-    return tl.sum(counts, axis=0)
+    whole = tl.sum(counts, axis=0)
+    return tl.where(buckets < NUM_BUCKETS - 1, whole, number - tl.sum(whole, axis=0))
 
 
 @triton.jit
@@ -128,7 +134,6 @@ def _plan(
     top_p,
     by_k,
     by_p,
-    VOCAB: tl.constexpr,
     SHARE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
@@ -138,7 +143,7 @@ def _plan(
     few enough for a list of ROOM.
     """
     buckets = tl.arange(0, NUM_BUCKETS)
-    is_inner = buckets < NUM_BUCKETS - 1  # the last one has all further ones, too
+    is_inner = buckets < NUM_BUCKETS - 1
     per_logit = buckets_per_logit(temperature)
     place = tl.minimum(tl.maximum(top * per_logit, -EDGE), EDGE) - bucket_of(top, per_logit).to(tl.float32)
     nearest = tl.maximum(buckets.to(tl.float32) + (place - 0.5), 0.0) / per_logit  # to the top, in logits
@@ -146,7 +151,6 @@ def _plan(
     weight_near = weight_of(-nearest, 0.0, temperature)
     weight_far = weight_of(-farthest, 0.0, temperature)
     tokens = counts.to(tl.float32) * SHARE
-    tokens = tl.where(is_inner, tokens, tl.maximum(VOCAB - tl.sum(tokens, axis=0), 0.0))
     most = tokens * weight_near
     least = tl.where(is_inner, tokens * weight_far, 0.0)
     most_beyond = tl.maximum(tl.sum(most, axis=0) - tl.cumsum(most, axis=0), 0.0)
@@ -157,21 +161,22 @@ def _plan(
     least_kept = total
     lowest = tl.full((), NUM_BUCKETS - 1, tl.int32)
     highest = tl.full((), NUM_BUCKETS - 1, tl.int32)
+    # What is to a bucket grows with it; the bounds alone need not, as the fewer tokens are left the surer they are.
     if by_k:
         num_to_there = tl.cumsum(tokens, axis=0)
         error = tl.where(is_inner, _error(num_to_there, 1.0, SHARE), 0.0)
-        lowest = tl.minimum(lowest, tl.sum((num_to_there - error < top_k).to(tl.int32), axis=0))
-        highest = tl.minimum(highest, tl.sum((num_to_there + error < top_k).to(tl.int32), axis=0))
+        lowest = tl.min(tl.where(num_to_there - error >= top_k, buckets, NUM_BUCKETS - 1), axis=0)
+        highest = tl.max(tl.where(num_to_there + error < top_k, buckets + 1, 0), axis=0)
         least_kept = tl.maximum(tl.sum(tl.where(buckets == highest - 1, least_to_there, 0.0), axis=0), 0.0)
     elif by_p:
         enough = top_p * total * (1.0 + SLACK)
-        lowest = tl.minimum(lowest, tl.sum((least_to_there < enough).to(tl.int32), axis=0))
+        lowest = tl.min(tl.where(least_to_there >= enough, buckets, NUM_BUCKETS - 1), axis=0)
     if by_p:
         enough = top_p * least_kept * (1.0 - SLACK)
-        highest = tl.minimum(highest, tl.sum((most_to_there < enough).to(tl.int32), axis=0))
+        highest = tl.minimum(highest, tl.max(tl.where(most_to_there < enough, buckets + 1, 0), axis=0))
     num_between = tl.sum(tl.where((buckets >= highest) & (buckets <= lowest), tokens, 0.0), axis=0)
     reaches_all = lowest == NUM_BUCKETS - 1
     below = tl.sum(tl.where(buckets == lowest, farthest, 0.0), axis=0)
-    tl.store(plan_ptr, tl.where(reaches_all, float("-inf"), top - below))
+    tl.store(plan_ptr, tl.where(reaches_all, LOWEST, top - below))
     tl.store(plan_ptr + 1, top - tl.sum(tl.where(buckets == highest, nearest, 0.0), axis=0))
     tl.store(plan_ptr + 2, (num_between <= ROOM).to(tl.float32))

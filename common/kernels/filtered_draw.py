@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.filter_limits import lowest_within, mass_from
-from common.kernels.filter_survey import CHUNKS_AT_ONCE, PLAN_FIELDS, SAMPLE, survey_kernel
+from common.kernels.filter_survey import CHUNKS_AT_ONCE, LOWEST, PLAN_FIELDS, SAMPLE, survey_kernel
 from common.kernels.filter_values import (
     LARGEST,
     NUM_BUCKETS,
@@ -168,7 +168,7 @@ def _threshold(
     """Smallest scaled logit that passes all filters, and whether the limits were found in the list."""
     num_listed, num_above, above, total = sums
     lowest, _, is_listed, least = reach
-    is_whole = lowest == float("-inf")  # all tokens are above or listed
+    is_whole = lowest == LOWEST  # all tokens are above or listed
     is_found = is_listed & (num_listed <= ROOM)
     if by_k:
         is_found &= (num_above < top_k) & (is_whole | (num_above + num_listed >= top_k))
@@ -361,6 +361,7 @@ class FilterWorkspace:
 
     largest: Tensor  # [max_rows, max_chunks] fp32
     weights: Tensor  # [max_rows, max_chunks] fp32
+    numbers: Tensor  # [max_rows, max_chunks] int32
     counts: Tensor  # [max_rows, max_chunks, NUM_BUCKETS] int32
     top: Tensor  # [max_rows] fp32
     plan: Tensor  # [max_rows, PLAN_FIELDS] fp32
@@ -390,6 +391,7 @@ def make_workspace(max_rows: int, vocab: int, device: torch.device) -> FilterWor
     return FilterWorkspace(
         largest=zeros(chunks),
         weights=zeros(chunks),
+        numbers=zeros(chunks, dtype=torch.int32),
         counts=zeros(chunks, NUM_BUCKETS.value, dtype=torch.int32),
         top=zeros(),
         plan=zeros(PLAN_FIELDS.value),
@@ -457,6 +459,7 @@ def filtered_draw(
     survey_kernel[(num_rows, num_chunks)](
         largest_ptr=workspace.largest,
         weights_ptr=workspace.weights,
+        numbers_ptr=workspace.numbers,
         counts_ptr=workspace.counts,
         arrivals_ptr=workspace.survey_arrivals,
         CHUNK=chunk,
