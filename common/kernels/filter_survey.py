@@ -13,6 +13,7 @@ import triton.language as tl
 
 from common.kernels.filter_values import (
     EDGE,
+    LARGEST,
     NUM_BUCKETS,
     bucket_of,
     buckets_per_logit,
@@ -26,6 +27,7 @@ from common.kernels.pdl import wait_for_predecessor
 
 PLAN_FIELDS = tl.constexpr(3)
 LOWEST = tl.constexpr(-3.4e38)  # what is -inf may pass, but is never drawn
+ROUNDING = tl.constexpr(1e-5)  # of a logit, generously
 SLACK = tl.constexpr(1e-5)  # of the bounds, for rounding
 DEVIATIONS = tl.constexpr(5.0)  # of the error of a sample: what is taken for most unlikely
 GOLDEN = tl.constexpr(0x9E3779B1)  # its multiples, modulo 2^32, are spread evenly
@@ -180,3 +182,22 @@ def _plan(
     tl.store(plan_ptr, tl.where(reaches_all, LOWEST, top - below))
     tl.store(plan_ptr + 1, top - tl.sum(tl.where(buckets == highest, nearest, 0.0), axis=0))
     tl.store(plan_ptr + 2, (num_between <= ROOM).to(tl.float32))
+
+
+@triton.jit
+def load_reach(plan_ptr, top, temperature, min_p, is_planned, by_min_p):
+    """The lowest logit that may pass, the highest one that may not, if those between are listed; min-p's, scaled."""
+    least = tl.full((), float("-inf"), tl.float32)
+    lowest = tl.full((), float("-inf"), tl.float32)
+    if by_min_p:  # alone, it leaves nothing in question
+        least = tl.div_rn(top, temperature) + tl.log(min_p)
+        lowest = top + tl.log(min_p) * temperature - tl.abs(top) * ROUNDING
+    highest = tl.full((), float("-inf"), tl.float32)
+    is_listed = tl.full((), 1.0, tl.float32)
+    if is_planned:
+        lowest = tl.load(plan_ptr)
+        highest = tl.load(plan_ptr + 1)
+        is_listed = tl.load(plan_ptr + 2)
+    if (top <= -LARGEST) | (is_listed == 0.0):  # there is no choice, or too much for a list
+        lowest = tl.full((), float("inf"), tl.float32)
+    return lowest, highest, is_listed > 0.0, least

@@ -85,3 +85,10 @@ def largest_of(x):
 def mass_limit(top_p, total):
     """Tokens whose likelier ones weigh less than this pass top-p; 1 at least, so that the top one does."""
     return tl.maximum(tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+
+
+@triton.jit
+def best_of(scores, ids):
+    """The largest of `scores`, and the lowest of its ids."""
+    best = tl.max(scores, axis=0)
+    return best, tl.min(tl.where(scores == best, ids, 0x7FFFFFFF), axis=0)

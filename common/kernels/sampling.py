@@ -1,6 +1,6 @@
 """The next token of every row, without a sort and without the host (Gumbel-max trick).
 
-Three kernels: two draw from rows with filters (`filtered_draw`); the third finds in all others the best token of each
+Four kernels: three draw from rows with filters (`filtered_draw`); the fourth finds in all others the best token of each
 chunk of the vocabulary and, in the last program of a row, the best of the chunks. In a decode step that program also
 makes the row ready for the next step, and stores the token where the host finds it: a copy between two steps would keep
 the device waiting.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from common.kernels import filtered_draw as filters
 from common.kernels.checks import check_column
+from common.kernels.filter_decision import UNDECIDED
 from common.kernels.filter_values import load_filters, load_logits
 from common.kernels.filtered_draw import FilterWorkspace
 from common.kernels.gumbel import gumbel
@@ -24,7 +25,6 @@ from common.kernels.pdl import wait_for_predecessor
 
 CHUNK = 1024  # logits of one program
 _NO_CHOICE = tl.constexpr(NO_CHOICE)
-_UNDECIDED = tl.constexpr(filters.UNDECIDED)
 
 
 @triton.jit
@@ -104,11 +104,11 @@ def _choose_kernel(
         noise = gumbel(tl.load(seed_ptr + row), next_position, tokens)
     wait_for_predecessor(PDL)
     threshold = tl.full((), float("-inf"), tl.float32)
-    decided = tl.full((), _UNDECIDED, tl.int32)
+    decided = tl.full((), UNDECIDED, tl.int32)
     if is_filtered:
         threshold = tl.load(threshold_ptr + row)
         decided = tl.load(decided_ptr + row)
-    if decided != _UNDECIDED:
+    if decided != UNDECIDED:
         if chunk == 0:
             _finish(row, decided, next_position, turn, columns, max_len, ADVANCE, RING_SLOTS)
         return
