@@ -22,7 +22,7 @@ from common.device.landing import make_logprob_ring, make_ring
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.sampling_tensors import sampling_tensors
-from common.kernels.operands import AttentionWeights
+from common.kernels.operands import AttentionWeights, TokenRing
 from common.ops.base import ForwardBatch, Ops, Residual
 from common.wire.sampling_params import PADDING, SamplingParams
 
@@ -35,6 +35,7 @@ MAX_THREADS = 16
 # One count for each class that kernels and plans tell apart.
 PROMPT_LENGTHS = (1, 40, 100, 1100)  # tokens
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # of products; attention divides contexts otherwise for every count
+SAMPLED_ROWS = (1, 9)
 
 
 def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
@@ -45,12 +46,12 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
         tasks += [*_products(engine, ops, rows), partial(_logits_of, engine, ops, rows)]
     batches = [_padding(engine, rows, rows) for rows in row_counts]
     tasks += [partial(_attend, engine, ops, ops.attention, batch) for batch in batches]
+    rings = {rows: make_ring(rows, engine.device) for rows in _sampled_rows(engine)}  # kept until the device is done
+    tasks += [partial(_sample_and_advance, engine, ring) for ring in rings.values()]
     logits, sampling = _logits(engine, 1), sampling_tensors([PADDING], engine.device)
-    ring = make_ring(1, engine.device)  # kept until the device is done with it, as is the next
-    logprob_ring = make_logprob_ring(ring)
+    logprob_ring = make_logprob_ring(rings[1])
     tasks += [  # the same for any count
         lambda: ops.embed(batches[0].token_ids, model.embed),
-        lambda: engine.sampler.sample_and_advance(logits, sampling, _padding(engine, 1, 1), ring),
         partial(_adjust, engine, most_rows),
         lambda: engine.sampler.land_logprobs(logits, sampling, batches[0].token_ids[:1], logprob_ring),
     ]
@@ -68,8 +69,8 @@ def compile_prompt_kernels(engine: Engine) -> None:
             partial(_attend, engine, ops, attention, batch) for attention in (ops.attention, ops.attention_of_last)
         ]
     tasks += [
+        *(partial(_sample, engine, rows) for rows in _sampled_rows(engine)),
         partial(_logits_of, engine, ops, 1),
-        lambda: engine.sampler.sample(_logits(engine, 1), sampling_tensors([PADDING], engine.device), position),
         partial(_adjust, engine),
         lambda: engine.sampler.logprobs(_logits(engine, 1), position, position),
     ]
@@ -168,6 +169,21 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
         max_seq_len=engine.max_len,
         num_keys=num_tokens if num_tokens > num_seqs else 0,
     )
+
+
+def _sampled_rows(engine: Engine) -> list[int]:
+    return [rows for rows in SAMPLED_ROWS if rows <= engine.sampler.max_rows]
+
+
+def _sample(engine: Engine, num_rows: int) -> None:
+    params, positions = sampling_tensors([PADDING] * num_rows, engine.device), _padding(engine, num_rows, 1).token_ids
+    engine.sampler.sample(_logits(engine, num_rows), params, positions)
+
+
+def _sample_and_advance(engine: Engine, ring: TokenRing) -> None:
+    num_rows = ring.turns.shape[0]
+    params = sampling_tensors([PADDING] * num_rows, engine.device)
+    engine.sampler.sample_and_advance(_logits(engine, num_rows), params, _padding(engine, num_rows, num_rows), ring)
 
 
 def _adjust(engine: Engine, most_rows: int = 0) -> None:

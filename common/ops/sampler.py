@@ -19,6 +19,7 @@ class Sampler:
     def __init__(
         self, kernels_choice: str, max_rows: int, vocab: int, device: torch.device, *, pdl: bool = False
     ) -> None:
+        self.max_rows = max_rows
         self._has_kernels = kernels_choice == "triton"
         self._pdl = pdl
         if self._has_kernels:

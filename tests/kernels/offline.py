@@ -178,16 +178,24 @@ def run_odd_shape(gpu: Gpu) -> None:
     ops.norm_gate_up(Residual(rows), norm, 1e-6, weight)
 
 
+def run_sampler(rows: int, *, pdl: bool) -> None:
+    """The end of a decode step."""
+    columns = (empty(rows), empty(rows), empty(rows))
+    ring = TokenRing(torch.zeros((rows, 3), dtype=torch.int32), torch.zeros(rows, dtype=torch.int32))
+    logits = empty(rows, MODEL.vocab_size, dtype=torch.float32)
+    params, workspace = sampling_tensors([PADDING] * rows, META), sampling.make_workspace(rows, MODEL.vocab_size, META)
+    sampling.sample_and_advance(logits, params, *columns, 1024, ring, workspace, pdl=pdl)
+
+
 def run_rest(gpu: Gpu) -> None:
     """What is launched around the model."""
+    for rows in (8, 64):
+        run_sampler(rows, pdl=gpu.has_dependent_launch)
     rows, pdl = 8, gpu.has_dependent_launch
     params = sampling_tensors([PADDING] * rows, META)
     state = RowState(empty(rows), empty(rows), empty(rows), empty(rows), empty(rows, 64), params)
     ring = TokenRing(torch.zeros((rows, 3), dtype=torch.int32), torch.zeros(rows, dtype=torch.int32))
     logits = empty(rows, MODEL.vocab_size, dtype=torch.float32)
-    workspace = sampling.make_workspace(rows, MODEL.vocab_size, META)
-    columns = (state.token_ids, state.positions, state.seq_lens)
-    sampling.sample_and_advance(logits, params, *columns, 1024, ring, workspace, pdl=pdl)
     adjustments, mask_words = Adjustments(rows, MODEL.vocab_size, META).tensors, num_mask_words(MODEL.vocab_size)
     on_host = (torch.zeros(shape, dtype=torch.int32) for shape in ((9, mask_words), (9,), (rows,)))
     for grammars in (None, GrammarMasks(*on_host)):
