@@ -250,7 +250,10 @@ def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int,
 
 
 def _activation_bytes(config: DecoderConfig, layout: KVLayout, step_tokens: int, logit_rows: int) -> int:
-    """Upper bound of what one step holds at once, doubled for the allocator's rounding."""
+    """Upper bound of what one step holds at once, doubled for the allocator's rounding.
+
+    With logits stay copies of them, what is counted of their tokens, and what the sampler needs between its kernels.
+    """
     rows = (config.num_q_heads * 2 + config.num_kv_heads * 2) * config.head_dim
     width = rows + 3 * config.intermediate_size + 4 * config.hidden_size
     return 2 * (step_tokens * width * 4 + logit_rows * config.vocab_size * 4 * 4)

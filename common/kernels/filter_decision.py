@@ -42,11 +42,16 @@ def _threshold(
         source_ptr = row_ptr
         size = tl.full((), VOCAB, tl.int32)
         num_above = tl.full((), 0, tl.int32)
-        above = tl.full((), 0, tl.int64)
+    scaled_lowest = tl.div_rn(tl.where(is_whole, 0.0, lowest), temperature)  # what is below may tie with it
     cut = order_of(tl.full((), float("-inf"), tl.float32))
     if by_k:
         cut = lowest_within(source_ptr, size, top_k - num_above, top, temperature, False, TILE)
+        is_found &= is_whole | (value_of(cut) > scaled_lowest)
     if by_p:
+        if is_found == 0:
+            source_ptr = row_ptr
+            size = tl.full((), VOCAB, tl.int32)
+            above = tl.full((), 0, tl.int64)
         below = mass_from(source_ptr, size, cut, top, temperature, TILE)
         if by_k:
             total = above + below
@@ -58,7 +63,8 @@ def _threshold(
             size = tl.full((), VOCAB, tl.int32)
             above = tl.full((), 0, tl.int64)
         cut = tl.maximum(cut, lowest_within(source_ptr, size, limit - above, top, temperature, True, TILE))
-    return tl.maximum(value_of(cut), least), is_found
+    threshold = tl.maximum(value_of(cut), least)
+    return threshold, is_found & (is_whole | (threshold > scaled_lowest))
 
 
 @triton.jit

@@ -189,15 +189,17 @@ def load_reach(plan_ptr, top, temperature, min_p, is_planned, by_min_p):
     """The lowest logit that may pass, the highest one that may not, if those between are listed; min-p's, scaled."""
     least = tl.full((), float("-inf"), tl.float32)
     lowest = tl.full((), float("-inf"), tl.float32)
-    if by_min_p:  # alone, it leaves nothing in question
+    has_choice = top > -LARGEST
+    if by_min_p & has_choice:  # alone, it leaves nothing in question
+        distance = tl.log(min_p) * temperature
         least = tl.div_rn(top, temperature) + tl.log(min_p)
-        lowest = top + tl.log(min_p) * temperature - tl.abs(top) * ROUNDING
+        lowest = top + distance - (tl.abs(top) - distance) * ROUNDING
     highest = tl.full((), float("-inf"), tl.float32)
     is_listed = tl.full((), 1.0, tl.float32)
     if is_planned:
         lowest = tl.load(plan_ptr)
         highest = tl.load(plan_ptr + 1)
         is_listed = tl.load(plan_ptr + 2)
-    if (top <= -LARGEST) | (is_listed == 0.0):  # there is no choice, or too much for a list
+    if (has_choice == 0) | (is_listed == 0.0):  # or there is too much for a list
         lowest = tl.full((), float("inf"), tl.float32)
     return lowest, highest, is_listed > 0.0, least

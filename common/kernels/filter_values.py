@@ -9,6 +9,7 @@ import triton.language as tl
 
 NUM_BUCKETS = tl.constexpr(128)
 BUCKETS_PER_UNIT = tl.constexpr(16 / 3)  # of logit over temperature: all buckets together span 24
+LEAST_PER_LOGIT = tl.constexpr(8 / 3)  # so that at a high temperature not all logits have the same bucket
 MOST_PER_LOGIT = tl.constexpr(float(1 << 15))  # so that logits of up to 128 have buckets of their own
 EDGE = tl.constexpr(float((1 << 22) - 1))  # buckets are whole numbers of which fp32 holds half, too
 ROUNDER = tl.constexpr(float(3 << 22))  # adding it to a number leaves the nearest whole one in the low bits
@@ -40,7 +41,7 @@ def load_filters(temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB: t
 
 @triton.jit
 def buckets_per_logit(temperature):
-    return tl.minimum(tl.div_rn(BUCKETS_PER_UNIT, temperature), MOST_PER_LOGIT)
+    return tl.minimum(tl.maximum(tl.div_rn(BUCKETS_PER_UNIT, temperature), LEAST_PER_LOGIT), MOST_PER_LOGIT)
 
 
 @triton.jit

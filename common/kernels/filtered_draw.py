@@ -91,11 +91,11 @@ def _draw_from_chunk(
         scaled = tl.div_rn(x, temperature)
         scores = scaled + gumbel(seed, position, ids)
         is_sure = present & (x > highest)
-        is_better = is_sure & (scaled >= least) & (scores > best)
+        is_better = is_sure & (scaled >= least) & ((scores > best) | ((scores == best) & (ids < best_ids)))
         best = tl.where(is_better, scores, best)
         best_ids = tl.where(is_better, ids, best_ids)
         mass += tl.where(is_sure, mass_of(x, top, temperature), 0)
-        is_listed = present & (x <= highest)
+        is_listed = present & (is_sure == 0)
         listed = is_listed.to(tl.int32)
         num_here = tl.sum(listed, axis=0)
         if num_here > 0:
@@ -183,57 +183,62 @@ def draw_kernel(
 
 @dataclass(frozen=True, slots=True)
 class FilterWorkspace:
-    """What the kernels hand to one another. Counters and sums are 0 whenever no launch is under way."""
+    """What the kernels hand to one another. Of each chunk of a row, or of each row; laid out anew by each launch."""
 
-    largest: Tensor  # [max_rows, max_chunks] fp32
-    weights: Tensor  # [max_rows, max_chunks] fp32
-    numbers: Tensor  # [max_rows, max_chunks] int32
-    counts: Tensor  # [max_rows, max_chunks, NUM_BUCKETS] int32
+    largest: Tensor  # [max_programs] fp32
+    weights: Tensor  # [max_programs] fp32
+    numbers: Tensor  # [max_programs] int32
+    counts: Tensor  # [max_programs, NUM_BUCKETS] int32
+    best: Tensor  # [max_programs] fp32
+    best_ids: Tensor  # [max_programs] int32
     top: Tensor  # [max_rows] fp32
     plan: Tensor  # [max_rows, PLAN_FIELDS] fp32
     shortlist: Tensor  # [max_rows, tokens of all chunks] int16
-    listed: Tensor  # [max_rows, ROOM] fp32
-    scores: Tensor  # [max_rows, ROOM] fp32
-    ids: Tensor  # [max_rows, ROOM] int32
-    num_listed: Tensor  # [max_rows] int32
+    listed: Tensor  # [max_rows, room] fp32
+    scores: Tensor  # [max_rows, room] fp32
+    ids: Tensor  # [max_rows, room] int32
+    num_listed: Tensor  # [max_rows] int32, 0 whenever no launch is under way, as the next four
     num_above: Tensor  # [max_rows] int32
     total: Tensor  # [max_rows] int64
     mass_above: Tensor  # [max_rows] int64
     survey_arrivals: Tensor  # [max_rows] int32
-    best: Tensor  # [max_rows, max_chunks] fp32
-    best_ids: Tensor  # [max_rows, max_chunks] int32
     threshold: Tensor  # [max_rows] fp32, the result
     decided: Tensor  # [max_rows] int32, the result, of rows with filters
 
 
 def make_workspace(max_rows: int, vocab: int, device: torch.device) -> FilterWorkspace:
-    """Room for `max_rows` rows of `vocab` logits."""
+    """Room for `max_rows` rows of `vocab` logits: 0.7 MB a row of 151,936."""
     assert vocab <= MAX_VOCAB, f"vocabulary of {vocab}: probabilities of {MAX_VOCAB} tokens add up within int64"
-    chunks = triton.cdiv(vocab, SMALL_CHUNK)
+    small, large = triton.cdiv(vocab, SMALL_CHUNK), triton.cdiv(vocab, LARGE_CHUNK)
+    max_programs = max(min(max_rows, FEW_ROWS) * small, max_rows * large)
+    room = min(ROOM, triton.next_power_of_2(vocab))
 
-    def zeros(*columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros((max_rows, *columns), dtype=dtype, device=device)
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def zeros(dtype: torch.dtype) -> Tensor:
+        return torch.zeros((max_rows,), dtype=dtype, device=device)
 
     return FilterWorkspace(
-        largest=zeros(chunks),
-        weights=zeros(chunks),
-        numbers=zeros(chunks, dtype=torch.int32),
-        counts=zeros(chunks, NUM_BUCKETS.value, dtype=torch.int32),
-        top=zeros(),
-        plan=zeros(PLAN_FIELDS.value),
-        shortlist=zeros(triton.cdiv(vocab, LARGE_CHUNK) * LARGE_CHUNK, dtype=torch.int16),
-        listed=zeros(ROOM),
-        scores=zeros(ROOM),
-        ids=zeros(ROOM, dtype=torch.int32),
-        num_listed=zeros(dtype=torch.int32),
-        num_above=zeros(dtype=torch.int32),
-        total=zeros(dtype=torch.int64),
-        mass_above=zeros(dtype=torch.int64),
-        survey_arrivals=zeros(dtype=torch.int32),
-        best=zeros(chunks),
-        best_ids=zeros(chunks, dtype=torch.int32),
-        threshold=zeros(),
-        decided=zeros(dtype=torch.int32),
+        largest=empty(max_programs),
+        weights=empty(max_programs),
+        numbers=empty(max_programs, dtype=torch.int32),
+        counts=empty(max_programs, NUM_BUCKETS.value, dtype=torch.int32),
+        best=empty(max_programs),
+        best_ids=empty(max_programs, dtype=torch.int32),
+        top=empty(max_rows),
+        plan=empty(max_rows, PLAN_FIELDS.value),
+        shortlist=empty(max_rows, large * LARGE_CHUNK, dtype=torch.int16),
+        listed=empty(max_rows, room),
+        scores=empty(max_rows, room),
+        ids=empty(max_rows, room, dtype=torch.int32),
+        num_listed=zeros(torch.int32),
+        num_above=zeros(torch.int32),
+        total=zeros(torch.int64),
+        mass_above=zeros(torch.int64),
+        survey_arrivals=zeros(torch.int32),
+        threshold=empty(max_rows),
+        decided=empty(max_rows, dtype=torch.int32),
     )
 
 
@@ -266,7 +271,7 @@ def filtered_draw(
         "logits_stride": logits.stride(0),
         "VOCAB": vocab,
         "NUM_CHUNKS": num_chunks,
-        "ROOM": ROOM,
+        "ROOM": workspace.listed.shape[1],
         "PDL": pdl,
         "launch_pdl": pdl,
     }
