@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,16 +45,23 @@ FORBIDDEN = {
     "common.wire.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
     "common.wire.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
 }
+WITHOUT_EXTRAS = (
+    "router.__main__", "router.reader_main", "router.grammar_main", "common.memory.__main__", "deploy.cli",
+    "deploy.healthcheck",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("module", FORBIDDEN)
 def test_a_room_loads_only_what_it_may(module: str) -> None:
-    code = f"import sys, {module}; print('\\n'.join(sys.modules))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    roots = {name.split(".")[0] for name in loaded.stdout.split()}
-    assert not roots & FORBIDDEN[module]
+    assert not _loaded_by(module) & FORBIDDEN[module]
+
+
+@pytest.mark.parametrize("module", WITHOUT_EXTRAS)
+def test_a_program_of_the_router_s_image_needs_no_extra(module: str) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    worker = {re.split(r"[^\w-]", requirement)[0] for requirement in extras["worker"]}
+    assert "torch" in worker
+    assert not _loaded_by(module) & worker
 
 
 @pytest.mark.parametrize("room", ROOMS_BELOW)
@@ -80,6 +88,15 @@ def test_the_table_of_rooms_names_the_files_that_are_there(room: str) -> None:
     files = {path.stem for path in (ROOT / room).glob("*.py") if not path.stem.startswith("__")}
     assert named <= files, f"{sorted(named - files)}: no files of {room}"
     assert named == files or " a file" in row, f"ARCHITECTURE.md says nothing of {sorted(files - named)} in {room}"
+
+
+def _loaded_by(module: str) -> set[str]:
+    """The top-level names of all modules that importing it loads."""
+    code = f"import sys, {module}; print('\\n'.join(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return {name.split(".")[0] for name in loaded.stdout.split()}
 
 
 def _common_imports(path: Path) -> Iterator[str]:
