@@ -1,11 +1,13 @@
-"""A container's health probe: exit code 0 when the router can serve, or when it knows the named worker.
+"""A container's health probe: exit code 0 when the router can serve or knows a worker, or a memory server answers.
 
     python -m deploy.healthcheck http://router:8000 [WORKER_ID]
+    python -m deploy.healthcheck /run/memory/socket
 
 Imports the standard library only, since it runs every few seconds.
 """
 
 import json
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -33,10 +35,23 @@ def problem(body: dict[str, Any], worker_id: str) -> str:
     return "" if worker_id in known else f"the router does not know {worker_id}"
 
 
+def await_turn(path: str) -> None:
+    """Say nothing to a memory server and leave: a loop that turns closes the connection. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(DEADLINE_S)
+        connection.connect(path)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
+
+
 def main(argv: list[str]) -> int:
-    url, worker_id = argv[0], argv[1] if len(argv) > 1 else ""
+    where, worker_id = argv[0], argv[1] if len(argv) > 1 else ""
+    found = ""
     try:
-        found = problem(fetch(url), worker_id)
+        if where.startswith("/"):
+            await_turn(where)
+        else:
+            found = problem(fetch(where), worker_id)
     except (OSError, ValueError) as error:
         found = str(error)
     print(found or "ok")

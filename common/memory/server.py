@@ -114,7 +114,7 @@ class MemoryServer:
             for message in client.channel.receive():
                 self._heed(client, message)
         except Gone as gone:
-            self._end(client, str(gone))
+            self._end(client, str(gone), logging.INFO if client.name else logging.DEBUG)  # health probes say no name
         except Misbehaved as problem:
             self._end(client, f"its message is refused: {problem}")
 
@@ -173,8 +173,8 @@ class MemoryServer:
             except Gone as gone:
                 self._end(client, str(gone))
 
-    def _end(self, client: Client, why: str) -> None:
-        logger.info("%s: %s", client, why)
+    def _end(self, client: Client, why: str, level: int = logging.INFO) -> None:
+        logger.log(level, "%s: %s", client, why)
         self.selector.unregister(client.channel)
         client.channel.close()
         del self.clients[client.number]

@@ -6,18 +6,29 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from common.config import DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config
+from common.config import DECODE_SECTIONS, MEMORY_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config
 from common.options import parse
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-PROGRAMS = {"router": ROUTER_SECTIONS, "prefill": PREFILL_SECTIONS, "decode": DECODE_SECTIONS}
+PROGRAMS = {
+    "router": ROUTER_SECTIONS,
+    "prefill_worker": PREFILL_SECTIONS,
+    "decode_worker": DECODE_SECTIONS,
+    "common.memory": MEMORY_SECTIONS,
+}
+SERVING = ("router", "prefill", "decode")
 WORKERS = ("prefill", "decode")
 
 
-def services(name: str) -> dict[str, Any]:
-    """The services of a compose file, with every ${VARIABLE:-default} at its default."""
+def document(name: str) -> dict[str, Any]:
+    """A compose file, with every ${VARIABLE:-default} at its default."""
     text = (DEPLOY / name).read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))["services"]
+    found: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))
+    return found
+
+
+def services(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = document(name)["services"]
     return found
 
 
@@ -27,7 +38,7 @@ def started_with(service: dict[str, Any], worker_flags: str | None) -> Config:
     line = command if isinstance(command, str) else command[-1]
     line = line.replace("$$WORKER_FLAGS", worker_flags or "").replace("$$HOSTNAME", "3a23965eb2f7")
     program, _, flags = line.partition(" -m ")[2].partition(" ")
-    return parse(Config, PROGRAMS[program.removesuffix("_worker")], program, "", shlex.split(flags))
+    return parse(Config, PROGRAMS[program], program, "", shlex.split(flags))
 
 
 @pytest.mark.parametrize("overlay", ["compose.yaml", "compose.gpu.yaml"])
@@ -48,9 +59,32 @@ def test_both_workers_fit_on_one_gpu() -> None:
     assert sum(config.kv.memory_fraction for config in configs) < 0.9
 
 
+def test_workers_find_the_memory_server_on_a_cpu_and_have_weights_of_their_own_on_gpus() -> None:
+    base, gpu = services("compose.yaml"), services("compose.gpu.yaml")
+    memory = base["memory"]
+    path = Path(started_with(memory, None).memory.socket)
+    assert memory["healthcheck"]["test"][-1] == str(path)
+    for role in WORKERS:
+        on_cpu = started_with(base[role], base[role]["environment"]["WORKER_FLAGS"])
+        assert on_cpu.worker.memory_socket == str(path)
+        assert "memory" in base[role]["depends_on"], "or it may be stopped before who uses it"
+        assert set(memory["volumes"]) < set(base[role]["volumes"])
+        assert started_with(base[role], gpu[role]["environment"]["WORKER_FLAGS"]).worker.memory_socket == ""
+    assert gpu["memory"] == {"deploy": {"replicas": 0}}
+
+
+def test_only_the_containers_user_may_reach_the_memory_server() -> None:
+    compose, dockerfile = document("compose.yaml"), (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    volume, _, directory = compose["services"]["memory"]["volumes"][0].partition(":")
+    assert directory == str(Path(started_with(compose["services"]["memory"], None).memory.socket).parent)
+    options = dict(each.split("=") for each in compose["volumes"][volume]["driver_opts"]["o"].split(","))
+    assert options["mode"] == "0700"
+    assert f"--uid {options['uid']} " in dockerfile
+
+
 def test_a_container_has_longer_to_stop_than_its_program_to_drain() -> None:
     base = services("compose.yaml")
-    for name in PROGRAMS:
+    for name in SERVING:
         config = started_with(base[name], None)
         assert float(base[name]["stop_grace_period"].removesuffix("s")) > config.router.drain_s
         assert float(base[name]["stop_grace_period"].removesuffix("s")) > config.worker.drain_s

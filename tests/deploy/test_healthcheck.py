@@ -1,7 +1,13 @@
+import socket
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from common.memory.backing import HostBacking
+from common.memory.server import MemoryServer
+from deploy import healthcheck
 from deploy.healthcheck import main, problem
 
 
@@ -22,3 +28,34 @@ def test_a_worker_is_healthy_when_the_router_knows_it() -> None:
 def test_nobody_there_is_unhealthy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["http://127.0.0.1:9"]) == 1
     assert "refused" in capsys.readouterr().out
+
+
+def test_a_memory_server_is_healthy_while_its_loop_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    server = MemoryServer(tmp_path / "socket", HostBacking())
+    thread = Thread(target=server.run)
+    thread.start()
+    try:
+        assert main([str(tmp_path / "socket")]) == 0
+        assert not server.clients
+    finally:
+        server.stop()
+        thread.join(10)
+        server.close()
+    assert not caplog.records, "a probe every few seconds leaves no word in the log"
+
+
+def test_a_memory_server_that_hangs_or_is_gone_is_unhealthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(healthcheck, "DEADLINE_S", 0.05)
+    path = tmp_path / "socket"
+    assert main([str(path)]) == 1
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hangs:
+        hangs.bind(str(path))
+        hangs.listen()
+        assert main([str(path)]) == 1
+    assert main([str(path)]) == 1, "its file outlives it"
+    assert [line.rpartition("]")[2].strip() for line in capsys.readouterr().out.splitlines()] == [
+        "No such file or directory", "timed out", "Connection refused",
+    ]  # fmt: skip
