@@ -21,7 +21,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.load_client import open_session
-from benchmarks.storm.blows import Kind, plan
+from benchmarks.storm.blows import MEMORY, Kind, plan
 from benchmarks.storm.clients import Clients, Verdicts
 from benchmarks.storm.fleet import Fleet
 from benchmarks.storm.leftovers import errors, excess, holdings, segments
@@ -54,7 +54,7 @@ async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
         try:
             system.start_router(0, *ROUTER_FLAGS)
             fleet = Fleet(system, names, verdicts)
-            for name in names:
+            for name in (MEMORY, *names):
                 fleet.start(name)
             await asyncio.to_thread(system.wait_ready, args.prefill, args.decode)
             await _undergo(system, fleet, names, args, verdicts)
@@ -135,7 +135,8 @@ def _summary(args: argparse.Namespace, verdicts: Verdicts, fleet: Fleet, replays
         f"{args.prefill}P{args.decode}D on {args.device}, {args.minutes:g} min, seed {args.seed}: "
         f"{num['answered']} answered, {num['left']} left, {num['refused']} refused, {replays:.0f} replays; "
         f"{hits[Kind.KILL]} kills, {hits[Kind.DRAIN]} drains, {hits[Kind.STOP]} stops, "
-        f"{hits[Kind.REPLACE] + hits[Kind.OUST]} replaced; {', '.join(f'{num[kind]} {kind}' for kind in FAULTS)}; "
+        f"{hits[Kind.REPLACE] + hits[Kind.OUST]} replaced, {hits[Kind.FORGET]} without memory; "
+        f"{', '.join(f'{num[kind]} {kind}' for kind in FAULTS)}; "
         f"slowest {verdicts.slowest_s:.1f} s, /live {verdicts.slowest_live_s * 1e3:.0f} ms"
     )
 

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 
 class Kind(enum.StrEnum):
-    """What is done to a worker."""
+    """What is done to a worker, or to the owner of their memory."""
 
     KILL = enum.auto()  # SIGKILL, started again after the pause
     DRAIN = enum.auto()  # SIGTERM, started again when it has ended and the pause is over
     STOP = enum.auto()  # SIGSTOP, SIGCONT after the pause
     REPLACE = enum.auto()  # another of its id joins; after the pause SIGTERM for the first, if it has not ended
     OUST = enum.auto()  # the same, with SIGKILL
+    FORGET = enum.auto()  # SIGKILL for the memory server, started again at once; all workers leave, and are, too
 
 
-WEIGHTS = {Kind.KILL: 4, Kind.DRAIN: 3, Kind.STOP: 3, Kind.REPLACE: 1.5, Kind.OUST: 1.5}
+WEIGHTS = {Kind.KILL: 4, Kind.DRAIN: 3, Kind.STOP: 3, Kind.REPLACE: 1.5, Kind.OUST: 1.5, Kind.FORGET: 0.5}
+MEMORY = "memory"
+"""The process that owns what all workers have their weights in."""
 SHORT_PAUSE_S = 1.0
 LONG_PAUSE_S = 6.0
 """Twice `net.worker_timeout_s`: of workers stopped, some are taken for dead."""
@@ -26,11 +29,11 @@ ALL = 0.04
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """One thing done to one or several workers, `at_s` after the start."""
+    """One thing done to one or several processes, `at_s` after the start."""
 
     at_s: float
     kind: Kind
-    workers: tuple[str, ...]
+    targets: tuple[str, ...]
     pause_s: float
 
 
@@ -46,7 +49,8 @@ def plan(
     while at_s < duration_s:
         [kind] = [firsts.pop()] if firsts else rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
         longest_s = rng.choice((SHORT_PAUSE_S, LONG_PAUSE_S)) if kind is Kind.STOP else 2 * SHORT_PAUSE_S
-        blows.append(Blow(at_s, kind, _targets(rng, prefills, decodes), rng.uniform(0.0, longest_s)))
+        targets = (MEMORY,) if kind is Kind.FORGET else _targets(rng, prefills, decodes)
+        blows.append(Blow(at_s, kind, targets, rng.uniform(0.0, longest_s)))
         at_s += rng.expovariate(1 / interval_s)
     return blows
 

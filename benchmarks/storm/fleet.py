@@ -1,6 +1,7 @@
-"""The workers of a storm: hit as planned, started again each time, and watched for any end that nobody asked for."""
+"""The workers of a storm and the owner of their memory: hit as planned, started again, and watched for other ends."""
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import time
@@ -8,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.storm.blows import Blow, Kind
+from benchmarks.storm.blows import MEMORY, Blow, Kind
 from benchmarks.storm.clients import Verdicts
 from tests.e2e.system import System
 
@@ -31,13 +32,16 @@ class Fleet:
         self._num_starts = Counter[str]()
 
     def start(self, name: str) -> None:
-        """Start a worker under its name, whether or not another has it; what the earlier one logged is kept."""
+        """Start a process under its name, whether or not another has it; what the earlier one logged is kept."""
         log = Path(self._system.directory.name) / f"{name}.log"
         if log.exists():
             self._num_starts[name] += 1
             log.rename(log.with_name(f"{name}.{self._num_starts[name]:03d}.log"))
-        flags = ["--net-handoff-endpoint", "auto"] if name.startswith("decode") else []
-        self._system.start_worker(name, *flags)
+        if name == MEMORY:
+            self._system.start_memory()
+        else:
+            flags = ["--net-handoff-endpoint", "auto"] if name.startswith("decode") else []
+            self._system.start_worker(name, *flags)
 
     async def weather(self, blows: Sequence[Blow]) -> None:
         """All blows at their times; returns when all is over and every worker has been started again."""
@@ -46,21 +50,24 @@ class Fleet:
         tasks = []
         for blow in blows:
             await asyncio.sleep(start_s + blow.at_s - time.monotonic())
-            tasks += [asyncio.create_task(self._hit(blow, name)) for name in blow.workers]
+            tasks += [asyncio.create_task(self._hit(blow, name)) for name in blow.targets]
         await asyncio.gather(*tasks)
         watch.cancel()
 
     async def end_all(self) -> None:
-        """SIGTERM to workers and then to the router: all end with status 0."""
-        router = self._system.processes["router"]
-        workers = [process for process in self._system.processes.values() if process is not router]
-        for processes in (workers, [router]):
+        """SIGTERM to workers, then to the router, then to the memory server: all end with status 0."""
+        last = ("router", MEMORY)
+        workers = [process for name, process in self._system.processes.items() if name not in last]
+        for processes in (workers, *([self._system.processes[name]] for name in last)):
             for process in processes:
                 process.send_signal(signal.SIGTERM)
             for process in processes:
                 await self._ended(process, (0,), "the end of the storm")
 
     async def _hit(self, blow: Blow, name: str) -> None:
+        if name == MEMORY:
+            await self._forget(blow)
+            return
         if self._locks[name].locked():
             return
         async with self._locks[name]:
@@ -83,6 +90,20 @@ class Fleet:
                 case Kind.REPLACE | Kind.OUST:
                     await self._replace(blow, name)
             await self._joined(name)
+
+    async def _forget(self, blow: Blow) -> None:
+        """The memory server dies. Workers finish what they have, and start again with the next."""
+        async with contextlib.AsyncExitStack() as stack:
+            for lock in self._locks.values():
+                await stack.enter_async_context(lock)
+            self.num[blow.kind] += 1
+            await self._end(MEMORY, signal.SIGKILL)
+            self.start(MEMORY)
+            for name in self._locks:
+                await self._ended(self._system.processes.pop(name), (0,), f"{name} without its memory server")
+                self.start(name)
+            for name in self._locks:
+                await self._joined(name)
 
     async def _end(self, name: str, number: signal.Signals) -> None:
         process = self._system.processes.pop(name)
@@ -127,6 +148,8 @@ class Fleet:
                 if not lock.locked() and (status := self._system.processes[name].poll()) is not None:
                     self._verdicts.fault("crashed", f"{name} ended by itself with {status}")
                     self.start(name)
-            if (status := self._system.processes["router"].poll()) is not None:
-                raise RuntimeError(f"the router ended with {status}\n{self._system.log('router')[-5000:]}")
+            for name in ("router", MEMORY):
+                process = self._system.processes.get(name)  # none at all while it is being replaced
+                if process is not None and (status := process.poll()) is not None:
+                    raise RuntimeError(f"{name} ended with {status}\n{self._system.log(name)[-5000:]}")
             await asyncio.sleep(POLL_S)

@@ -33,7 +33,7 @@ class Drain:
 
     def ask(self, reason: str) -> None:
         """As a first signal does; from any thread."""
-        logger.error("%s: finishing what is here, and leaving", reason)
+        logger.warning("%s: finishing what is here, and leaving", reason)
         self.asked = True
 
     def begins(self) -> bool:

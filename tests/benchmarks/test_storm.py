@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from benchmarks.load_client import open_session
-from benchmarks.storm.blows import Kind, plan
+from benchmarks.storm.blows import MEMORY, Kind, plan
 from benchmarks.storm.clients import Clients, Verdicts
 from benchmarks.storm.leftovers import Holding, excess
 from benchmarks.storm.requests import REFUSABLE, Answer, Case, make_cases
@@ -75,8 +75,8 @@ def test_a_storm_follows_from_its_seed_and_has_every_kind_of_blow() -> None:
     assert blows == plan(1, 60.0, 2.0, prefills, decodes) != plan(2, 60.0, 2.0, prefills, decodes)
     assert {blow.kind for blow in blows} == set(Kind)
     assert [blow.at_s for blow in blows] == sorted(blow.at_s for blow in blows)
-    assert {worker for blow in blows for worker in blow.workers} == {*prefills, *decodes}
-    assert max(len(blow.workers) for blow in blows) > 1
+    assert {worker for blow in blows for worker in blow.targets} == {*prefills, *decodes, MEMORY}
+    assert max(len(blow.targets) for blow in blows) > 1
     assert [case.fields for case in make_cases(1, 2048)] == [case.fields for case in make_cases(1, 2048)]
 
 
