@@ -26,8 +26,8 @@ from common.wire.messages import Message
 
 CONNECT_S = 60.0
 ANSWER_S = 60.0
-STALL_S = 300.0
-"""Without a word of progress from the worker that fills what we wait for."""
+STALL_S = 120.0
+"""Without a word about the region that we wait for: twice what the server gives its filler."""
 SAY_S = 0.2
 Filling = Callable[[int, int], None]
 """Called with (bytes filled, bytes in all)."""

@@ -90,6 +90,11 @@ class Regions:
         region.is_filled, region.num_filled = True, region.memory.num_bytes
         return (Answer(user, WeightsFilled(region.memory.num_bytes)) for user in region.users[1:])
 
+    def holds_up_others(self, client: int) -> bool:
+        """Whether others wait for what this one fills."""
+        region = self.regions[self.of_client[client]] if client in self.of_client else None
+        return region is not None and region.state_for(client) is RegionState.EMPTY and len(region.users) > 1
+
     def leave(self, client: int) -> Iterator[Answer]:
         """It is gone; if it filled a region, the next in line is told to."""
         key = self.of_client.pop(client, None)
@@ -106,7 +111,7 @@ class Regions:
             region.memory.close()
 
     def _filled_by(self, client: int) -> Region:
-        region = self.regions.get(self.of_client[client]) if client in self.of_client else None
+        region = self.regions[self.of_client[client]] if client in self.of_client else None
         if region is None or region.state_for(client) is not RegionState.EMPTY:
             raise Misbehaved("it fills no region")
         return region

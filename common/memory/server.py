@@ -36,6 +36,8 @@ LOOK_INTERVAL_S = 0.5
 HELLO_S = 10.0
 PATIENCE_S = 30.0
 """For memory: that of a process that was killed is not free at once."""
+STALL_S = 60.0
+"""Without progress of who fills a region, while others wait for it."""
 MAX_CLIENTS = 512
 BACKLOG = 64
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -48,7 +50,7 @@ class Client:
     number: int
     channel: Channel
     process: int
-    since_s: float
+    heard_s: float  # when it last said something, or came
     name: str = ""  # once it has said so
     wanted: tuple[RegionKey, float] | None = None  # what there was no room for, and until when it may wait
 
@@ -112,6 +114,7 @@ class MemoryServer:
         try:
             client.channel.flush()
             for message in client.channel.receive():
+                client.heard_s = time.monotonic()
                 self._heed(client, message)
         except Gone as gone:
             self._end(client, str(gone), logging.INFO if client.name else logging.DEBUG)  # health probes say no name
@@ -168,8 +171,11 @@ class MemoryServer:
             try:
                 client.channel.flush()
                 self._grant(client)
-                if not client.name and now_s - client.since_s > HELLO_S:
+                silent_s = now_s - client.heard_s
+                if not client.name and silent_s > HELLO_S:
                     raise Gone(f"it has not said who it is for {HELLO_S:.0f} s")
+                if silent_s > STALL_S and self.regions.holds_up_others(client.number):
+                    raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")
             except Gone as gone:
                 self._end(client, str(gone))
 

@@ -149,7 +149,21 @@ def test_who_wants_more_than_there_is_waits_and_then_hears_why(backed: Backed, m
         backed.connect("decode-0").claim_weights("model", "another layout", SIZE)
 
 
-def test_a_filler_that_says_nothing_is_not_waited_for_for_ever(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_hangs_while_others_wait_loses_its_place(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "STALL_S", 0.2)
+    hung, waiting = backed.connect(), backed.connect("decode-0")
+    claim(hung)
+    claim(waiting)
+    assert waiting.wait_filled(SIZE, lambda done, total: None) is RegionState.EMPTY
+    with pytest.raises(MemoryLost):
+        for _ in range(100):
+            hung.publish(SIZE)
+            time.sleep(0.01)
+    waiting.publish(SIZE)
+    assert claim(backed.connect("late")).state is RegionState.FILLED
+
+
+def test_nobody_waits_for_a_server_that_says_nothing_for_ever(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
     filler, waiting = backed.connect(), backed.connect("decode-0")
     claim(filler)
     claim(waiting)
