@@ -4,7 +4,9 @@ import asyncio
 import json
 import random
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
@@ -194,3 +196,32 @@ async def test_prompts_that_a_decode_worker_computes_are_held_to_a_form_too() ->
             assert completion.error is None
             assert completion.finish_reason == "length" or is_valid(completion.text, schema)
         system.until(system.all_blocks_free)
+
+
+async def test_chats_call_tools_with_valid_arguments(tmp_path: Path) -> None:
+    shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    template = (
+        "{% for message in messages %}{{ message.role }}:\n{{ message.content }}\n{% endfor %}"
+        "{% if tools %}Answer with <tool_call>.\n{% endif %}ROMEO:\n"
+    )
+    settings = tmp_path / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
+    whom = {"properties": {"whom": {"enum": ["Juliet", "Tybalt, the cat"]}}, "required": ["whom"]}
+    times = {"properties": {"times": {"type": "integer", "minimum": -9, "maximum": 99}}, "required": ["times"]}
+    schemas = {
+        name: {"type": "object", "additionalProperties": False, **schema}
+        for name, schema in {"kiss": whom, "sigh": times}.items()
+    }
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in schemas.items()]
+    body = {"messages": [{"role": "user", "content": "Act."}], "tools": tools, "max_tokens": 400, "seed": 3, "n": 4}
+    named = {"type": "function", "function": {"name": "kiss"}}
+    with System(tmp_path / "model") as system:
+        system.start()
+        for fields in ({"tool_choice": named}, {"tool_choice": "required", "parallel_tool_calls": False}):
+            answer = await post(system.url, body | fields, "/v1/chat/completions")
+            for choice in answer["choices"]:
+                assert choice["finish_reason"] == "tool_calls", choice
+                (call,) = choice["message"]["tool_calls"]
+                name = call["function"]["name"]
+                assert is_valid(call["function"]["arguments"], schemas[name])
+                assert name == "kiss" or fields["tool_choice"] == "required"

@@ -272,6 +272,29 @@ def test_how_an_answer_is_taken_apart_follows_from_the_template_and_the_request(
         assert ours.decode_all(prompt).startswith("<tool_call>") is (choice == "auto")
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_form_is_that_of_what_is_said_behind_thoughts(
+    ours: Tokenizer, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    source = "{% if tools %}<tool_call>{% endif %}</think>{% if add_generation_prompt %}<think>\n{% endif %}"
+    monkeypatch.setattr(ours, "chat_template", ChatTemplate(source, {}))
+    tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"response_format": {"type": "json_object"}}, "json"),
+        ({"guided_choice": ["a"]}, "choice"),
+        ({"tools": tools}, "calls"),
+        ({"tools": tools, "tool_choice": "required"}, "calls"),
+        ({"tools": tools, "tool_choice": "none"}, ""),
+        ({"tools": tools, "response_format": {"type": "json_object"}}, "calls"),
+        ({}, ""),
+    ]
+    for fields, kind in cases:
+        body = {"messages": [USER], "add_generation_prompt": begins} | fields
+        grammar = unpack(read(bytearray(json.dumps(body).encode()), ours, 100, Kind.CHAT)).grammar
+        assert grammar.kind == kind
+        assert grammar.thoughts == (("have begun" if begins else "may come") if kind else "")
+
+
 def test_calls_of_tools_reach_the_template_as_it_reads_them(ours: Tokenizer) -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}]
     (found,) = CHAT_FIELDS.read({"messages": [{"role": "assistant", "content": None, "tool_calls": calls}]})["messages"]
