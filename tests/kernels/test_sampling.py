@@ -299,7 +299,7 @@ def test_min_p_alone_is_decided_at_once(min_p: float, top: float, device: torch.
 
 def test_at_a_high_temperature_a_list_still_holds_what_is_in_question(device: torch.device) -> None:
     vocab = filtered_draw.ROOM + 5000
-    logits, params = torch.randn(1, vocab) * 3, make_params([(50.0, 100, 1.0, 0.0, 5)])
+    logits, params = torch.randn(1, vocab) * 3, make_params([(50.0, 0, 0.5, 0.0, 5)])
     workspace, positions = filtered_draw.make_workspace(1, vocab, device), positions_of(1)
     filtered_draw.filtered_draw(logits.to(device), on(device, params), positions.to(device), workspace)
     assert torch.equal(workspace.decided.cpu(), reference.sample(logits, params, positions))
