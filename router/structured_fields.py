@@ -89,7 +89,7 @@ STRUCTURED_OUTPUTS = Table(
         "whitespace_pattern",
         PATTERN,
         None,
-        "in JSON, a regular expression",
+        SPACES_ABOUT,
     ),
     Field("disable_any_whitespace", Boolean(), False, "nothing is between them"),
     Field("disable_additional_properties", Only((False,), "say additionalProperties: false in the schema")),
