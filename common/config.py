@@ -21,7 +21,7 @@ ORIGINS = (
 )
 ENDPOINT = (r"auto|(ipc|tcp)://[!-~]{1,180}", "auto, ipc://PATH or tcp://HOST:PORT")
 DEVICE = (r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
-SOCKET = (r"(/[!-~]{1,99})?", "an absolute path of at most 100 ASCII characters")
+SOCKET = (r"auto|(/[!-~]{1,99})?", "auto, or an absolute path of at most 100 ASCII characters")
 MAX_TOKENS = 1 << 24
 """Of a sequence; longer than any model's context."""
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 16, 1 << 20
@@ -169,7 +169,9 @@ class WorkerSection:
     batching: bool = option(True, "run several sequences in one step; false runs one at a time")
     drain_s: float = option(30.0, "on SIGTERM, seconds that owned requests may take to finish", within=(0.0, DAY_S))
     memory_socket: str = option(
-        "", "socket of the device's memory server, whose weights are used; empty: this process has its own", form=SOCKET
+        "",
+        "socket of the device's memory server, whose weights are used, or auto; empty: this process has its own",
+        form=SOCKET,
     )
     num_threads: int = option(0, "CPU threads of the math library; 0 leaves its default", within=(0, 1024))
     trace_file: str = option(
@@ -181,8 +183,12 @@ class WorkerSection:
 class MemorySection:
     """The memory server of one device."""
 
-    socket: str = option("", "path at which workers find it, in a directory of their user's own", form=SOCKET)
-    device: str = option("cpu", "whose memory it owns", form=(r"cpu|cuda(:\d{1,3})?", "cpu, cuda or cuda:N"))
+    socket: str = option(
+        "auto",
+        "path at which workers find it, in a directory of their user's own; auto is in /tmp/baton-UID, by device",
+        form=SOCKET,
+    )
+    device: str = option("cpu", "whose memory it owns", form=(r"cpu|cuda:\d{1,3}", "cpu or cuda:N"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from common import options
 from common.config import MEMORY_SECTIONS, Config
@@ -12,6 +11,7 @@ from common.errors import ConfigError
 from common.log import setup_logging
 from common.memory.backing import make_backing
 from common.memory.server import MemoryServer
+from common.wire.endpoints import memory_socket
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +27,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = options.parse(Config, MEMORY_SECTIONS, prog, DESCRIPTION, sys.argv[1:] if argv is None else argv)
         if not config.memory.socket:
-            raise ConfigError("memory.socket is empty: name the path at which workers find this process")
+            raise ConfigError("memory.socket is empty: name the path at which workers find this process, or auto")
         setup_logging("memory", config.log.level)
-        server = MemoryServer(Path(config.memory.socket), make_backing(config.memory.device))
+        device = config.memory.device
+        path = memory_socket(config.memory.socket, device)
+        server = MemoryServer(path, make_backing(device))
     except ConfigError as error:
         sys.stderr.write(f"{prog}: {error}\n")
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
-    logger.info("owning memory of %s for who connects to %s", config.memory.device, config.memory.socket)
+    logger.info("owning memory of %s for who connects to %s", device, path)
     try:
         server.run()
     finally:

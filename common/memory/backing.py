@@ -115,10 +115,10 @@ class CudaMemory:
 
 
 def make_backing(device: str) -> Backing:
-    """Of `cpu`, `cuda` or `cuda:N`; raises ConfigError."""
+    """Of `cpu` or `cuda:N`; raises ConfigError."""
     if device == "cpu":
         return HostBacking()
-    return CudaBacking(int(device.partition(":")[2] or 0))
+    return CudaBacking(int(device.partition(":")[2]))
 
 
 def _available_bytes() -> int:

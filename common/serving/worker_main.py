@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from common.config import Config
-from common.device.engine import Engine, describe_device
+from common.device.engine import Engine, describe_device, resolve_device
 from common.errors import BatonError, ConfigError, MemoryLost, ModelError
 from common.log import setup_logging
 from common.memory.client import MemoryClient
@@ -22,6 +22,7 @@ from common.options import parse
 from common.serving.drain import Drain
 from common.serving.open_files import raise_open_files
 from common.serving.settle import settle_memory, sharpen_sleeps
+from common.wire.endpoints import memory_socket
 from common.wire.fingerprint import tokenizer_fingerprint
 from common.wire.messages import Role, WorkerReady
 from common.wire.router_link import RouterLink
@@ -112,8 +113,11 @@ def _run(worker: WorkerLoop) -> int:
 
 
 def _incarnation(config: Config, worker_id: str, drain: Drain) -> Incarnation:
-    epoch, socket = make_epoch(), config.worker.memory_socket
-    return Incarnation(worker_id, epoch, drain, MemoryClient(Path(socket), worker_id, epoch) if socket else None)
+    epoch, memory = make_epoch(), None
+    if config.worker.memory_socket:
+        device = str(resolve_device(config.worker.device))
+        memory = MemoryClient(memory_socket(config.worker.memory_socket, device), worker_id, epoch)
+    return Incarnation(worker_id, epoch, drain, memory)
 
 
 def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: Role) -> WorkerReady:

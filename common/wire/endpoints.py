@@ -20,6 +20,12 @@ def resolved(endpoint: str, name: str) -> str:
     return f"ipc://{private_directory() / name}.sock" if endpoint == AUTO else endpoint
 
 
+def memory_socket(choice: str, device: str) -> Path:
+    """Where the memory server of a device is found; `choice` is a path, or auto. Raises ConfigError."""
+    name = f"memory-{device.replace(':', '-')}.sock"
+    return private_directory() / name if choice == AUTO else Path(choice)
+
+
 def private_directory() -> Path:
     """A directory that only this user may enter, the same for all processes of the user."""
     path = PARENT / f"baton-{os.getuid()}"
