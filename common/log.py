@@ -23,7 +23,7 @@ class LineWriter(logging.Handler):
         super().__init__()
         self._descriptor = descriptor
         self._lines: queue.Queue[str] = queue.Queue(MAX_QUEUED_LINES)
-        self._num_dropped = 0
+        self._num_dropped = self._num_reported = 0
         threading.Thread(target=self._write_forever, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -33,19 +33,23 @@ class LineWriter(logging.Handler):
             self._num_dropped += 1
 
     def flush(self) -> None:
-        """Wait until all is written, but not for long."""
+        """Wait until all is written, but not for long; and say what was dropped last, as no line comes after it."""
         with self._lines.all_tasks_done:
-            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, FLUSH_S)
+            is_written = self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, FLUSH_S)
+        if is_written:
+            self._write(self._report().encode())
 
     def _write_forever(self) -> None:
-        num_reported = 0
         while True:
             line = self._lines.get()
-            if num_new := self._num_dropped - num_reported:
-                line += f"\n({num_new} lines were dropped here, as nobody read them)"
-                num_reported += num_new
-            self._write(f"{line}\n".encode(errors="backslashreplace"))
+            self._write(f"{line}\n{self._report()}".encode(errors="backslashreplace"))
             self._lines.task_done()
+
+    def _report(self) -> str:
+        """A line about the lines that were dropped since the last one, if any were."""
+        num_new = self._num_dropped - self._num_reported
+        self._num_reported += num_new
+        return f"({num_new} lines were dropped here, as nobody read them)\n" if num_new else ""
 
     def _write(self, data: bytes) -> None:
         """Not through `sys.stderr`: a process cannot end in order while a thread waits in there for a reader."""

@@ -15,7 +15,7 @@ log.setup_logging("flood")
 for number in range(5000):
     logging.info("line %d %s", number, "x" * 100)
 sys.stdout.write("logged"); sys.stdout.flush()
-sys.stdin.read()
+logging.getLogger().handlers[0].flush()
 logging.info("the last line")
 """
 
@@ -36,5 +36,5 @@ def test_the_last_lines_are_written_and_what_was_dropped_is_counted() -> None:
     lines = ran.stderr.decode().splitlines()
     shown = [line for line in lines if " I [flood] " in line]
     dropped = [int(line.split()[0][1:]) for line in lines if "lines were dropped here" in line]
-    assert lines[-1].endswith("I [flood] the last line") or "dropped" in lines[-1]
+    assert lines[-1].endswith("I [flood] the last line")
     assert len(shown) + sum(dropped) == 5001
