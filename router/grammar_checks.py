@@ -42,7 +42,7 @@ class GrammarChecks:
         self._known: OrderedDict[GrammarSource, Found] = OrderedDict()
         self._num_known_chars = 0
         self._waiting: dict[GrammarSource, asyncio.Future[Found]] = {}
-        self._asked: dict[int, GrammarSource] = {}
+        self._asked: dict[int, GrammarSource] = {}  # of the process that runs
         self._num_asked = 0
         self._heard: Process | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -119,12 +119,12 @@ class GrammarChecks:
     async def _running(self) -> Process:
         process = await self._helper.running()
         if process is not self._heard:
-            self._heard = process
-            self._listener = asyncio.create_task(self._listen(process))
+            self._heard, self._asked = process, {}
+            self._listener = asyncio.create_task(self._listen(process, self._asked))
         return process
 
-    async def _listen(self, process: Process) -> None:
-        """Hear what the process found, until it ends; what it has not found by then nobody will."""
+    async def _listen(self, process: Process, asked: dict[int, GrammarSource]) -> None:
+        """Hear what the process found, until it ends; what it has not found by then it never will."""
         assert process.stdout is not None, "it was made with pipes"
         try:
             while True:
@@ -132,15 +132,15 @@ class GrammarChecks:
                 grammar, problem = msgpack.unpackb(await process.stdout.readexactly(num_bytes))
                 if len(grammar) > MAX_GRAMMAR_CHARS:
                     grammar, problem = "", f"it takes {len(grammar)} characters, at most {MAX_GRAMMAR_CHARS}"
-                source = self._asked.pop(number, None)  # none: another process had ended, and nobody waits any more
+                source = asked.pop(number, None)
                 future = self._waiting.get(source) if source is not None else None
                 if future is not None and not future.done():
                     future.set_result((grammar, problem))
         except (OSError, EOFError):
             logger.error("the process for grammars ended, exit status %s", await ended(process))
-            self._asked.clear()
-            for future in list(self._waiting.values()):
-                future.cancel()
+            for source in asked.values():
+                if source in self._waiting:
+                    self._waiting[source].cancel()
 
 
 def _size(source: GrammarSource, found: Found) -> int:
