@@ -263,7 +263,9 @@ class KVSection:
     block_size: int = option(16, "tokens a block", choices=(16, 32, 64))
     pool_bytes: int = option(0, "size of the pool; 0 follows memory_fraction", within=(0, MAX_POOL_BYTES))
     memory_fraction: float = option(
-        0.85, "share of the device's memory for this process, weights included (GPU)", within=(0.01, 0.98)
+        0.85,
+        "share of the device's memory for this process (GPU); its weights are included, a memory server's are not",
+        within=(0.01, 0.98),
     )
     cpu_pool_bytes: int = option(
         268_435_456, "size of the pool on a CPU when pool_bytes is 0", within=(1 << 20, MAX_POOL_BYTES)
