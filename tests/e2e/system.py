@@ -38,10 +38,11 @@ class System:
             process.wait(10)
         self.directory.cleanup()
 
-    def start(self, prefill: int = 1, decode: int = 1) -> "System":
-        """Start everything and wait until it is ready."""
+    def start(self, prefill: int = 1, decode: int = 1, *, memory: bool | None = None) -> "System":
+        """Start all and wait until it is ready; if not told, with a memory server where `baton serve` has one."""
         self.start_router()
-        self.start_memory()
+        if self.device == "cpu" if memory is None else memory:
+            self.start_memory()
         for i in range(prefill):
             self.start_worker(f"prefill-{i}")
         for i in range(decode):

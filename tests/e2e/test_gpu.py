@@ -11,7 +11,7 @@ import torch
 
 from tests.checkpoints import VARIANTS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
-from tests.e2e.system import System
+from tests.e2e.system import START_TIMEOUT_S, System
 from tests.e2e.test_structured import complete_schemas
 from tests.guided import DEMO_MODEL, is_valid, random_root
 
@@ -36,6 +36,22 @@ async def test_text_equals_a_single_process(variant: str, checkpoint: Checkpoint
         assert "graphs for 1 to 12 rows" in system.log("decode-0")
         assert await texts(system, asked, max_tokens=32) == [reference.text(p, 32) for p in asked]
         system.until(system.all_blocks_free)
+
+
+async def test_weights_of_a_memory_server_give_the_same_text_and_outlive_their_loader(
+    checkpoint: Checkpoint,
+) -> None:
+    directory, model = checkpoint("qwen3-untied")
+    reference, asked = Reference(directory, model), prompts(8, 1, 120, seed=23)
+    expected = [reference.text(p, 24) for p in asked]
+    with System(directory, *FLAGS, device="cuda:0").start(memory=True) as system:
+        assert await texts(system, asked, max_tokens=24) == expected
+        for name in ("prefill-0", "decode-0"):
+            await asyncio.to_thread(system.kill, name)
+            system.start_worker(name)
+            system.until(lambda name=name: "ready to serve" in system.log(name), START_TIMEOUT_S)  # type: ignore[misc]
+            assert "loading weights" not in system.log(name)
+        assert await texts(system, asked, max_tokens=24) == expected
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,15 @@ async def test_workers_read_the_same_weights_and_a_restarted_one_loads_none(chec
         assert [c.text for c in await complete_all(system.url, asked, max_tokens=12)] == texts
 
 
+async def test_without_a_memory_server_each_worker_has_weights_of_its_own(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(4, 10, 60, seed=42)
+    with System(directory).start(memory=False) as system:
+        assert [mappings(system, name) for name in ("prefill-0", "decode-0")] == [set(), set()]
+        texts = [c.text for c in await complete_all(system.url, asked, max_tokens=12)]
+        assert texts == [reference.text(prompt, 12) for prompt in asked]
+
+
 async def test_without_their_memory_server_workers_finish_what_they_have_and_start_again_with_the_next(
     checkpoint: Checkpoint,
 ) -> None:
