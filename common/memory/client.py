@@ -29,7 +29,7 @@ ANSWER_S = 60.0
 STALL_S = 120.0
 """Without a word about the region that we wait for: twice what the server gives its filler."""
 SAY_S = 0.2
-Filling = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """Called with (bytes filled, bytes in all)."""
 
 
@@ -75,7 +75,7 @@ class MemoryClient:
         """The region is filled; all of it must have been written, and nothing in it be written again."""
         self._send(WeightsFilled(num_bytes))
 
-    def wait_filled(self, num_bytes: int, progress: Filling) -> RegionState:
+    def wait_filled(self, num_bytes: int, progress: Progress) -> RegionState:
         """Until the region is FILLED, or EMPTY, as who filled it is gone; raises MemoryLost when neither comes."""
         while True:
             message = self._next(STALL_S)
@@ -141,6 +141,11 @@ def _connected(path: Path) -> socket.socket:
             return connection
         except OSError as error:
             connection.close()
+            if isinstance(error, PermissionError):
+                raise ConfigError(
+                    f"worker.memory_socket = {path}: it is another user's memory server, this is user "
+                    f"{os.getuid()}; run both as one user, or leave it empty"
+                ) from None
             if time.monotonic() > end_s:
                 raise ConfigError(
                     f"worker.memory_socket = {path}: {error.strerror} for {CONNECT_S:.0f} s; "

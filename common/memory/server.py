@@ -98,7 +98,11 @@ class MemoryServer:
         self.regions.close()
 
     def _accept(self) -> None:
-        connection, _ = self.listener.accept()
+        try:
+            connection, _ = self.listener.accept()
+        except OSError as error:  # it hung up before, or there is no descriptor for it; the others are served
+            logger.warning("a connection cannot be accepted: %s", error)
+            return
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         process, user, _ = _CREDENTIALS.unpack(credentials)
         if user != os.getuid() or len(self.clients) >= MAX_CLIENTS:

@@ -178,6 +178,15 @@ def test_a_worker_without_a_server_says_which_socket_it_misses(tmp_path: Path, m
         MemoryClient(tmp_path / "nobody.sock", "prefill-0", 1)
 
 
+def test_another_users_server_is_no_reason_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: socket.socket, address: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(ConfigError, match="another user's memory server"):
+        MemoryClient(tmp_path / "theirs.sock", "prefill-0", 1)
+
+
 def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(backed: Backed, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="served by another process"):
         MemoryServer(backed.path, HostBacking())
