@@ -173,6 +173,12 @@ class WorkerSection:
         "socket of the device's memory server, whose weights are used, or auto; empty: this process has its own",
         form=SOCKET,
     )
+    standby: int = option(
+        0,
+        "it stands by for so many others of its role on its device: ready, and without requests while they are there; "
+        "0: it is no standby",
+        within=(0, 256),
+    )
     num_threads: int = option(0, "CPU threads of the math library; 0 leaves its default", within=(0, 1024))
     trace_file: str = option(
         "", "a Chrome trace of this worker's last steps is written here when it ends, its id before the suffix"

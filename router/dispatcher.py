@@ -175,7 +175,7 @@ class Dispatcher:
             self._fail(completion, RequestError(message, code="no_token_to_choose", status=500))
         else:
             if failed.code is ErrorCode.DRAINING:
-                worker.draining = True
+                self._pool.drain(worker)
             completion.avoided = worker
             if failed.code in UNCOUNTED:
                 completion.num_returns += 1

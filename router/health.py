@@ -55,6 +55,7 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
         "device": ready.device,
         "transport": ready.transport,
         "draining": worker.draining,
+        "standby": _standby(worker, now_s) if ready.standby else None,
         "heartbeat_age_s": round(now_s - worker.last_seen_s, 3),
         "outstanding_prompt_tokens": worker.outstanding_tokens,
         "assigned_sequences": worker.num_assigned,
@@ -64,6 +65,16 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
         "free_blocks": beat.num_free_blocks if beat else None,
         "blocks": ready.num_blocks,
         "last_step_age_s": round(beat.last_step_age_s, 3) if beat else None,
+    }
+
+
+def _standby(worker: Member, now_s: float) -> dict[str, Any]:
+    need = worker.need
+    return {
+        "stands_by_for": worker.ready.standby,
+        "in_reserve": worker.in_reserve,
+        "needed_for_s": round(now_s - need.since_s, 3) if need else None,
+        "needed_since": need.cause if need else None,
     }
 
 

@@ -2,10 +2,18 @@
 
 from dataclasses import dataclass, field
 
-from common.wire.messages import Heartbeat, WorkerReady
+from common.wire.messages import Heartbeat, Role, WorkerReady
 from common.wire.worker_id import connection_of
 
 NO_TRANSPORT = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """That a standby has to serve: since when, and what happened."""
+
+    since_s: float
+    cause: str
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +27,7 @@ class Member:
     replaced: bool = False  # by another of its id, while it lived
     num_unproven: int = 0  # sequences whose prompt or decode it is to compute, and that have not got on
     has_trial: bool = False  # of the only one of those: nothing may join it
+    need: Need | None = None  # of a standby, by which it is an ordinary worker
     silent: bool = False  # for so long that it gets nothing until it speaks, or is lost
     outstanding_tokens: int = 0  # sent as prompts, first token not seen yet
     num_outstanding: int = 0  # prompts that those are of
@@ -44,6 +53,16 @@ class Member:
     def gpu(self) -> str:
         """The device that it shares with others of the same: the GPU's UUID, or "cpu"."""
         return self.ready.device.split()[-1]
+
+    @property
+    def place(self) -> tuple[Role, str]:
+        """Its role and its device: who else is there can do what it does."""
+        return self.ready.role, self.gpu
+
+    @property
+    def in_reserve(self) -> bool:
+        """Whether it is a standby that gets nothing, as nobody needs it."""
+        return self.ready.standby > 0 and self.need is None
 
     @property
     def decode_load(self) -> float:

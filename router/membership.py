@@ -79,7 +79,10 @@ class Membership:
         self._send(identity, Welcome(self._router_epoch))
         if known is None:
             worker = self._pool.add(ready, self._clock())
-            logger.info("%s joined: %s, %d KV blocks, %s", worker, ready.device, ready.num_blocks, ready.transport)
+            reserve = ", in reserve" if worker.in_reserve else ""
+            logger.info(
+                "%s joined: %s, %d KV blocks, %s%s", worker, ready.device, ready.num_blocks, ready.transport, reserve
+            )
             self._introduce(worker)
             self._dispatcher.pump()
 
@@ -95,7 +98,7 @@ class Membership:
         """Send it nothing new; what it has it finishes."""
         worker = self._pool.get(leaving.worker_id, leaving.epoch)
         if worker is not None and not worker.draining:
-            worker.draining = True
+            self._pool.drain(worker)
             logger.info("%s is leaving; it gets nothing new", worker)
             self._dispatcher.pump()
         num_bound = self._dispatcher.num_bound(worker) if worker is not None else 0

@@ -111,6 +111,7 @@ class _StateCollector(Collector):
         yield GaugeMetricFamily("baton_requests_running", "completions at workers", value=num_running)
         yield self._dropped_frames()
         yield self._workers()
+        yield from self._standbys()
         yield from self._worker_loads()
         yield self._kv_paths()
 
@@ -126,6 +127,15 @@ class _StateCollector(Collector):
         for role in Role:
             family.add_metric([_name(role)], sum(worker.ready.role is role for worker in self._pool))
         return family
+
+    def _standbys(self) -> Iterator[Metric]:
+        reserve = GaugeMetricFamily("baton_workers_in_reserve", "standbys that nobody needs", labels=["role"])
+        needed = CounterMetricFamily("baton_standbys_needed", "times that a standby was needed", labels=["role"])
+        for role in Role:
+            members = [worker for worker in self._pool if worker.ready.role is role]
+            reserve.add_metric([_name(role)], sum(worker.in_reserve for worker in members))
+            needed.add_metric([_name(role)], self._pool.standbys.num_needed[role])
+        yield from (reserve, needed)
 
     def _worker_loads(self) -> Iterator[Metric]:
         gauges: dict[str, tuple[str, Callable[[Member], float]]] = {

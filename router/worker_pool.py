@@ -4,14 +4,16 @@ Knows no sockets and no requests. Invariant: a worker is in the pool under one e
 its counters cover exactly what was assigned to that incarnation and not yet given back.
 """
 
+import time
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from common.config import NetSection
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
 from router.member import NO_TRANSPORT, Member
 from router.route import Demand, Route
+from router.standby import Standbys
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,14 @@ class WorkerPool:
         prefill_window: prompt tokens sent ahead to a prefill worker, in multiples of its step budget.
     """
 
-    def __init__(self, net: NetSection, prefill_window: float) -> None:
+    def __init__(self, net: NetSection, prefill_window: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._net = net
         self._prefill_window = prefill_window
         self._workers: dict[str, Member] = {}
         self._paths: dict[tuple[str, int, str, int], KVPathReport] = {}
         self._turn = 0
         self._was_paired = False
+        self.standbys = Standbys(self._is_proven, clock)
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._workers.values())
@@ -56,8 +59,12 @@ class WorkerPool:
         return worker if worker is not None and worker.epoch == epoch else None
 
     def max_model_len(self, limit: int) -> int:
-        """`limit`, or less when no registered decode worker takes that many tokens."""
-        lengths = [worker.ready.max_model_len for worker in self if worker.ready.role is Role.DECODE]
+        """`limit`, or less when no registered decode worker takes that many tokens.
+
+        Standbys do not count: what only they take is not promised, and what they do not take waits for the others.
+        """
+        decodes = [worker.ready for worker in self if worker.ready.role is Role.DECODE]
+        lengths = [ready.max_model_len for ready in decodes if not ready.standby]
         return min(limit, max(lengths, default=limit))
 
     # --- coming and going -----------------------------------------------------------------------
@@ -65,7 +72,13 @@ class WorkerPool:
     def add(self, ready: WorkerReady, now_s: float) -> Member:
         """Register; the caller has removed an earlier incarnation."""
         worker = self._workers[ready.worker_id] = Member(ready, now_s)
+        self._review(f"{worker} joined")
         return worker
+
+    def drain(self, worker: Member) -> None:
+        """It leaves: nothing new is sent there."""
+        worker.draining = True
+        self._review(f"{worker} is leaving")
 
     def beat(self, heartbeat: Heartbeat, now_s: float) -> bool:
         """Note a sign of life; False when it comes from somebody unknown."""
@@ -74,7 +87,9 @@ class WorkerPool:
             return False
         worker.beat = heartbeat
         worker.last_seen_s = now_s
-        worker.silent = False
+        if worker.silent:
+            worker.silent = False
+            self._review(f"{worker} speaks again")
         return True
 
     def remove(self, worker: Member) -> None:
@@ -83,6 +98,7 @@ class WorkerPool:
             del self._workers[worker.id]
         identity = (worker.id, worker.epoch)
         self._paths = {key: path for key, path in self._paths.items() if identity not in (key[:2], key[2:])}
+        self._review(f"{worker} is gone")
 
     def set_path(self, report: KVPathReport) -> bool:
         """Note how blocks travel; False when it does not come from a decode worker, or says what it said before.
@@ -95,6 +111,7 @@ class WorkerPool:
             return False
         self._paths[key] = report
         self._was_paired |= not report.error
+        self._review(f"the KV path {report.prefill_worker_id} -> {report.worker_id} was tried")
         return True
 
     def losses(self, now_s: float) -> list[Loss]:
@@ -105,7 +122,9 @@ class WorkerPool:
         lost = []
         for worker in self:
             silence_s = now_s - worker.last_seen_s
-            worker.silent = silence_s > self._net.worker_timeout_s / 2
+            if worker.silent != (silence_s > self._net.worker_timeout_s / 2):
+                worker.silent = not worker.silent
+                self._review(f"{worker} {'is silent' if worker.silent else 'speaks again'}")
             beat = worker.beat
             if silence_s > self._net.worker_timeout_s:
                 limit = f"net.worker_timeout_s = {self._net.worker_timeout_s:g}"
@@ -200,13 +219,16 @@ class WorkerPool:
         workers = self._takers(Role.PREFILL) or self._takers(Role.DECODE)
         return len({worker.gpu for worker in workers})
 
+    def _review(self, cause: str) -> None:
+        self.standbys.review(self._workers.values(), cause)
+
     def _takers(self, role: Role) -> list[Member]:
         """Workers of one role that take new work; a prefill worker that hands nothing off is of no use."""
         return [
             worker
             for worker in self
             if worker.ready.role is role
-            and not worker.draining
+            and not (worker.draining or worker.in_reserve)
             and (role is Role.DECODE or worker.ready.transport != NO_TRANSPORT)
         ]
 

@@ -138,4 +138,5 @@ def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: R
         max_num_seqs=0,
         transport="none" if config.kv.transport == "none" else engine.transport.name,
         handoff_endpoint="",
+        standby=config.worker.standby,
     )

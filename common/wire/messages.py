@@ -78,6 +78,7 @@ class WorkerReady:
     max_num_seqs: Positive  # prefill: prompts of a step; decode: rows of the batch
     transport: Label  # "cuda_ipc" or "shm"; "none" when the worker must not hand off
     handoff_endpoint: OptionalLabel  # where prefill workers dial a decode worker; "" for prefill
+    standby: Count  # others of its role on its device that are enough without it; 0: it is no standby
 
 
 @dataclass(frozen=True, slots=True)
