@@ -8,8 +8,9 @@ from dataclasses import replace
 from common.config import DAY_S, DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config
 from common.errors import ConfigError
 from common.options import add_flags, from_flags, number
+from common.wire.messages import Role
 from deploy.demo import DEMO_MODEL, Verse, demo
-from deploy.launch_plan import MEMORY_MODES
+from deploy.launch_plan import MEMORY_MODES, STANDBYS
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.serve import Fleet, serve, with_model, with_port
 
@@ -112,6 +113,16 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         "one that is started again does not load them; off gives each worker its own; auto is on for workers on a CPU "
         "(default: auto)",
     )
+    parser.add_argument(
+        "--standby",
+        choices=STANDBYS,
+        default="none",
+        help="one worker more of this kind on each device that has any: as ready as they are, and without requests "
+        "until one of them dies or leaves, so that its streams do not wait for its restart. It costs what a process "
+        "takes and a KV pool of its own, on a GPU a quarter of what a worker of its kind gets, off the pools of all, "
+        "on a CPU one like theirs; weights it shares with them if there is a memory server, and on GPUs there has to "
+        "be one, --memory on (default: none)",
+    )
     _add_mps(parser)
 
 
@@ -136,8 +147,8 @@ def _add_mps(parser: argparse.ArgumentParser) -> None:
 
 
 def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
-    """The workers that are asked for. Raises ConfigError for prefill workers whose blocks nobody would take, and for
-    none where decode workers wait for them."""
+    """The workers that are asked for. Raises ConfigError for prefill workers whose blocks nobody would take, for
+    none where decode workers wait for them, and for standbys for nobody."""
     hands_off = config.kv.transport != "none"
     num_prefill = int(hands_off) if args.prefill is None else args.prefill
     if hands_off != (num_prefill > 0):
@@ -145,8 +156,14 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
             f"--prefill {num_prefill} and kv.transport = {config.kv.transport}: kv.transport is none without "
             "prefill workers, and only then; set both, or leave --prefill out"
         )
+    if config.worker.standby:
+        raise ConfigError(
+            f"worker.standby = {config.worker.standby}: that is for one worker; leave it out, and ask for --standby"
+        )
+    if Role.PREFILL in STANDBYS[args.standby] and not num_prefill:
+        raise ConfigError(f"--standby {args.standby}: there are no prefill workers to stand by for; use decode or none")
     mps = MpsOptions(args.mps, args.mps_prefill_percent)
-    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps, args.memory)
+    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps, args.memory, args.standby)
 
 
 def _serve(args: argparse.Namespace) -> int:

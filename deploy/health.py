@@ -19,6 +19,7 @@ class WorkerHealth:
     pid: int
     device: str
     transport: str
+    is_standby: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def parse_health(body: Mapping[str, Any]) -> Health:
         status=body["status"],
         reason="; ".join(body["missing"]),
         workers=tuple(
-            WorkerHealth(each["id"], role, each["pid"], each["device"], each["transport"])
+            WorkerHealth(each["id"], role, each["pid"], each["device"], each["transport"], each["standby"] is not None)
             for role, members in body["workers"].items()
             for each in members
         ),

@@ -22,6 +22,8 @@ from deploy.placement import Gpu, Placement, memory_fraction, threads_per_worker
 from deploy.runtime_dir import MAX_SOCKET_PATH_BYTES
 
 MEMORY_MODES = ("auto", "on", "off")
+STANDBYS = {"none": (), "prefill": (Role.PREFILL,), "decode": (Role.DECODE,), "both": (Role.PREFILL, Role.DECODE)}
+"""Of which roles there are standbys, by what `--standby` is."""
 SOURCE_ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -116,10 +118,11 @@ def _worker_config(
     weights_bytes: int,
     memory_socket: str,
 ) -> Config:
-    """`config` with this worker's name, device and share of the machine."""
-    section = replace(config.worker, id=mine.name, memory_socket=memory_socket)
+    """`config` with this worker's name, device and share of the machine; a standby takes no cores from the others."""
+    section = replace(config.worker, id=mine.name, memory_socket=memory_socket, standby=mine.standby)
     if mine.gpu is None:
-        num_threads = config.worker.num_threads or threads_per_worker(num_cores, len(everyone))
+        num_busy = sum(not other.standby for other in everyone)
+        num_threads = config.worker.num_threads or threads_per_worker(num_cores, num_busy)
         return replace(config, worker=replace(section, device="cpu", num_threads=num_threads))
     share = memory_fraction(mine, everyone, config.kv.memory_fraction, weights_bytes, has_server=bool(memory_socket))
     return replace(

@@ -4,16 +4,18 @@ Invariant: the shares of the workers on one GPU never add up to more than the sh
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from common.errors import ConfigError
 from common.wire.messages import Role
 
-POOL_WEIGHTS = {Role.PREFILL: 1, Role.DECODE: 2}
+POOL_WEIGHTS = {Role.PREFILL: 1.0, Role.DECODE: 2.0}
 """How workers on one GPU divide what is left for KV: a prompt's blocks soon move on, a reply's stay."""
-
-
+STANDBY_POOL = 0.25
+"""What a standby gets, beside a worker of its role."""
 SERVER_BYTES = 600 * 10**6
 """What a memory server takes of a GPU beside the weights."""
 
@@ -28,11 +30,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one worker runs. `gpu` is None on a CPU."""
+    """Where one worker runs. `gpu` is None on a CPU; `standby` is its `worker.standby`."""
 
     name: str
     role: Role
     gpu: Gpu | None
+    standby: int = 0
+
+    @property
+    def pool_weight(self) -> float:
+        """Its part of what workers on one GPU have for KV."""
+        return POOL_WEIGHTS[self.role] * (STANDBY_POOL if self.standby else 1.0)
 
 
 def choose_gpus(device: str, wanted: str, detected: Sequence[Gpu]) -> list[Gpu]:
@@ -74,18 +82,33 @@ def place_workers(num_prefill: int, num_decode: int, gpus: Sequence[Gpu]) -> lis
     ]
 
 
+def place_standbys(workers: Sequence[Placement], roles: Collection[Role]) -> list[Placement]:
+    """One of each of those roles on each device that has workers of it, for all of these."""
+    peers = Counter((each.role, each.gpu) for each in workers if each.role in roles)
+    numbers = {role: count() for role in Role}
+    return [
+        Placement(f"{role.name.lower()}-standby-{next(numbers[role])}", role, gpu, num_peers)
+        for (role, gpu), num_peers in peers.items()
+    ]
+
+
 def memory_fraction(
     mine: Placement, everyone: Sequence[Placement], total: float, weights_bytes: int, *, has_server: bool
 ) -> float:
     """The share of its GPU's memory that one worker may take.
 
     First the weights: a copy for each worker on the GPU, which its share includes, or one with the memory server,
-    which it does not. What is left of `total` is divided by `POOL_WEIGHTS`. Raises ConfigError when the weights leave
-    less than a tenth of `total`.
+    which it does not. What is left of `total` is divided by `pool_weight`. Raises ConfigError when the weights leave
+    less than a tenth of `total`, and for a standby that would have weights of its own.
     """
     if mine.gpu is None:
         raise ValueError(f"{mine.name} is not on a GPU")
     neighbours = [other for other in everyone if other.gpu == mine.gpu]
+    if not has_server and any(other.standby for other in neighbours):
+        raise ConfigError(
+            f"a standby on GPU {mine.gpu.index} would have a copy of the weights for itself; set --memory on, with "
+            "which the workers of a GPU have one, or leave --standby out"
+        )
     taken_bytes = weights_bytes + SERVER_BYTES if has_server else weights_bytes * len(neighbours)
     left = total - (taken_bytes / mine.gpu.memory_bytes if mine.gpu.memory_bytes else 0.0)
     if left < 0.1 * total:
@@ -94,9 +117,9 @@ def memory_fraction(
             f"GPU {mine.gpu.index}: {weights_bytes / 1e9:.1f} GB of weights {copies} do not leave room for KV in "
             f"{total:.0%} of {mine.gpu.memory_bytes / 1e9:.1f} GB; use fewer workers a GPU or a smaller model"
         )
-    all_pools = sum(POOL_WEIGHTS[other.role] for other in neighbours)
+    all_pools = sum(other.pool_weight for other in neighbours)
     own = 0.0 if has_server or not mine.gpu.memory_bytes else weights_bytes / mine.gpu.memory_bytes
-    share = own + left * POOL_WEIGHTS[mine.role] / all_pools
+    share = own + left * mine.pool_weight / all_pools
     return int(share * 10_000) / 10_000  # rounded down, so that the sum stays below the total
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from common.config import Config
 from deploy.console import Console
 from deploy.health import Health, local_url
-from deploy.launch_plan import Kind, ProcessSpec, plan_processes, shares_memory
+from deploy.launch_plan import STANDBYS, Kind, ProcessSpec, plan_processes, shares_memory
 from deploy.machine import detect_gpus, num_cores
 from deploy.model_source import find_model, is_hub_id, weights_bytes
 from deploy.mps import Mps, MpsOptions, open_mps
-from deploy.placement import Placement, choose_gpus, place_workers
+from deploy.placement import Placement, choose_gpus, place_standbys, place_workers
 from deploy.runtime_dir import make_runtime_dir
 from deploy.supervisor import Deadlines, Supervisor
 
@@ -31,6 +31,7 @@ class Fleet:
     start_timeout_s: float
     mps: MpsOptions = field(default_factory=MpsOptions)
     memory: str = "auto"  # one of MEMORY_MODES
+    standby: str = "none"  # one of STANDBYS
 
 
 def with_model(config: Config, name: str) -> Config:
@@ -52,7 +53,8 @@ def place(config: Config, fleet: Fleet, environ: Mapping[str, str]) -> list[Plac
     """Where the workers of this fleet run on this machine."""
     device = config.worker.device
     detected = [] if device == "cpu" else detect_gpus(environ)
-    return place_workers(fleet.num_prefill, fleet.num_decode, choose_gpus(device, fleet.gpus, detected))
+    workers = place_workers(fleet.num_prefill, fleet.num_decode, choose_gpus(device, fleet.gpus, detected))
+    return workers + place_standbys(workers, STANDBYS[fleet.standby])
 
 
 @contextlib.asynccontextmanager
@@ -99,8 +101,9 @@ def ready_text(config: Config, health: Health, mps: Mps) -> str:
     """One line that says what is ready, and a command to try."""
     url = local_url(config.router.host, config.router.port)
     name = config.model.served_name
-    roles = [worker.role for worker in health.workers]
-    fleet = " + ".join(f"{roles.count(role)} {role}" for role in ("prefill", "decode"))
+    roles = ["standby" if worker.is_standby else worker.role for worker in health.workers]
+    kinds = ("prefill", "decode", *(["standby"] if "standby" in roles else []))
+    fleet = " + ".join(f"{roles.count(kind)} {kind}" for kind in kinds)
     sharing = f"  {mps.text}" if mps.text else ""
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 64})
     key = " -H 'authorization: Bearer KEY'" if config.router.api_key_file else ""

@@ -44,6 +44,8 @@ def test_a_wrong_setting_exits_with_2_and_names_it(
         ("--port 65536", r"router\.port = 65536: 0 to 65535"),
         ("--router-request-timeout-s nan", r"router\.request_timeout_s = nan: 1 to 604800"),
         ("--decode-max-pulls 0", r"decode\.max_pulls = 0: 1 to 1024"),
+        ("--standby prefill --kv-transport none", r"--standby prefill: there are no prefill workers"),
+        ("--worker-standby 1", r"worker\.standby = 1: .*--standby"),
         ("--device gpu", r"worker\.device = 'gpu': auto, cpu, cuda or cuda:N"),
     ],
 )

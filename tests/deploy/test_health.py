@@ -6,7 +6,7 @@ from deploy.health import local_url, parse_health
 
 
 def body(kv_paths: list[dict[str, Any]], status: str = "ok") -> dict[str, Any]:
-    worker = {"pid": 1, "device": "cpu", "transport": "shm"}
+    worker = {"pid": 1, "device": "cpu", "transport": "shm", "standby": None}
     return {
         "status": status,
         "missing": [],

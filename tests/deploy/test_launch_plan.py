@@ -7,9 +7,10 @@ import pytest
 from common.config import MEMORY_SECTIONS, Config
 from common.errors import ConfigError
 from common.options import add_flags, from_flags
+from common.wire.messages import Role
 from deploy.cli import ALL_SECTIONS
 from deploy.launch_plan import Kind, ProcessSpec, plan_processes, shares_memory
-from deploy.placement import Gpu, place_workers
+from deploy.placement import Gpu, place_standbys, place_workers
 
 
 def read_back(spec: ProcessSpec) -> Config:
@@ -42,6 +43,21 @@ def test_cpu_workers_share_the_cores() -> None:
     specs = plan_processes(Config(), place_workers(1, 1, []), Path("/tmp/baton-x"), 8, 0, shares_memory=False)
     assert [read_back(spec).worker.num_threads for spec in specs[1:]] == [4, 4]
     assert [read_back(spec).worker.device for spec in specs[1:]] == ["cpu", "cpu"]
+
+
+def test_a_standby_is_for_the_workers_of_its_role_on_its_device_and_takes_no_cores() -> None:
+    workers = place_workers(1, 2, [])
+    placements = workers + place_standbys(workers, [Role.PREFILL, Role.DECODE])
+    specs = plan_processes(Config(), placements, Path("/tmp/baton-x"), 9, 0, shares_memory=True)
+    sections = [read_back(spec).worker for spec in specs if spec.kind is Kind.WORKER]
+    assert [(each.id, each.standby, each.num_threads) for each in sections] == [
+        ("prefill-0", 0, 3),
+        ("decode-0", 0, 3),
+        ("decode-1", 0, 3),
+        ("prefill-standby-0", 1, 3),
+        ("decode-standby-0", 2, 3),
+    ]
+    assert len({each.memory_socket for each in sections}) == 1
 
 
 def test_endpoints_that_the_user_set_are_kept() -> None:

@@ -4,7 +4,15 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from common.wire.messages import Role
-from deploy.placement import SERVER_BYTES, Gpu, choose_gpus, memory_fraction, place_workers, threads_per_worker
+from deploy.placement import (
+    SERVER_BYTES,
+    Gpu,
+    choose_gpus,
+    memory_fraction,
+    place_standbys,
+    place_workers,
+    threads_per_worker,
+)
 
 GB = 10**9
 TWO_GPUS = [Gpu(0, 80 * GB), Gpu(1, 80 * GB)]
@@ -100,22 +108,44 @@ def test_beside_a_memory_server_the_weights_count_once() -> None:
         memory_fraction(placements[0], placements, 0.9, 22 * GB, has_server=True)
 
 
+def test_a_standby_is_on_each_device_that_has_workers_of_its_role() -> None:
+    workers = place_workers(1, 3, TWO_GPUS)
+    standbys = place_standbys(workers, [Role.PREFILL, Role.DECODE])
+    assert [(each.name, each.gpu, each.standby) for each in standbys] == [
+        ("prefill-standby-0", TWO_GPUS[0], 1),
+        ("decode-standby-0", TWO_GPUS[1], 2),
+        ("decode-standby-1", TWO_GPUS[0], 1),
+    ]
+    assert place_standbys(workers, []) == []
+
+
+def test_a_standby_gets_a_quarter_of_a_pool_and_no_weights_of_its_own() -> None:
+    workers = place_workers(1, 1, [Gpu(0, 24 * GB)])
+    placements = workers + place_standbys(workers, [Role.DECODE])
+    shares = [memory_fraction(each, placements, 0.9, 15 * GB, has_server=True) for each in placements]
+    left = 0.9 - (15 * GB + SERVER_BYTES) / (24 * GB)
+    assert shares == pytest.approx([left * weight / 3.5 for weight in (1, 2, 0.5)], abs=1e-4)
+    with pytest.raises(ConfigError, match="set --memory on"):
+        memory_fraction(workers[0], placements, 0.9, GB, has_server=False)
+
+
 @given(
     num_prefill=st.integers(0, 5),
     num_decode=st.integers(1, 5),
     num_gpus=st.integers(1, 4),
     total=st.floats(0.1, 0.98),
     known=st.booleans(),
+    standbys=st.sampled_from([[], [Role.DECODE], [Role.PREFILL, Role.DECODE]]),
 )
 def test_shares_on_a_gpu_never_exceed_the_total(
-    num_prefill: int, num_decode: int, num_gpus: int, total: float, known: bool
+    num_prefill: int, num_decode: int, num_gpus: int, total: float, known: bool, standbys: list[Role]
 ) -> None:
     gpus = [Gpu(index, 200 * GB if known else 0) for index in range(num_gpus)]
     placements = place_workers(num_prefill, num_decode, gpus)
+    placements += place_standbys(placements, standbys)
     for gpu in gpus:
-        shares = [
-            memory_fraction(each, placements, total, GB, has_server=False) for each in placements if each.gpu == gpu
-        ]
+        here = [each for each in placements if each.gpu == gpu]
+        shares = [memory_fraction(each, placements, total, GB, has_server=bool(standbys)) for each in here]
         assert sum(shares) <= total + 1e-9
         assert all(share > 0 for share in shares)
 

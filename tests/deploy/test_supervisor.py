@@ -41,7 +41,8 @@ def pids():
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        workers = [{"id": id, "pid": pid, "device": "cpu", "transport": "none"} for id, pid in pids().items()]
+        workers = [{"id": id, "pid": pid, "device": "cpu", "transport": "none", "standby": None}
+                   for id, pid in pids().items()]
         body = {"status": "ok", "missing": [], "workers": {"decode": workers}, "kv_paths": []}
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
