@@ -1,11 +1,12 @@
 """The pause that streams notice when a worker is killed, and how long it takes until another is in its place.
 
-    baton serve MODEL --decode 2 &
+    baton serve MODEL --decode 2 &          # or --standby decode
     python -m benchmarks.deaths --url http://127.0.0.1:8000 --role decode [--streams 16] [--kills 5]
 
 A worker of that role is killed (SIGKILL, by the process id in `/health`: the server has to run on this machine and
 start workers again) while streams run, once each has begun. A stream's pause is its longest gap from there on.
-Each death has streams of its own; the next one waits until all workers are there again.
+Each death has streams of its own; the next one waits until all workers are there again, and standbys in reserve, of
+which none is killed.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import uvloop
@@ -34,6 +36,20 @@ ROLES = ("decode", "prefill")
 
 
 @dataclass(frozen=True, slots=True)
+class Fleet:
+    """The process ids of workers by their roles: of those that serve, and of standbys in reserve."""
+
+    serving: dict[str, list[int]]
+    reserve: dict[str, list[int]]
+
+    def is_replaced(self, victim: int, now: "Fleet") -> bool:
+        """Whether `now` there are as many again, without it."""
+        sides = [(self.serving, now.serving), (self.reserve, now.reserve)]
+        there = all(len(after[role]) >= len(before[role]) for before, after in sides for role in ROLES)
+        return there and all(victim not in after[role] for _, after in sides for role in ROLES)
+
+
+@dataclass(frozen=True, slots=True)
 class Death:
     """What came of one kill, in seconds."""
 
@@ -47,17 +63,26 @@ def pause_s(stream: RequestRecord, begin_s: float) -> float:
     return max(gaps, default=0.0)
 
 
-async def process_ids(session: aiohttp.ClientSession, url: str) -> dict[str, list[int]]:
-    """Of the workers of each role."""
+async def fleet_now(session: aiohttp.ClientSession, url: str) -> Fleet:
+    """As the router knows it."""
     async with session.get(f"{url}/health") as response:
         workers = (await response.json())["workers"]
-    return {role: [worker["pid"] for worker in workers[role]] for role in ROLES}
+
+    def pids(*, in_reserve: bool) -> dict[str, list[int]]:
+        return {role: [each["pid"] for each in workers[role] if _in_reserve(each) == in_reserve] for role in ROLES}
+
+    return Fleet(pids(in_reserve=False), pids(in_reserve=True))
+
+
+def _in_reserve(worker: dict[str, Any]) -> bool:
+    return bool(worker["standby"] and worker["standby"]["in_reserve"])
 
 
 async def one_death(args: argparse.Namespace, target: Target, session: aiohttp.ClientSession, number: int) -> Death:
     """Kill the worker whose turn it is, under streams of their own."""
-    before = await process_ids(session, args.url)
-    victim = before[args.role][number % len(before[args.role])]
+    before = await fleet_now(session, args.url)
+    serving = before.serving[args.role]
+    victim = serving[number % len(serving)]
     lengths = Lengths.fixed(args.input_len, args.max_tokens)
     prompts = random_prompts(args.streams, lengths, args.vocab_size, f"{args.seed}, death {number}")
     async with streaming(target, prompts, args.deadline_s) as streams:
@@ -65,18 +90,12 @@ async def one_death(args: argparse.Namespace, target: Target, session: aiohttp.C
         begin_s = time.perf_counter()
         os.kill(victim, signal.SIGKILL)
         async with asyncio.timeout(args.deadline_s):
-            while not _are_replaced(before, now := await process_ids(session, args.url), victim):
+            while not before.is_replaced(victim, await fleet_now(session, args.url)):
                 await asyncio.sleep(LOOK_S)
             replaced_s = time.perf_counter() - begin_s
             while any(stream.chunk_times_s[-1] < begin_s + replaced_s for stream in streams):
                 await asyncio.sleep(LOOK_S)
-    assert victim not in now[args.role], "a process id of the dead"
     return Death([pause_s(stream, begin_s) for stream in streams], replaced_s)
-
-
-def _are_replaced(before: dict[str, list[int]], now: dict[str, list[int]], victim: int) -> bool:
-    there = all(len(now[role]) >= len(before[role]) for role in ROLES)
-    return there and all(victim not in ids for ids in now.values())
 
 
 def figures_of(deaths: Sequence[Death]) -> list[Figure]:
@@ -93,9 +112,11 @@ async def run(args: argparse.Namespace, console: Console) -> None:
     async with open_session() as session:
         model = await served_model(session, args.url, args.deadline_s)
         target = Target(session, args.url, model, args.deadline_s)
+        num_standbys = len((await fleet_now(session, args.url)).reserve[args.role])
         deaths = [await one_death(args, target, session, number) for number in range(args.kills)]
     figures = figures_of(deaths)
     workload = f"{args.kills} kills of a {args.role} worker under {args.streams} streams of {args.input_len} tokens"
+    workload += f", {num_standbys} in reserve" if num_standbys else ""
     table = Table("figure", args.system, title=workload)
     for figure in figures:
         table.add_row(f"{figure.name} {figure.unit}", f"{figure.value:,.1f}")

@@ -45,7 +45,7 @@ class Standbys:
         if worker.in_reserve:
             worker.need = Need(self._clock(), cause)
             self.num_needed[worker.ready.role] += 1
-            logger.warning("%s, a standby, is needed since %s", worker, cause)
+            logger.info("%s, a standby, is needed since %s", worker, cause)
         else:
             worker.need = None
             logger.info("%s, a standby, is in reserve since %s", worker, cause)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.deaths import main, pause_s
+from benchmarks.deaths import Fleet, main, pause_s
 from benchmarks.stats import RequestRecord
 from tests.benchmarks.fake_server import figures
 from tests.e2e.system import START_TIMEOUT_S
@@ -23,14 +23,24 @@ def test_a_pause_is_the_longest_gap_that_ends_after_the_kill() -> None:
     assert pause_s(stream, 7.0) == 0.0
 
 
+def test_a_worker_is_replaced_when_as_many_serve_and_are_in_reserve_as_before() -> None:
+    before = Fleet({"prefill": [1], "decode": [2]}, {"prefill": [], "decode": [3]})
+    nobody: dict[str, list[int]] = {"prefill": [], "decode": []}
+    assert not before.is_replaced(2, before), "the router has not noticed"
+    assert not before.is_replaced(2, Fleet({"prefill": [1], "decode": [3]}, nobody))
+    assert not before.is_replaced(2, Fleet({"prefill": [1], "decode": [3, 4]}, nobody))
+    assert not before.is_replaced(2, Fleet({"prefill": [], "decode": [4]}, {"prefill": [], "decode": [3]}))
+    assert before.is_replaced(2, Fleet({"prefill": [1], "decode": [4]}, {"prefill": [], "decode": [3]}))
+
+
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Of a system that starts killed workers again."""
+    """Of a system that starts killed workers again, and has one more for that long."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "deploy.cli", "serve", "deploy/demo_model", "--device", "cpu", "--decode", "2",
-               "--port", str(port)]  # fmt: skip
+    command = [sys.executable, "-m", "deploy.cli", "serve", "deploy/demo_model", "--device", "cpu",
+               "--standby", "decode", "--port", str(port)]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None and process.stdout.readline().startswith("ready: ")
         yield f"http://127.0.0.1:{port}"
@@ -44,5 +54,5 @@ def test_streams_go_on_after_a_death(url: str, tmp_path: Path) -> None:
     assert main(["--url", url, *flags, "--before-s", "0.2", "--results", str(results), "--hardware", "here"]) == 0
     rows = figures(results)
     assert set(rows) == {"pause_p50", "pause_max", "replaced_max"}
-    assert rows["pause_max"]["workload"] == "1 kills of a decode worker under 4 streams of 8 tokens"
+    assert rows["pause_max"]["workload"] == "1 kills of a decode worker under 4 streams of 8 tokens, 1 in reserve"
     assert 0 < float(rows["pause_max"]["value"]) < 60_000

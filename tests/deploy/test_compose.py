@@ -73,6 +73,17 @@ def test_workers_find_the_memory_server_on_a_cpu_and_have_weights_of_their_own_o
     assert gpu["memory"] == {"deploy": {"replicas": 0}}
 
 
+def test_a_standby_is_a_decode_worker_that_is_started_if_asked_for_and_shares_their_weights() -> None:
+    base, gpu = services("compose.yaml"), services("compose.gpu.yaml")
+    standby, decode = base["decode-standby"], base["decode"]
+    own = {"profiles": ["standby"], "environment": standby["environment"]}
+    assert standby == decode | own
+    read = started_with(standby, standby["environment"]["WORKER_FLAGS"]).worker
+    assert read.standby == 1
+    assert read.memory_socket == started_with(base["memory"], None).memory.socket
+    assert gpu["decode-standby"] == {"deploy": {"replicas": 0}}
+
+
 def test_only_the_containers_user_may_reach_the_memory_server() -> None:
     compose, dockerfile = document("compose.yaml"), (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     volume, _, directory = compose["services"]["memory"]["volumes"][0].partition(":")
