@@ -5,9 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import tests.interpreter  # noqa: F401  (imported for its effect, before anything imports triton)
 from tests.checkpoints import write_checkpoint
+
+# How long an example takes says more about what else runs on the machine than about the test.
+settings.register_profile(
+    "suite",
+    parent=settings.default,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.kernels.operands import IN_PROMPT
@@ -127,7 +127,6 @@ class Pair:
 
 
 @DEVICES
-@settings(deadline=None)
 @given(events=EVENTS)
 def test_the_tensors_are_what_applying_every_event_at_once_would_make_them(
     device: str, events: list[tuple[str, int]]

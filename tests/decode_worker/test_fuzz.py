@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.device.prompt_buffers import PromptChunk
@@ -91,7 +91,7 @@ def rig() -> Iterator[Careful]:
 
 
 @given(st.lists(aimed_messages(("p", 1), PEERS, KINDS), min_size=6, max_size=10))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]) -> None:
     for message in messages:
         rig.meet()

@@ -5,7 +5,7 @@ from heapq import heapreplace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.kernels.decode_division import JOIN_TILES, divide, limits_for, programs_per_sm
@@ -53,7 +53,7 @@ def items_of(lengths: list[int], num_kv: int, num_slots: int, device: torch.devi
     return items
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(lengths=LENGTHS, num_kv=st.sampled_from([1, 2, 5, 8, 64]), num_slots=st.sampled_from([1, 4, 92, 396]))
 def test_items_cover_every_context_once(lengths: list[int], num_kv: int, num_slots: int, device: torch.device) -> None:
     items = items_of(lengths, num_kv, num_slots, device)
@@ -77,7 +77,7 @@ def test_items_cover_every_context_once(lengths: list[int], num_kv: int, num_slo
     assert cut == set(range(len(cut))) and len(cut) <= limits_for(len(lengths), num_kv, num_slots).max_joins
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(lengths=LENGTHS, num_slots=st.sampled_from([92, 264, 396]))
 @example(lengths=[1, 1, 30_000, 38_977, 94_785, 94_849], num_slots=92)  # a whole one above any piece of those cut
 def test_programs_end_at_about_the_same_time(lengths: list[int], num_slots: int, device: torch.device) -> None:

@@ -126,5 +126,5 @@ class Clients(RuleBasedStateMachine):
         assert self.backing.room + sum(each.num_bytes for each in self.backing.made if not each.is_closed) == ROOM
 
 
-Clients.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Clients.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestClients = Clients.TestCase

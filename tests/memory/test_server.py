@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError, MemoryLost, MemoryShort
@@ -257,7 +257,7 @@ def test_frames_that_come_byte_by_byte_are_understood(backed: Backed) -> None:
         assert connection.recv(4096)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(st.lists(st.one_of(messages(), st.binary(max_size=30)), max_size=4))
 def test_nothing_that_is_said_ends_the_server(backed: Backed, said: list[Message | bytes]) -> None:
     with raw(backed) as connection:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.device.prompt_buffers import PromptChunk
@@ -41,7 +41,7 @@ def rig() -> Iterator[Careful]:
 
 
 @given(st.lists(aimed_messages(("d", 1), PEERS, (PrefillRequest, Abort)), min_size=6, max_size=10))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]) -> None:
     worker = rig.worker
     for message in messages:

@@ -81,4 +81,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=30)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import ModelSection
@@ -71,7 +71,7 @@ def agree(ours: Tokenizer, body: Any) -> None:
         assert decode(encode(message)) == message, "a worker would drop it"
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=1000)
 @given(
     fields=st.one_of(values, likely, st.builds(lambda a, b: a | b, likely, st.dictionaries(names, values, max_size=2)))
 )

@@ -181,7 +181,7 @@ PIECES += ["<|start_header_id|>", "<|begin_of_text|>", "<think>", "</think>", "a
 
 
 @FAMILIES
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     contents=st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), min_size=1, max_size=3),
     note=st.lists(st.sampled_from(PIECES), max_size=6).map("".join),

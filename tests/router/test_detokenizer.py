@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.detokenizer import MAX_PENDING_TOKENS, IncrementalDecoder, TextStream
 from router.stop_strings import MAX_STOP_CHARS, MAX_STOPS, StopAutomaton, StopMatcher
 
-PROPERTY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PROPERTY = settings(max_examples=300)
 texts = st.text(alphabet=st.sampled_from("aab the köln你好🎉👨\u200d👩\ufffd"), max_size=60)
 token_ids = st.lists(st.one_of(st.integers(0, 319), st.sampled_from([0, 1000])), max_size=120)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import Config, ModelSection, NetSection, RouterSection
@@ -76,7 +76,7 @@ def rig(model_dir: Path, model: FakeModel) -> Iterator[Rig]:
         max_size=10,
     )
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_no_message_costs_more_than_itself(rig: Rig, said: list[tuple[Message, tuple[str, int], bool]]) -> None:
     rig.meet()
     running = [rig.submit(name) for name in "ab"]

@@ -90,7 +90,7 @@ def test_ids_that_are_too_many_are_refused_where_they_are_read(ours: Tokenizer) 
         ours.encode([array("i", [1]) * LIMIT], LIMIT)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(st.sampled_from("the quick brown fox jumps\n  köln你好🎉"), min_size=1, max_size=400))
 def test_what_fits_is_encoded_as_the_library_does(model_dir: Path, text: str) -> None:
     ours = Tokenizer(ModelSection(path=str(model_dir)))
@@ -119,7 +119,7 @@ def with_bos(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Token
     return Tokenizer(ModelSection(path=str(path)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text(st.sampled_from("the quick brown fox\n  köln🎉"), min_size=1, max_size=200), kept=st.integers(2, 9))
 def test_a_truncated_prompt_keeps_one_end_and_what_stands_around_it(with_bos: Tokenizer, text: str, kept: int) -> None:
     whole = with_bos._tokenizer.encode(text).ids
