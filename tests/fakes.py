@@ -321,10 +321,14 @@ class FakePrefill(FakeWorker):
 
 
 class FakeDecode(FakeWorker):
-    """Decodes what was handed to it, one TokenBatch a step of `step_s` seconds."""
+    """Decodes what was handed to it, one TokenBatch a step of `step_s` seconds.
+
+    A test may set at any time how many tokens a text may have for now, `most_outputs`: none ends before it is to.
+    """
 
     role = Role.DECODE
     step_s = 0.0
+    most_outputs = 1 << 30
     path_error = ""
 
     def _open(self) -> None:
@@ -366,9 +370,11 @@ class FakeDecode(FakeWorker):
             elif isinstance(message, KVHandoff):
                 self._hub.send(identity, KVRelease(self.worker_id, self.epoch, message.request_id, message.attempt))
                 self.running.append(self._sequence(message))
-        if self.running and not self.mute and time.monotonic() >= self._next_step_s:
+        going = [sequence for sequence in self.running if sequence.num_outputs < self.most_outputs]
+        if going and not self.mute and time.monotonic() >= self._next_step_s:
+            held = [sequence for sequence in self.running if sequence.num_outputs >= self.most_outputs]
             self._next_step_s = time.monotonic() + self.step_s
-            self.running = self._send_tokens(self.running)
+            self.running = [*held, *self._send_tokens(going)]
 
     def _prefill(self, request: PrefillRequest) -> None:
         self._tell_prompt(request)

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from common.config import Config, ModelSection, NetSection, RouterSection
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
+from common.wire.messages import Knock
 from common.wire.sampling_params import SamplingParams
 from router.app import start_server
 from router.http_request import SERVICE
@@ -24,6 +26,8 @@ from tests.fakes import FakeDecode, FakeModel, FakePrefill, FakeWorker, free_end
 EOS = 0
 MAX_MODEL_LEN = 600
 TEXT = "the quick brown fox jumps over the lazy dog; schöne Grüße aus Köln, 你好世界, привет, 🎉👨‍👩‍👧 "
+NET = NetSection(heartbeat_s=0.1, worker_timeout_s=60.0)
+"""Nobody is taken for dead because this process did not get to run; see `Cluster.age` for those who are to be."""
 
 CHAT_TEMPLATE = """
 {%- for message in messages -%}
@@ -93,10 +97,15 @@ class Cluster:
         return worker
 
     def decode(
-        self, worker_id: str = "decode-0", step_s: float = 0.0, path_error: str = "", **ready: Any
+        self,
+        worker_id: str = "decode-0",
+        step_s: float = 0.0,
+        path_error: str = "",
+        most_outputs: int = FakeDecode.most_outputs,
+        **ready: Any,
     ) -> FakeDecode:
         worker = FakeDecode(self.net, self.model, worker_id, **ready)
-        worker.step_s, worker.path_error = step_s, path_error
+        worker.step_s, worker.path_error, worker.most_outputs = step_s, path_error, most_outputs
         self._start(worker)
         return worker
 
@@ -104,9 +113,28 @@ class Cluster:
         self.workers.append(worker)
         worker.start()
 
+    def age(self, worker: FakeWorker, timeouts: float) -> bool:
+        """As if nothing were heard of it for so many times what a worker may be silent; False once it is out."""
+        member = self.service.pool.get(worker.worker_id, worker.epoch)
+        if member is not None:
+            member.last_seen_s = time.monotonic() - timeouts * NET.worker_timeout_s
+        return member is not None
+
+    def stop_clockwork(self) -> None:
+        """The router knocks at no doors any more: what is to be found out something else has to."""
+        assert self.service._clockwork is not None
+        self.service._clockwork.cancel()
+
+    async def until_cut_off(self, *dead: FakeWorker) -> None:
+        """The sockets know that these are gone; nobody else is told."""
+        sockets = self.service.hub._hub
+        await self.until(
+            lambda: not any(sockets.send(worker.connection, Knock(0)) for worker in dead), "the ends of connections"
+        )
+
     async def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for something that must come; the deadline is far beyond what it takes."""
-        for _ in range(1000):
+        for _ in range(3000):
             if condition():
                 return
             await asyncio.sleep(0.01)
@@ -127,7 +155,7 @@ async def start_cluster(model_dir: Path, model: FakeModel) -> AsyncIterator[Star
     async def start(endpoint: str = "", **router: Any) -> Cluster:
         config = Config(
             model=ModelSection(path=str(model_dir)),
-            net=NetSection(router_endpoint=endpoint or free_endpoint(), heartbeat_s=0.1, worker_timeout_s=1.0),
+            net=dataclasses.replace(NET, router_endpoint=endpoint or free_endpoint()),
             router=RouterSection(port=0, **router),
         )
         runner, url = await start_server(config)

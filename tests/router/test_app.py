@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from common.errors import RequestError
-from common.wire.messages import Abort, PrefillRequest
+from common.wire.messages import Abort
 from common.wire.sampling_params import SamplingParams
 from router.app import _on_response_prepare, shape_errors
 from router.openai_api import choice_seed
@@ -143,7 +143,8 @@ async def test_a_client_that_leaves_frees_both_workers(client: Client, cluster: 
     stream = await client.completions.create(model="tiny", prompt=prompt, max_tokens=500, temperature=0, stream=True)
     await anext(aiter(stream))
     waiting = asyncio.create_task(client.completions.create(model="tiny", prompt=PROMPT))
-    await cluster.until(lambda: len(prefill.got(PrefillRequest)) == 2, "the second request")
+    active = cluster.service.dispatcher.active
+    await cluster.until(lambda: [len(c.outputs) for c in active] == [1, 1], "both prompts are computed")
     await stream.close()
     waiting.cancel()
     await cluster.until(lambda: len(prefill.got(Abort)) == len(decode.got(Abort)) == 2, "two Aborts at each worker")

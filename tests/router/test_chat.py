@@ -213,9 +213,9 @@ async def test_what_nothing_can_interrupt_costs_the_chat_and_nobody_else(
     cluster: Cluster, client: Client, model_dir: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     file = model_dir / "chat_template.jinja"
-    monkeypatch.setattr(cluster.service.reader._chat_process, "_deadline_s", 3.0)
     file.write_text(source)
     try:
+        monkeypatch.setattr(cluster.service.reader._chat_process, "_deadline_s", 3.0)
         hostile = asyncio.create_task(post(cluster))
         text = await client.completions.create(model="tiny", prompt="the fox", temperature=0)
         assert text.choices[0].text == client.expected("the fox", max_tokens=16)
@@ -223,6 +223,7 @@ async def test_what_nothing_can_interrupt_costs_the_chat_and_nobody_else(
         assert (status, body["error"]["code"]) == (400, "chat_template_error")
     finally:
         file.unlink()
+    monkeypatch.undo()
     await cluster.service.reader._chat_process._helper.end()
     assert (await post(cluster))[0] == 200
 
@@ -236,7 +237,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(fields=st.dictionaries(st.sampled_from([*CHAT_FIELDS.fields]), VALUES, max_size=5), talks=st.booleans())
 def test_whatever_is_sent_is_a_request_or_an_error_and_packed_it_is_the_same(
     ours: Tokenizer, fields: dict[str, Any], talks: bool

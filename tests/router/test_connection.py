@@ -140,7 +140,7 @@ UPGRADE = LIVE[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 async def test_headers_behind_an_upgrade_that_is_declined_end_too(
     start_cluster: StartCluster, connect: Connect
 ) -> None:
-    cluster = await start_cluster(header_timeout_s=0.3, keepalive_s=0.2)
+    cluster = await start_cluster(header_timeout_s=1.5, keepalive_s=1.0)
     answer = await (await connect(cluster)).ask(UPGRADE + b"GET /live HTTP/1.1\r\n")
     assert answer.count(b"HTTP/1.") == 2
     assert b" 408 " in answer
@@ -176,12 +176,12 @@ async def test_who_asks_for_nothing_is_let_go(start_cluster: StartCluster, conne
 
 
 async def test_who_waits_for_an_answer_is_not(start_cluster: StartCluster, connect: Connect) -> None:
-    cluster = await start_cluster(header_timeout_s=0.1, keepalive_s=0.1, body_timeout_s=0.1)
+    cluster = await start_cluster(header_timeout_s=0.5, keepalive_s=0.5, body_timeout_s=0.5)
     socket = await connect(cluster)
     body = b'{"prompt": "the fox", "max_tokens": 3}'
     socket.writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     await cluster.until(lambda: cluster.service.dispatcher.num_active, "the request")
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1.0)
     cluster.prefill()
     cluster.decode()
     assert (await socket.response())[0] == 200

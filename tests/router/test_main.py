@@ -15,7 +15,7 @@ import pytest
 from common.config import NetSection
 from tests.fakes import FakeDecode, FakeModel, free_endpoint
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Process:
@@ -43,6 +43,7 @@ class Process:
 @contextlib.asynccontextmanager
 async def router(model_dir: Path, open_files: int = 4096) -> AsyncIterator[Process]:
     flags = ["--model-path", str(model_dir), "--router-port", "0", "--net-router-endpoint", free_endpoint()]
+    flags += ["--net-worker-timeout-s", "60"]  # a fake may not get to run for a while
     process = await asyncio.create_subprocess_exec(
         "sh",
         "-c",
@@ -70,7 +71,7 @@ async def test_the_first_signal_drains_and_the_second_stops(
         endpoint = await process.line_with(r"workers dial (\S+)")
         url = await process.line_with(r"serving (http://\S+)")
         worker = FakeDecode(NetSection(router_endpoint=endpoint), model, "decode-0", transport="none")
-        worker.step_s = 0.005 if num_signals == 1 else 10.0
+        worker.most_outputs = 3
         worker.start()
         try:
             await process.line_with(r"(joined)")
@@ -83,6 +84,8 @@ async def test_the_first_signal_drains_and_the_second_stops(
                     assert refused.status == 503
                 if num_signals == 2:
                     process.process.send_signal(signal.SIGTERM)
+                else:
+                    worker.most_outputs = 100
                 events = (await response.content.read()).decode()
                 assert events.endswith("data: [DONE]\n\n")
                 assert ('"finish_reason": "length"' in events) == (num_signals == 1)

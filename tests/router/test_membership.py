@@ -30,7 +30,7 @@ PROMPT = "the quick brown fox"
 async def test_a_decode_worker_lost_mid_stream_changes_no_text(client: Client, cluster: Cluster, how: str) -> None:
     first = cluster.workers[1]
     assert isinstance(first, FakeDecode)
-    first.step_s = 0.01
+    first.most_outputs = 20
     fields: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0}
     running = asyncio.create_task(client.streamed(**fields, extra_body={"ignore_eos": True}))
     metric = "baton_generation_tokens_total"
@@ -42,6 +42,7 @@ async def test_a_decode_worker_lost_mid_stream_changes_no_text(client: Client, c
         await asyncio.to_thread(first.kill)
     elif how == "silent":
         first.silent = True
+        await cluster.until(lambda: not cluster.age(first, 1.1), "the loss of the worker")
     else:
         first.step_age_s = 1e6
     texts, reasons, _ = await running
@@ -52,7 +53,7 @@ async def test_a_decode_worker_lost_mid_stream_changes_no_text(client: Client, c
     if how == "stuck":
         await cluster.until(lambda: first.got(Refused), "the stuck worker is refused")
     if how == "silent":
-        first.silent = False
+        first.silent, first.most_outputs = False, 300
         await cluster.until(lambda: cluster.service.pool.get("decode-0", first.epoch), "it is let in again")
         await cluster.until(lambda: first.got(Abort), "its old attempt is aborted")
 
@@ -215,9 +216,9 @@ async def test_a_request_that_finds_many_workers_dead_is_not_blamed_for_any(
     prefills = [cluster.prefill(f"prefill-{i}") for i in range(6)]
     await cluster.until_paths(6)
     client = Client(cluster, tokenizer)
-    assert cluster.service._clockwork is not None
-    cluster.service._clockwork.cancel()  # it knocks at doors; here the request itself has to find out
+    cluster.stop_clockwork()  # here the request itself has to find out
     await asyncio.gather(*(asyncio.to_thread(prefill.kill) for prefill in prefills))
+    await cluster.until_cut_off(*prefills)
     assert len(list(cluster.service.pool)) == 7, "the router does not know yet"
     response = await client.completions.create(model="tiny", prompt=PROMPT, temperature=0)
     assert response.choices[0].text == client.expected(PROMPT)

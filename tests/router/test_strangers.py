@@ -11,6 +11,7 @@ from common.errors import ErrorCode
 from common.wire.handoff_messages import KVRelease
 from common.wire.messages import (
     Abort,
+    Knock,
     Message,
     PeerGone,
     PrefillRequest,
@@ -26,6 +27,7 @@ from common.wire.packing import pack_ids
 from common.wire.sockets import Spoke
 from router import membership
 from router.member import Member
+from tests.fakes import FakeDecode
 from tests.messages import heartbeat, kv_path, worker_ready
 from tests.router.conftest import Client, Cluster, StartCluster
 
@@ -39,6 +41,7 @@ def state_of(worker: Member) -> tuple[Any, ...]:
 
 async def test_a_message_in_the_name_of_another_changes_nothing(client: Client, cluster: Cluster) -> None:
     prefill, decode = cluster.workers
+    await cluster.until(lambda: all(worker.beat for worker in cluster.service.pool), "heartbeats of both")
     for worker in cluster.workers:
         worker.silent = True  # so that nothing but forgeries is said
     before = {worker.id: state_of(worker) for worker in cluster.service.pool}
@@ -102,29 +105,37 @@ async def test_the_older_of_two_workers_of_one_name_is_told_to_end(cluster: Clus
 async def test_a_worker_that_is_replaced_while_it_lives_has_not_crashed(
     client: Client, cluster: Cluster, index: int, ends_first: bool, num_crashes: int
 ) -> None:
-    prefill, older = cluster.workers[0], cluster.workers[index]
-    prefill.mute = True
+    (prefill, decode), older = cluster.workers, cluster.workers[index]
+    assert isinstance(decode, FakeDecode)
+    prefill.mute, decode.most_outputs = True, 2
     running = asyncio.create_task(client.completions.create(model="tiny", prompt=PROMPT, temperature=0))
     await cluster.until(lambda: prefill.got(PrefillRequest), "the request")
     [completion] = cluster.service.dispatcher.active
     prefill.mute = False
+    cluster.stop_clockwork()  # it is the newer one that brings the news
     if ends_first:
         await asyncio.to_thread(older.kill)
-    newer = cluster.prefill("prefill-0") if index == 0 else cluster.decode("decode-0")
+        await cluster.until_cut_off(older)
+    newer = cluster.prefill("prefill-0") if index == 0 else cluster.decode("decode-0", most_outputs=2)
     await cluster.until(lambda: cluster.service.pool.get(newer.worker_id, newer.epoch), "the newer one is in")
     assert (completion.num_crashes, completion.num_failures) == (num_crashes, num_crashes)
     assert completion.num_returns == 1 - num_crashes
+    for worker in cluster.workers:
+        if isinstance(worker, FakeDecode):
+            worker.most_outputs = 100  # until here it has not got on, which would have been forgiven
     assert (await running).choices[0].text == client.expected(PROMPT)
 
 
 async def test_a_silent_worker_whose_connection_is_still_up_may_have_crashed(cluster: Cluster) -> None:
     older = cluster.workers[1]
     member = cluster.service.pool.find("decode-0")
+    assert member is not None
     older.silent = True
-    await cluster.until(lambda: member is None or member.silent, "it is silent")
+    await cluster.until(lambda: cluster.age(older, 0.7) and member.silent, "it is silent")
+    assert cluster.service.pool.find("decode-0") is member
     newer = cluster.decode("decode-0")
     await cluster.until(lambda: cluster.service.pool.get("decode-0", newer.epoch), "the newer one is in")
-    assert member is not None and not member.replaced
+    assert not member.replaced
 
 
 async def test_only_a_new_incarnation_of_a_leaving_worker_gets_work_again(client: Client, cluster: Cluster) -> None:
@@ -158,5 +169,6 @@ async def test_only_workers_of_the_other_kind_hear_that_one_is_gone(cluster: Clu
     await cluster.until_paths(2)
     await asyncio.to_thread(cluster.workers[0].kill)
     await cluster.until(lambda: cluster.workers[1].got(PeerGone), "the decode worker hears of it")
-    await asyncio.sleep(0.1)
+    num_knocks = len(other.got(Knock))
+    await cluster.until(lambda: len(other.got(Knock)) > num_knocks + 1, "all that was said before")
     assert not other.got(PeerGone)
