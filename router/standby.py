@@ -4,7 +4,7 @@ A standby is started with `worker.standby` = N, for N others of its role on its 
 it is **in reserve**; when one of them is lost, leaves or falls silent it is **needed**, and an ordinary worker, until
 they are back. What it was sent until then it finishes. Of several standbys on a device the first by id is needed first,
 and counts for those behind it. A worker that is back and has met nobody yet is no help: while no path is proven but
-with standbys, all of them are needed. How busy anybody is does not matter.
+with standbys, those of one role are needed, of both if need be. How busy anybody is does not matter.
 
 All this follows from who is there, never from what happened before. So after any deaths in any order, and in a router
 that has just started, those in reserve are the same.
@@ -54,8 +54,11 @@ class Standbys:
 def reserve_of(there: Collection[Member], is_proven: IsProven) -> set[Member]:
     """The standbys among workers that may be sent to which are not needed."""
     surplus = _surplus(there)
-    others = [worker for worker in there if worker not in surplus]
-    return set() if surplus and _has_pair(there, is_proven) and not _has_pair(others, is_proven) else surplus
+    of_role = [{worker for worker in surplus if worker.ready.role is role} for role in (Role.DECODE, Role.PREFILL)]
+    for reserve in (surplus, *of_role):
+        if _has_pair([worker for worker in there if worker not in reserve], is_proven):
+            return reserve
+    return set() if _has_pair(there, is_proven) else surplus
 
 
 def _surplus(there: Iterable[Member]) -> set[Member]:

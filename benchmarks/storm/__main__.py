@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import aiohttp
@@ -34,6 +34,8 @@ FLAGS = ("--model-dtype", "float32", "--prefill-max-batch-tokens", "256", "--dec
 ROUTER_FLAGS = ("--router-max-attempts", "100", "--router-min-priority", "-1")
 """To the router, who has bad luck looks like a request that kills workers; here no request does. Some are urgent."""
 SETTLE_DEADLINE_S = 60.0
+ROLES = ("prefill", "decode")
+STANDBYS = ("none", *ROLES, "both")
 FAULTS = ("lost", "wrong", "crashed", "left over")
 IDLE_GAUGES = (
     "baton_requests_queued",
@@ -48,16 +50,15 @@ IDLE_GAUGES = (
 async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
     """Run one; the summary line, and what went wrong."""
     verdicts, tag = Verdicts(), f"storm{os.getpid()}"
-    names = [f"{role}-{tag}-{n}" for role in ("prefill", "decode") for n in range(getattr(args, role))]
+    workers = workers_of(args, tag)
     flags = [*FLAGS, "--kv-pool-bytes", str(args.pool_mb << 20), *args.flags]
     with System(args.model, *flags, device=args.device) as system:
         try:
             system.start_router(0, *ROUTER_FLAGS)
-            fleet = Fleet(system, names, verdicts)
-            for name in (MEMORY, *names):
+            fleet = Fleet(system, workers, verdicts)
+            for name in (MEMORY, *workers):
                 fleet.start(name)
-            await asyncio.to_thread(system.wait_ready, args.prefill, args.decode)
-            await _undergo(system, fleet, names, args, verdicts)
+            await _undergo(system, fleet, workers, args, verdicts)
             replays = await _sum(system, "baton_replays_total")
             await fleet.end_all()
             remove_abandoned()  # as the next worker to start would
@@ -68,23 +69,36 @@ async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
     return _summary(args, verdicts, fleet, replays), verdicts
 
 
+def workers_of(args: argparse.Namespace, tag: str) -> dict[str, int]:
+    """Names of all workers, of each for how many others it stands by."""
+    workers: dict[str, int] = {}
+    for role in ROLES:
+        num_workers = getattr(args, role)
+        workers |= {f"{role}-{tag}-{n}": 0 for n in range(num_workers)}
+        if args.standby in (role, "both"):
+            workers[f"{role}-{tag}-standby"] = num_workers
+    return workers
+
+
 async def _undergo(
-    system: System, fleet: Fleet, names: Sequence[str], args: argparse.Namespace, verdicts: Verdicts
+    system: System, fleet: Fleet, workers: Mapping[str, int], args: argparse.Namespace, verdicts: Verdicts
 ) -> None:
     """Rest, storm, and rest again."""
+    of_role = {role: [name for name in workers if name.startswith(role)] for role in ROLES}
+    await _all_in_place(system, workers)
     async with open_session() as session:
         answers = await _answers_at_rest(session, system, args, verdicts)
-    await _at_rest(system, args)
+    await _at_rest(system, workers)
     before = await asyncio.to_thread(holdings, system)
     duration_s = args.minutes * 60
-    blows = plan(args.seed, duration_s, args.interval_s, names[: args.prefill], names[args.prefill :])
+    blows = plan(args.seed, duration_s, args.interval_s, *of_role.values())
     until_s = time.monotonic() + duration_s
     async with open_session() as session:
         clients = Clients(session, system.url, args.deadline_s, answers, verdicts)
         asking = [clients.keep_asking(args.seed * 1000 + n, until_s) for n in range(args.clients)]
         await asyncio.gather(fleet.weather(blows), clients.keep_looking(until_s, args.live_deadline_s), *asking)
     try:
-        await _at_rest(system, args)
+        await _at_rest(system, workers)
     except AssertionError as error:
         _complain(verdicts, [f"not at rest again: {str(error)[:200]} {system.health()}"])
     _complain(verdicts, excess(before, await asyncio.to_thread(holdings, system)))
@@ -101,9 +115,17 @@ async def _answers_at_rest(
         return {case: await clients.ask(case, stream=False) for case in make_cases(args.seed, max_model_len)}
 
 
-async def _at_rest(system: System, args: argparse.Namespace) -> None:
-    """Until all workers are there and have met, and nothing is held for any request; raises AssertionError."""
-    await asyncio.to_thread(system.wait_ready, args.prefill, args.decode)
+async def _all_in_place(system: System, workers: Mapping[str, int]) -> None:
+    """Until all workers are there and have met, and the standbys in reserve; raises AssertionError."""
+    prefill, decode = (sum(name.startswith(role) for name in workers) for role in ROLES)
+    standbys = {name for name, num_others in workers.items() if num_others}
+    await asyncio.to_thread(system.wait_ready, prefill, decode)
+    await asyncio.to_thread(system.until, lambda: system.in_reserve() == standbys, SETTLE_DEADLINE_S)
+
+
+async def _at_rest(system: System, workers: Mapping[str, int]) -> None:
+    """Until all are in place, and nothing is held for any request; raises AssertionError."""
+    await _all_in_place(system, workers)
     await asyncio.to_thread(system.until, system.all_blocks_free, SETTLE_DEADLINE_S)
     deadline_s = time.monotonic() + SETTLE_DEADLINE_S
     while busy := {name: value for name in IDLE_GAUGES if (value := await _sum(system, name))}:
@@ -131,8 +153,9 @@ def _no_sockets(directory: str, names: list[str]) -> set[str]:
 
 def _summary(args: argparse.Namespace, verdicts: Verdicts, fleet: Fleet, replays: float) -> str:
     num, hits = verdicts.num, fleet.num
+    standby = "" if args.standby == "none" else f", standby {args.standby}"
     return (
-        f"{args.prefill}P{args.decode}D on {args.device}, {args.minutes:g} min, seed {args.seed}: "
+        f"{args.prefill}P{args.decode}D{standby} on {args.device}, {args.minutes:g} min, seed {args.seed}: "
         f"{num['answered']} answered, {num['left']} left, {num['refused']} refused, {replays:.0f} replays; "
         f"{hits[Kind.KILL]} kills, {hits[Kind.DRAIN]} drains, {hits[Kind.STOP]} stops, "
         f"{hits[Kind.REPLACE] + hits[Kind.OUST]} replaced, {hits[Kind.FORGET]} without memory; "
@@ -149,6 +172,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N (default: %(default)s)")
     parser.add_argument("--prefill", type=int, default=2, help="prefill workers (default: %(default)s)")
     parser.add_argument("--decode", type=int, default=2, help="decode workers (default: %(default)s)")
+    parser.add_argument(
+        "--standby", choices=STANDBYS, default="none", help="of these one more, which stands by (default: %(default)s)"
+    )
     parser.add_argument("--minutes", type=float, default=5.0, help="how long it lasts (default: %(default)g)")
     parser.add_argument("--seed", type=int, default=1, help="of requests and blows (default: %(default)s)")
     parser.add_argument(

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.storm.blows import MEMORY, Blow, Kind
@@ -22,13 +22,15 @@ OUSTED = 2
 
 
 class Fleet:
-    """Workers of one system, by name; a blow for a worker that has not recovered from another is left out."""
+    """Workers of one system, by name, with for how many others each stands by; a blow for a worker that has not
+    recovered from another is left out."""
 
-    def __init__(self, system: System, names: Sequence[str], verdicts: Verdicts) -> None:
+    def __init__(self, system: System, workers: Mapping[str, int], verdicts: Verdicts) -> None:
         self.num = Counter[Kind]()
         self._system = system
         self._verdicts = verdicts
-        self._locks = {name: asyncio.Lock() for name in names}
+        self._workers = workers
+        self._locks = {name: asyncio.Lock() for name in workers}
         self._num_starts = Counter[str]()
 
     def start(self, name: str) -> None:
@@ -41,7 +43,7 @@ class Fleet:
             self._system.start_memory()
         else:
             flags = ["--net-handoff-endpoint", "auto"] if name.startswith("decode") else []
-            self._system.start_worker(name, *flags)
+            self._system.start_worker(name, "--worker-standby", str(self._workers[name]), *flags)
 
     async def weather(self, blows: Sequence[Blow]) -> None:
         """All blows at their times; returns when all is over and every worker has been started again."""

@@ -104,6 +104,11 @@ class System:
         workers = self.health()["workers"]
         return {w["id"]: (w["free_blocks"], w["blocks"]) for role in workers.values() for w in role}
 
+    def in_reserve(self) -> set[str]:
+        """The standbys that get nothing."""
+        workers = (worker for role in self.health()["workers"].values() for worker in role)
+        return {worker["id"] for worker in workers if worker["standby"] and worker["standby"]["in_reserve"]}
+
     def all_blocks_free(self) -> bool:
         return all(free == blocks for free, blocks in self.free_blocks().values())
 

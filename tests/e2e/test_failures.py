@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from tests.e2e.client import Completion, Reference, complete, complete_all, prompts
-from tests.e2e.system import System
+from tests.e2e.system import START_TIMEOUT_S, System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 MAX_TOKENS = 150
@@ -39,6 +39,34 @@ async def test_a_decode_worker_dies_mid_stream(flags: tuple[str, ...], checkpoin
         texts = await killed_while_streaming(system, "decode-0", asked)
         assert texts == [Reference(directory, model).text(p, MAX_TOKENS, ignore_eos=True) for p in asked]
         system.until(system.all_blocks_free)
+
+
+async def test_streams_of_a_dead_worker_go_on_at_its_standby_and_nothing_before_that(checkpoint: Checkpoint) -> None:
+    """Without a restart: nobody starts decode-0 again until all is over."""
+    directory, model = checkpoint("qwen3-tied")
+    asked, reference = prompts(6, 10, 60, seed=17), Reference(directory, model)
+    with System(directory).start() as system:
+        system.start_worker("decode-standby", "--worker-standby", "1")
+        system.wait_ready(1, 2)
+        system.until(lambda: system.in_reserve() == {"decode-standby"})
+        killed = asyncio.create_task(killed_while_streaming(system, "decode-0", asked))
+        most_in_reserve = 0
+        while not killed.done():
+            standby, in_reserve = await asyncio.to_thread(standby_of, system)
+            most_in_reserve = max(most_in_reserve, standby["assigned_sequences"] if in_reserve else 0)
+            await asyncio.sleep(0.01)
+        assert most_in_reserve == 0
+        assert await killed == [reference.text(p, MAX_TOKENS, ignore_eos=True) for p in asked]
+        assert system.in_reserve() == set()
+        system.start_worker("decode-0")
+        system.until(lambda: system.in_reserve() == {"decode-standby"}, START_TIMEOUT_S)
+        system.until(system.all_blocks_free)
+
+
+def standby_of(system: System) -> tuple[dict[str, Any], bool]:
+    """The only standby, by the router, and whether it is in reserve."""
+    [worker] = [worker for worker in system.health()["workers"]["decode"] if worker["standby"]]
+    return worker, worker["standby"]["in_reserve"]
 
 
 async def test_seeded_streams_continue_the_same_text_after_a_kill(checkpoint: Checkpoint) -> None:

@@ -147,6 +147,27 @@ def test_a_worker_that_has_met_nobody_yet_replaces_no_standby() -> None:
     assert route is not None and (route.prefill.id, route.decode.id) == ("p0", "d0")
 
 
+def test_of_two_roles_only_that_is_needed_whose_worker_has_met_nobody_yet() -> None:
+    crew = Crew("d0", "s0")
+    again = crew.pool.add(ready("sp", Role.PREFILL, standby=1), 0.0)
+    for name in ("d0", "s0"):
+        crew.pool.set_path(_path(again, crew[name]))
+    [first] = crew.prefills
+    crew.pool.remove(first)
+    back = crew.pool.add(ready("p0", Role.PREFILL, 2), 0.0)
+    assert not again.in_reserve and crew["s0"].in_reserve
+    crew.kill("d0")
+    crew.pool.set_path(_path(back, crew["s0"]))
+    assert again.in_reserve and not crew["s0"].in_reserve
+    crew.prefills = []
+    d0 = crew.start("d0")
+    assert again.in_reserve and not crew["s0"].in_reserve
+    crew.pool.set_path(_path(again, d0))
+    assert not again.in_reserve and crew["s0"].in_reserve
+    crew.pool.set_path(_path(back, d0))
+    assert again.in_reserve and crew["s0"].in_reserve
+
+
 def test_without_prefill_workers_standbys_stay_in_reserve() -> None:
     crew = Crew("d0", "s0")
     crew.pool.remove(crew.prefills[0])
