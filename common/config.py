@@ -60,7 +60,7 @@ class NetSection:
     """How the processes reach one another."""
 
     router_endpoint: str = option(
-        "auto", "where the router binds and workers dial: ipc://PATH, or tcp://HOST:PORT with a secret; "
+        "auto", "where the router binds and the others dial: ipc://PATH, or tcp://HOST:PORT with a secret; "
         "auto is a unix socket in /tmp/baton-UID, one router for each user",
         form=ENDPOINT,
     )  # fmt: skip
@@ -69,7 +69,7 @@ class NetSection:
         "where a decode worker binds for prefill workers: like router_endpoint, in tcp://HOST:* for a free port",
         form=ENDPOINT,
     )
-    secret_file: str = option("", "file with a secret that router and workers share; tcp:// needs it")
+    secret_file: str = option("", "file with a secret that all processes share; tcp:// needs it")
     heartbeat_s: float = option(0.5, "seconds between signs of life", within=(0.01, 60.0))
     worker_timeout_s: float = option(3.0, "a peer silent for this long is taken for dead", within=(0.02, 3600.0))
     step_timeout_s: float = option(
@@ -189,6 +189,7 @@ class WorkerSection:
 class MemorySection:
     """The memory server of one device."""
 
+    id: str = option("", "name in logs and at the router; memory, host name and process id when empty", form=WORKER_ID)
     socket: str = option(
         "auto",
         "path at which workers find it, in a directory of their user's own; auto is in /tmp/baton-UID, by device",
@@ -324,5 +325,5 @@ class Config:
 
 ROUTER_SECTIONS = ("model", "net", "router", "log")
 PREFILL_SECTIONS = ("model", "net", "worker", "prefill", "kv", "kernels", "log")
-MEMORY_SECTIONS = ("memory", "log")
+MEMORY_SECTIONS = ("memory", "net", "log")
 DECODE_SECTIONS = ("model", "net", "worker", "decode", "kv", "kernels", "log")

@@ -1,14 +1,16 @@
 """What an operator wants to know at a glance: who is here, what works, what is missing."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from common.wire.messages import KVPathReport, Role
 from router.member import NO_TRANSPORT, Member
+from router.memory_servers import MemoryServer
 from router.shapes import Health, Status
 from router.worker_pool import WorkerPool
 
 
-def report(pool: WorkerPool, *, draining: bool, now_s: float) -> Health:
+def report(pool: WorkerPool, memory_servers: Iterable[MemoryServer], *, draining: bool, now_s: float) -> Health:
     """The body of GET /health; `status` is "ok" when requests can be served."""
     missing = problems(pool)
     status: Status = "draining" if draining else "ok" if pool.is_ready() else "unavailable"
@@ -17,6 +19,7 @@ def report(pool: WorkerPool, *, draining: bool, now_s: float) -> Health:
         "missing": missing if status == "unavailable" else [],
         "workers": {role.name.lower(): [_worker(w, now_s) for w in pool if w.ready.role is role] for role in Role},
         "kv_paths": [_path(path) for path in pool.paths],
+        "memory_servers": [_memory_server(server, now_s) for server in memory_servers],
     }
 
 
@@ -54,6 +57,7 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
         "pid": ready.pid,
         "device": ready.device,
         "transport": ready.transport,
+        "memory_server": ready.memory_server_id,
         "draining": worker.draining,
         "standby": _standby(worker, now_s) if ready.standby else None,
         "heartbeat_age_s": round(now_s - worker.last_seen_s, 3),
@@ -75,6 +79,22 @@ def _standby(worker: Member, now_s: float) -> dict[str, Any]:
         "in_reserve": worker.in_reserve,
         "needed_for_s": round(now_s - need.since_s, 3) if need else None,
         "needed_since": need.cause if need else None,
+    }
+
+
+def _memory_server(server: MemoryServer, now_s: float) -> dict[str, Any]:
+    ready, beat = server.ready, server.beat
+    return {
+        "id": ready.server_id,
+        "epoch": f"{ready.epoch:x}",
+        "pid": ready.pid,
+        "device": ready.device,
+        "heartbeat_age_s": round(now_s - server.last_seen_s, 3),
+        "weights_bytes": beat.weights_bytes if beat else None,
+        "free_bytes": beat.free_bytes if beat else None,
+        "blocks": beat.num_blocks if beat else None,
+        "free_blocks": beat.num_free_blocks if beat else None,
+        "workers": list(beat.worker_ids) if beat else None,
     }
 
 

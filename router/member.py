@@ -54,6 +54,11 @@ class Member:
         """The device that it shares with others of the same: the GPU's UUID, or "cpu"."""
         return self.ready.device.split()[-1]
 
+    def uses(self, server_id: str, epoch: int) -> bool:
+        """Whether that memory server is the one whose memory it has."""
+        ready = self.ready
+        return bool(server_id) and (ready.memory_server_id, ready.memory_server_epoch) == (server_id, epoch)
+
     @property
     def place(self) -> tuple[Role, str]:
         """Its role and its device: who else is there can do what it does."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Set
 
 from common.config import NetSection
+from common.wire.memory_reports import WorkerEnded
 from common.wire.messages import (
     DecodePeer,
     Heartbeat,
@@ -115,6 +116,21 @@ class Membership:
         if worker is not None:
             self._lose(worker, gone.reason[:300])
 
+    def on_worker_ended(self, ended: WorkerEnded) -> bool:
+        """Its memory server saw its process end; False when it is not that server's to say.
+
+        It is lost at once, and mostly before a knock would tell. Who died along with it gets nothing of what it had.
+        """
+        worker = self._pool.get(ended.ended_worker_id, ended.ended_epoch)
+        if worker is None:
+            return True
+        if not worker.uses(ended.server_id, ended.epoch):
+            return False
+        for other in self._pool:
+            other.silent = other.silent or not self._knock(other)
+        self._lose(worker, f"memory server {ended.server_id} saw its process end")
+        return True
+
     def on_path(self, report: KVPathReport) -> None:
         """A KV path works, or does not."""
         if not self._pool.set_path(report):
@@ -154,7 +170,11 @@ class Membership:
             else:
                 self._lose(loss.worker, loss.reason)
         for worker in self._pool:
-            self._send(worker.connection, Knock(self._router_epoch))
+            self._knock(worker)
+
+    def _knock(self, worker: Member) -> bool:
+        """Whether its connection is there."""
+        return self._send(worker.connection, Knock(self._router_epoch))
 
     def _objection(self, ready: WorkerReady) -> str:
         """Why it cannot join; empty when it can."""

@@ -14,8 +14,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from common.wire.memory_reports import MemoryHeartbeat
 from common.wire.messages import Role
 from router.member import Member
+from router.memory_servers import MemoryServers
 from router.request_state import Completion, State
 from router.worker_pool import WorkerPool
 
@@ -64,10 +66,14 @@ class Metrics:
             self.e2e_s.observe(now_s - completion.submitted_s)
 
     def observe_state(
-        self, pool: WorkerPool, queue_sizes: Callable[[], tuple[int, int, int]], num_dropped: Callable[[], int]
+        self,
+        pool: WorkerPool,
+        memory_servers: MemoryServers,
+        queue_sizes: Callable[[], tuple[int, int, int]],
+        num_dropped: Callable[[], int],
     ) -> None:
         """Add the gauges; `queue_sizes` gives completions queued, prompt tokens queued, completions running."""
-        self.registry.register(_StateCollector(pool, queue_sizes, num_dropped))
+        self.registry.register(_StateCollector(pool, memory_servers, queue_sizes, num_dropped))
 
     def render(self) -> bytes:
         """The exposition text."""
@@ -98,9 +104,14 @@ class _Tokens(Collector):
 
 class _StateCollector(Collector):
     def __init__(
-        self, pool: WorkerPool, queue_sizes: Callable[[], tuple[int, int, int]], num_dropped: Callable[[], int]
+        self,
+        pool: WorkerPool,
+        memory_servers: MemoryServers,
+        queue_sizes: Callable[[], tuple[int, int, int]],
+        num_dropped: Callable[[], int],
     ) -> None:
         self._pool = pool
+        self._memory_servers = memory_servers
         self._queue_sizes = queue_sizes
         self._num_dropped = num_dropped
 
@@ -114,6 +125,7 @@ class _StateCollector(Collector):
         yield from self._standbys()
         yield from self._worker_loads()
         yield self._kv_paths()
+        yield from self._memory_loads()
 
     def _dropped_frames(self) -> Metric:
         family = GaugeMetricFamily("baton_dropped_frames", "frames dropped since start, by process", labels=["process"])
@@ -161,6 +173,20 @@ class _StateCollector(Collector):
             value = 0.0 if path.error else path.gb_per_s
             family.add_metric([path.prefill_worker_id, path.worker_id, path.transport], value)
         return family
+
+    def _memory_loads(self) -> Iterator[Metric]:
+        gauges: dict[str, tuple[str, Callable[[MemoryHeartbeat], float]]] = {
+            "baton_memory_weights_bytes": ("of weights that a memory server owns", lambda beat: beat.weights_bytes),
+            "baton_memory_free_bytes": ("that its device has left", lambda beat: beat.free_bytes),
+            "baton_memory_blocks": ("KV blocks of its pools", lambda beat: beat.num_blocks),
+            "baton_memory_free_blocks": ("KV blocks of its pools, free", lambda beat: beat.num_free_blocks),
+            "baton_memory_workers": ("workers on it", lambda beat: len(beat.worker_ids)),
+        }
+        for name, (text, value) in gauges.items():
+            family = GaugeMetricFamily(name, text, labels=["server"])
+            for server in self._memory_servers:
+                family.add_metric([server.id], value(server.beat) if server.beat else 0.0)
+            yield family
 
 
 def _name(role: Role) -> str:

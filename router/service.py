@@ -10,6 +10,7 @@ from common import options
 from common.config import Config
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.memory_messages import MemoryMessage
+from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, MemoryReport, WorkerEnded
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -30,15 +31,17 @@ from common.wire.messages import (
     Welcome,
     WorkerGone,
     WorkerLeaving,
+    WorkerMessage,
     WorkerReady,
 )
 from common.wire.worker_id import is_from
 from router.bodies import Bodies
 from router.dispatcher import Dispatcher
 from router.grammar_checks import GrammarChecks
-from router.hub import AsyncHub
+from router.hub import AsyncHub, Undelivered
 from router.inquiries import Inquiries
 from router.membership import Membership
+from router.memory_servers import MemoryServers
 from router.metrics import Metrics
 from router.reader import Reader
 from router.tokenizer import Tokenizer
@@ -71,7 +74,10 @@ class Service:
         self._membership = Membership(
             config.net, self.tokenizer.info, router_epoch, self.pool, self.dispatcher, self.hub.send
         )
-        self.metrics.observe_state(self.pool, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped)
+        self.memory_servers = MemoryServers(config.net, router_epoch, self.hub.send)
+        self.metrics.observe_state(
+            self.pool, self.memory_servers, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped
+        )
         self._inquiries = Inquiries(config.net, self._send)
         self._clockwork: asyncio.Task[None] | None = None
 
@@ -82,7 +88,7 @@ class Service:
 
     def start(self) -> None:
         """Begin to serve workers; call on the event loop."""
-        self.hub.start(self._receive, self._membership.on_unreachable)
+        self.hub.start(self._receive, self._on_unreachable)
         self._clockwork = asyncio.create_task(self._tick_forever())
         info = self.tokenizer.info
         logger.info("model %s (%s), up to %d tokens; workers dial %s",
@@ -114,21 +120,31 @@ class Service:
             await asyncio.sleep(self.config.net.heartbeat_s / 2)
             try:
                 self._membership.check()
+                self.memory_servers.check()
                 self._inquiries.ask(self.dispatcher.active)
                 self.dispatcher.tick()
             except Exception:  # without the clockwork no deadline would hold any more
                 logger.exception("a bug in the clockwork; going on")
 
+    def _on_unreachable(self, undelivered: Undelivered) -> None:
+        self._membership.on_unreachable(undelivered)
+        self.memory_servers.on_unreachable(undelivered)
+
     def _receive(self, identity: bytes, message: Message) -> None:
         if is_from(identity, message):
             self._handle(identity, message)
         else:
-            self.hub.refuse(identity, message, "not in the name of the worker whose connection it is")
+            self.hub.refuse(identity, message, "not in the name of whose connection it is")
 
     def _handle(self, identity: bytes, message: Message) -> None:
-        if isinstance(message, MemoryMessage):
+        if isinstance(message, MemoryReport):
+            self._heed_memory_server(identity, message)
+        elif isinstance(message, MemoryMessage):
             self.hub.refuse(identity, message, "only workers and their memory servers receive it")
-            return
+        else:
+            self._heed_worker(identity, message)
+
+    def _heed_worker(self, identity: bytes, message: WorkerMessage) -> None:
         match message:
             case TokenBatch() | PromptLogprobs() | RequestFailed():
                 self.dispatcher.receive(message)
@@ -152,3 +168,13 @@ class Service:
                 self.hub.refuse(identity, message, "only workers receive it")
             case _:
                 assert_never(message)
+
+    def _heed_memory_server(self, identity: bytes, report: MemoryReport) -> None:
+        match report:
+            case MemoryHeartbeat():
+                self.memory_servers.on_heartbeat(identity, report)
+            case MemoryReady():
+                self.memory_servers.on_ready(identity, report)
+            case WorkerEnded():
+                if not self._membership.on_worker_ended(report):
+                    self.hub.refuse(identity, report, "not of the memory server that this worker named")

@@ -164,6 +164,7 @@ class Health(TypedDict):
     missing: list[str]
     workers: dict[str, list[dict[str, Any]]]
     kv_paths: list[dict[str, Any]]
+    memory_servers: list[dict[str, Any]]
 
 
 class Version(TypedDict):

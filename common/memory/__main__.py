@@ -1,23 +1,29 @@
 """`python -m common.memory`: the owner of one device's memory."""
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 from common import options
 from common.config import MEMORY_SECTIONS, Config
 from common.errors import ConfigError
 from common.log import setup_logging
+from common.memory.announcer import Announcer
 from common.memory.backing import make_backing
 from common.memory.server import MemoryServer
 from common.wire.endpoints import memory_socket
+from common.wire.memory_reports import MemoryReady
+from common.wire.worker_id import make_epoch, make_id
 
 logger = logging.getLogger(__name__)
 
 DESCRIPTION = """Owns memory of one device for the workers on it: the weights are there once, and outlive who uses them.
 
 Start one for each GPU, or one for all workers on a CPU, and name its socket to them (--worker-memory-socket).
+It tells the router, if it reaches one at --net-router-endpoint, how full it is, and at once when a worker died.
 It ends with SIGTERM; workers whose memory server is gone finish what they have and leave."""
 
 
@@ -28,22 +34,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = options.parse(Config, MEMORY_SECTIONS, prog, DESCRIPTION, sys.argv[1:] if argv is None else argv)
         if not config.memory.socket:
             raise ConfigError("memory.socket is empty: name the path at which workers find this process, or auto")
-        setup_logging("memory", config.log.level)
+        server_id = make_id("memory", config.memory.id)
+        setup_logging(server_id, config.log.level)
         device = config.memory.device
         path = memory_socket(config.memory.socket, device)
-        server = MemoryServer(path, make_backing(device))
+        backing = make_backing(device)
+        ready = MemoryReady(server_id, make_epoch(), os.getpid(), backing.device)
+        with closing(Announcer(config.net, ready)) as announcer:
+            _serve(MemoryServer(path, backing, announcer), device)
     except ConfigError as error:
         sys.stderr.write(f"{prog}: {error}\n")
         return 2
+    logger.info("stopped")
+    return 0
+
+
+def _serve(server: MemoryServer, device: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
-    logger.info("owning memory of %s for who connects to %s", device, path)
+    logger.info("owning memory of %s for who connects to %s", device, server.path)
     try:
         server.run()
     finally:
         server.close()
-    logger.info("stopped")
-    return 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import uuid
 from typing import Any, Protocol
 
 from common.errors import ConfigError, MemoryShort
@@ -37,7 +38,13 @@ class Memory(Protocol):
 
 
 class Backing(Protocol):
-    """Where memory comes from."""
+    """Where memory comes from; `device` as workers name it to the router."""
+
+    device: str
+
+    def free_bytes(self) -> int:
+        """That the device has left."""
+        ...
 
     def allocate(self, num_bytes: int) -> Memory:
         """Raises MemoryShort."""
@@ -47,8 +54,15 @@ class Backing(Protocol):
 class HostBacking:
     """Anonymous files: they need no name and no room in /dev/shm, and end with their last user."""
 
+    device = "cpu"
+
+    def free_bytes(self) -> int:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+        return sizes["MemAvailable"]
+
     def allocate(self, num_bytes: int) -> Memory:
-        if num_bytes > (available := _available_bytes()):
+        if num_bytes > (available := self.free_bytes()):
             raise MemoryShort(f"{_gb(num_bytes)} of host memory wanted, {_gb(available)} available")
         return HostMemory(num_bytes)
 
@@ -83,6 +97,12 @@ class CudaBacking:
         (status,) = runtime.cudaSetDevice(index)
         if status != runtime.cudaError_t.cudaSuccess:
             raise ConfigError(f"memory.device = cuda:{index}: {status.name}; which GPUs does this process see?")
+        _, properties = runtime.cudaGetDeviceProperties(index)
+        self.device = f"cuda:{index} {properties.name.decode()} {uuid.UUID(bytes=properties.uuid.bytes)}"
+
+    def free_bytes(self) -> int:
+        _, free, _ = self.runtime.cudaMemGetInfo()
+        return int(free)
 
     def allocate(self, num_bytes: int) -> Memory:
         padded = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -119,12 +139,6 @@ def make_backing(device: str) -> Backing:
     if device == "cpu":
         return HostBacking()
     return CudaBacking(int(device.partition(":")[2]))
-
-
-def _available_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-    return sizes["MemAvailable"]
 
 
 def _gb(num_bytes: int) -> str:

@@ -24,6 +24,10 @@ class Gone(Exception):
     """The other end is gone, or to be treated so."""
 
 
+class HungUp(Gone):
+    """The other end is gone by itself, as it is when its process ends."""
+
+
 class Channel:
     """Takes a connected stream socket over.
 
@@ -63,7 +67,7 @@ class Channel:
         except BlockingIOError:
             return
         except OSError as error:
-            raise Gone(error.strerror) from None
+            raise HungUp(error.strerror) from None
 
     def receive(self) -> Iterator[Message]:
         """What has arrived; raises Gone at the end of it, and for what is no message."""
@@ -81,7 +85,7 @@ class Channel:
             except WireError as error:
                 raise Gone(str(error)) from None
         if is_over:
-            raise Gone("it closed the connection")
+            raise HungUp("it closed the connection")
 
     def take_descriptor(self) -> int | None:
         """The first that came along and was not taken; the caller closes it."""

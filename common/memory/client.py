@@ -16,6 +16,7 @@ from common.wire.memory_messages import (
     MemoryHello,
     MemoryMessage,
     MemoryRefused,
+    MemoryWelcome,
     RegionState,
     WeightsFilled,
     WeightsProgress,
@@ -46,7 +47,8 @@ class Claim:
 class MemoryClient:
     """One connection, for the life of the worker: what it claims ends with it.
 
-    Raises ConfigError when there is no server within `CONNECT_S`; it may be starting, too.
+    Raises ConfigError when there is no server within `CONNECT_S`, as it may be starting, too, and MemoryLost when it
+    hangs up.
     """
 
     def __init__(self, path: Path, worker_id: str, epoch: int) -> None:
@@ -54,7 +56,11 @@ class MemoryClient:
         self.channel = Channel(_connected(path), takes_descriptors=True)
         self.arrived: deque[Message] = deque()
         self.said_s = 0.0
-        self.channel.send(MemoryHello(worker_id, epoch))
+        try:
+            self.server_id, self.server_epoch = self._introduced(worker_id, epoch)
+        except BaseException:
+            self.close()
+            raise
 
     def claim_weights(self, fingerprint: str, layout: str, num_bytes: int) -> Claim:
         """Raises ConfigError when there is no room for it."""
@@ -106,6 +112,14 @@ class MemoryClient:
 
     def close(self) -> None:
         self.channel.close()
+
+    def _introduced(self, worker_id: str, epoch: int) -> tuple[str, int]:
+        """The server's id and epoch."""
+        self._send(MemoryHello(worker_id, epoch))
+        welcome = self._next(ANSWER_S)
+        if not isinstance(welcome, MemoryWelcome):
+            raise ConfigError(f"{self.path}: {type(welcome).__name__} where a welcome was to come")
+        return welcome.server_id, welcome.epoch
 
     def _send(self, message: MemoryMessage) -> None:
         try:

@@ -66,6 +66,11 @@ class Regions:
         self.regions: dict[RegionKey, Region] = {}
         self.of_client: dict[int, RegionKey] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all regions, filled or not, used or not."""
+        return sum(region.memory.num_bytes for region in self.regions.values())
+
     def want(self, client: int, key: RegionKey) -> Answer:
         """Raises MemoryShort when there is no room for it, even after what nobody uses is gone; then try again."""
         if client in self.of_client:

@@ -16,18 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError, MemoryShort
+from common.memory.announcer import Announcer
 from common.memory.backing import Backing
-from common.memory.channel import Channel, Gone
+from common.memory.channel import Channel, Gone, HungUp
 from common.memory.regions import Answer, Misbehaved, RegionKey, Regions
 from common.wire.endpoints import is_served
 from common.wire.memory_messages import (
+    MAX_BYTES,
     MemoryHello,
     MemoryRefused,
+    MemoryWelcome,
     RegionState,
     WeightsFilled,
     WeightsProgress,
     WeightsWanted,
 )
+from common.wire.memory_reports import MAX_WORKERS, MemoryHeartbeat
 from common.wire.messages import Message
 
 logger = logging.getLogger(__name__)
@@ -38,7 +42,7 @@ PATIENCE_S = 30.0
 """For memory: that of a process that was killed is not free at once."""
 STALL_S = 60.0
 """Without progress of who fills a region, while others wait for it."""
-MAX_CLIENTS = 512
+MAX_CLIENTS = MAX_WORKERS
 BACKLOG = 64
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
@@ -51,18 +55,20 @@ class Client:
     channel: Channel
     process: int
     heard_s: float  # when it last said something, or came
-    name: str = ""  # once it has said so
+    worker: tuple[str, int] | None = None  # its id and epoch, once it has said so
     wanted: tuple[RegionKey, float] | None = None  # what there was no room for, and until when it may wait
 
     def __str__(self) -> str:
-        return self.name or f"process {self.process}"
+        return f"{self.worker[0]}.{self.worker[1]:x}" if self.worker else f"process {self.process}"
 
 
 class MemoryServer:
-    """Serves until `stop`."""
+    """Serves until `stop`; the announcer is the caller's to close."""
 
-    def __init__(self, path: Path, backing: Backing) -> None:
+    def __init__(self, path: Path, backing: Backing, announcer: Announcer) -> None:
         self.path = path
+        self.backing = backing
+        self.announcer = announcer
         self.regions = Regions(backing, logger.info)
         self.clients: dict[int, Client] = {}
         self.numbers = itertools.count()
@@ -70,11 +76,12 @@ class MemoryServer:
         self.listener = _bound(path)
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
+        announcer.announce()
 
     def run(self) -> None:
         """Until `stop`, which a signal handler may call."""
         while not self.is_stopped:
-            self.turn(LOOK_INTERVAL_S)
+            self.turn(min(LOOK_INTERVAL_S, self.announcer.due_s))
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -87,6 +94,7 @@ class MemoryServer:
             elif (client := self.clients.get(key.data)) is not None:
                 self._serve(client)
         self._tend()
+        self.announcer.tend(self._heartbeat)
 
     def close(self) -> None:
         """Mappings of clients stay."""
@@ -121,14 +129,14 @@ class MemoryServer:
                 client.heard_s = time.monotonic()
                 self._heed(client, message)
         except Gone as gone:
-            self._end(client, str(gone), logging.INFO if client.name else logging.DEBUG)  # health probes say no name
+            self._part(client, gone)
         except Misbehaved as problem:
             self._end(client, f"its message is refused: {problem}")
 
     def _heed(self, client: Client, message: Message) -> None:
-        if isinstance(message, MemoryHello) and not client.name:
-            client.name = f"{message.worker_id}.{message.epoch:x}"
-        elif not client.name:
+        if isinstance(message, MemoryHello) and not client.worker:
+            self._greet(client, (message.worker_id, message.epoch))
+        elif not client.worker:
             raise Misbehaved("it has not said who it is")
         elif isinstance(message, WeightsWanted) and client.wanted is None:
             key = RegionKey(message.fingerprint, message.layout, message.num_bytes)
@@ -141,6 +149,13 @@ class MemoryServer:
             self._answer(self.regions.filled(client.number))
         else:
             raise Misbehaved(type(message).__name__)
+
+    def _greet(self, client: Client, worker: tuple[str, int]) -> None:
+        """One connection an incarnation: the end of another must not be taken for its own."""
+        if any(other.worker == worker for other in self.clients.values()):
+            raise Misbehaved(f"{worker[0]}.{worker[1]:x} is connected already")
+        client.worker = worker
+        client.channel.send(MemoryWelcome(self.announcer.ready.server_id, self.announcer.ready.epoch))
 
     def _grant(self, client: Client) -> None:
         """Give what is wanted, or wait for room, but not for ever."""
@@ -176,12 +191,31 @@ class MemoryServer:
                 client.channel.flush()
                 self._grant(client)
                 silent_s = now_s - client.heard_s
-                if not client.name and silent_s > HELLO_S:
+                if not client.worker and silent_s > HELLO_S:
                     raise Gone(f"it has not said who it is for {HELLO_S:.0f} s")
                 if silent_s > STALL_S and self.regions.holds_up_others(client.number):
                     raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")
             except Gone as gone:
-                self._end(client, str(gone))
+                self._part(client, gone)
+
+    def _heartbeat(self) -> MemoryHeartbeat:
+        return MemoryHeartbeat(
+            server_id=self.announcer.ready.server_id,
+            epoch=self.announcer.ready.epoch,
+            weights_bytes=min(self.regions.num_bytes, MAX_BYTES),
+            free_bytes=min(self.backing.free_bytes(), MAX_BYTES),
+            num_blocks=0,
+            num_free_blocks=0,
+            worker_ids=tuple(client.worker[0] for client in self.clients.values() if client.worker),
+        )
+
+    def _part(self, client: Client, gone: Gone) -> None:
+        """Of who left by itself the router hears; who is let go lives, and leaves that one in order."""
+        has_left = isinstance(gone, HungUp)
+        if has_left and client.worker:
+            self.announcer.tell_ended(*client.worker)
+        is_probe = has_left and not client.worker  # of somebody's health: they come every few seconds
+        self._end(client, str(gone), logging.DEBUG if is_probe else logging.INFO)
 
     def _end(self, client: Client, why: str, level: int = logging.INFO) -> None:
         logger.log(level, "%s: %s", client, why)

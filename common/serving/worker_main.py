@@ -122,6 +122,7 @@ def _incarnation(config: Config, worker_id: str, drain: Drain) -> Incarnation:
 
 def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: Role) -> WorkerReady:
     """The registration, without the fields that only one role has."""
+    memory = incarnation.memory
     return WorkerReady(
         worker_id=incarnation.worker_id,
         epoch=incarnation.epoch,
@@ -139,4 +140,6 @@ def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: R
         transport="none" if config.kv.transport == "none" else engine.transport.name,
         handoff_endpoint="",
         standby=config.worker.standby,
+        memory_server_id=memory.server_id if memory else "",
+        memory_server_epoch=memory.server_epoch if memory else 0,
     )

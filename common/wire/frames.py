@@ -20,11 +20,13 @@ from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoo
 from common.wire.memory_messages import (
     MemoryHello,
     MemoryRefused,
+    MemoryWelcome,
     WeightsFilled,
     WeightsProgress,
     WeightsRegion,
     WeightsWanted,
 )
+from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, WorkerEnded
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -65,6 +67,9 @@ TAGS: dict[int, type[Message]] = {
     8: InquiryReply,
     9: LogprobBatch,
     10: PromptLogprobs,
+    11: MemoryReady,
+    12: MemoryHeartbeat,
+    13: WorkerEnded,
     20: Welcome,
     21: Refused,
     22: Reregister,
@@ -87,6 +92,7 @@ TAGS: dict[int, type[Message]] = {
     63: WeightsProgress,
     64: WeightsFilled,
     65: MemoryRefused,
+    66: MemoryWelcome,
 }
 """The wire's names of messages: never renumbered, never reused."""
 

@@ -9,7 +9,7 @@ from common.wire.fields import Epoch, Handle, Label, Range, Text, WorkerId
 MAX_BYTES = 1 << 44
 
 NumBytes = Annotated[int, Range(1, MAX_BYTES)]
-FilledBytes = Annotated[int, Range(0, MAX_BYTES)]
+Bytes = Annotated[int, Range(0, MAX_BYTES)]
 
 
 class RegionState(IntEnum):
@@ -28,6 +28,14 @@ class MemoryHello:
     """worker -> memory server, first: who it is. What it claims ends with the connection."""
 
     worker_id: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWelcome:
+    """memory server -> worker, first: whose connection this is; the worker names it to the router."""
+
+    server_id: WorkerId
     epoch: Epoch
 
 
@@ -53,7 +61,7 @@ class WeightsRegion:
 class WeightsProgress:
     """the worker that fills a region -> memory server -> those that wait for it."""
 
-    num_filled: FilledBytes
+    num_filled: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +78,6 @@ class MemoryRefused:
     reason: Text
 
 
-MemoryMessage = MemoryHello | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
+MemoryMessage = (
+    MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
+)

@@ -1,7 +1,7 @@
 """Every message that crosses a process boundary; the first line of each docstring is its arrow.
 
 Here are those of the router; what workers say to one another is in `handoff_messages`, what they and the owner of
-their memory say in `memory_messages`.
+their memory say in `memory_messages`, what that tells the router in `memory_reports`.
 
 On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`).
 The version follows from the messages themselves. Tags are never reused, token ids and block ids travel as int32
@@ -27,6 +27,7 @@ from common.wire.fields import (
     Label,
     Length,
     NumLogprobs,
+    OptionalId,
     OptionalLabel,
     Positive,
     Priority,
@@ -45,6 +46,7 @@ from common.wire.fields import (
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import MemoryMessage
+from common.wire.memory_reports import MemoryReport
 from common.wire.sampling_params import SamplingParams
 
 
@@ -79,6 +81,8 @@ class WorkerReady:
     transport: Label  # "cuda_ipc" or "shm"; "none" when the worker must not hand off
     handoff_endpoint: OptionalLabel  # where prefill workers dial a decode worker; "" for prefill
     standby: Count  # others of its role on its device that are enough without it; 0: it is no standby
+    memory_server_id: OptionalId  # whose word of this worker's end counts; "" without a memory server
+    memory_server_epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,21 +205,21 @@ class InquiryReply:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """router -> worker: registered. A new `router_epoch` means requests of an older one are void."""
+    """router -> worker, memory server: registered. A new `router_epoch` means requests of an older one are void."""
 
     router_epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """router -> worker: not registered, and why; the worker exits."""
+    """router -> worker, memory server: not registered, and why. A worker exits, a memory server says no more."""
 
     reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Reregister:
-    """router -> worker: a heartbeat came from somebody unknown; send `WorkerReady` again."""
+    """router -> worker, memory server: a heartbeat came from somebody unknown; register again."""
 
     router_epoch: Epoch
 
@@ -229,7 +233,7 @@ class StillBound:
 
 @dataclass(frozen=True, slots=True)
 class Knock:
-    """router -> worker: nothing. That it can be sent says that the worker's process is there."""
+    """router -> worker, memory server: nothing. That it can be sent says that the process is there."""
 
     router_epoch: Epoch
 
@@ -289,9 +293,11 @@ class Inquiry:
     attempts: Column
 
 
-Message = (
+WorkerMessage = (
     WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | LogprobBatch | PromptLogprobs
     | RequestFailed | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort
     | Inquiry | StillBound | Knock | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
-    | MemoryMessage
 )  # fmt: skip
+"""What workers hear or say, but for their memory server."""
+
+Message = WorkerMessage | MemoryMessage | MemoryReport

@@ -1,17 +1,23 @@
-"""Who a worker is: a name that stays, an epoch that does not, and the connections that are this incarnation's."""
+"""Who a worker or memory server is: a name that stays, an epoch that does not, and its connections."""
 
 import os
 import secrets
 import socket
 
+from common.wire.memory_reports import MemoryReport
 from common.wire.messages import Message, Role
 
 BEAT_SUFFIX = b"#beat"
 
 
 def make_worker_id(role: Role, configured: str) -> str:
-    """The configured name, or role, host name and process id: containers share process ids, not host names."""
-    return configured or f"{role.name.lower()}-{socket.gethostname()}-{os.getpid()}"
+    """The name of a worker; see `make_id`."""
+    return make_id(role.name.lower(), configured)
+
+
+def make_id(kind: str, configured: str) -> str:
+    """The configured name, or kind, host name and process id: containers share process ids, not host names."""
+    return configured or f"{kind}-{socket.gethostname()}-{os.getpid()}"
 
 
 def make_epoch() -> int:
@@ -26,5 +32,5 @@ def connection_of(worker_id: str, epoch: int) -> bytes:
 
 def is_from(connection: bytes, message: Message) -> bool:
     """Whether a message came over a connection of the incarnation that it names."""
-    worker_id, epoch = getattr(message, "worker_id", ""), getattr(message, "epoch", 0)
-    return connection.removesuffix(BEAT_SUFFIX) == connection_of(worker_id, epoch)
+    speaker = message.server_id if isinstance(message, MemoryReport) else getattr(message, "worker_id", "")
+    return connection.removesuffix(BEAT_SUFFIX) == connection_of(speaker, getattr(message, "epoch", 0))

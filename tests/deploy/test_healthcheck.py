@@ -9,6 +9,7 @@ from common.memory.backing import HostBacking
 from common.memory.server import MemoryServer
 from deploy import healthcheck
 from deploy.healthcheck import main, problem
+from tests.announcing import announcer
 
 
 def body(status: str, missing: list[str]) -> dict[str, Any]:
@@ -32,16 +33,18 @@ def test_nobody_there_is_unhealthy(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_memory_server_is_healthy_while_its_loop_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    server = MemoryServer(tmp_path / "socket", HostBacking())
+    unheard = announcer()
+    server = MemoryServer(tmp_path / "socket", HostBacking(), unheard)
     thread = Thread(target=server.run)
     thread.start()
     try:
         assert main([str(tmp_path / "socket")]) == 0
-        assert not server.clients
     finally:
         server.stop()
         thread.join(10)
         server.close()
+        unheard.close()
+    assert not server.clients
     assert not caplog.records, "a probe every few seconds leaves no word in the log"
 
 

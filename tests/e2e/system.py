@@ -56,7 +56,14 @@ class System:
 
     def start_memory(self) -> None:
         """Workers that are started from now on have their weights there."""
-        self._spawn("memory", "common.memory", "--memory-socket", self.memory_socket, "--memory-device", self.device)
+        self._spawn(
+            "memory", "common.memory", "--memory-id", "memory", "--memory-device", self.device,
+            "--memory-socket", self.memory_socket, *self.router_endpoint,
+        )  # fmt: skip
+
+    @property
+    def router_endpoint(self) -> list[str]:
+        return ["--net-router-endpoint", f"ipc://{self.directory.name}/router"]
 
     @property
     def memory_socket(self) -> str:
@@ -137,7 +144,7 @@ class System:
     def _spawn_serving(self, name: str, module: str, *flags: str) -> None:
         self._spawn(
             name, module, "--model-path", str(self.model), "--model-name", "m",
-            "--net-router-endpoint", f"ipc://{self.directory.name}/router", *flags,
+            *self.router_endpoint, *flags,
         )  # fmt: skip
 
     def _spawn(self, name: str, module: str, *flags: str) -> None:

@@ -30,8 +30,13 @@ class FakeMemory:
 
 
 class FakeBacking:
+    device = "fake"
+
     def __init__(self) -> None:
         self.room, self.made = ROOM, list[FakeMemory]()
+
+    def free_bytes(self) -> int:
+        return self.room
 
     def allocate(self, num_bytes: int) -> FakeMemory:
         if num_bytes > self.room:

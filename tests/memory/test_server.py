@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from common.memory.server import MemoryServer
 from common.wire.frames import encode
 from common.wire.memory_messages import MemoryHello, RegionState, WeightsFilled, WeightsProgress, WeightsWanted
 from common.wire.messages import Message
+from tests.announcing import announcer
 from tests.wire.values import messages
 
 SIZE = 3 * mmap.PAGESIZE + 100
@@ -35,13 +37,19 @@ CPU = torch.device("cpu")
 class Backed:
     """A server in a thread; `room` can be taken from it."""
 
+    device = "cpu"
+
     def __init__(self, path: Path) -> None:
         self.path, self.room, self.host = path, True, HostBacking()
         self.clients: list[MemoryClient] = []
         backing: Backing = self
-        self.server = MemoryServer(path, backing)
+        self.announcer = announcer()
+        self.server = MemoryServer(path, backing, self.announcer)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
+
+    def free_bytes(self) -> int:
+        return self.host.free_bytes()
 
     def allocate(self, num_bytes: int) -> Memory:
         if not self.room:
@@ -52,6 +60,7 @@ class Backed:
         self.server.stop()
         self.thread.join(DEADLINE_S)
         self.server.close()
+        self.announcer.close()
 
     def _run(self) -> None:
         while not self.server.is_stopped:
@@ -188,14 +197,13 @@ def test_another_users_server_is_no_reason_to_wait(tmp_path: Path, monkeypatch: 
 
 
 def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(backed: Backed, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="served by another process"):
-        MemoryServer(backed.path, HostBacking())
+    with closing(announcer()) as unheard, pytest.raises(ConfigError, match="served by another process"):
+        MemoryServer(backed.path, HostBacking(), unheard)
     abandoned = tmp_path / "abandoned.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(abandoned))
-    server = MemoryServer(abandoned, HostBacking())
-    assert abandoned.stat().st_mode & 0o777 == 0o600
-    server.close()
+    with closing(announcer()) as unheard, closing(MemoryServer(abandoned, HostBacking(), unheard)):
+        assert abandoned.stat().st_mode & 0o777 == 0o600
 
 
 def raw(backed: Backed, *parts: Message | bytes) -> socket.socket:
@@ -253,7 +261,7 @@ def test_frames_that_come_byte_by_byte_are_understood(backed: Backed) -> None:
     with raw(backed) as connection:
         for byte in framed(HELLO) + framed(WeightsWanted("model", "layout", SIZE)):
             connection.sendall(bytes([byte]))
-        eventually(lambda: any(client.name for client in backed.server.clients.values()))
+        eventually(lambda: any(client.worker for client in backed.server.clients.values()))
         assert connection.recv(4096)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from common.config import Config, ModelSection, NetSection, RouterSection
 from common.wire.frames import decode, encode
+from common.wire.memory_reports import WorkerEnded
 from common.wire.messages import Heartbeat, KVPathReport, Message, RequestFailed, Role, TokenBatch
 from common.wire.sampling_params import SamplingParams
 from common.wire.worker_id import BEAT_SUFFIX, connection_of
@@ -21,7 +22,8 @@ from tests.messages import kv_path, worker_ready
 from tests.wire.values import aimed_messages
 
 PEERS = [("p", 1), ("d", 1), ("e", 2)]
-KINDS = (TokenBatch, KVPathReport, RequestFailed, Heartbeat)
+MEMORY = PEERS[2]
+KINDS = (TokenBatch, KVPathReport, RequestFailed, Heartbeat, WorkerEnded)
 
 
 class Rig:
@@ -51,6 +53,8 @@ class Rig:
                 num_blocks=100,
                 max_model_len=600,
                 handoff_endpoint="ipc:///nowhere",
+                memory_server_id=MEMORY[0],
+                memory_server_epoch=MEMORY[1],
             )
             self.hear(connection_of(worker_id, 1), ready)
         self.hear(connection_of("d", 1), kv_path("p", "d"))

@@ -207,7 +207,7 @@ def test_health_says_who_is_in_reserve_and_since_when_and_why_another_is_needed(
     crew = Crew("d0", "s0")
 
     def standbys() -> list[Any]:
-        body = report(crew.pool, draining=False, now_s=crew.now_s)
+        body = report(crew.pool, [], draining=False, now_s=crew.now_s)
         return [worker["standby"] for worker in body["workers"]["decode"]]
 
     assert standbys() == [

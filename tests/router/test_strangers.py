@@ -9,6 +9,7 @@ import zmq
 
 from common.errors import ErrorCode
 from common.wire.handoff_messages import KVRelease
+from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, WorkerEnded
 from common.wire.messages import (
     Abort,
     Knock,
@@ -55,6 +56,9 @@ async def test_a_message_in_the_name_of_another_changes_nothing(client: Client, 
         kv_path(prefill.worker_id, decode.worker_id, prefill_epoch=prefill.epoch, epoch=decode.epoch, error="broken"),
         TokenBatch(decode.worker_id, decode.epoch, ("r",), ZERO, ZERO, ZERO, bytes(1)),
         worker_ready("decode-0", Role.DECODE, epoch=99, max_model_len=1),
+        MemoryReady("memory-0", 1, 1, "cpu"),
+        MemoryHeartbeat("memory-0", 1, 0, 0, 0, 0, ()),
+        WorkerEnded("memory-0", 1, decode.worker_id, decode.epoch),
     ]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     spoke = Spoke(context, cluster.net, cluster.net.router_endpoint, b"decode-9.1")
@@ -65,6 +69,7 @@ async def test_a_message_in_the_name_of_another_changes_nothing(client: Client, 
     assert not list(spoke.receive()), "nobody is answered"
     assert {worker.id: state_of(worker) for worker in cluster.service.pool} == before
     assert cluster.service.pool.paths == paths
+    assert not list(cluster.service.memory_servers)
     spoke.close()
     context.term()
     for worker in cluster.workers:

@@ -40,7 +40,9 @@ def aimed_messages(
     for name in message.__dataclass_fields__:
         if name == "worker_id":
             changes["worker_id"], changes["epoch"] = draw(st.sampled_from([speaker, speaker, speaker, *peers]))
-        elif name in ("decode_worker_id", "prefill_worker_id"):
+        elif name == "server_id":
+            changes["server_id"], changes["epoch"] = draw(st.sampled_from(peers))
+        elif name in ("decode_worker_id", "prefill_worker_id", "ended_worker_id"):
             role = name.split("_")[0]
             changes[name], changes[f"{role}_epoch"] = draw(st.sampled_from(peers))
         elif name == "request_id":

@@ -1,0 +1,49 @@
+"""What a memory server tells the router: that it is there, how full, and whose process has ended.
+
+It speaks in its own name: `server_id` and `epoch`, a new one at each start. The rules are those of `messages`.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from common.wire.fields import Count, Epoch, Label, Length, ProcessId, WorkerId
+from common.wire.memory_messages import Bytes
+
+MAX_WORKERS = 512
+"""That one memory server names."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReady:
+    """memory server -> router: register; sent again whenever the router asks with `Reregister`."""
+
+    server_id: WorkerId
+    epoch: Epoch
+    pid: ProcessId
+    device: Label  # as workers on it say: "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHeartbeat:
+    """memory server -> router: alive, and how full."""
+
+    server_id: WorkerId
+    epoch: Epoch
+    weights_bytes: Bytes
+    free_bytes: Bytes  # that the device has left
+    num_blocks: Count  # of KV pools
+    num_free_blocks: Count
+    worker_ids: Annotated[tuple[WorkerId, ...], Length(0, MAX_WORKERS)]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """memory server -> router: this worker hung up on it, which is what the kernel does for a process that ends."""
+
+    server_id: WorkerId
+    epoch: Epoch
+    ended_worker_id: WorkerId
+    ended_epoch: Epoch
+
+
+MemoryReport = MemoryReady | MemoryHeartbeat | WorkerEnded
