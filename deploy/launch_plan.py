@@ -65,7 +65,7 @@ def plan_processes(
     net = _router_net(config.net, runtime_dir)
     router = ProcessSpec("router", "router", tuple(to_flags(replace(config, net=net), ROUTER_SECTIONS)), Kind.ROUTER)
     sockets = _memory_sockets(placements, runtime_dir) if shares_memory else {}
-    specs = [router, *(_memory_server(config, *each) for each in sockets.items())]
+    specs = [router, *(_memory_server(replace(config, net=net), *each) for each in sockets.items())]
     for placement in placements:
         worker_config = replace(
             _worker_config(config, placement, placements, num_cores, weights_bytes, sockets.get(placement.gpu, "")),
@@ -93,7 +93,7 @@ def _memory_name(gpu: Gpu | None) -> str:
 
 
 def _memory_server(config: Config, gpu: Gpu | None, path: str) -> ProcessSpec:
-    section = MemorySection(socket=path, device="cpu" if gpu is None else f"cuda:{gpu.index}")
+    section = MemorySection(id=_memory_name(gpu), socket=path, device="cpu" if gpu is None else f"cuda:{gpu.index}")
     flags = to_flags(replace(config, memory=section), MEMORY_SECTIONS)
     return ProcessSpec(_memory_name(gpu), "common.memory", tuple(flags), Kind.MEMORY)
 

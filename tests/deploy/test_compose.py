@@ -64,6 +64,8 @@ def test_workers_find_the_memory_server_on_a_cpu_and_have_weights_of_their_own_o
     memory = base["memory"]
     path = Path(started_with(memory, None).memory.socket)
     assert memory["healthcheck"]["test"][-1] == str(path)
+    assert started_with(memory, None).net == started_with(base["prefill"], None).net, "it finds the router as they do"
+    assert memory["secrets"] == base["prefill"]["secrets"]
     for role in WORKERS:
         on_cpu = started_with(base[role], base[role]["environment"]["WORKER_FLAGS"])
         assert on_cpu.worker.memory_socket == str(path)
