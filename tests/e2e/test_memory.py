@@ -85,3 +85,41 @@ def test_who_loads_may_die_and_another_does(checkpoint: Checkpoint) -> None:
         system.start_worker("decode-0")
         system.start_worker("prefill-0")
         system.wait_ready(1, 1)
+
+
+async def test_the_router_hears_of_a_death_from_the_memory_server_and_both_may_start_again(
+    checkpoint: Checkpoint,
+) -> None:
+    directory, model = checkpoint("llama")
+    reference, asked = Reference(directory, model), prompts(2, 10, 60, seed=43)
+    with System(directory) as system:
+        rarely = ("--net-heartbeat-s", "20", "--net-worker-timeout-s", "120")  # so seldom it knocks at doors
+        system.start_router(0, *rarely)
+        system.start_memory()
+        for name in ("prefill-0", "decode-0", "decode-1"):
+            system.start_worker(name)
+        system.wait_ready(1, 2)
+        streams = [Completion() for _ in asked]
+        fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
+        task = asyncio.create_task(complete_all(system.url, asked, streams, **fields))
+        while min(stream.num_chunks for stream in streams) < 3:
+            assert not task.done()
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(system.kill, "decode-1")
+        assert [c.text for c in await task] == [reference.text(prompt, MAX_TOKENS, ignore_eos=True) for prompt in asked]
+        assert "lost: memory server memory saw its process end" in system.log("router")
+
+        system.until(lambda: sorted(shown(system)[0]["workers"]) == ["decode-0", "prefill-0"])
+        [before] = shown(system)
+        assert (before["id"], before["device"]) == ("memory", "cpu") and before["weights_bytes"] > 0
+        await asyncio.to_thread(system.kill, "router")
+        system.start_router()
+        system.until(lambda: [each["epoch"] for each in shown(system)] == [before["epoch"]])
+        await asyncio.to_thread(system.kill, "memory")
+        system.start_memory()
+        system.until(lambda: [each["epoch"] for each in shown(system)] not in ([], [before["epoch"]]))
+
+
+def shown(system: System) -> list[dict[str, Any]]:
+    servers: list[dict[str, Any]] = system.health()["memory_servers"]
+    return servers
