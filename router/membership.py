@@ -215,9 +215,9 @@ class Membership:
         self._lose(worker, reason)
 
     def _lose(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
-        self._pool.remove(worker)
         log = logger.info if worker.draining else logger.warning
         log("%s is %s: %s", worker, "gone after leaving" if worker.draining else "lost", reason)
+        self._pool.remove(worker)
         for other in self._pool:
             if other.ready.role is not worker.ready.role:
                 self._send(other.connection, PeerGone(worker.id, worker.epoch))

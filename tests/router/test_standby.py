@@ -18,8 +18,8 @@ from tests.messages import heartbeat, kv_path
 from tests.router.conftest import Client, Cluster
 from tests.router.test_worker_pool import NET, ready
 
-STANDBYS = {"s0": 1, "s1": 2}
-"""Two, of which the second is for two others: in turn they keep two workers serving, as long as there are two."""
+STANDBYS = {"s0": 1, "s1": 1, "s2": 2}
+"""Of each for how many others: the last keeps two serving, the second is there for the death of the first."""
 ORDINARY = ("d0", "d1")
 
 
@@ -49,6 +49,20 @@ class Crew:
     def kill(self, name: str) -> None:
         self.pool.remove(self[name])
 
+    def speak(self, name: str) -> None:
+        assert self.pool.beat(heartbeat(name, self[name].epoch, num_free_blocks=100), self.now_s)
+
+    def be_silent(self, name: str) -> None:
+        """For so long that it may be dead, while all others that were not silent speak."""
+        self.now_s += NET.worker_timeout_s * 0.6
+        for worker in self.pool:
+            if worker.id != name and not worker.silent:
+                self.speak(worker.id)
+        for worker in self.pool:
+            if worker.silent:  # no longer than that
+                worker.last_seen_s = self.now_s - NET.worker_timeout_s * 0.6
+        assert self.pool.losses(self.now_s) == []
+
     def __getitem__(self, name: str) -> Member:
         worker = self.pool.find(name)
         assert worker is not None
@@ -74,7 +88,7 @@ def _path(prefill: Member, decode: Member, error: str = "") -> KVPathReport:
 
 
 def expected(there: set[str]) -> set[str]:
-    """By the rule, for the workers above: ordinary ones, and of the standbys as many as make it one, then two."""
+    """By the rule, for the workers above: ordinary ones, and standbys, by their ids, for whom too few serve."""
     serving = there & set(ORDINARY)
     for name in sorted(there & set(STANDBYS)):
         if len(serving) < STANDBYS[name]:
@@ -104,20 +118,31 @@ def test_what_a_standby_has_it_finishes_when_it_is_in_reserve_again() -> None:
     assert crew["s0"].num_assigned == 0
 
 
-@given(events=st.lists(st.sampled_from([*ORDINARY, *STANDBYS]), max_size=30), prefill=st.booleans())
+WORKERS = st.sampled_from([*ORDINARY, *STANDBYS])
+
+
+@given(
+    events=st.lists(st.tuples(st.sampled_from(["start or kill", "drain", "silence"]), WORKERS)),
+    prefill=st.booleans(),
+)
 def test_after_deaths_and_starts_in_any_order_those_in_reserve_follow_from_who_is_there(
-    events: list[str], prefill: bool
+    events: list[tuple[str, str]], prefill: bool
 ) -> None:
-    crew, there = Crew(prefill=prefill), set[str]()
-    for name in events:
-        if name in there:
-            crew.kill(name)
-        else:
-            crew.start(name)
-        there ^= {name}
-        assert {worker.id for worker in crew.pool if worker.ready.role is Role.DECODE} == there
-        assert {worker.id for worker in crew.pool if worker.in_reserve} == there - expected(there)
-        assert crew.serving == expected(there)
+    crew, alive, gone = Crew(prefill=prefill), set[str](), set[str]()
+    for kind, name in events:
+        if kind == "start or kill":
+            (crew.kill if name in alive else crew.start)(name)
+            alive ^= {name}
+            gone -= {name}
+        elif name in alive and kind == "drain":
+            crew.pool.drain(crew[name])
+            gone |= {name}
+        elif name in alive and not crew[name].draining:
+            (crew.speak if name in gone else crew.be_silent)(name)
+            gone ^= {name}
+        serving = expected(alive - gone)
+        assert {worker.id for worker in crew.pool if worker.in_reserve} - gone == alive - gone - serving
+        assert crew.serving == serving
 
 
 def test_who_leaves_is_silent_or_has_no_path_is_not_there() -> None:
