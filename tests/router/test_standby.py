@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.wire.handoff_messages import KVHandoff
 from common.wire.messages import KVPathReport, PrefillRequest, Role, WorkerLeaving
 from router.health import report
 from router.member import Member
@@ -15,7 +16,7 @@ from router.route import LEAST, Demand
 from router.worker_pool import WorkerPool
 from tests.fakes import FakeDecode
 from tests.messages import heartbeat, kv_path
-from tests.router.conftest import Client, Cluster
+from tests.router.conftest import Client, Cluster, StartCluster
 from tests.router.test_worker_pool import NET, ready
 
 STANDBYS = {"s0": 1, "s1": 1, "s2": 2}
@@ -273,3 +274,36 @@ async def test_streams_of_a_lost_worker_go_on_at_its_standby(client: Client, clu
         metrics = await response.text()
     assert 'baton_standbys_needed_total{role="decode"} 1.0' in metrics
     assert 'baton_workers_in_reserve{role="decode"} 0.0' in metrics
+
+
+def in_reserve(cluster: Cluster) -> list[str]:
+    return [worker.id for worker in cluster.service.pool if worker.in_reserve]
+
+
+async def test_both_may_die_at_once(client: Client, cluster: Cluster) -> None:
+    first, standby = cluster.workers[1], cluster.decode("decode-standby", standby=1)
+    await cluster.until_paths(2)
+    first.mute = standby.mute = True
+    running = asyncio.create_task(client.completions.create(model="tiny", prompt="the quick", temperature=0))
+    await cluster.until(lambda: cluster.workers[0].got(PrefillRequest), "the request")
+    await asyncio.gather(*(asyncio.to_thread(worker.kill) for worker in (first, standby)))
+    cluster.decode("decode-0")
+    cluster.decode("decode-standby", standby=1)
+    assert (await running).choices[0].text == client.expected("the quick")
+    await cluster.until(lambda: in_reserve(cluster) == ["decode-standby"], "the standby is in reserve again")
+
+
+async def test_a_restarted_router_has_the_same_standby_in_reserve(
+    start_cluster: StartCluster, client: Client, cluster: Cluster
+) -> None:
+    standby = cluster.decode("decode-standby", standby=1)
+    await cluster.until_paths(2)
+    endpoint = cluster.service.hub.endpoint
+    await cluster.runner.cleanup()
+    again = await start_cluster(endpoint)
+    await again.until_paths(2)
+    assert in_reserve(again) == ["decode-standby"]
+    body = {"prompt": "the quick", "temperature": 0}
+    async with aiohttp.ClientSession(again.url) as session, session.post("/v1/completions", json=body) as response:
+        assert (await response.json())["choices"][0]["text"] == client.expected("the quick")
+    assert not standby.got(KVHandoff)
