@@ -6,6 +6,7 @@ the server serves all the same.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -21,6 +22,8 @@ from common.wire.worker_id import BEAT_SUFFIX, connection_of
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_MS = 200
+COMPLAINT_S = 10.0
+"""Without an answer, after which the log says so, once: a router with another secret does not even refuse."""
 
 
 class Announcer:
@@ -32,6 +35,7 @@ class Announcer:
         self.endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
         self.is_refused = False
         self.beaten_s = time.monotonic()
+        self.complain_s = self.beaten_s + COMPLAINT_S
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         identity = connection_of(ready.server_id, ready.epoch)
         try:
@@ -55,9 +59,13 @@ class Announcer:
         for spoke in (self.main, self.beat):
             for message in spoke.receive():
                 self._heed(spoke, message)
-        if not self.is_refused and not self.due_s:
-            self.beaten_s = time.monotonic()
-            self.beat.send(heartbeat())
+        now_s = time.monotonic()
+        if now_s > self.complain_s:
+            self._complain()
+        if not self.due_s:
+            self.beaten_s = now_s
+            if not self.is_refused:
+                self.beat.send(heartbeat())
 
     def tell_ended(self, worker_id: str, epoch: int) -> None:
         """A worker has hung up: at once, as its streams wait for another."""
@@ -69,9 +77,17 @@ class Announcer:
         self.main.close(linger_ms=LAST_WORDS_MS)
         self.context.term()
 
+    def _complain(self) -> None:
+        self.complain_s = math.inf
+        logger.warning(
+            "no answer yet from a router at %s; is one running, with the same net.secret_file? Workers are served "
+            "all the same", self.endpoint,
+        )  # fmt: skip
+
     def _heed(self, spoke: Spoke, message: Message) -> None:
         match message:
             case Welcome():
+                self.complain_s = math.inf
                 logger.info("registered with the router at %s", self.endpoint)
             case Reregister():
                 self.announce()

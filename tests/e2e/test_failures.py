@@ -217,10 +217,10 @@ async def test_a_worker_of_another_model_is_refused_and_says_why(checkpoint: Che
 
 
 async def test_a_death_is_noticed_by_the_closed_connection_not_by_silence(checkpoint: Checkpoint) -> None:
-    """Silence would say so in an hour."""
+    """Silence would say so in an hour, and there is no memory server to say so."""
     directory, model = checkpoint("llama")
     asked = prompts(4, 10, 60, seed=14)
-    with System(directory, "--net-worker-timeout-s", "3600").start(decode=2) as system:
+    with System(directory, "--net-worker-timeout-s", "3600").start(decode=2, memory=False) as system:
         texts = await killed_while_streaming(system, "decode-0", asked)
         assert texts == [Reference(directory, model).text(p, MAX_TOKENS, ignore_eos=True) for p in asked]
         assert "decode-0" in system.log("router") and "its connection is gone" in system.log("router")

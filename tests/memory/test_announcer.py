@@ -153,12 +153,22 @@ def test_after_an_outage_of_the_router_it_registers_as_soon_as_asked(rig: Rig) -
         rig.close_router()
 
 
+def test_where_no_router_answers_it_serves_and_says_so_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.announcer.complain_s = 0.0
+    assert rig.connect("prefill-0").server_id == "memory"
+    rig.until(lambda: "no answer yet from a router at" in caplog.text)
+    beaten_s = rig.announcer.beaten_s
+    rig.until(lambda: rig.announcer.beaten_s > beaten_s + 5 * rig.net.heartbeat_s)
+    assert caplog.text.count("no answer yet") == 1
+
+
 def test_a_refused_one_says_no_more_and_serves(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     hub = rig.open_router()
     rig.until(lambda: rig.got(MemoryHeartbeat))
     for _ in range(2):
         hub.send(SERVER + BEAT_SUFFIX, Refused("another has its id"))
     rig.until(lambda: "another has its id" in caplog.text)
+    rig.until(lambda: rig.announcer.due_s > 0)  # else its loop would turn without a pause
     rig.until(lambda: not list(hub.receive()))
     rig.connect("prefill-0").close()
     rig.until(lambda: not rig.server.clients)
