@@ -26,13 +26,17 @@ from benchmarks.storm.clients import Clients, Verdicts
 from benchmarks.storm.fleet import Fleet
 from benchmarks.storm.leftovers import errors, excess, holdings, segments
 from benchmarks.storm.requests import Answer, Case, make_cases
+from common.config import NetSection
 from common.kv.shm import remove_abandoned
 from tests.e2e.system import System
 
 FLAGS = ("--model-dtype", "float32", "--prefill-max-batch-tokens", "256", "--decode-max-num-seqs", "24")
 """Float32, so that texts are the same in any batch; small steps and batches, so that prompts come in pieces."""
-ROUTER_FLAGS = ("--router-max-attempts", "100", "--router-min-priority", "-1")
-"""To the router, who has bad luck looks like a request that kills workers; here no request does. Some are urgent."""
+ROUTER_FLAGS = ("--router-max-attempts", "100", "--router-min-priority", "-1", "--router-worker-wait-s", "300")
+"""To the router, who has bad luck looks like a request that kills workers; here no request does. Some are urgent.
+
+All workers may be gone at once, and on a slow machine take a while to start.
+"""
 SETTLE_DEADLINE_S = 60.0
 ROLES = ("prefill", "decode")
 STANDBYS = ("none", *ROLES, "both")
@@ -52,7 +56,7 @@ async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
     verdicts, tag = Verdicts(), f"storm{os.getpid()}"
     workers = workers_of(args, tag)
     flags = [*FLAGS, "--kv-pool-bytes", str(args.pool_mb << 20), *args.flags]
-    with System(args.model, *flags, device=args.device) as system:
+    with System(args.model, *flags, device=args.device, silence_s=NetSection().worker_timeout_s) as system:
         try:
             system.start_router(0, *ROUTER_FLAGS)
             fleet = Fleet(system, workers, verdicts)

@@ -10,7 +10,7 @@ import aiohttp
 import torch
 from tokenizers import Tokenizer
 
-TIMEOUT = aiohttp.ClientTimeout(total=60)
+TIMEOUT = aiohttp.ClientTimeout(total=200)
 
 
 @dataclass

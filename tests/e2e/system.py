@@ -11,24 +11,31 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
+TIMEOUT_S = 60.0
+"""For all else that must come; on a machine with much else to do it may take long."""
 
 
 class System:
-    """A router, workers and the owner of their memory over unix sockets; use as a context manager."""
+    """A router, workers and the owner of their memory over unix sockets; use as a context manager.
 
-    def __init__(self, model: Path, *flags: str, device: str = "cpu") -> None:
+    Args:
+        silence_s: net.worker_timeout_s, so long that nobody is taken for dead who did not get to run.
+    """
+
+    def __init__(self, model: Path, *flags: str, device: str = "cpu", silence_s: float = 60.0) -> None:
         self.model = model
         self.flags = list(flags)
         self.device = device
+        self.silence_s = silence_s
         self.directory = tempfile.TemporaryDirectory(prefix="baton-e2e-")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.url = ""
 
-    def __enter__(self) -> "System":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -38,7 +45,7 @@ class System:
             process.wait(10)
         self.directory.cleanup()
 
-    def start(self, prefill: int = 1, decode: int = 1, *, memory: bool | None = None) -> "System":
+    def start(self, prefill: int = 1, decode: int = 1, *, memory: bool | None = None) -> Self:
         """Start all and wait until it is ready; if not told, with a memory server where `baton serve` has one."""
         self.start_router()
         if self.device == "cpu" if memory is None else memory:
@@ -98,9 +105,16 @@ class System:
 
         self.until(ready, START_TIMEOUT_S)
 
+    def num_active(self) -> int:
+        """Completions that are queued or at workers."""
+        return int(self._get("/load")["server_load"])
+
     def health(self) -> Any:
+        return self._get("/health")
+
+    def _get(self, path: str) -> Any:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=10) as response:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=TIMEOUT_S) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             with error:
@@ -119,19 +133,18 @@ class System:
     def all_blocks_free(self) -> bool:
         return all(free == blocks for free, blocks in self.free_blocks().values())
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> float:
-        """Wait for a condition; returns how long that took."""
+    def until(self, condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+        """Wait for a condition."""
         begin_s = time.monotonic()
         while not condition():
             assert time.monotonic() - begin_s < timeout_s, f"not within {timeout_s} s\n{self.logs()}"
             time.sleep(0.02)
-        return time.monotonic() - begin_s
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a signal and wait for the process to end; returns its exit status."""
         process = self.processes.pop(name)
         process.send_signal(number)
-        return process.wait(30)
+        return process.wait(TIMEOUT_S)
 
     def log(self, name: str) -> str:
         """What the last process of that name logged."""
@@ -144,7 +157,7 @@ class System:
     def _spawn_serving(self, name: str, module: str, *flags: str) -> None:
         self._spawn(
             name, module, "--model-path", str(self.model), "--model-name", "m",
-            *self.router_endpoint, *flags,
+            *self.router_endpoint, "--net-worker-timeout-s", str(self.silence_s), *flags,
         )  # fmt: skip
 
     def _spawn(self, name: str, module: str, *flags: str) -> None:

@@ -14,8 +14,8 @@ from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
 from tests.adjusting import adjusted
 from tests.e2e.client import Completion, Reference, complete_all, prompts
+from tests.e2e.held_system import HeldSystem, killed_while_streaming
 from tests.e2e.system import System
-from tests.e2e.test_failures import MAX_TOKENS, killed_while_streaming
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 
@@ -90,6 +90,7 @@ async def test_texts_are_those_of_a_single_process_alone_and_among_others(checkp
     assert len({*expected}) == len(expected)
 
 
+MAX_TOKENS = 60
 PENALTIES: dict[str, Any] = {"frequency_penalty": 0.3, "presence_penalty": 0.5, "repetition_penalty": 1.1}
 
 
@@ -105,8 +106,8 @@ BANNED: dict[str, Any] = {
 async def test_after_a_death_a_text_goes_on_as_it_would_have(checkpoint: Checkpoint, fields: dict[str, Any]) -> None:
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(4, 10, 60, seed=22)
-    with System(directory, "--prefill-max-batch-tokens", "32").start(decode=2) as system:
-        texts = await killed_while_streaming(system, "decode-0", asked, **fields)
+    with HeldSystem(directory, "--prefill-max-batch-tokens", "32").start(decode=2) as system:
+        texts = await killed_while_streaming(system, "decode-0", asked, MAX_TOKENS, **fields)
         assert texts == [wanted(directory, model, p, MAX_TOKENS, fields) for p in asked]
         assert "replayed" in system.log("router")
 

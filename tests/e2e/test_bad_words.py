@@ -9,12 +9,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.e2e.client import complete_all
+from tests.e2e.held_system import HeldSystem, killed_while_streaming
 from tests.e2e.system import ROOT, System
 from tests.e2e.test_adjusted import wanted
-from tests.e2e.test_failures import MAX_TOKENS, killed_while_streaming
 
 LINES = ("ROMEO:\nBut soft", "The king is dead", "JULIET:\n", "First Citizen:\nBefore we proceed")
 DEMO = ROOT / "deploy" / "demo_model"
+MAX_TOKENS = 150
 Law = Callable[[list[int], int, list[str]], str]
 
 
@@ -62,10 +63,10 @@ async def test_what_a_dead_worker_wrote_still_counts(flags: tuple[str, ...]) -> 
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     asked = [tokenizer.encode(line).ids for line in LINES]
     fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
-    with System(DEMO, *flags).start(prefill=not flags, decode=2) as system:
+    with HeldSystem(DEMO, *flags).start(prefill=not flags, decode=2) as system:
         plain = [completion.text for completion in await complete_all(system.url, asked, **fields)]
         words = [*dict.fromkeys(word for text in plain for word in words_of(text, tokenizer))]
         calm = [completion.text for completion in await complete_all(system.url, asked, bad_words=words, **fields)]
-        assert await killed_while_streaming(system, "decode-0", asked, bad_words=words) == calm
+        assert await killed_while_streaming(system, "decode-0", asked, MAX_TOKENS, bad_words=words) == calm
         assert "replayed" in system.log("router")
     assert not {*calm} & {*plain}

@@ -1,5 +1,6 @@
 """The whole path writes the text that a single process writes, whatever is switched off."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from tests.checkpoints import VARIANTS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
+from tests.e2e.held_system import HeldSystem, begun
 from tests.e2e.system import System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -52,9 +54,13 @@ async def test_switches_change_nothing_but_speed(flags: tuple[str, ...], checkpo
 async def test_two_of_each_share_the_load(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(12, 20, 100, seed=2)
-    with System(directory).start(prefill=2, decode=2) as system:
-        completions = await complete_all(system.url, asked, max_tokens=16)
-        assert_equal(completions, Reference(directory, model), asked, 16)
+    with HeldSystem(directory).start(prefill=2, decode=2) as system:
+        streams = [Completion() for _ in asked]
+        system.holds.texts.set(1)  # all of them are there before one ends
+        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=16))
+        await begun(task, streams, 1)
+        system.release()
+        assert_equal(await task, Reference(directory, model), asked, 16)
         for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
             assert any(name in line for line in system.log("router").splitlines() if "finished" in line)
 
@@ -66,10 +72,13 @@ async def test_a_pool_too_small_for_all_makes_them_wait_or_start_over_not_fail(
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(8, 60, 100, seed=3)
     block_bytes = 3 * 2 * 16 * 2 * 32 * 4
-    with System(directory, "--kv-pool-bytes", str(24 * block_bytes), *flags).start() as system:
-        completions = await complete_all(system.url, asked, max_tokens=60, ignore_eos=True)
+    with HeldSystem(directory, "--kv-pool-bytes", str(24 * block_bytes), *flags).start() as system:
+        system.holds.texts.set(1)  # all of them are there before one ends
+        task = asyncio.create_task(complete_all(system.url, asked, max_tokens=60, ignore_eos=True))
+        await asyncio.to_thread(system.until, lambda: system.num_active() == len(asked))
+        system.release()
         expected = [Reference(directory, model).text(prompt, 60, ignore_eos=True) for prompt in asked]
-        assert [c.text for c in completions] == expected
+        assert [c.text for c in await task] == expected
         assert "out of KV blocks" in system.log("decode-0"), "nothing was preempted: the pool is too large for the test"
         system.until(system.all_blocks_free)
 

@@ -12,6 +12,7 @@ import torch
 
 from tests.checkpoints import VARIANTS
 from tests.e2e.client import TIMEOUT, prompts
+from tests.e2e.held_system import HeldSystem
 from tests.e2e.system import ROOT, System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -102,13 +103,15 @@ async def test_they_go_on_where_they_were_after_a_death(flags: tuple[str, ...], 
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(4, 10, 40, seed=32)
     fields = {"max_tokens": 150, "return_tokens_as_token_ids": True}
-    with System(directory, *flags).start(prefill=not flags, decode=2) as system:
+    with HeldSystem(directory, *flags).start(prefill=not flags, decode=2) as system:
+        system.holds.texts.set(8)
         tasks = [asyncio.create_task(choice(system.url, prompt, **fields)) for prompt in asked]
-        while await num_generated(system.url) < 40:
+        while await num_generated(system.url) < 8 * len(asked):
             await asyncio.sleep(0.01)
         workers = (await asyncio.to_thread(system.health))["workers"]["decode"]
         busiest = max(workers, key=lambda worker: int(worker["assigned_sequences"]))
         await asyncio.to_thread(system.kill, busiest["id"])
+        system.release()
         for prompt, answer in zip(asked, await asyncio.gather(*tasks), strict=True):
             assert len(answer["token_ids"]) == 150
             check(model, prompt, answer, 5)
@@ -167,11 +170,14 @@ async def test_of_prompts_they_are_told_once_although_a_prefill_worker_dies(
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(12, 300, 400, seed=34)
     flags = () if num_prefill else ("--kv-transport", "none")
-    with System(directory, "--prefill-max-batch-tokens", "16", *flags).start(prefill=num_prefill) as system:
+    with HeldSystem(directory, "--prefill-max-batch-tokens", "16", *flags).start(prefill=num_prefill) as system:
+        if num_prefill:
+            system.holds.prompt_steps.set(60)  # one prompt takes up to 25, all of them 260
         tasks = [asyncio.create_task(choice(system.url, prompt, **ECHOED)) for prompt in asked]
         if num_prefill:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.to_thread(system.kill, "prefill-0")
+            system.release()
         for prompt, answer in zip(asked, await asyncio.gather(*tasks), strict=True):
             assert len(answer["logprobs"]["tokens"]) == len(prompt)
             check_prompt(model, prompt, answer, 5)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.client import Completion, Reference, complete_all, prompts
-from tests.e2e.system import START_TIMEOUT_S, System
+from tests.e2e.held_system import FEW, HeldSystem, begun
+from tests.e2e.system import START_TIMEOUT_S, TIMEOUT_S, System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 MAX_TOKENS = 150
@@ -52,18 +53,19 @@ async def test_without_their_memory_server_workers_finish_what_they_have_and_sta
 ) -> None:
     directory, model = checkpoint("llama")
     reference, asked = Reference(directory, model), prompts(4, 10, 60, seed=41)
-    with System(directory).start() as system:
+    with HeldSystem(directory).start() as system:
         streams = [Completion() for _ in asked]
         fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
+        system.holds.texts.set(FEW)
         task = asyncio.create_task(complete_all(system.url, asked, streams, **fields))
-        while min(stream.num_chunks for stream in streams) < 3:
-            assert not task.done()
-            await asyncio.sleep(0.001)
+        await begun(task, streams)
         await asyncio.to_thread(system.kill, "memory")
+        await asyncio.to_thread(system.until, lambda: system.log("router").count("is leaving") == 2)
         late = asyncio.create_task(complete_all(system.url, asked[:1], max_tokens=8))
+        system.release()
         system.start_memory()
         for name in ("prefill-0", "decode-0"):
-            assert await asyncio.to_thread(system.processes.pop(name).wait, 30) == 0, system.log(name)
+            assert await asyncio.to_thread(system.processes.pop(name).wait, TIMEOUT_S) == 0, system.log(name)
             assert "memory.sock: it closed the connection" in system.log(name)
             system.start_worker(name)
         texts = [reference.text(prompt, MAX_TOKENS, ignore_eos=True) for prompt in asked]
@@ -80,7 +82,7 @@ def test_who_loads_may_die_and_another_does(checkpoint: Checkpoint) -> None:
         system.start_router()
         system.start_memory()
         system.start_worker("prefill-0")
-        system.until(lambda: "fills" in system.log("memory"))
+        system.until(lambda: "fills" in system.log("memory"), START_TIMEOUT_S)
         system.kill("prefill-0", signal.SIGKILL)
         system.start_worker("decode-0")
         system.start_worker("prefill-0")
@@ -92,8 +94,8 @@ async def test_the_router_hears_of_a_death_from_the_memory_server_and_both_may_s
 ) -> None:
     directory, model = checkpoint("llama")
     reference, asked = Reference(directory, model), prompts(2, 10, 60, seed=43)
-    with System(directory) as system:
-        rarely = ("--net-heartbeat-s", "20", "--net-worker-timeout-s", "120")  # so seldom it knocks at doors
+    with HeldSystem(directory) as system:
+        rarely = ("--net-heartbeat-s", "60", "--net-worker-timeout-s", "240")  # so seldom it knocks at doors
         system.start_router(0, *rarely)
         system.start_memory()
         for name in ("prefill-0", "decode-0", "decode-1"):
@@ -101,11 +103,11 @@ async def test_the_router_hears_of_a_death_from_the_memory_server_and_both_may_s
         system.wait_ready(1, 2)
         streams = [Completion() for _ in asked]
         fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
+        system.holds.texts.set(FEW)
         task = asyncio.create_task(complete_all(system.url, asked, streams, **fields))
-        while min(stream.num_chunks for stream in streams) < 3:
-            assert not task.done()
-            await asyncio.sleep(0.001)
+        await begun(task, streams)
         await asyncio.to_thread(system.kill, "decode-1")
+        system.release()
         assert [c.text for c in await task] == [reference.text(prompt, MAX_TOKENS, ignore_eos=True) for prompt in asked]
         assert "lost: memory server memory saw its process end" in system.log("router")
 

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.e2e.client import Completion, Reference, complete, prompts
-from tests.e2e.system import System
+from tests.e2e.held_system import HeldSystem
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 
@@ -25,15 +25,18 @@ async def test_who_comes_later_and_is_short_or_urgent_is_done_before_those_that_
     ended: list[str] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def ask(name: str, prompt: list[int], **fields: Any) -> Completion:
-            completion = await complete(session, system.url, prompt, max_tokens=2, **fields)
+        async def ask(name: str, prompt: list[int], priority: int = 0) -> Completion:
+            completion = await complete(session, system.url, prompt, max_tokens=2, priority=priority)
             ended.append(name)
             return completion
 
-        with System(directory, *flags).start(prefill=num_prefill) as system:
-            tasks = [asyncio.create_task(ask("long", prompt, priority=1)) for prompt in longs]
+        with HeldSystem(directory, *flags).start(prefill=num_prefill) as system:
+            system.holds.prompt_steps.set(12)  # two prompts take ten
+            tasks = [asyncio.create_task(ask("long", prompt, 1)) for prompt in longs]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            later = [ask("short", short, priority=1), ask("urgent", urgent)]
+            later = [asyncio.create_task(ask(*each)) for each in (("short", short, 1), ("urgent", urgent))]
+            await asyncio.to_thread(system.until, lambda: system.num_active() + len(ended) == len(longs) + 2)
+            system.release()
             completions = await asyncio.gather(*later, *tasks)
     reference = Reference(directory, model)
     assert [c.text for c in completions[:4]] == [reference.text(prompt, 2) for prompt in [short, urgent, *longs[:2]]]

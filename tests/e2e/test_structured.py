@@ -15,6 +15,7 @@ import pydantic
 import pytest
 
 from tests.e2e.client import Completion, complete
+from tests.e2e.held_system import HeldSystem
 from tests.e2e.system import System
 from tests.guided import DEMO_MODEL, is_valid, random_root
 
@@ -24,8 +25,8 @@ PROMPT = "ROMEO: "
 
 
 @pytest.fixture(scope="module")
-def system() -> Iterator[System]:
-    with System(DEMO_MODEL, "--kv-pool-bytes", str(24 << 20)) as system:
+def system() -> Iterator[HeldSystem]:
+    with HeldSystem(DEMO_MODEL, "--kv-pool-bytes", str(24 << 20)) as system:
         yield system.start(prefill=1, decode=2)
 
 
@@ -169,17 +170,20 @@ async def test_a_form_that_no_token_fits_ends_with_its_reason(system: System) ->
     assert response.status == 400 and answer["error"]["code"] == "grammar_dead_end"
 
 
-async def test_grammars_go_on_where_they_were_when_workers_die(system: System) -> None:
+async def test_grammars_go_on_where_they_were_when_workers_die(system: HeldSystem) -> None:
     schemas = [random_root(random.Random(2000 + seed)) for seed in range(8)]
     undisturbed, disturbed = [Completion() for _ in schemas], [Completion() for _ in schemas]
     await complete_schemas(system.url, schemas, undisturbed)
+    lengths = [completion.num_chunks for completion in undisturbed]
     running = asyncio.create_task(complete_schemas(system.url, schemas, disturbed))
-    for name, num_chunks in (("decode-0", 60), ("prefill-0", 160), ("decode-1", 260)):
-        while sum(completion.num_chunks for completion in disturbed) < num_chunks:
+    for name, num_chunks in (("decode-0", 8), ("prefill-0", 20), ("decode-1", 33)):
+        system.holds.texts.set(num_chunks)
+        while any(now.num_chunks < min(num_chunks, end) for now, end in zip(disturbed, lengths, strict=True)):
             await asyncio.sleep(0.005)
-            assert not running.done(), "it was over too soon"
+            assert not running.done(), f"it was over too soon: {lengths}"
         system.kill(name)
         system.start_worker(name)
+    system.release()
     await running
     assert [completion.error for completion in disturbed] == [None] * len(schemas)
     assert [completion.text for completion in disturbed] == [completion.text for completion in undisturbed]
