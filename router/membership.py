@@ -81,9 +81,11 @@ class Membership:
         if known is None:
             worker = self._pool.add(ready, self._clock())
             reserve = ", in reserve" if worker.in_reserve else ""
+            memory = f", memory server {ready.memory_server_id}" if ready.memory_server_id else ""
             logger.info(
-                "%s joined: %s, %d KV blocks, %s%s", worker, ready.device, ready.num_blocks, ready.transport, reserve
-            )
+                "%s joined: %s, %d KV blocks, %s%s%s",
+                worker, ready.device, ready.num_blocks, ready.transport, memory, reserve,
+            )  # fmt: skip
             self._introduce(worker)
             self._dispatcher.pump()
 

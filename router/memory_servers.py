@@ -87,6 +87,10 @@ class MemoryServers:
         elif server.ready.epoch != beat.epoch:
             self._send(identity, Refused(_taken(server.ready)))
         else:
+            if beat.weights_bytes != (server.beat.weights_bytes if server.beat else 0):
+                weights, left = beat.weights_bytes / 1e9, beat.free_bytes / 1e9
+                users = ", ".join(beat.worker_ids) or "nobody"
+                logger.info("%s owns %.2f GB of weights, %.2f GB are left; used by %s", server, weights, left, users)
             server.beat, server.last_seen_s = beat, self._clock()
 
     def on_unreachable(self, undelivered: Undelivered) -> None:

@@ -11,9 +11,10 @@ import pytest
 import tokenizers
 
 from common.memory.announcer import Announcer
-from common.wire.memory_reports import MemoryHeartbeat
+from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
 from common.wire.messages import PeerGone, PrefillRequest, WorkerGone, WorkerLeaving
 from router import memory_servers
+from router.memory_servers import MemoryServers
 from tests.announcing import announcer
 from tests.fakes import FakeDecode, FakeWorker
 from tests.router.conftest import NET, Client, Cluster, StartCluster
@@ -200,7 +201,10 @@ async def test_who_was_leaving_when_it_ended_has_not_crashed(
     await cluster.until(lambda: "gone after leaving: memory server memory-0" in caplog.text, "its end")
 
 
-async def test_health_and_metrics_show_memory_servers(start_cluster: StartCluster, start_memory: StartMemory) -> None:
+async def test_health_metrics_and_the_log_show_memory_servers(
+    start_cluster: StartCluster, start_memory: StartMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     cluster = await start_cluster()
     memory = await start_memory(cluster)
     await pair(cluster, **memory.named)
@@ -209,6 +213,9 @@ async def test_health_and_metrics_show_memory_servers(start_cluster: StartCluste
     await cluster.until(lambda: all(server.beat for server in cluster.service.memory_servers), "a heartbeat")
     async with aiohttp.ClientSession(cluster.url) as session, session.get("/health") as response:
         body = await response.json()
+    assert "memory server memory-0" in caplog.text
+    assert "owns 3.22 GB of weights, 5.37 GB are left; used by prefill-0, decode-0" in caplog.text
+    assert "shm, memory server memory-0" in caplog.text
     [shown] = body["memory_servers"]
     assert shown.pop("heartbeat_age_s") < 60.0
     assert shown == {
@@ -236,6 +243,20 @@ async def test_a_memory_server_is_lost_by_silence_and_comes_back_when_it_speaks(
     assert cluster.service.pool.get("decode-0", decode.epoch), "that costs its workers nothing"
     memory.silent = False
     await cluster.until(lambda: epochs(cluster), "it is there again")
+
+
+def test_no_silence_counts_while_the_router_itself_stood_still() -> None:
+    now_s, limit_s = 0.0, NET.worker_timeout_s
+    servers = MemoryServers(NET, 1, lambda identity, message: True, lambda: now_s)
+    servers.on_ready(b"memory-0.1", MemoryReady("memory-0", 1, 1, "cpu"))
+    now_s = 1.1 * limit_s
+    servers.check()
+    assert list(servers)
+    servers.on_heartbeat(b"memory-0.1", MemoryHeartbeat("memory-0", 1, 0, 0, 0, 0, ()))
+    for _ in range(4):
+        now_s += 0.3 * limit_s
+        servers.check()
+    assert not list(servers)
 
 
 async def test_a_killed_memory_server_is_lost_before_it_has_been_silent_for_long(
