@@ -123,10 +123,12 @@ def _send_load(name: str, url: str, model: str, ready: Event, stop: Event, answe
 
 async def _keep_sending(url: str, bodies: list[bytes], num_clients: int, stop: Event, answers: Answers) -> None:
     async def client(number: int) -> None:
-        while not stop.is_set():
+        while True:
             status = await _post(session, url, bodies[number % len(bodies)])
             answers.count(status)
             number += num_clients
+            if stop.is_set():
+                return
             if status == 429:
                 await asyncio.sleep(RETRY_AFTER_S)  # as the server asks
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @dataclass

@@ -1,10 +1,10 @@
 """A worker is killed for real, the streams go on, and what they noticed is kept."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +12,7 @@ from benchmarks.deaths import Fleet, main, pause_s
 from benchmarks.stats import RequestRecord
 from tests.benchmarks.fake_server import figures
 from tests.e2e.system import START_TIMEOUT_S
+from tests.ports import ReservedPort
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,16 +37,15 @@ def test_a_worker_is_replaced_when_as_many_serve_and_are_in_reserve_as_before() 
 @pytest.fixture
 def url() -> Iterator[str]:
     """Of a system that starts killed workers again, and has one more for that long."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "deploy.cli", "serve", "deploy/demo_model", "--device", "cpu",
-               "--standby", "decode", "--port", str(port)]  # fmt: skip
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline().startswith("ready: ")
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
-        assert process.wait(START_TIMEOUT_S) == 0
+    with ReservedPort() as port:
+        command = [sys.executable, "-m", "deploy.cli", "serve", "deploy/demo_model", "--device", "cpu",
+                   "--standby", "decode", "--port", str(port.number)]  # fmt: skip
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+            assert process.stdout is not None and process.stdout.readline().startswith("ready: ")
+            yield f"http://127.0.0.1:{port.number}"
+            process.terminate()
+            assert process.wait(START_TIMEOUT_S) == 0
 
 
 def test_streams_go_on_after_a_death(url: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from decode_worker.guides import Guides
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 from tests.adjusting import adjusted
-from tests.decode_worker.test_worker import Rig, until
+from tests.decode_worker.test_worker import Rig
 
 BLOCK_SIZE, MAX_LEN, MAX_ROWS, VOCAB, STOP = 16, 512, 6, 70, 3
 CPU = torch.device("cpu")
@@ -152,11 +152,6 @@ class GuidedRig(Rig):
     def scheduler(self) -> DecodeScheduler:
         return self.worker.scheduler
 
-    def received(self, name: str) -> list[int]:
-        """What the router has of a text."""
-        self.said += [message for _, message in self.router.receive()]
-        return self.sent(name)
-
     def arrive(self, name: str, prompt: list[int], sampling: SamplingParams) -> DecodeSequence:
         """A prompt whose KV is complete but for its last token, the first output."""
         sequence = DecodeSequence(name, 0, prompt, 1, sampling)
@@ -219,7 +214,7 @@ def test_texts_are_those_of_grammars_that_are_never_late(rig: GuidedRig) -> None
         assert sequence.token_ids == expected(sequence, num_prompt, len(sequence.token_ids)), name
         unsent = int(sequence.unsent is not None)
         outputs = sequence.token_ids[num_prompt + 1 : len(sequence.token_ids) - unsent]
-        until(lambda name=name, outputs=outputs: rig.received(name) == outputs)  # type: ignore[misc]
+        assert rig.sent(name) == outputs
         num_guided += len(outputs) * bool(sequence.sampling.grammar)
     assert num_guided > 100
 

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from common.serving.inquiry import question
 from common.wire.messages import (
     Abort,
     FinishReason,
+    Heartbeat,
     Inquiry,
     InquiryReply,
     Message,
@@ -57,8 +58,11 @@ LOGPROBS = Logprobs((NEXT, 5), (-0.5, -0.25))
 VOCAB = 2048  # as the demo model has
 
 
+DEADLINE_S = 60.0
+
+
 def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10.0
+    deadline_s = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
         time.sleep(0.001)
@@ -97,7 +101,10 @@ class Step:
 
 
 class Rig:
-    """A decode worker and the socket of a router."""
+    """A decode worker and the socket of a router.
+
+    What one sends the other has before anything else happens: how many turns there are is up to the test alone.
+    """
 
     def __init__(self, num_blocks: int = 32) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -125,7 +132,16 @@ class Rig:
             drain=Drain(1.0),
             followers=make_followers(DEMO_MODEL, VOCAB),
         )
-        self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
+        self.num_sent, link = 1, self.worker.link  # WorkerReady
+        send = link.spoke.send
+
+        def counted(message: Message) -> None:
+            self.num_sent += 1
+            send(message)
+
+        cast(Any, link.spoke).send = counted
+        self.hear()
+        assert any(isinstance(message, WorkerReady) for message in self.said)
 
     def close(self) -> None:
         self.worker.close()
@@ -135,13 +151,25 @@ class Rig:
     def ask(self, name: str, num_tokens: int, max_tokens: int = 100) -> None:
         sampling = SamplingParams(max_tokens=max_tokens)
         num_known = len(self.worker.local_prompts)
-        request = prefill_request(name, range(num_tokens), sampling=sampling, turn=num_known)
-        self.router.send(connection_of("d", 1), request)
+        self.tell(prefill_request(name, range(num_tokens), sampling=sampling, turn=num_known))
         self.turn_until(lambda: len(self.worker.local_prompts) > num_known)
+
+    def tell(self, message: Message) -> None:
+        """From the router; the worker has it, and looks at it in its next turn."""
+        assert self.router.send(connection_of("d", 1), message)
+        assert self.worker.link.spoke.socket.poll(int(DEADLINE_S * 1000))
 
     def turn(self) -> None:
         self.worker.turn()
+        self.hear()
+
+    def hear(self) -> None:
+        """All that the worker has said."""
+        until(self._has_heard)
+
+    def _has_heard(self) -> bool:
         self.said += [message for _, message in self.router.receive()]
+        return sum(not isinstance(message, Heartbeat) for message in self.said) >= self.num_sent
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
         def turned() -> bool:
@@ -229,7 +257,7 @@ def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
     rig.ask("is computed", 40)
     rig.ask("waits", 10)
     names = ("runs", "is computed", "waits", "waits", "never came")
-    rig.router.send(connection_of("d", 1), Inquiry(names, pack_ids([0, 0, 0, 1, 0])))
+    rig.tell(Inquiry(names, pack_ids([0, 0, 0, 1, 0])))
     rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
     [reply] = [message for message in rig.said if isinstance(message, InquiryReply)]
     assert reply.are_here == bytes([1, 1, 1, 0, 0])
@@ -256,7 +284,7 @@ def test_a_prefill_worker_learns_whether_its_handoffs_arrived_also_while_they_wa
 def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: Rig) -> None:
     rig.ask("long", 40)
     rig.ask("next", 10)
-    rig.router.send(connection_of("d", 1), Abort("long", 0))
+    rig.tell(Abort("long", 0))
     rig.turn_until(lambda: rig.worker.intake.aborts.cover("long", 0))
     assert rig.allocator.num_free < rig.allocator.capacity, "the chunk still writes"
     finish_chunk(rig)
@@ -284,7 +312,7 @@ def test_local_prompts_aborted_before_between_and_amid_their_chunks_leave_nothin
     rig.ask("between", 4)
     finish_chunk(rig)
     for name in ("amid", "before", "between"):
-        rig.router.send(connection_of("d", 1), Abort(name, 0))
+        rig.tell(Abort(name, 0))
     rig.turn_until(lambda: rig.worker.intake.aborts.cover("between", 0))
     rig.chunks[-1].over = True
     rig.turn_until(lambda: not len(rig.worker.local_prompts))
@@ -315,9 +343,9 @@ def test_a_local_prompt_without_a_token_to_choose_fails_and_leaves_nothing(rig: 
 def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given_back(rig: Rig) -> None:
     begin(rig, "a")
     again = prefill_request("a", range(10))
-    rig.router.send(connection_of("d", 1), again)
+    rig.tell(again)
     strange = prefill_request("strange", [1, VOCAB])
-    rig.router.send(connection_of("d", 1), strange)
+    rig.tell(strange)
     rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
     assert rig.worker.link.spoke.drops.dropped == 1
     [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
@@ -330,7 +358,7 @@ def test_a_local_prompt_waits_for_its_mask_and_one_without_a_grammar_does_not(ri
     digits = json.dumps({"grammars": [{"lark_grammar": "start: /[0-9]{9}/"}]})
     for name, grammar in (("held", digits), ("bad", "no grammar"), ("free", "")):
         sampling = SamplingParams(grammar=grammar)
-        rig.router.send(connection_of("d", 1), prefill_request(name, range(10), sampling=sampling))
+        rig.tell(prefill_request(name, range(10), sampling=sampling))
     rig.turn_until(lambda: rig.failed("bad") == [ErrorCode.GRAMMAR])
     for _ in range(2):
         rig.turn_until(lambda: bool(rig.chunks))

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from deploy.completion_client import CompletionFailed, stream_completion
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @asynccontextmanager

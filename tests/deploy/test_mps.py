@@ -32,7 +32,7 @@ from deploy.serve import Fleet, prepared, ready_text
 ONE_GPU = place_workers(1, 1, [Gpu(0, 0)])
 TWO_GPUS = place_workers(1, 1, [Gpu(0, 0), Gpu(1, 0)])
 THREE_ON_TWO = place_workers(2, 1, [Gpu(0, 0), Gpu(1, 0)])
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 CONTROL = """#!{python} -IS
 import json, os, pathlib, signal, subprocess, sys, time

@@ -5,12 +5,11 @@ import contextlib
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,9 @@ from deploy.console import Console
 from deploy.health import Health
 from deploy.launch_plan import SOURCE_ROOT, Kind, ProcessSpec
 from deploy.supervisor import Deadlines, Supervisor
+from tests.ports import ReservedPort
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 STAND_INS = """
 import http.server, json, os, pathlib, signal, sys, time
@@ -78,9 +78,8 @@ class Stage:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         (directory / "stand_in.py").write_text(STAND_INS)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.reserved = ReservedPort()
+        self.port = self.reserved.number
         self.log = io.StringIO()
         self.environ = {**os.environ, "PYTHONPATH": str(directory)}
 
@@ -108,8 +107,10 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.reserved.close()
 
 
 @contextlib.asynccontextmanager

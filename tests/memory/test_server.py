@@ -29,7 +29,7 @@ from tests.announcing import announcer
 from tests.wire.values import messages
 
 SIZE = 3 * mmap.PAGESIZE + 100
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 HELLO = MemoryHello("prefill-0", 1)
 CPU = torch.device("cpu")
 

@@ -48,7 +48,7 @@ VOCAB = 2048  # as the demo model has
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10.0
+    deadline_s = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
         time.sleep(0.001)
@@ -332,8 +332,8 @@ def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
     rig.turn_until(lambda: len(rig.handed_off) == 2)
     names = ("waits", "handed off", "later", "later", "never came")
     rig.tell(Inquiry(names, pack_ids([0, 0, 0, 1, 0])))
-    rig.turn_until(lambda: isinstance(rig.said[-1], InquiryReply))
-    assert rig.said[-1] == InquiryReply("p", 1, names, pack_ids([0, 0, 0, 1, 0]), bytes([1, 1, 1, 0, 0]))
+    rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
+    assert InquiryReply("p", 1, names, pack_ids([0, 0, 0, 1, 0]), bytes([1, 1, 1, 0, 0])) in rig.said
 
 
 def test_a_handoff_that_never_arrived_is_noticed_when_the_router_asks_and_one_that_waits_is_kept(rig: Rig) -> None:

@@ -68,5 +68,5 @@ def test_a_worker_that_still_starts_ends_with_the_first_signal(tmp_path: Path) -
             assert process.poll() is None
             time.sleep(0.05)
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert "stopping before the start is complete" in process.stderr.read()
