@@ -12,12 +12,11 @@ import sys
 import torch
 from torch import Tensor
 
-from common.kv.blocks import PROOF_BLOCK
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
 from common.wire.frames import encode
 from common.wire.handoff_messages import KVPoolExport
-from common.wire.kv_layout import KVLayout
+from common.wire.kv_layout import PROOF_BLOCK, KVLayout
 
 BLOCKS_AT_ONCE = 32
 """Blocks written or compared together, which bounds the memory it takes beside the pool."""
@@ -46,6 +45,7 @@ def main(device_name: str, num_blocks: int, layout: KVLayout) -> None:
         pid=os.getpid(),
         transport=transport.name,
         device_uuid="",
+        pool_id=1,
         handle=handle,
         num_blocks=num_blocks,
         layout=layout,

@@ -196,6 +196,14 @@ class MemorySection:
         form=SOCKET,
     )
     device: str = option("cpu", "whose memory it owns", form=(r"cpu|cuda:\d{1,3}", "cpu or cuda:N"))
+    decode_reserve: float = option(
+        0.05,
+        "share of a pool of KV blocks that prompts leave to sequences that are decoded, to grow into",
+        within=(0.0, 0.5),
+    )
+    poison_blocks: bool = option(
+        False, "fill KV blocks that come free with NaN, so that reading what was not written shows; slow"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from common.wire.worker_id import is_from
 from decode_worker.guides import Guides
 from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
+from decode_worker.offers import Offers
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 
@@ -30,13 +31,15 @@ class Inbox:
         hub: Hub,
         scheduler: DecodeScheduler,
         intake: Intake,
+        offers: Offers,
         local_prompts: LocalPrompts,
         guides: Guides,
         drain: Drain,
     ) -> None:
         self.worker_id, self.epoch = link.ready.worker_id, link.ready.epoch
         self.link, self.hub, self.drain = link, hub, drain
-        self.scheduler, self.intake, self.local_prompts, self.guides = scheduler, intake, local_prompts, guides
+        self.scheduler, self.intake, self.offers = scheduler, intake, offers
+        self.local_prompts, self.guides = local_prompts, guides
 
     def receive(self) -> None:
         """Act on everything that has arrived."""
@@ -44,6 +47,11 @@ class Inbox:
             self._from_router(message)
         for identity, message in self.hub.receive():
             self._from_prefill(identity, message)
+        for offer in self.offers.receive():
+            if self._has((offer.request_id, offer.attempt)):
+                logger.error("[%s #%d] is offered, and is here already", offer.request_id, offer.attempt)
+            else:
+                self.offers.add(offer)
 
     def fail(self, key: Key, code: ErrorCode, message: str) -> None:
         """Tell the router that nothing is left of an attempt here."""
@@ -115,10 +123,12 @@ class Inbox:
 
     def _abort(self, request_id: str, attempt: int) -> None:
         self.intake.abort(request_id, attempt)
+        self.offers.abort(request_id, attempt)
         self.local_prompts.abort(request_id, attempt)
         for sequence in self.scheduler.find(request_id, attempt):
             self.scheduler.end(sequence)
 
     def _has(self, key: Key) -> bool:
         """Whether that attempt is being served: a second one of it would take its blocks' owner away."""
-        return self.scheduler.has(key) or self.intake.has(key) or self.local_prompts.has(key)
+        is_handed_over = self.intake.has(key) or self.offers.has(key)
+        return is_handed_over or self.scheduler.has(key) or self.local_prompts.has(key)

@@ -13,7 +13,7 @@ request. Blocks of an ended sequence return to the pool when no launched step to
 
 from collections.abc import Iterable
 
-from common.kv.blocks import BlockAllocator
+from common.kv.blocks import Allocator
 from decode_worker.rows import Rows
 from decode_worker.sequence import DecodeSequence, Key
 
@@ -25,7 +25,7 @@ class DecodeScheduler:
         max_len: tokens of the longest sequence that a row of the batch has room for.
     """
 
-    def __init__(self, allocator: BlockAllocator, block_size: int, max_num_seqs: int, max_len: int) -> None:
+    def __init__(self, allocator: Allocator, block_size: int, max_num_seqs: int, max_len: int) -> None:
         self.allocator = allocator
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
@@ -51,11 +51,11 @@ class DecodeScheduler:
 
     def has_row(self) -> bool:
         """Whether a row is free, those counted that reserved sequences will take."""
-        return self._num_taken < self.max_num_seqs
+        return self.num_taken < self.max_num_seqs
 
     def has_blocks(self, num_tokens: int, num_held: int = 0) -> bool:
         """Whether there are blocks for a sequence that brings `num_held`, and one for each other to grow."""
-        return self.num_blocks(num_tokens) - num_held + self._num_taken <= self.allocator.num_free
+        return self.allocator.has(self.num_blocks(num_tokens) - num_held + self.num_taken)
 
     def reserve(self, sequence: DecodeSequence, held: Iterable[int] = ()) -> None:
         """Admit: the sequence has a row to come and blocks for the tokens it has, first of all those it brings."""
@@ -113,7 +113,8 @@ class DecodeScheduler:
     def is_starved(self) -> bool:
         """Whether sequences have sat a step out and wait for more blocks than steps in flight will let go."""
         num_wanted = sum(not sequence.num_in_flight for sequence in self.resting)
-        return num_wanted > sum(len(sequence.block_ids) for sequence in self.lingering)
+        num_coming = sum(len(sequence.block_ids) for sequence in self.lingering)
+        return num_wanted > num_coming and self.allocator.is_exhausted()
 
     def preempt(self) -> DecodeSequence:
         """End the sequence that was admitted last."""
@@ -151,6 +152,11 @@ class DecodeScheduler:
             self.lingering.remove(sequence)
             self._free(sequence)
 
+    @property
+    def num_owned(self) -> int:
+        """Sequences that decode, or whose blocks steps in flight still touch."""
+        return len(self.active) + len(self.lingering)
+
     def blocks(self) -> list[list[int]]:
         """Block ids of every owner."""
         return [s.block_ids for s in [*self.reserved.values(), *self.active.values(), *self.lingering]]
@@ -160,14 +166,14 @@ class DecodeScheduler:
         return -(-num_tokens // self.block_size)
 
     @property
-    def _num_taken(self) -> int:
+    def num_taken(self) -> int:
         """Rows that are taken, or will be."""
         return len(self.active) + len(self.reserved)
 
     def _has_slot(self, sequence: DecodeSequence) -> bool:
         """Whether its next token has a slot, in a new block if it needs one."""
         if len(sequence.block_ids) < self.num_blocks(sequence.num_scheduled):
-            if not self.allocator.num_free:
+            if not self.allocator.has(1):
                 return False
             self.rows.grow(sequence, self.allocator.allocate(1)[0])
         return True

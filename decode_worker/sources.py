@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from common.device.engine import Engine
 from common.errors import KVError, TransferFailed
 from common.kv.proof import prove_path
-from common.kv.transport import PeerPool, check_compatible
+from common.kv.transport import PeerPool, SharedPeerPool, check_compatible
 from common.wire.handoff_messages import KVPathResult, KVPoolExport
-from common.wire.messages import KVPathReport
+from common.wire.messages import SHARED_POOL, KVPathReport
 from common.wire.sockets import Hub
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ class Sources:
             error = str(problem)
             logger.error("no KV path from %s: %s", meeting.export.worker_id, error)
         self.meetings.popleft()
-        self.hub.send(meeting.identity, KVPathResult(self.worker_id, self.epoch, error))
+        is_shared = self._is_shared(meeting.export)
+        self.hub.send(meeting.identity, KVPathResult(self.worker_id, self.epoch, is_shared, error))
         return self._report(meeting.export, gb_per_s, error)
 
     def find(self, worker_id: str, epoch: int) -> Source | None:
@@ -103,6 +104,11 @@ class Sources:
         """Map a pool and prove it; a worker met before is only answered again, as a restarted router has forgotten."""
         if known := self.find(export.worker_id, export.epoch):
             return known
+        if self._is_shared(export):  # both have seen the proof block of its owner
+            logger.info("KV path from %s: a pool that both share", export.worker_id)
+            source = Source(export.worker_id, export.epoch, identity, SharedPeerPool(), 0.0)
+            self.by_id[export.worker_id] = source
+            return source
         check_compatible(export, self.engine.pool, self.engine.transport.name)
         pool = self.engine.transport.open_peer(export, self.engine.device)
         try:
@@ -117,13 +123,16 @@ class Sources:
         source = self.by_id[export.worker_id] = Source(export.worker_id, export.epoch, identity, pool, gb_per_s)
         return source
 
+    def _is_shared(self, export: KVPoolExport) -> bool:
+        return self.engine.shared is not None and export.pool_id == self.engine.shared.pool_id
+
     def _report(self, export: KVPoolExport, gb_per_s: float, error: str) -> KVPathReport:
         return KVPathReport(
             worker_id=self.worker_id,
             epoch=self.epoch,
             prefill_worker_id=export.worker_id,
             prefill_epoch=export.epoch,
-            transport=export.transport,
+            transport=SHARED_POOL if self._is_shared(export) else export.transport,
             gb_per_s=gb_per_s,
             error=error,
         )

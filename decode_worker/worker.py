@@ -37,11 +37,14 @@ from decode_worker.guides import Guides
 from decode_worker.inbox import Inbox
 from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
+from decode_worker.offers import Offers
 from decode_worker.pace import Pace
 from decode_worker.runner import DecodeRunner
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 
+BLOCKS_AT_HAND = 16
+"""Of a shared pool while nothing is decoded, unless it is small."""
 IDLE_POLL_MS = 50
 QUIET_POLLS = 10
 """Idle ones in a row after which nobody seems to come soon."""
@@ -77,18 +80,24 @@ class DecodeWorker:
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, runner.batch, runner, hub, drain
         self.scheduler = DecodeScheduler(engine.allocator, config.kv.block_size, ready.max_num_seqs, engine.max_len)
         self.intake = Intake(engine, self.scheduler, config.decode, hub, self.worker_id, self.epoch)
+        self.offers = Offers(engine.shared, self.scheduler, self.intake.aborts, engine.vocab_size)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, config.decode.local_chunk_tokens)
         self.guides = Guides(followers, self.batch.grammars)
         self.trace = runner.trace
         self.in_flight: DecodeStep | None = None
         self.pace = Pace()
         self.num_idle_polls = 0
+        self.blocks_idle = min(BLOCKS_AT_HAND, engine.allocator.capacity // BLOCKS_AT_HAND)
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
-        self.inbox = Inbox(self.link, hub, self.scheduler, self.intake, self.local_prompts, self.guides, drain)
+        self.inbox = Inbox(
+            self.link, hub, self.scheduler, self.intake, self.offers, self.local_prompts, self.guides, drain
+        )
         self.poller = zmq.Poller()
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         self.poller.register(hub.socket, zmq.POLLIN)
+        if engine.shared is not None:
+            self.poller.register(engine.shared, zmq.POLLIN)
 
     def run(self) -> None:
         """Work until drained."""
@@ -112,19 +121,20 @@ class DecodeWorker:
         self.step()
         with self.trace.phase("emit"):
             self.emit()
+            self.tend()
             self.beat()
         with self.trace.phase("local prompt"):
             self.launch_prompt()
 
     def admit(self) -> None:
         """Move handoffs along; nothing here waits for a copy."""
-        for sequence in self.intake.finish_pulls():
+        for sequence in [*self.offers.accept(), *self.intake.finish_pulls()]:
             self.guides.begin(sequence)
             self.guides.enter(sequence)
             self.scheduler.activate(sequence)
         self.intake.start_pulls()
         self.intake.tend()
-        for failure in self.intake.take_failures():
+        for failure in [*self.offers.take_failures(), *self.intake.take_failures()]:
             self.inbox.fail(*failure)
         if (report := self.intake.sources.tend()) is not None:
             self.link.send(report)
@@ -197,10 +207,14 @@ class DecodeWorker:
     def _make_slots(self) -> None:
         """Blocks for every row's next token: who gets none sits out, and if that does not help, somebody has to go."""
         self.scheduler.make_slots()
-        while self.scheduler.is_starved() and not self.intake.make_way():
+        while self.scheduler.is_starved() and not self._make_way():
             victim = self.scheduler.preempt()
             self.inbox.fail(victim.key, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
             self.scheduler.make_slots()
+
+    def _make_way(self) -> bool:
+        """Whether blocks come free of what has not begun to decode."""
+        return self.intake.make_way() or self.offers.make_way()
 
     def _collect(self, step: DecodeStep) -> None:
         """A step is over."""
@@ -260,12 +274,22 @@ class DecodeWorker:
             self.link.send(self.columns.batch(self.worker_id, self.epoch))
             self.columns = TokenColumns()
 
+    def tend(self) -> None:
+        """See that blocks of the shared pool are at hand for every sequence to grow, and for some that may come."""
+        if (shared := self.engine.shared) is None:
+            return
+        num_taken = self.scheduler.num_taken
+        shared.tend(level=max(num_taken, self.blocks_idle), floor=num_taken)
+        if problem := shared.take_problem():
+            self.poller.unregister(shared)
+            self.drain.ask(problem)
+
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""
         load = self.link.load
         load.num_waiting = len(self.intake.waiting) + len(self.local_prompts)
-        load.num_running, load.num_handoffs = len(self.scheduler.active), self.intake.num_handoffs()
-        load.num_free_blocks = self.engine.allocator.num_free
+        load.num_running, load.num_handoffs = len(self.scheduler.active), self._num_handoffs()
+        load.num_free_blocks = self.engine.allocator.num_unused
         load.num_dropped_frames = self.hub.drops.dropped
         if not load.num_running:
             load.last_step_s = time.monotonic()
@@ -284,6 +308,7 @@ class DecodeWorker:
         """Leave every request to the router: there is no more time for it here."""
         sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
         sequences += self.intake.release_all() + self.local_prompts.waiting
+        sequences += self.offers.decline_all()
         for sequence in sequences:
             self.inbox.fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
 
@@ -294,6 +319,7 @@ class DecodeWorker:
         for handoff in self.intake.pulling:
             handoff.aborted = True
         self.intake.release_all()
+        self.offers.decline_all()
         self.local_prompts.drop_all()
 
     def close(self) -> None:
@@ -320,7 +346,10 @@ class DecodeWorker:
         """Whether some row gets a token in the next step, or in the one in flight."""
         return any(not sequence.awaits_mask for sequence in self.scheduler.rows.sequences)
 
+    def _num_handoffs(self) -> int:
+        return self.intake.num_handoffs() + len(self.offers)
+
     def _owns_something(self) -> bool:
         return bool(
-            self.scheduler.active or self.scheduler.lingering or self.intake.num_handoffs() or len(self.local_prompts)
+            self.scheduler.active or self.scheduler.lingering or self._num_handoffs() or len(self.local_prompts)
         )

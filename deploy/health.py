@@ -29,7 +29,7 @@ class KVPath:
     prefill_id: str
     decode_id: str
     transport: str
-    gb_per_s: float
+    gb_per_s: float | None  # None where nothing is copied
     error: str
 
 
@@ -57,8 +57,8 @@ class Health:
         rates: dict[str, list[float]] = {}
         for path in self.paths:
             if not path.error:
-                rates.setdefault(path.transport, []).append(path.gb_per_s)
-        words = [f"{name} at {_span(values)} GB/s" for name, values in sorted(rates.items())]
+                rates.setdefault(path.transport, []).extend([] if path.gb_per_s is None else [path.gb_per_s])
+        words = [f"{name} at {_span(values)} GB/s" if values else name for name, values in sorted(rates.items())]
         return ", ".join(words) or "none"
 
 

@@ -12,10 +12,9 @@ from common.device.step_trace import make_trace
 from common.device.warm_up import compile_prompt_kernels, warm_up_prompts
 from common.errors import ConfigError
 from common.grammar.followers import make_followers
-from common.kv.blocks import PROOF_BLOCK
-from common.kv.proof import pattern
 from common.serving.worker_main import Incarnation, make_ready, worker_main
 from common.wire.handoff_messages import KVPoolExport
+from common.wire.kv_layout import PROOF_BLOCK
 from common.wire.messages import Role
 from prefill_worker.worker import PrefillWorker
 
@@ -36,6 +35,7 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     engine = build_engine(
         config,
         incarnation.label,
+        pool_id=incarnation.epoch,
         memory=incarnation.memory,
         step_tokens=section.max_batch_tokens,
         logit_rows=section.max_num_seqs,
@@ -50,7 +50,6 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":
             runner.capture()
     runner.trace = make_trace(config.worker.trace_file, incarnation.worker_id, engine.device)
-    engine.pool.write_block(PROOF_BLOCK, pattern(incarnation.epoch, engine.pool.layout.block_bytes))
     ready = replace(
         make_ready(config, engine, incarnation, Role.PREFILL),
         max_batch_tokens=section.max_batch_tokens,
@@ -62,6 +61,7 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         pid=ready.pid,
         transport=engine.transport.name,
         device_uuid=describe_device(engine.device)[1],
+        pool_id=engine.pool.pool_id,
         handle=engine.pool.memory.handle(),
         num_blocks=engine.pool.num_blocks,
         layout=engine.pool.layout,

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common.kv.blocks import BlockAllocator
+from common.kv.blocks import Allocator
 from prefill_worker.sequence import Key
 
 
@@ -28,7 +28,7 @@ class Kept:
 class HandoffTable:
     """Kept blocks by (request_id, attempt). Torch-free; the caller brings the time."""
 
-    def __init__(self, allocator: BlockAllocator, lease_s: float) -> None:
+    def __init__(self, allocator: Allocator, lease_s: float) -> None:
         self.allocator = allocator
         self.lease_s = lease_s
         self.kept: dict[Key, Kept] = {}

@@ -5,18 +5,17 @@ tokens are to be computed; from then on nothing that it needs can be missing. So
 keeps its blocks and can always go on, and one that waits for blocks waits for prompts that do go on.
 
     waiting ──schedule──▶ running ──launched with its last chunk──▶ ending ──take──▶ the caller's
-       └───────────────────────┴────────────────────remove────────────┴──▶ free
+       └───────────────────────┴────────────────────remove────────────┴──▶ lingering ──collected──▶ free
 
-Steps are launched ahead of the device, so a sequence may be removed while a launched step still
-writes its blocks. They are free at once nevertheless: steps run in the order of launch, so whoever gets
-the blocks next writes them later, and nobody else reads a block before a step that wrote it for
-him is over (`take`). Torch-free.
+Steps are launched ahead of the device, so a sequence may be removed while a launched step still writes its
+blocks: they are free when that is over, as their next owner may be another worker. Torch-free.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.config import PrefillSection
-from common.kv.blocks import BlockAllocator
+from common.kv.blocks import Allocator
 from common.serving.prompt_order import PromptOrder
 from prefill_worker.sequence import PromptSequence
 
@@ -41,7 +40,7 @@ class PromptScheduler:
     """
 
     def __init__(
-        self, section: PrefillSection, allocator: BlockAllocator, block_size: int, max_len: int, *, batching: bool
+        self, section: PrefillSection, allocator: Allocator, block_size: int, max_len: int, *, batching: bool
     ) -> None:
         self.allocator = allocator
         self.block_size = block_size
@@ -55,6 +54,7 @@ class PromptScheduler:
         self.waiting: list[PromptSequence] = []
         self.running: list[PromptSequence] = []  # admitted, tokens left to schedule
         self.ending: list[PromptSequence] = []  # all tokens launched, the first output awaited
+        self.lingering: list[PromptSequence] = []  # removed, blocks still written by steps in flight
 
     def objection(self, sequence: PromptSequence) -> str:
         """Why it can never be computed here, however idle the worker is; empty when it can."""
@@ -76,8 +76,17 @@ class PromptScheduler:
         """A step over the chunks is on its way: the next may follow."""
         for chunk in chunks:
             chunk.sequence.num_scheduled_tokens += chunk.num_tokens
+            chunk.sequence.num_in_flight += 1
         self.ending += [sequence for sequence in self.running if not sequence.num_left]
         self.running = [sequence for sequence in self.running if sequence.num_left]
+
+    def collected(self, sequences: Iterable[PromptSequence]) -> None:
+        """A step over chunks of these is over: those removed meanwhile may let go of their blocks."""
+        for sequence in sequences:
+            sequence.num_in_flight -= 1
+        for sequence in [s for s in self.lingering if not s.num_in_flight]:
+            self.lingering.remove(sequence)
+            self._free(sequence)
 
     def take(self, sequence: PromptSequence) -> list[int]:
         """A prompt whose last step is over leaves with its blocks: they are complete, and the caller's now."""
@@ -86,14 +95,16 @@ class PromptScheduler:
         return block_ids
 
     def remove(self, request_id: str, attempt: int) -> bool:
-        """Forget every attempt up to `attempt`, freeing blocks; False when there was none."""
+        """Forget every attempt up to `attempt`; blocks follow when no step writes them. False when there was none."""
         gone = [s for s in self.sequences() if s.request_id == request_id and s.attempt <= attempt]
         for sequence in gone:
             owner = next(owner for owner in (self.ending, self.running, self.waiting) if sequence in owner)
             owner.remove(sequence)
             sequence.ended = True
-            self.allocator.free(sequence.block_ids)
-            sequence.block_ids = []
+            if sequence.num_in_flight:
+                self.lingering.append(sequence)
+            else:
+                self._free(sequence)
         return bool(gone)
 
     def sequences(self) -> list[PromptSequence]:
@@ -102,12 +113,20 @@ class PromptScheduler:
 
     def _admit(self, sequence: PromptSequence) -> bool:
         """Give it blocks for its whole prompt, if there are so many."""
-        if self._num_blocks(sequence) > self.allocator.num_free:
+        if not self.allocator.has(self._num_blocks(sequence)):
             return False
         sequence.block_ids = self.allocator.allocate(self._num_blocks(sequence))
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return True
+
+    def blocks(self) -> list[list[int]]:
+        """Block ids of every owner."""
+        return [sequence.block_ids for sequence in [*self.sequences(), *self.lingering]]
+
+    def _free(self, sequence: PromptSequence) -> None:
+        block_ids, sequence.block_ids = sequence.block_ids, []
+        self.allocator.free(block_ids)
 
     def _num_blocks(self, sequence: PromptSequence) -> int:
         return -(-len(sequence.token_ids) // self.block_size)

@@ -31,6 +31,7 @@ class PromptSequence:
     first_scored: int = 0  # position from which on they are wanted
     whole_gpu: bool = False  # the router lets it take more than the share of prompts
     num_scheduled_tokens: int = 0  # computed by the steps launched so far
+    num_in_flight: int = 0  # launched steps that are not over and write the blocks
     block_ids: list[int] = field(default_factory=list)
     was_announced: bool = False  # the decode worker may be pulling its blocks already
     ended: bool = False  # failed or aborted: the token that a step in flight still yields is dropped

@@ -33,6 +33,7 @@ class Target:
     epoch: int
     spoke: Spoke
     proven: bool = False
+    is_shared: bool = False  # the pool is this target's, too
     problem: str = ""  # what the last proof said
     next_offer_s: float = 0.0  # inf when proven
     pause_s: float = FIRST_PAUSE_S  # after the next offer
@@ -93,7 +94,7 @@ class Targets:
         target = self.by_id.get(result.worker_id)
         if target is None or target.epoch != result.epoch:
             return
-        target.proven = not result.error
+        target.proven, target.is_shared = not result.error, result.is_shared
         if target.proven:
             target.next_offer_s = math.inf
         elif result.error != target.problem:

@@ -36,6 +36,7 @@ from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_rea
 from common.serving.inquiry import answer, asked, missing, question
 from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
+from common.wire.memory_messages import KVDeclined
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -63,6 +64,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 100
 """Longest sleep without a message, so that leases expire although nothing arrives."""
+AT_HAND_SHARE = 16
+"""Of a shared pool, at most one part in so many is at hand here for prompts to come."""
 MAX_IN_FLIGHT = 2
 """One step runs, one is queued: more would only bind prompts to batches earlier."""
 
@@ -89,6 +92,8 @@ class PrefillWorker:
         self.scheduler = PromptScheduler(
             config.prefill, engine.allocator, config.kv.block_size, engine.max_len, batching=config.worker.batching
         )
+        num_blocks = config.prefill.max_batch_tokens // config.kv.block_size
+        self.blocks_a_step = min(num_blocks, engine.allocator.capacity // AT_HAND_SHARE)
         self.handoffs = HandoffTable(engine.allocator, config.prefill.lease_s)
         self.runner, self.trace = runner, runner.trace
         self.in_flight: deque[PromptStep] = deque()  # oldest first
@@ -96,6 +101,8 @@ class PrefillWorker:
         self.targets = Targets(context, config.net, export, self.poller)
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
+        if engine.shared is not None:
+            self.poller.register(engine.shared, zmq.POLLIN)
 
     def run(self) -> None:
         """Work until drained."""
@@ -109,6 +116,7 @@ class PrefillWorker:
                     self.heed()
                 self.sweep()
                 self.step()
+                self.tend()
                 self.beat()
         self.give_everything_back()
         self.link.farewell("drained")
@@ -120,6 +128,7 @@ class PrefillWorker:
             self._from_router(message)
         for target, message in self.targets.receive():
             self._from_decode(target, message)
+        self._from_memory()
         self.targets.offer()
 
     def heed(self) -> None:
@@ -168,12 +177,17 @@ class PrefillWorker:
         for key in self.handoffs.expire(time.monotonic()):
             self._fail(key, ErrorCode.HANDOFF_LOST, "nobody claimed its blocks within the lease (prefill.lease_s)")
 
+    def tend(self) -> None:
+        """See that blocks of the shared pool are at hand for the next step's prompts."""
+        if self.engine.shared is not None:
+            self.engine.shared.tend(level=self.blocks_a_step, floor=0)
+
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""
         load = self.link.load
         scheduler = self.scheduler
         load.num_waiting, load.num_running = len(scheduler.waiting), len(scheduler.running) + len(scheduler.ending)
-        load.num_free_blocks, load.num_handoffs = self.engine.allocator.num_free, len(self.handoffs.kept)
+        load.num_free_blocks, load.num_handoffs = self.engine.allocator.num_unused, len(self.handoffs.kept)
         load.num_dropped_frames = self.targets.num_dropped_frames()
         if not load.num_running:
             load.last_step_s = time.monotonic()
@@ -219,6 +233,7 @@ class PrefillWorker:
         with self.trace.phase(WAIT):
             ended = step.ended()
         self.link.load.last_step_s = time.monotonic()
+        self.scheduler.collected(step.sequences)
         with self.trace.phase("emit"):
             for sequence, scores in step.scored():
                 for message in scores.messages(self.worker_id, self.epoch, *sequence.key):
@@ -246,6 +261,18 @@ class PrefillWorker:
                 log("decode worker %s is gone, freed %d handoffs", message.worker_id, len(freed))
             case _:
                 self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
+
+    def _from_memory(self) -> None:
+        """What the memory server says; without it there is nothing to begin any more."""
+        if (shared := self.engine.shared) is None:
+            return
+        for message in shared.receive():
+            if isinstance(message, KVDeclined):
+                key = (message.request_id, message.attempt)
+                self._fail(key, ErrorCode.HANDOFF_LOST, "its decode worker is gone")
+        if problem := shared.take_problem():
+            self.poller.unregister(shared)
+            self.drain.ask(problem)
 
     def _from_decode(self, target: Target, message: Message) -> None:
         match message:
@@ -290,6 +317,13 @@ class PrefillWorker:
             reason = f"decode worker {sequence.decode_worker_id} cannot pull from here"
             self._fail(sequence.key, ErrorCode.HANDOFF_LOST, reason)
             return
+        token_ids, num_outputs = [*sequence.token_ids, token_id], sequence.num_outputs + 1
+        if target.is_shared and self.engine.shared is not None:
+            holder = (target.worker_id, target.epoch)
+            shared, sampling = self.engine.shared, sequence.sampling
+            if not shared.offer(holder, sequence.key, token_ids, num_outputs, sampling, block_ids):
+                self._fail(sequence.key, ErrorCode.DRAINING, shared.problem)
+            return
         self.handoffs.keep(sequence.key, target.worker_id, target.epoch, block_ids, time.monotonic())
         target.spoke.send(
             KVHandoff(
@@ -297,8 +331,8 @@ class PrefillWorker:
                 epoch=self.epoch,
                 request_id=sequence.request_id,
                 attempt=sequence.attempt,
-                token_ids=pack_ids([*sequence.token_ids, token_id]),
-                num_outputs=sequence.num_outputs + 1,
+                token_ids=pack_ids(token_ids),
+                num_outputs=num_outputs,
                 sampling=sequence.sampling,
                 block_ids=pack_ids(block_ids),
                 lease_s=self.handoffs.lease_s,
@@ -320,7 +354,7 @@ class PrefillWorker:
     def _announce(self, sequence: PromptSequence, block_ids: list[int]) -> None:
         """Let the decode worker pull these blocks while the prompt goes on; none: there will be no handoff."""
         target = self.targets.proven(sequence.decode_worker_id, sequence.decode_epoch)
-        if target is None:
+        if target is None or target.is_shared:
             return
         sequence.was_announced = True
         request_id, attempt = sequence.key

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from common.wire.messages import KVPathReport, Role
+from common.wire.messages import SHARED_POOL, KVPathReport, Role
 from router.member import NO_TRANSPORT, Member
 from router.memory_servers import MemoryServer
 from router.shapes import Health, Status
@@ -103,6 +103,6 @@ def _path(path: KVPathReport) -> dict[str, Any]:
         "prefill": path.prefill_worker_id,
         "decode": path.worker_id,
         "transport": path.transport,
-        "gb_per_s": round(path.gb_per_s, 3),
+        "gb_per_s": None if path.transport == SHARED_POOL else round(path.gb_per_s, 3),
         "error": path.error,
     }

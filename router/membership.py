@@ -141,7 +141,7 @@ class Membership:
         if report.error:
             logger.warning("%s failed: %s", where, report.error[:300])
         else:
-            logger.info("%s works: %.1f GB/s", where, report.gb_per_s)
+            logger.info("%s works%s", where, f": {report.gb_per_s:.1f} GB/s" if report.gb_per_s else "")
         self._dispatcher.pump()
 
     def on_unreachable(self, undelivered: Undelivered) -> None:

@@ -5,6 +5,7 @@ when somebody scrapes. What every token feeds is plain numbers until then: the l
 thousands of tokens pass a second. No label ever carries text that a client chose.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -166,11 +167,11 @@ class _StateCollector(Collector):
     def _kv_paths(self) -> Metric:
         family = GaugeMetricFamily(
             "baton_kv_path_gb_per_second",
-            "how KV blocks travel and how fast; 0: the path failed",
+            "how KV blocks travel and how fast; 0: the path failed, infinity: they stay where they are",
             labels=["prefill", "decode", "transport"],
         )
         for path in self._pool.paths:
-            value = 0.0 if path.error else path.gb_per_s
+            value = 0.0 if path.error else path.gb_per_s or math.inf
             family.add_metric([path.prefill_worker_id, path.worker_id, path.transport], value)
         return family
 

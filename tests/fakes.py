@@ -354,7 +354,7 @@ class FakeDecode(FakeWorker):
                 continue
             self.received.append(message)
             if isinstance(message, KVPoolExport):
-                self._hub.send(identity, KVPathResult(self.worker_id, self.epoch, self.path_error))
+                self._hub.send(identity, KVPathResult(self.worker_id, self.epoch, False, self.path_error))
                 speed = 0.0 if self.path_error else 100.0
                 self._router.send(
                     KVPathReport(

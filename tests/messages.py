@@ -57,7 +57,7 @@ def kv_handoff(request_id: str, token_ids: Iterable[int], block_ids: Iterable[in
 
 def pool_export(worker_id: str = "p", epoch: int = 1, **fields: Any) -> KVPoolExport:
     ordinary: dict[str, Any] = {
-        "pid": 1, "transport": "shm", "device_uuid": "", "handle": b"", "num_blocks": 9, "layout": LAYOUT,
-        "proof_block": 0,
+        "pid": 1, "transport": "shm", "device_uuid": "", "pool_id": epoch, "handle": b"", "num_blocks": 9,
+        "layout": LAYOUT, "proof_block": 0,
     }  # fmt: skip
     return KVPoolExport(worker_id=worker_id, epoch=epoch, **ordinary | fields)

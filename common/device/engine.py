@@ -14,13 +14,15 @@ from threading import Thread
 import torch
 
 from common.config import Config
+from common.device.pool_memory import OwnPool, PoolOwner, ServedPool
 from common.device.weights_memory import OwnWeights, SharedWeights
 from common.errors import ConfigError
 from common.kernels.gpu import MIN_CAPABILITY, gpu_of
-from common.kv.blocks import BlockAllocator
+from common.kv.blocks import Allocator
 from common.kv.pool import KVPool
 from common.kv.transport import Transport, make_transport
 from common.memory.client import MemoryClient
+from common.memory.shared_pool import SharedPool
 from common.models.decoder import Decoder, DecoderConfig
 from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
 from common.models.weights import WeightsMemory
@@ -47,7 +49,8 @@ class Engine:
     pdl: bool  # whether kernels of a decode step start before their predecessors have finished
     sampler: Sampler
     pool: KVPool
-    allocator: BlockAllocator
+    allocator: Allocator
+    shared: SharedPool | None  # where the pool is the memory server's
     transport: Transport
     max_len: int  # tokens
     graph_safe: bool  # whether a decode step may be captured in a CUDA graph
@@ -62,6 +65,7 @@ def build_engine(
     config: Config,
     label: str,
     *,
+    pool_id: int = 0,
     memory: MemoryClient | None = None,
     step_tokens: int,
     logit_rows: int,
@@ -71,7 +75,8 @@ def build_engine(
 
     Args:
         label: names the pool's memory where the system shows names.
-        memory: of the device's memory server, which then has the weights.
+        pool_id: names the pool, if it is this worker's own.
+        memory: of the device's memory server, which then has the weights and the pool.
         step_tokens: most tokens of one step, for the memory that activations take.
         logit_rows: most rows of logits of one step.
         meanwhile: called with the engine while its weights are still being written: what is computed then is void.
@@ -94,7 +99,14 @@ def build_engine(
     model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
     with loading:
         engine = _assemble(
-            config, label, device, model, layout, max_len=max_len, step_tokens=step_tokens, logit_rows=logit_rows
+            config,
+            device,
+            model,
+            layout,
+            OwnPool(label, pool_id) if memory is None else ServedPool(memory),
+            max_len=max_len,
+            step_tokens=step_tokens,
+            logit_rows=logit_rows,
         )
         logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
         meanwhile(engine)
@@ -106,10 +118,10 @@ def build_engine(
 
 def _assemble(
     config: Config,
-    label: str,
     device: torch.device,
     model: Decoder,
     layout: KVLayout,
+    owner: PoolOwner,
     *,
     max_len: int,
     step_tokens: int,
@@ -119,8 +131,7 @@ def _assemble(
     model_config = model.config
     transport = make_transport(config.kv.transport, device)
     num_blocks = _num_blocks(config, layout, device, _activation_bytes(model_config, layout, step_tokens, logit_rows))
-    pool = KVPool(layout, transport.allocate(num_blocks * layout.block_bytes, device, label))
-    allocator = BlockAllocator(pool.num_blocks)
+    pool, allocator, shared = owner.make(layout, num_blocks, transport, device)
     max_len = min(max_len, allocator.capacity * layout.block_size)
     _log_pool(config, pool, device)
     pdl = launches_early(config, device)
@@ -136,6 +147,7 @@ def _assemble(
         sampler=sampler,
         pool=pool,
         allocator=allocator,
+        shared=shared,
         transport=transport,
         max_len=max_len,
         graph_safe=graph_safe,

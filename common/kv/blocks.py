@@ -1,12 +1,10 @@
 """Which blocks of a pool are free: ids only, no memory, no torch."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from common.errors import KVError, OutOfBlocks, TransferFailed
-
-PROOF_BLOCK = 0
-"""Never allocated: in a prefill worker's pool it holds the pattern that proves the path, in a decode worker's it
-receives it, however full the pool is."""
+from common.wire.kv_layout import PROOF_BLOCK
 
 
 def check_sources(block_ids: list[int], num_blocks: int) -> None:
@@ -15,8 +13,47 @@ def check_sources(block_ids: list[int], num_blocks: int) -> None:
         raise TransferFailed(f"block ids {min(block_ids)} to {max(block_ids)}, the peer has {num_blocks}")
 
 
+class Allocator(Protocol):
+    """Hands out block ids; nothing that it says or does waits."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be had now."""
+        ...
+
+    @property
+    def num_unused(self) -> int:
+        """Blocks of the pool that this worker makes no use of."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that can be had at most."""
+        ...
+
+    def has(self, count: int) -> bool:
+        """Whether `count` blocks can be had now; if not, and others have some, that they are wanted."""
+        ...
+
+    def is_exhausted(self) -> bool:
+        """Whether what is missing now will not come but by blocks that are freed here."""
+        ...
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks, or OutOfBlocks and none."""
+        ...
+
+    def free(self, block_ids: Iterable[int]) -> None:
+        """Take blocks back that no launched step touches; raises KVError when one is not in use."""
+        ...
+
+    def check(self, owned: Iterable[list[int]]) -> None:
+        """Raise KVError unless `owned` are all blocks in use, each once."""
+        ...
+
+
 class BlockAllocator:
-    """Hands out block ids, all or nothing; every id but the proof block is free or has one owner."""
+    """Of a pool of this worker's own: all or nothing, and every id but the proof block is free or has one owner."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
@@ -34,6 +71,19 @@ class BlockAllocator:
     def capacity(self) -> int:
         """Blocks that can be allocated at most."""
         return self.num_blocks - 1
+
+    @property
+    def num_unused(self) -> int:
+        """The same as those that are free."""
+        return len(self._free)
+
+    def has(self, count: int) -> bool:
+        """Whether so many are free."""
+        return count <= len(self._free)
+
+    def is_exhausted(self) -> bool:
+        """Always: nobody else has blocks."""
+        return True
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks, or OutOfBlocks and none."""

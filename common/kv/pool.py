@@ -11,7 +11,7 @@ from common.wire.kv_layout import KVLayout
 
 
 class PoolMemory(Protocol):
-    """Memory of this process that a peer can map."""
+    """Memory that a peer can map."""
 
     tensor: Tensor  # [num_bytes] uint8
 
@@ -25,10 +25,14 @@ class PoolMemory(Protocol):
 
 
 class KVPool:
-    """`num_blocks` blocks over memory that peers can map."""
+    """`num_blocks` blocks over memory that peers can map.
 
-    def __init__(self, layout: KVLayout, memory: PoolMemory) -> None:
-        self.layout = layout
+    Args:
+        pool_id: names this very memory.
+    """
+
+    def __init__(self, layout: KVLayout, memory: PoolMemory, pool_id: int = 0) -> None:
+        self.layout, self.pool_id = layout, pool_id
         self.memory = memory
         self.num_blocks = memory.tensor.numel() // layout.block_bytes
         used = memory.tensor[: self.num_blocks * layout.block_bytes]

@@ -1,32 +1,26 @@
 """Proof that blocks really travel: when two workers meet, a known block is pulled and compared."""
 
-import random
 import time
 from collections.abc import Generator, Iterator
 
 from common.errors import TransferFailed
-from common.kv.blocks import PROOF_BLOCK, BlockAllocator
+from common.kv.blocks import Allocator
 from common.kv.pool import KVPool
 from common.kv.transport import PeerPool, Pull
+from common.memory.pattern import pattern_pieces
 from common.wire.handoff_messages import KVPoolExport
+from common.wire.kv_layout import PROOF_BLOCK
 
 Proof = Generator[None, None, float]
 """A proof under way: to be resumed again and again, as it never waits; its value is GB/s."""
 
 PROOF_TIMEOUT_S = 2.0
 """A pull takes milliseconds."""
-_PIECE_BYTES = 32 * 1024
-"""Of the pattern, made and compared at once: a fifth of a millisecond."""
 _MEASURED_BYTES = {"cuda": 256 * 1024 * 1024, "cpu": 16 * 1024 * 1024}
 _REPEATS = 3
 
 
-def pattern(epoch: int, num_bytes: int) -> bytearray:
-    """The bytes that a worker of this epoch keeps in its proof block."""
-    return bytearray().join(_pieces(epoch, num_bytes))
-
-
-def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: BlockAllocator) -> Proof:
+def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: Allocator) -> Proof:
     """Pull the proof block into ours and compare, then time a larger pull.
 
     Raises TransferFailed when the bytes differ or do not arrive in time. Needs no free block; borrows some if there
@@ -35,7 +29,7 @@ def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: Bl
     """
     block_bytes = ours.layout.block_bytes
     yield from _arrival(peer.pull([export.proof_block], ours, [PROOF_BLOCK]))
-    yield from _comparison(ours.read_block(PROOF_BLOCK), export.epoch)
+    yield from _comparison(ours.read_block(PROOF_BLOCK), export.pool_id)
     measured = _MEASURED_BYTES[ours.blocks.device.type] // block_bytes
     borrowed = allocator.allocate(min(measured, allocator.num_free // 2, export.num_blocks - 1))
     targets = [PROOF_BLOCK, *borrowed]
@@ -58,16 +52,10 @@ def _arrival(pull: Pull) -> Iterator[None]:
         yield
 
 
-def _comparison(arrived: bytes, epoch: int) -> Iterator[None]:
+def _comparison(arrived: bytes, pool_id: int) -> Iterator[None]:
     begin = 0
-    for piece in _pieces(epoch, len(arrived)):
+    for piece in pattern_pieces(pool_id, len(arrived)):
         if arrived[begin : begin + len(piece)] != piece:
             raise TransferFailed("the proof block arrived with other bytes than the peer wrote")
         begin += len(piece)
         yield
-
-
-def _pieces(epoch: int, num_bytes: int) -> Iterator[bytes]:
-    source = random.Random(epoch)
-    for begin in range(0, num_bytes, _PIECE_BYTES):
-        yield source.randbytes(min(_PIECE_BYTES, num_bytes - begin))

@@ -56,6 +56,11 @@ class ShmPeerPool:
     """A peer's segment."""
 
     def __init__(self, export: KVPoolExport) -> None:
+        if not export.handle:
+            raise TransferFailed(
+                f"the pool of worker {export.worker_id} is a memory server's that this worker does not use; "
+                "give both the same worker.memory_socket"
+            )
         name = export.handle.decode("ascii", "replace")
         if not _NAME.fullmatch(name):
             raise TransferFailed(f"worker {export.worker_id} names no shared memory segment: {name!r:.80}")

@@ -77,6 +77,16 @@ def make_transport(name: str, device: torch.device) -> Transport:
     return transport
 
 
+class SharedPeerPool:
+    """A peer's pool that is ours, too: its blocks change hands, and nothing is copied."""
+
+    def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> Pull:
+        raise TransferFailed("both workers share a pool, in which blocks are offered and not pulled")
+
+    def close(self) -> None:
+        """There is nothing to unmap."""
+
+
 def check_size(export: KVPoolExport, num_bytes: int) -> None:
     """Raise TransferFailed when a peer's memory, of `num_bytes`, is smaller than the pool that it offers."""
     wanted = export.num_blocks * export.layout.block_bytes

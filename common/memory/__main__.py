@@ -40,8 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = memory_socket(config.memory.socket, device)
         backing = make_backing(device)
         ready = MemoryReady(server_id, make_epoch(), os.getpid(), backing.device)
+        reserve, poisons = config.memory.decode_reserve, config.memory.poison_blocks
         with closing(Announcer(config.net, ready)) as announcer:
-            _serve(MemoryServer(path, backing, announcer), device)
+            _serve(MemoryServer(path, backing, announcer, reserve=reserve, poisons=poisons), device)
     except ConfigError as error:
         sys.stderr.write(f"{prog}: {error}\n")
         return 2

@@ -28,6 +28,14 @@ class Memory(Protocol):
         """Of a file."""
         ...
 
+    def write(self, offset: int, data: bytes | bytearray) -> None:
+        """Put bytes there."""
+        ...
+
+    def fill(self, offset: int, num_bytes: int, byte: int) -> None:
+        """Make all bytes there the same."""
+        ...
+
     def seal(self) -> None:
         """Nobody writes it from now on; whoever maps it later cannot, where the system can see to that."""
         ...
@@ -46,6 +54,9 @@ class Backing(Protocol):
         """That the device has left."""
         ...
 
+    settle_s: float
+    """How long after its end a process may still write there."""
+
     def allocate(self, num_bytes: int) -> Memory:
         """Raises MemoryShort."""
         ...
@@ -54,6 +65,7 @@ class Backing(Protocol):
 class HostBacking:
     """Anonymous files: they need no name and no room in /dev/shm, and end with their last user."""
 
+    settle_s = 0.0
     device = "cpu"
 
     def free_bytes(self) -> int:
@@ -78,6 +90,14 @@ class HostMemory:
         os.ftruncate(self.descriptor, num_bytes)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
+    def write(self, offset: int, data: bytes | bytearray) -> None:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self.descriptor, data[done:], offset + done)
+
+    def fill(self, offset: int, num_bytes: int, byte: int) -> None:
+        self.write(offset, bytes([byte]) * num_bytes)
+
     def seal(self) -> None:
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
 
@@ -86,7 +106,12 @@ class HostMemory:
 
 
 class CudaBacking:
-    """Device memory, handed out as handles of CUDA IPC."""
+    """Device memory, handed out as handles of CUDA IPC.
+
+    What a process has launched ends with its context, and under MPS, whose server has the context, a moment later.
+    """
+
+    settle_s = 2.0
 
     def __init__(self, index: int) -> None:
         try:
@@ -127,11 +152,23 @@ class CudaMemory:
             raise ConfigError(f"cudaIpcGetMemHandle: {status.name}; this GPU cannot share its memory between processes")
         self.handle = bytes(handle.reserved)
 
+    def write(self, offset: int, data: bytes | bytearray) -> None:
+        kind = self.runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self._check(self.runtime.cudaMemcpy(self.address + offset, bytes(data), len(data), kind))
+
+    def fill(self, offset: int, num_bytes: int, byte: int) -> None:
+        self._check(self.runtime.cudaMemset(self.address + offset, byte, num_bytes))
+
     def seal(self) -> None:
         """CUDA IPC maps for reading and writing only."""
 
     def close(self) -> None:
         self.runtime.cudaFree(self.address)
+
+    def _check(self, returned: tuple[Any]) -> None:
+        (status,) = returned
+        if status != self.runtime.cudaError_t.cudaSuccess:
+            raise ConfigError(f"device memory cannot be written: {status.name}; restart the memory server")
 
 
 def make_backing(device: str) -> Backing:

@@ -7,16 +7,17 @@ import array
 import os
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from common.errors import WireError
-from common.wire.frames import decode, encode
+from common.wire.frames import MAX_FRAME_BYTES, decode, encode
+from common.wire.memory_messages import MemoryHello, PoolRegion, WeightsRegion
 from common.wire.messages import Message
 
 LENGTH_BYTES = 4
-MAX_FRAME_BYTES = 65_536
-MAX_UNSENT = 10_000
-"""Messages; who reads none of so many is gone."""
+READ_BYTES = 65_536
+MAX_UNSENT_BYTES = 4 * MAX_FRAME_BYTES
+"""Who reads none of so much is gone."""
 MAX_DESCRIPTORS = 16
 
 
@@ -29,17 +30,14 @@ class HungUp(Gone):
 
 
 class Channel:
-    """Takes a connected stream socket over.
+    """Takes a connected stream socket over."""
 
-    Args:
-        takes_descriptors: else those that the other end sends are closed by the kernel.
-    """
-
-    def __init__(self, connection: socket.socket, *, takes_descriptors: bool) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.connection = connection
-        self.room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize) if takes_descriptors else 0
+        self.room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
         self.unsent: deque[tuple[memoryview, int | None]] = deque()
+        self.num_unsent_bytes = 0
         self.received = bytearray()
         self.descriptors: deque[int] = deque()
 
@@ -48,10 +46,11 @@ class Channel:
 
     def send(self, message: Message, descriptor: int | None = None) -> None:
         """Send, or keep for `flush`; a descriptor arrives with its message. Raises Gone."""
-        if len(self.unsent) >= MAX_UNSENT:
-            raise Gone(f"it has not read {MAX_UNSENT} messages")
         frame = encode(message)
+        if self.num_unsent_bytes > MAX_UNSENT_BYTES:
+            raise Gone(f"it has not read {MAX_UNSENT_BYTES} bytes")
         self.unsent.append((memoryview(len(frame).to_bytes(LENGTH_BYTES, "little") + frame), descriptor))
+        self.num_unsent_bytes += LENGTH_BYTES + len(frame)
         self.flush()
 
     def flush(self) -> None:
@@ -62,6 +61,7 @@ class Channel:
                 descriptors = [] if descriptor is None else [descriptor]
                 num_sent = socket.send_fds(self.connection, [data], descriptors)
                 self.unsent.popleft()
+                self.num_unsent_bytes -= num_sent
                 if num_sent < len(data):
                     self.unsent.appendleft((data[num_sent:], None))
         except BlockingIOError:
@@ -69,8 +69,11 @@ class Channel:
         except OSError as error:
             raise HungUp(error.strerror) from None
 
-    def receive(self) -> Iterator[Message]:
-        """What has arrived; raises Gone at the end of it, and for what is no message."""
+    def receive(self) -> Iterator[tuple[Message, int | None]]:
+        """What has arrived, with the descriptors that came along, which the caller closes.
+
+        Raises Gone at the end of it, and for what is no message.
+        """
         is_over = not self._read()
         while len(self.received) >= LENGTH_BYTES:
             end = LENGTH_BYTES + int.from_bytes(self.received[:LENGTH_BYTES], "little")
@@ -81,15 +84,12 @@ class Channel:
             frame = bytes(self.received[LENGTH_BYTES:end])
             del self.received[:end]
             try:
-                yield decode(frame)
+                message = decode(frame)
             except WireError as error:
                 raise Gone(str(error)) from None
+            yield message, self.descriptors.popleft() if self.descriptors and _brings_one(message) else None
         if is_over:
             raise HungUp("it closed the connection")
-
-    def take_descriptor(self) -> int | None:
-        """The first that came along and was not taken; the caller closes it."""
-        return self.descriptors.popleft() if self.descriptors else None
 
     def close(self) -> None:
         while self.descriptors:
@@ -100,12 +100,12 @@ class Channel:
         """Take what has arrived; False when no more will."""
         try:
             while len(self.received) <= MAX_FRAME_BYTES + LENGTH_BYTES:
-                data, ancillary, _, _ = self.connection.recvmsg(MAX_FRAME_BYTES, self.room, socket.MSG_CMSG_CLOEXEC)
+                data, ancillary, _, _ = self.connection.recvmsg(READ_BYTES, self.room, socket.MSG_CMSG_CLOEXEC)
                 for level, kind, content in ancillary:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                         items = array.array("i")
                         items.frombytes(content[: len(content) // items.itemsize * items.itemsize])
-                        self.descriptors.extend(items)
+                        self._keep(items)
                 if not data:
                     return False
                 self.received += data
@@ -114,3 +114,16 @@ class Channel:
         except OSError:
             return False
         return True
+
+    def _keep(self, descriptors: Iterable[int]) -> None:
+        """No more than may come: who sends others cannot use ours up."""
+        for descriptor in descriptors:
+            if len(self.descriptors) < MAX_DESCRIPTORS:
+                self.descriptors.append(descriptor)
+            else:
+                os.close(descriptor)
+
+
+def _brings_one(message: Message) -> bool:
+    """Whether a descriptor comes along."""
+    return isinstance(message, MemoryHello) or (isinstance(message, WeightsRegion | PoolRegion) and not message.handle)

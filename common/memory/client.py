@@ -9,14 +9,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from common.errors import ConfigError, MemoryLost
 from common.memory.channel import Channel, Gone
+from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import (
     MemoryHello,
     MemoryMessage,
     MemoryRefused,
     MemoryWelcome,
+    PoolRegion,
+    PoolWanted,
     RegionState,
     WeightsFilled,
     WeightsProgress,
@@ -30,18 +34,35 @@ ANSWER_S = 60.0
 STALL_S = 120.0
 """Without a word about the region that we wait for: twice what the server gives its filler."""
 SAY_S = 0.2
+Wanted = TypeVar("Wanted", bound=Message)
+Arrived = tuple[Message, int | None]
+"""With the descriptor that came along."""
 Progress = Callable[[int, int], None]
 """Called with (bytes filled, bytes in all)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A region of weights, as it was when it was claimed."""
+    """Memory of the server."""
 
-    state: RegionState
     handle: bytes  # of CUDA IPC
     descriptor: int | None  # of a file, on a CPU; the holder of the claim closes it
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsClaim(Claim):
+    """A region of weights, as it was when it was claimed."""
+
+    state: RegionState
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClaim(Claim):
+    """A pool of KV blocks."""
+
+    pool_id: int
+    num_blocks: int
 
 
 class MemoryClient:
@@ -51,99 +72,116 @@ class MemoryClient:
     hangs up.
     """
 
-    def __init__(self, path: Path, worker_id: str, epoch: int) -> None:
+    def __init__(self, path: Path, worker_id: str, epoch: int, *, is_decoding: bool) -> None:
         self.path = path
-        self.channel = Channel(_connected(path), takes_descriptors=True)
-        self.arrived: deque[Message] = deque()
+        self.channel = Channel(_connected(path))
+        self.arrived: deque[Arrived] = deque()
         self.said_s = 0.0
+        self._sending = threading.Lock()  # weights are loaded by threads, which say how far they are
         try:
-            self.server_id, self.server_epoch = self._introduced(worker_id, epoch)
+            self.server_id, self.server_epoch = self._introduced(MemoryHello(worker_id, epoch, is_decoding))
         except BaseException:
             self.close()
             raise
 
-    def claim_weights(self, fingerprint: str, layout: str, num_bytes: int) -> Claim:
+    def claim_weights(self, fingerprint: str, layout: str, num_bytes: int) -> WeightsClaim:
         """Raises ConfigError when there is no room for it."""
-        self._send(WeightsWanted(fingerprint, layout, num_bytes))
-        message = self._next(ANSWER_S)
-        if not isinstance(message, WeightsRegion):
-            raise ConfigError(f"{self.path}: {type(message).__name__} where a region was to come")
-        return Claim(message.state, message.handle, self.channel.take_descriptor(), message.num_bytes)
+        self.send(WeightsWanted(fingerprint, layout, num_bytes))
+        region, descriptor = self._next(ANSWER_S, WeightsRegion)
+        return WeightsClaim(region.handle, descriptor, region.num_bytes, region.state)
+
+    def claim_pool(self, layout: KVLayout, num_blocks: int) -> PoolClaim:
+        """The pool of that layout, of so many blocks if there is none yet; raises ConfigError without room for it."""
+        self.send(PoolWanted(layout, num_blocks))
+        region, descriptor = self._next(ANSWER_S, PoolRegion)
+        num_bytes = region.num_blocks * layout.block_bytes
+        return PoolClaim(region.handle, descriptor, num_bytes, region.pool_id, region.num_blocks)
 
     def report(self, num_filled: int) -> None:
         """Say how far a region is that this worker fills; often, and it is said now and then."""
         now_s = time.monotonic()
         if now_s - self.said_s > SAY_S:
             self.said_s = now_s
-            self._send(WeightsProgress(num_filled))
+            self.send(WeightsProgress(num_filled))
 
     def publish(self, num_bytes: int) -> None:
         """The region is filled; all of it must have been written, and nothing in it be written again."""
-        self._send(WeightsFilled(num_bytes))
+        self.send(WeightsFilled(num_bytes))
 
     def wait_filled(self, num_bytes: int, progress: Progress) -> RegionState:
         """Until the region is FILLED, or EMPTY, as who filled it is gone; raises MemoryLost when neither comes."""
         while True:
-            message = self._next(STALL_S)
-            if isinstance(message, WeightsProgress):
-                progress(message.num_filled, num_bytes)
-            elif isinstance(message, WeightsFilled):
-                progress(num_bytes, num_bytes)
-                return RegionState.FILLED
-            elif isinstance(message, WeightsRegion):
-                if (again := self.channel.take_descriptor()) is not None:
-                    os.close(again)
-                return message.state
+            message, again = self._next(STALL_S, WeightsProgress, WeightsFilled, WeightsRegion)
+            if again is not None:
+                os.close(again)
+            match message:
+                case WeightsProgress():
+                    progress(message.num_filled, num_bytes)
+                case WeightsFilled():
+                    progress(num_bytes, num_bytes)
+                    return RegionState.FILLED
+                case WeightsRegion():
+                    return message.state
 
-    def watch(self, on_end: Callable[[str], None]) -> None:
-        """Call `on_end` with the reason, from a thread, when the server is gone."""
+    def receive(self) -> list[Message]:
+        """What has arrived and nobody waited for; raises MemoryLost."""
+        self._read()
+        messages = [message for message, _ in self.arrived]
+        self.arrived.clear()
+        return messages
 
-        def wait() -> None:
-            try:
-                while True:
-                    select.select([self.channel], [], [])
-                    list(self.channel.receive())
-            except Gone as gone:
-                on_end(f"memory server {self.path}: {gone}")
-            except (OSError, ValueError):
-                return  # closed here
+    def send(self, message: MemoryMessage) -> None:
+        """Raises MemoryLost."""
+        try:
+            with self._sending:
+                self.channel.send(message)
+        except Gone as gone:
+            raise MemoryLost(f"memory server {self.path}: {gone}") from None
 
-        threading.Thread(target=wait, name="memory", daemon=True).start()
+    def fileno(self) -> int:
+        return self.channel.fileno()
 
     def close(self) -> None:
         self.channel.close()
 
-    def _introduced(self, worker_id: str, epoch: int) -> tuple[str, int]:
+    def _introduced(self, hello: MemoryHello) -> tuple[str, int]:
         """The server's id and epoch."""
-        self._send(MemoryHello(worker_id, epoch))
-        welcome = self._next(ANSWER_S)
-        if not isinstance(welcome, MemoryWelcome):
-            raise ConfigError(f"{self.path}: {type(welcome).__name__} where a welcome was to come")
-        return welcome.server_id, welcome.epoch
-
-    def _send(self, message: MemoryMessage) -> None:
+        pidfd = os.pidfd_open(os.getpid())
         try:
-            self.channel.send(message)
+            self.channel.send(hello, pidfd)  # a connection that is new has room for it
         except Gone as gone:
             raise MemoryLost(f"memory server {self.path}: {gone}") from None
+        finally:
+            os.close(pidfd)
+        welcome, _ = self._next(ANSWER_S, MemoryWelcome)
+        return welcome.server_id, welcome.epoch
 
-    def _next(self, deadline_s: float) -> Message:
-        """The next message; raises MemoryLost without one, and ConfigError for a refusal."""
+    def _next(self, deadline_s: float, *kinds: type[Wanted]) -> tuple[Wanted, int | None]:
+        """The next message of these kinds; raises MemoryLost without one, and ConfigError for a refusal."""
         end_s = time.monotonic() + deadline_s
-        while not self.arrived:
+        while True:
+            for index, (message, descriptor) in enumerate(self.arrived):
+                if isinstance(message, MemoryRefused):
+                    raise ConfigError(message.reason)
+                if isinstance(message, kinds):
+                    del self.arrived[index]
+                    return message, descriptor
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise MemoryLost(f"memory server {self.path}: not a word for {deadline_s:.0f} s")
             select.select([self.channel], [], [], left_s)
-            try:
-                self.arrived.extend(self.channel.receive())
-            except Gone as gone:
-                if not self.arrived:
-                    raise MemoryLost(f"memory server {self.path}: {gone}") from None
-        message = self.arrived.popleft()
-        if isinstance(message, MemoryRefused):
-            raise ConfigError(message.reason)
-        return message
+            self._read()
+
+    def _read(self) -> None:
+        """Take what has arrived; raises MemoryLost when that is nothing and no more will."""
+        num_arrived = len(self.arrived)
+        try:
+            with self._sending:
+                self.channel.flush()
+            self.arrived.extend(self.channel.receive())
+        except Gone as gone:
+            if len(self.arrived) == num_arrived:
+                raise MemoryLost(f"memory server {self.path}: {gone}") from None
 
 
 def _connected(path: Path) -> socket.socket:

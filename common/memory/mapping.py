@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.memory.client import Claim
+from common.memory.client import Claim, PoolClaim
 
 
 class Mapping:
@@ -44,6 +44,23 @@ def tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
     return torch.as_tensor(_Raw(address, num_bytes), device=device)
 
 
+class PoolMapping:
+    """A pool of the memory server, as `KVPool` wants its memory."""
+
+    def __init__(self, claim: PoolClaim, device: torch.device) -> None:
+        mapping = Mapping(claim, device)
+        self.claim = claim
+        self.tensor = mapping.tensor(writable=True)  # [num_bytes] uint8
+        mapping.release()
+
+    def handle(self) -> bytes:
+        """Of CUDA IPC; empty on a CPU."""
+        return self.claim.handle
+
+    def close(self) -> None:
+        """It is the server's."""
+
+
 class _Raw:
     """Foreign memory, presented the way torch accepts it without a copy."""
 
@@ -62,7 +79,7 @@ def _opened(handle: bytes, device: torch.device) -> int:
     status, address = runtime.cudaIpcOpenMemHandle(opaque, runtime.cudaIpcMemLazyEnablePeerAccess)
     if status != runtime.cudaError_t.cudaSuccess:
         raise ConfigError(
-            f"cannot map the weights of the memory server on {device}: {status.name}; both need to see the same GPU, "
+            f"cannot map memory of the memory server on {device}: {status.name}; both need to see the same GPU, "
             "and to share the PID and IPC namespaces (docker: pid: host, ipc: host)"
         )
     return int(address)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from common.errors import MemoryShort
 from common.memory.backing import Backing, Memory
-from common.wire.memory_messages import MemoryMessage, RegionState, WeightsFilled, WeightsProgress, WeightsRegion
+from common.memory.exchange import Answer, Misbehaved
+from common.wire.memory_messages import RegionState, WeightsFilled, WeightsProgress, WeightsRegion
 
 
 class RegionKey(NamedTuple):
@@ -23,14 +24,6 @@ class RegionKey(NamedTuple):
     fingerprint: str
     layout: str
     num_bytes: int
-
-
-class Answer(NamedTuple):
-    """A message for a client, and a descriptor that goes along."""
-
-    client: int
-    message: MemoryMessage
-    descriptor: int | None = None
 
 
 @dataclass(slots=True)
@@ -53,10 +46,6 @@ class Region:
         return Answer(client, message, memory.descriptor)
 
 
-class Misbehaved(Exception):
-    """A client said what cannot be said now."""
-
-
 class Regions:
     """All of one device; a client has one at most."""
 
@@ -76,7 +65,7 @@ class Regions:
         if client in self.of_client:
             raise Misbehaved("it has a region already")
         if key not in self.regions:
-            self.regions[key] = Region(self._allocated(key.num_bytes))
+            self.regions[key] = Region(self.allocate(key.num_bytes))
         region = self.regions[key]
         region.users.append(client)
         self.of_client[client] = key
@@ -121,7 +110,8 @@ class Regions:
             raise Misbehaved("it fills no region")
         return region
 
-    def _allocated(self, num_bytes: int) -> Memory:
+    def allocate(self, num_bytes: int) -> Memory:
+        """Raises MemoryShort, if it is short even without what nobody uses."""
         try:
             return self.backing.allocate(num_bytes)
         except MemoryShort:

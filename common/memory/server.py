@@ -11,21 +11,32 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from common.errors import ConfigError, MemoryShort
 from common.memory.announcer import Announcer
 from common.memory.backing import Backing
 from common.memory.channel import Channel, Gone, HungUp
-from common.memory.regions import Answer, Misbehaved, RegionKey, Regions
+from common.memory.exchange import Answer, Misbehaved
+from common.memory.pools import Pools, User
+from common.memory.processes import Processes
+from common.memory.regions import RegionKey, Regions
 from common.wire.endpoints import is_served
 from common.wire.memory_messages import (
     MAX_BYTES,
+    BlocksFreed,
+    BlocksWanted,
+    KVAccepted,
+    KVDeclined,
+    KVOffer,
     MemoryHello,
+    MemoryMessage,
     MemoryRefused,
     MemoryWelcome,
+    PoolWanted,
     RegionState,
     WeightsFilled,
     WeightsProgress,
@@ -47,6 +58,14 @@ BACKLOG = 64
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Memory for which there was no room yet."""
+
+    grant: Callable[[], list[Answer]]  # raises MemoryShort
+    until_s: float
+
+
 @dataclass(slots=True)
 class Client:
     """A connection."""
@@ -56,20 +75,29 @@ class Client:
     process: int
     heard_s: float  # when it last said something, or came
     worker: tuple[str, int] | None = None  # its id and epoch, once it has said so
-    wanted: tuple[RegionKey, float] | None = None  # what there was no room for, and until when it may wait
+    is_decoding: bool = False
+    wish: Wish | None = None
 
     def __str__(self) -> str:
         return f"{self.worker[0]}.{self.worker[1]:x}" if self.worker else f"process {self.process}"
 
 
 class MemoryServer:
-    """Serves until `stop`; the announcer is the caller's to close."""
+    """Serves until `stop`; the announcer is the caller's to close.
 
-    def __init__(self, path: Path, backing: Backing, announcer: Announcer) -> None:
+    Args:
+        reserve, poisons: as `Pools` has them.
+    """
+
+    def __init__(
+        self, path: Path, backing: Backing, announcer: Announcer, *, reserve: float = 0.0, poisons: bool = False
+    ) -> None:
         self.path = path
         self.backing = backing
         self.announcer = announcer
         self.regions = Regions(backing, logger.info)
+        self.pools = Pools(self.regions.allocate, reserve, poisons=poisons)
+        self.processes = Processes(backing.settle_s)
         self.clients: dict[int, Client] = {}
         self.numbers = itertools.count()
         self.is_stopped = False
@@ -91,6 +119,8 @@ class MemoryServer:
         for key, _ in self.selector.select(wait_s):
             if key.fileobj is self.listener:
                 self._accept()
+            elif key.data is None:  # a process that `_tend` waits for
+                self.selector.unregister(key.fileobj)
             elif (client := self.clients.get(key.data)) is not None:
                 self._serve(client)
         self._tend()
@@ -103,6 +133,8 @@ class MemoryServer:
         for client in list(self.clients.values()):
             client.channel.close()
         self.selector.close()
+        self.processes.close()
+        self.pools.close()
         self.regions.close()
 
     def _accept(self) -> None:
@@ -118,62 +150,93 @@ class MemoryServer:
             connection.close()
             return
         number = next(self.numbers)
-        channel = Channel(connection, takes_descriptors=False)
+        channel = Channel(connection)
         self.clients[number] = Client(number, channel, process, time.monotonic())
         self.selector.register(channel, selectors.EVENT_READ, number)
 
     def _serve(self, client: Client) -> None:
         try:
             client.channel.flush()
-            for message in client.channel.receive():
+            for message, descriptor in client.channel.receive():
                 client.heard_s = time.monotonic()
-                self._heed(client, message)
+                self._heed(client, message, descriptor)
         except Gone as gone:
             self._part(client, gone)
         except Misbehaved as problem:
             self._end(client, f"its message is refused: {problem}")
 
-    def _heed(self, client: Client, message: Message) -> None:
-        if isinstance(message, MemoryHello) and not client.worker:
-            self._greet(client, (message.worker_id, message.epoch))
-        elif not client.worker:
+    def _heed(self, client: Client, message: Message, descriptor: int | None) -> None:
+        if isinstance(message, MemoryHello):
+            self.processes.add(client.number, descriptor)
+            self._greet(client, message)
+            return
+        if descriptor is not None:
+            os.close(descriptor)
+        if client.worker is None:
             raise Misbehaved("it has not said who it is")
-        elif isinstance(message, WeightsWanted) and client.wanted is None:
-            key = RegionKey(message.fingerprint, message.layout, message.num_bytes)
-            client.wanted = (key, time.monotonic() + PATIENCE_S)
-            self._grant(client)
-        elif isinstance(message, WeightsProgress):
-            self._answer(self.regions.progressed(client.number, message.num_filled))
-        elif isinstance(message, WeightsFilled):
-            logger.info("%s has filled its region of %.2f GB", client, message.num_bytes / 1e9)
-            self._answer(self.regions.filled(client.number))
-        else:
+        if not isinstance(message, MemoryMessage):
             raise Misbehaved(type(message).__name__)
+        self._answer(self._answers(client, message))
 
-    def _greet(self, client: Client, worker: tuple[str, int]) -> None:
+    def _greet(self, client: Client, hello: MemoryHello) -> None:
         """One connection an incarnation: the end of another must not be taken for its own."""
+        worker = hello.worker_id, hello.epoch
         if any(other.worker == worker for other in self.clients.values()):
             raise Misbehaved(f"{worker[0]}.{worker[1]:x} is connected already")
-        client.worker = worker
+        client.worker, client.is_decoding = worker, hello.is_decoding
         client.channel.send(MemoryWelcome(self.announcer.ready.server_id, self.announcer.ready.epoch))
 
-    def _grant(self, client: Client) -> None:
-        """Give what is wanted, or wait for room, but not for ever."""
-        if client.wanted is None:
-            return
-        key, until_s = client.wanted
-        try:
-            answer = self.regions.want(client.number, key)
-        except MemoryShort as short:
-            if time.monotonic() > until_s:
-                client.channel.send(MemoryRefused(f"{short}, for {PATIENCE_S:.0f} s; lower kv.memory_fraction"))
-                raise Gone(f"it wants more than there is: {short}") from None
-            return
-        client.wanted = None
+    def _answers(self, client: Client, message: MemoryMessage) -> Iterable[Answer]:
+        match message:
+            case WeightsWanted() | PoolWanted() if client.wish is None:
+                client.wish = Wish(partial(self._granted, client, message), time.monotonic() + PATIENCE_S)
+                self._grant(client)
+                return []
+            case WeightsProgress():
+                return self.regions.progressed(client.number, message.num_filled)
+            case WeightsFilled():
+                logger.info("%s has filled its region of %.2f GB", client, message.num_bytes / 1e9)
+                return self.regions.filled(client.number)
+            case BlocksWanted():
+                return self.pools.want_blocks(client.number, message.num_blocks)
+            case BlocksFreed():
+                return self.pools.freed(client.number, message)
+            case KVOffer():
+                return self.pools.offered(client.number, message)
+            case KVAccepted():
+                return self.pools.accepted(client.number, message)
+            case KVDeclined():
+                return self.pools.declined(client.number, message)
+            case _:
+                raise Misbehaved(type(message).__name__)
+
+    def _granted(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
+        if isinstance(message, PoolWanted):
+            assert client.worker is not None, "who wants something has said who it is"
+            user = User(client.number, client.worker, client.is_decoding)
+            answers = self.pools.want(user, message.layout, message.num_blocks)
+            logger.info("%s uses a pool of %s", client, message.layout.fingerprint)
+            return answers
+        key = RegionKey(message.fingerprint, message.layout, message.num_bytes)
+        answers = [self.regions.want(client.number, key)]
         state = self.regions.regions[key].state_for(client.number)
         what = {RegionState.EMPTY: "fills", RegionState.FILLING: "waits for", RegionState.FILLED: "maps"}[state]
         logger.info("%s %s %.2f GB of weights of %s", client, what, key.num_bytes / 1e9, key.fingerprint)
-        self._answer([answer])
+        return answers
+
+    def _grant(self, client: Client) -> None:
+        """Give what is wished for, or wait for room, but not for ever."""
+        if client.wish is None:
+            return
+        try:
+            answers = client.wish.grant()
+        except MemoryShort as short:
+            if time.monotonic() > client.wish.until_s:
+                client.channel.send(MemoryRefused(f"{short}, for {PATIENCE_S:.0f} s; lower kv.memory_fraction"))
+                raise Gone(f"it wants more than there is: {short}") from None
+            return
+        client.wish = None
+        self._answer(answers)
 
     def _answer(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
@@ -197,15 +260,18 @@ class MemoryServer:
                     raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")
             except Gone as gone:
                 self._part(client, gone)
+        for number in self.processes.over():
+            self._answer(self.pools.cure(number))
 
     def _heartbeat(self) -> MemoryHeartbeat:
+        num_blocks, num_free = self.pools.usage()
         return MemoryHeartbeat(
             server_id=self.announcer.ready.server_id,
             epoch=self.announcer.ready.epoch,
             weights_bytes=min(self.regions.num_bytes, MAX_BYTES),
             free_bytes=min(self.backing.free_bytes(), MAX_BYTES),
-            num_blocks=0,
-            num_free_blocks=0,
+            num_blocks=num_blocks,
+            num_free_blocks=num_free,
             worker_ids=tuple(client.worker[0] for client in self.clients.values() if client.worker),
         )
 
@@ -222,7 +288,9 @@ class MemoryServer:
         self.selector.unregister(client.channel)
         client.channel.close()
         del self.clients[client.number]
-        self._answer(list(self.regions.leave(client.number)))
+        if (pidfd := self.processes.leave(client.number)) is not None:
+            self.selector.register(pidfd, selectors.EVENT_READ)
+        self._answer([*self.regions.leave(client.number), *self.pools.leave(client.number)])
 
 
 def _bound(path: Path) -> socket.socket:

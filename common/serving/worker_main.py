@@ -79,7 +79,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     drain.install()
     begin_s = time.monotonic()
     try:
-        incarnation = _incarnation(config, worker_id, drain)
+        incarnation = _incarnation(config, role, worker_id, drain)
         worker = build(config, incarnation)
     except (ConfigError, ModelError) as error:
         logger.error("%s", error)
@@ -88,8 +88,6 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
         logger.error("%s", error)
         return 1
     drain.started()
-    if incarnation.memory is not None:
-        incarnation.memory.watch(drain.ask)
     logger.info("ready to serve %.1f s after the imports", time.monotonic() - begin_s)
     settle_memory()
     sharpen_sleeps()
@@ -112,11 +110,12 @@ def _run(worker: WorkerLoop) -> int:
     return 0
 
 
-def _incarnation(config: Config, worker_id: str, drain: Drain) -> Incarnation:
+def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain) -> Incarnation:
     epoch, memory = make_epoch(), None
     if config.worker.memory_socket:
         device = str(resolve_device(config.worker.device))
-        memory = MemoryClient(memory_socket(config.worker.memory_socket, device), worker_id, epoch)
+        path = memory_socket(config.worker.memory_socket, device)
+        memory = MemoryClient(path, worker_id, epoch, is_decoding=role is Role.DECODE)
     return Incarnation(worker_id, epoch, drain, memory)
 
 

@@ -18,9 +18,18 @@ from common.errors import WireError
 from common.wire.fields import Length, Rule
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
 from common.wire.memory_messages import (
+    BlocksFreed,
+    BlocksLeased,
+    BlocksWanted,
+    KVAccepted,
+    KVDeclined,
+    KVOffer,
     MemoryHello,
     MemoryRefused,
     MemoryWelcome,
+    PoolRegion,
+    PoolShortage,
+    PoolWanted,
     WeightsFilled,
     WeightsProgress,
     WeightsRegion,
@@ -93,6 +102,15 @@ TAGS: dict[int, type[Message]] = {
     64: WeightsFilled,
     65: MemoryRefused,
     66: MemoryWelcome,
+    70: PoolWanted,
+    71: PoolRegion,
+    72: BlocksWanted,
+    73: BlocksLeased,
+    74: BlocksFreed,
+    75: PoolShortage,
+    76: KVOffer,
+    77: KVAccepted,
+    78: KVDeclined,
 }
 """The wire's names of messages: never renumbered, never reused."""
 

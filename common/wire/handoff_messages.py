@@ -27,7 +27,7 @@ from common.wire.sampling_params import SamplingParams
 class KVPoolExport:
     """prefill worker -> decode worker, once per meeting: where the pool is and how to prove it.
 
-    Block `proof_block` holds the pattern made from `epoch` by `kv.proof`.
+    Block `proof_block` holds the pattern made from `pool_id` by `memory.pattern`.
     """
 
     worker_id: WorkerId
@@ -35,6 +35,7 @@ class KVPoolExport:
     pid: ProcessId
     transport: Label
     device_uuid: OptionalLabel  # "" on a CPU
+    pool_id: Epoch  # who has the same one shares it, and pulls nothing
     handle: Handle  # opaque to everyone but the transport
     num_blocks: Positive
     layout: KVLayout
@@ -102,4 +103,5 @@ class KVPathResult:
 
     worker_id: WorkerId
     epoch: Epoch
+    is_shared: bool  # the pool is the decode worker's, too: it takes offers of blocks
     error: Text

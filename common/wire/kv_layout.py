@@ -7,6 +7,10 @@ from common.wire.fields import Name, OneOf, Range
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
+PROOF_BLOCK = 0
+"""Of every pool, never allocated: in a prefill worker's or a memory server's it holds the pattern that proves the way
+there, in a decode worker's own it receives that, however full the pool is."""
+
 Extent = Annotated[int, Range(1, 1 << 16)]
 
 

@@ -4,9 +4,24 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
-from common.wire.fields import Epoch, Handle, Label, Range, Text, WorkerId
+from common.wire.fields import (
+    BlockIds,
+    Count,
+    Epoch,
+    Handle,
+    Label,
+    Positive,
+    Range,
+    RequestId,
+    Text,
+    TokenIds,
+    WorkerId,
+)
+from common.wire.kv_layout import KVLayout
+from common.wire.sampling_params import SamplingParams
 
 MAX_BYTES = 1 << 44
+MAX_BLOCKS = 1 << 22
 
 NumBytes = Annotated[int, Range(1, MAX_BYTES)]
 Bytes = Annotated[int, Range(0, MAX_BYTES)]
@@ -25,10 +40,11 @@ class RegionState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryHello:
-    """worker -> memory server, first: who it is. What it claims ends with the connection."""
+    """worker -> memory server, first: who it is, with a descriptor of its process. Claims end with the connection."""
 
     worker_id: WorkerId
     epoch: Epoch
+    is_decoding: bool  # then it gets blocks before those that begin with prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,93 @@ class MemoryRefused:
     reason: Text
 
 
+@dataclass(frozen=True, slots=True)
+class PoolWanted:
+    """worker -> memory server: the pool of KV blocks of this layout; so large if it is not there yet."""
+
+    layout: KVLayout
+    num_blocks: Annotated[int, Range(2, MAX_BLOCKS)]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRegion:
+    """memory server -> worker: where the pool is; on a CPU a descriptor comes along.
+
+    `pool_id` names this very memory: block ids mean nothing elsewhere. The proof block holds the pattern made from it.
+    """
+
+    pool_id: Epoch
+    handle: Handle  # of CUDA IPC; "" on a CPU
+    num_blocks: Positive
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksWanted:
+    """worker -> memory server: so many blocks, all at once; in place of what it wanted before."""
+
+    num_blocks: Count
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksLeased:
+    """memory server -> worker: yours until you give them back; what you say of them names their generations."""
+
+    block_ids: BlockIds
+    generations: BlockIds
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksFreed:
+    """worker -> memory server: nothing here touches these any more."""
+
+    block_ids: BlockIds
+    generations: BlockIds
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShortage:
+    """memory server -> worker: somebody waits for blocks, so give back what is not in use; or nobody does."""
+
+    is_short: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KVOffer:
+    """prefill worker -> memory server -> decode worker: a prompt's blocks, complete, for you to take.
+
+    From the server on they are nobody's until they are accepted or declined, whoever dies meanwhile. `token_ids` and
+    `num_outputs` are those of `KVHandoff`.
+    """
+
+    decode_worker_id: WorkerId
+    decode_epoch: Epoch
+    request_id: RequestId
+    attempt: Count
+    token_ids: TokenIds
+    num_outputs: Count
+    sampling: SamplingParams
+    block_ids: BlockIds
+    generations: BlockIds
+
+
+@dataclass(frozen=True, slots=True)
+class KVAccepted:
+    """decode worker -> memory server: the blocks of this offer are this worker's from now on."""
+
+    request_id: RequestId
+    attempt: Count
+
+
+@dataclass(frozen=True, slots=True)
+class KVDeclined:
+    """decode worker -> memory server: these blocks are free; memory server -> prefill worker: no such decode worker."""
+
+    request_id: RequestId
+    attempt: Count
+
+
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
-)
+    | PoolWanted | PoolRegion | BlocksWanted | BlocksLeased | BlocksFreed | PoolShortage
+    | KVOffer | KVAccepted | KVDeclined
+)  # fmt: skip

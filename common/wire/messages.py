@@ -116,6 +116,10 @@ class WorkerGone:
     reason: Text
 
 
+SHARED_POOL = "shared pool"
+"""The transport of a path whose ends share a pool: blocks change hands, and nothing is copied."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVPathReport:
     """decode worker -> router: the way blocks travel from one prefill worker has been tried."""
@@ -125,7 +129,7 @@ class KVPathReport:
     prefill_worker_id: WorkerId
     prefill_epoch: Epoch
     transport: Label
-    gb_per_s: Rate  # 0 when the path failed
+    gb_per_s: Rate  # 0 when the path failed, or nothing is copied
     error: Text  # "" when the path works
 
 

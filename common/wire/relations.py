@@ -2,6 +2,7 @@
 
 from common.wire.fields import ID_BYTES
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPoolExport, KVProgress
+from common.wire.memory_messages import BlocksFreed, BlocksLeased, KVOffer
 from common.wire.messages import (
     Inquiry,
     InquiryReply,
@@ -33,18 +34,28 @@ def contradiction(message: Message) -> str:
             return _uneven(len(message.request_ids), _num_ids(message.attempts), len(message.are_here))
         case PrefillRequest():
             return _too_many_outputs(message) or _unpaired_biases(message.sampling)
-        case KVHandoff():
+        case WorkerReady():
+            has_no_budget = message.role is Role.PREFILL and not message.max_batch_tokens
+            return "a prefill worker without a budget of tokens" if has_no_budget else ""
+        case _:
+            return _contradiction_of_blocks(message)
+
+
+def _contradiction_of_blocks(message: Message) -> str:
+    """The same for those about KV blocks."""
+    match message:
+        case KVHandoff() | KVOffer():
             problem = _too_many_outputs(message) or _unpaired_biases(message.sampling)
-            return problem if message.num_outputs else "a handoff follows an output"
+            problem = problem if message.num_outputs else "a handoff follows an output"
+            return _unversioned(message) or problem if isinstance(message, KVOffer) else problem
+        case BlocksLeased() | BlocksFreed():
+            return _unversioned(message)
         case KVProgress():
             num_blocks = _num_ids(message.block_ids)
             return f"{num_blocks} blocks of {message.num_tokens} tokens" if num_blocks > message.num_tokens else ""
         case KVPoolExport():
             block, num_blocks = message.proof_block, message.num_blocks
             return f"proof block {block} of {num_blocks}" if block >= num_blocks else ""
-        case WorkerReady():
-            has_no_budget = message.role is Role.PREFILL and not message.max_batch_tokens
-            return "a prefill worker without a budget of tokens" if has_no_budget else ""
         case _:
             return ""
 
@@ -54,6 +65,11 @@ def _uneven(*num_rows: int) -> str:
     return f"columns of {', '.join(map(str, num_rows))} rows" if len(set(num_rows)) > 1 else ""
 
 
+def _unversioned(message: BlocksLeased | BlocksFreed | KVOffer) -> str:
+    """Each block has its generation."""
+    return _uneven(_num_ids(message.block_ids), _num_ids(message.generations))
+
+
 def _misscored(message: LogprobBatch | PromptLogprobs) -> str:
     """Every log-probability belongs to one token of the message, and to one of the vocabulary."""
     num_wanted = sum(unpack_ids(message.num_logprobs))
@@ -61,7 +77,7 @@ def _misscored(message: LogprobBatch | PromptLogprobs) -> str:
     return "" if num_wanted == num_ids == num_values else f"{num_values} logprobs of {num_ids} ids for {num_wanted}"
 
 
-def _too_many_outputs(message: PrefillRequest | KVHandoff) -> str:
+def _too_many_outputs(message: PrefillRequest | KVHandoff | KVOffer) -> str:
     """Outputs follow a prompt, and at least one is still to come."""
     num_tokens, max_tokens = _num_ids(message.token_ids), message.sampling.max_tokens
     if message.num_outputs < min(num_tokens, max_tokens):

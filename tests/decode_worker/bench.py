@@ -70,7 +70,7 @@ class Rig:
     def __init__(self, num_blocks: int = 40, max_num_seqs: int = 8, max_len: int = 1000) -> None:
         self.allocator, self.memory, self.said = BlockAllocator(num_blocks + 1), Memory(), list[Message]()
         self.scheduler = DecodeScheduler(self.allocator, BLOCK_SIZE, max_num_seqs, max_len)
-        engine = cast(Engine, SimpleNamespace(pool=self.memory, allocator=self.allocator, vocab_size=1000))
+        engine = cast(Engine, SimpleNamespace(shared=None, pool=self.memory, allocator=self.allocator, vocab_size=1000))
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         self.intake = Intake(engine, self.scheduler, DecodeSection(), hub, "d", 1)
         self.pool = self.meet("p")

@@ -131,6 +131,7 @@ def start(model: Decoder) -> Iterator[Start]:
             sampler=sampler,
             pool=pool,
             allocator=allocator,
+            shared=None,
             transport=transport,
             max_len=MAX_LEN,
             graph_safe=True,

@@ -7,8 +7,10 @@ import pytest
 
 from common.device.engine import Engine
 from common.kv import proof
-from common.kv.blocks import PROOF_BLOCK, BlockAllocator
+from common.kv.blocks import BlockAllocator
+from common.memory.pattern import pattern
 from common.wire.handoff_messages import KVPathResult, KVPoolExport
+from common.wire.kv_layout import PROOF_BLOCK
 from common.wire.messages import KVPathReport, Message
 from common.wire.sockets import Hub
 from decode_worker.sources import Sources
@@ -32,7 +34,7 @@ class Rig:
     def __init__(self) -> None:
         self.allocator, self.pools, self.said = BlockAllocator(9), dict[str, FakePool](), list[Message]()
         transport = SimpleNamespace(name="shm", open_peer=self._open)
-        engine = SimpleNamespace(pool=Pool(), allocator=self.allocator, transport=transport, device=None)
+        engine = SimpleNamespace(pool=Pool(), allocator=self.allocator, transport=transport, device=None, shared=None)
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         self.sources = Sources(cast(Engine, engine), hub, "d", 1)
 
@@ -57,7 +59,7 @@ class Rig:
 
     def _open(self, export: KVPoolExport, device: object) -> FakePool:
         pool = self.pools[export.worker_id] = FakePool()
-        pool.memory[PROOF_BLOCK] = proof.pattern(export.epoch, LAYOUT.block_bytes)
+        pool.memory[PROOF_BLOCK] = pattern(export.pool_id, LAYOUT.block_bytes)
         return pool
 
 
@@ -69,7 +71,7 @@ def test_a_pool_is_proven_while_others_go_on_and_each_in_its_turn() -> None:
     reports = rig.end_copies() + rig.end_copies()
     assert [(report.prefill_worker_id, report.error) for report in reports] == [("p", ""), ("q", "")]
     assert all(report.gb_per_s > 0 for report in reports)
-    assert rig.said == [KVPathResult("d", 1, "")] * 2
+    assert rig.said == [KVPathResult("d", 1, False, "")] * 2
     assert rig.is_idle() and set(rig.sources.by_id) == {"p", "q"}
     num_copies = len(rig.pools["p"].copies)
     rig.meet("p")
@@ -85,7 +87,7 @@ def test_a_copy_that_does_not_end_fails_the_proof_in_time(monkeypatch: pytest.Mo
     rig.meet("p")
     [report] = rig.tend()
     assert "did not arrive within" in report.error and report.gb_per_s == 0.0
-    assert rig.said == [KVPathResult("d", 1, report.error)]
+    assert rig.said == [KVPathResult("d", 1, False, report.error)]
     assert rig.is_idle() and not rig.sources.by_id
 
 
@@ -93,7 +95,7 @@ def test_a_pull_that_cannot_begin_and_a_pattern_that_is_another_are_reported() -
     rig = Rig()
     rig.meet("p", 2)
     rig.tend(1)
-    rig.pools["p"].memory[PROOF_BLOCK] = proof.pattern(3, LAYOUT.block_bytes)
+    rig.pools["p"].memory[PROOF_BLOCK] = pattern(3, LAYOUT.block_bytes)
     assert ["other bytes" in report.error for report in rig.end_copies()] == [True]
     rig.meet("p", 2)
     rig.tend(1)

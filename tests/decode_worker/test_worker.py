@@ -124,7 +124,9 @@ class Rig:
         runner = SimpleNamespace(trace=Trace(), launch=self._launch_step, bucket=lambda num_rows: num_rows, batch=batch)
         self.worker = DecodeWorker(
             config,
-            cast(Engine, SimpleNamespace(allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)),
+            cast(
+                Engine, SimpleNamespace(shared=None, allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)
+            ),
             runner=cast(DecodeRunner, runner),
             prompt_runner=cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
             hub=Hub(self.context, NetSection(), free_endpoint()),

@@ -62,10 +62,10 @@ class System:
         self.url = self._find("router", "serving http://").split()[-1]
 
     def start_memory(self) -> None:
-        """Workers that are started from now on have their weights there."""
+        """Workers that are started from now on have weights and KV blocks there; who reads a free one reads NaN."""
         self._spawn(
             "memory", "common.memory", "--memory-id", "memory", "--memory-device", self.device,
-            "--memory-socket", self.memory_socket, *self.router_endpoint,
+            "--memory-socket", self.memory_socket, "--memory-poison-blocks", "true", *self.router_endpoint,
         )  # fmt: skip
 
     @property

@@ -9,13 +9,12 @@ import sys
 
 import torch
 
-from common.kv.blocks import PROOF_BLOCK
 from common.kv.pool import KVPool
-from common.kv.proof import pattern
 from common.kv.transport import make_transport
+from common.memory.pattern import pattern
 from common.wire.frames import encode
 from common.wire.handoff_messages import KVPoolExport
-from common.wire.kv_layout import KVLayout
+from common.wire.kv_layout import PROOF_BLOCK, KVLayout
 
 LAYOUT = KVLayout("model", num_layers=3, num_kv_heads=2, head_dim=32, block_size=16, dtype="float32")
 
@@ -37,6 +36,7 @@ def main(transport_name: str, device_name: str, epoch: int, num_blocks: int) -> 
         epoch=epoch,
         pid=os.getpid(),
         transport=transport.name,
+        pool_id=epoch,
         device_uuid="",
         handle=memory.handle(),
         num_blocks=num_blocks,

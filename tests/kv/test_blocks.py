@@ -1,7 +1,8 @@
 import pytest
 
 from common.errors import KVError, OutOfBlocks
-from common.kv.blocks import PROOF_BLOCK, BlockAllocator
+from common.kv.blocks import BlockAllocator
+from common.wire.kv_layout import PROOF_BLOCK
 
 
 def test_all_or_nothing() -> None:

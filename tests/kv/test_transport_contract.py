@@ -153,7 +153,7 @@ def test_the_path_is_proven_and_its_blocks_given_back(meeting: Meeting) -> None:
 
 def test_a_path_that_delivers_other_bytes_is_no_path(meeting: Meeting) -> None:
     opened, allocator = meeting.open(), BlockAllocator(NUM_BLOCKS)
-    lied = dataclasses.replace(meeting.peer.export, epoch=EPOCH + 1)
+    lied = dataclasses.replace(meeting.peer.export, pool_id=EPOCH + 1)
     with pytest.raises(TransferFailed, match="other bytes"):
         proven(meeting, opened, lied, allocator)
     allocator.check([])

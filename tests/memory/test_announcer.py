@@ -44,7 +44,7 @@ class Rig:
 
     def connect(self, name: str, epoch: int = 1) -> MemoryClient:
         """Closed with the fixture."""
-        self.clients.append(MemoryClient(self.path, name, epoch))
+        self.clients.append(MemoryClient(self.path, name, epoch, is_decoding=False))
         return self.clients[-1]
 
     def open_router(self) -> Hub:

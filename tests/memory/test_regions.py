@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from common.errors import MemoryShort
-from common.memory.regions import Answer, Misbehaved, RegionKey, Regions
+from common.memory.exchange import Answer, Misbehaved
+from common.memory.regions import RegionKey, Regions
 from common.wire.memory_messages import RegionState, WeightsFilled, WeightsRegion
 
 ROOM = 100
@@ -18,6 +19,12 @@ class FakeMemory:
     def __init__(self, backing: "FakeBacking", num_bytes: int, number: int) -> None:
         self.backing, self.num_bytes, self.handle = backing, num_bytes, str(number).encode()
         self.is_sealed = self.is_closed = False
+
+    def write(self, offset: int, data: bytes | bytearray) -> None:
+        raise AssertionError("weights are written by workers")
+
+    def fill(self, offset: int, num_bytes: int, byte: int) -> None:
+        raise AssertionError("weights are written by workers")
 
     def seal(self) -> None:
         assert not self.is_closed
@@ -31,6 +38,7 @@ class FakeMemory:
 
 class FakeBacking:
     device = "fake"
+    settle_s = 0.0
 
     def __init__(self) -> None:
         self.room, self.made = ROOM, list[FakeMemory]()

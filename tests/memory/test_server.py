@@ -19,7 +19,7 @@ from common.errors import ConfigError, MemoryLost, MemoryShort
 from common.memory import client as client_module
 from common.memory import server as server_module
 from common.memory.backing import Backing, HostBacking, Memory
-from common.memory.client import Claim, MemoryClient
+from common.memory.client import MemoryClient, WeightsClaim
 from common.memory.mapping import Mapping
 from common.memory.server import MemoryServer
 from common.wire.frames import encode
@@ -30,7 +30,7 @@ from tests.wire.values import messages
 
 SIZE = 3 * mmap.PAGESIZE + 100
 DEADLINE_S = 60.0
-HELLO = MemoryHello("prefill-0", 1)
+HELLO = MemoryHello("prefill-0", 1, False)
 CPU = torch.device("cpu")
 
 
@@ -40,7 +40,7 @@ class Backed:
     device = "cpu"
 
     def __init__(self, path: Path) -> None:
-        self.path, self.room, self.host = path, True, HostBacking()
+        self.path, self.room, self.host, self.settle_s = path, True, HostBacking(), 0.0
         self.clients: list[MemoryClient] = []
         backing: Backing = self
         self.announcer = announcer()
@@ -68,7 +68,7 @@ class Backed:
 
     def connect(self, name: str = "prefill-0") -> MemoryClient:
         """Closed with the fixture."""
-        self.clients.append(MemoryClient(self.path, name, 1))
+        self.clients.append(MemoryClient(self.path, name, 1, is_decoding=name.startswith("decode")))
         return self.clients[-1]
 
 
@@ -89,7 +89,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def claim(client: MemoryClient, num_bytes: int = SIZE) -> Claim:
+def claim(client: MemoryClient, num_bytes: int = SIZE) -> WeightsClaim:
     return client.claim_weights("model", "layout", num_bytes)
 
 
@@ -134,15 +134,14 @@ def test_another_fills_what_a_dead_one_began(backed: Backed) -> None:
 
 
 def test_mappings_outlive_their_server_and_its_clients_hear_of_its_end(backed: Backed) -> None:
-    client, reasons = backed.connect(), list[str]()
+    client = backed.connect()
     tensor = Mapping(claim(client), CPU).tensor(writable=True)
     tensor.fill_(5)
     client.publish(SIZE)
-    client.watch(reasons.append)
     waiting = backed.connect("decode-0")
     backed.stop()
-    eventually(lambda: bool(reasons))
-    assert "closed the connection" in reasons[0]
+    with pytest.raises(MemoryLost, match="closed the connection"):
+        client.receive()
     assert bool((tensor == 5).all())
     with pytest.raises(MemoryLost, match=r"memory\.sock"):
         waiting.claim_weights("model", "layout", SIZE)
@@ -184,7 +183,7 @@ def test_nobody_waits_for_a_server_that_says_nothing_for_ever(backed: Backed, mo
 def test_a_worker_without_a_server_says_which_socket_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "CONNECT_S", 0.1)
     with pytest.raises(ConfigError, match=r"worker\.memory_socket = .*nobody\.sock"):
-        MemoryClient(tmp_path / "nobody.sock", "prefill-0", 1)
+        MemoryClient(tmp_path / "nobody.sock", "prefill-0", 1, is_decoding=False)
 
 
 def test_another_users_server_is_no_reason_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +192,7 @@ def test_another_users_server_is_no_reason_to_wait(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     with pytest.raises(ConfigError, match="another user's memory server"):
-        MemoryClient(tmp_path / "theirs.sock", "prefill-0", 1)
+        MemoryClient(tmp_path / "theirs.sock", "prefill-0", 1, is_decoding=False)
 
 
 def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(backed: Backed, tmp_path: Path) -> None:
@@ -212,9 +211,16 @@ def raw(backed: Backed, *parts: Message | bytes) -> socket.socket:
     connection.settimeout(DEADLINE_S)
     connection.connect(str(backed.path))
     for part in parts:
-        frame = part if isinstance(part, bytes) else framed(part)
-        connection.sendall(frame)
+        say(connection, part)
     return connection
+
+
+def say(connection: socket.socket, part: Message | bytes) -> None:
+    """A greeting has the descriptor of a process with it."""
+    frame = part if isinstance(part, bytes) else framed(part)
+    pidfd = os.pidfd_open(os.getpid())
+    socket.send_fds(connection, [frame], [pidfd] if isinstance(part, MemoryHello) else [])
+    os.close(pidfd)
 
 
 def framed(message: Message) -> bytes:
@@ -259,7 +265,8 @@ def test_who_never_says_who_it_is_is_let_go(backed: Backed, monkeypatch: pytest.
 
 def test_frames_that_come_byte_by_byte_are_understood(backed: Backed) -> None:
     with raw(backed) as connection:
-        for byte in framed(HELLO) + framed(WeightsWanted("model", "layout", SIZE)):
+        say(connection, HELLO)
+        for byte in framed(WeightsWanted("model", "layout", SIZE)):
             connection.sendall(bytes([byte]))
         eventually(lambda: any(client.worker for client in backed.server.clients.values()))
         assert connection.recv(4096)
@@ -271,7 +278,7 @@ def test_nothing_that_is_said_ends_the_server(backed: Backed, said: list[Message
     with raw(backed) as connection:
         try:
             for part in [HELLO, *said]:
-                connection.sendall(part if isinstance(part, bytes) else framed(part))
+                say(connection, part)
         except (BrokenPipeError, ConnectionResetError):
             pass
     neighbour = backed.connect("neighbour")

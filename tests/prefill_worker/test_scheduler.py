@@ -79,6 +79,7 @@ def test_what_comes_free_is_kept_for_a_prompt_that_waits_for_blocks() -> None:
     assert launch(scheduler) == [("b", 30)], "it overtakes, with credit for a third of a step"
     assert launch(scheduler) == []
     for name in "ab":
+        scheduler.collected([sequence for sequence in scheduler.ending if sequence.request_id == name])
         assert scheduler.remove(name, 0)
     assert launch(scheduler) == [("large", 96)]
     assert launch(scheduler) == [], "c has no blocks"
@@ -119,17 +120,20 @@ def test_without_batching_steps_of_one_prompt_follow_each_other() -> None:
     assert launch(scheduler) == [("b", 20)]
 
 
-def test_a_prompt_removed_while_its_step_is_in_flight_gives_its_blocks_to_the_next() -> None:
+def test_a_prompt_removed_while_its_step_is_in_flight_gives_its_blocks_to_the_next_when_that_is_over() -> None:
     scheduler = make(num_blocks=4, max_batch_tokens=32)
     gone = prompt("a", 64)
     scheduler.add(gone)
     scheduler.add(prompt("b", 20))
     assert launch(scheduler) == [("a", 32)]
     assert scheduler.remove("a", 0)
-    assert gone.ended and not gone.block_ids
-    assert launch(scheduler) == [("b", 20)]
+    assert gone.ended and gone not in scheduler.sequences()
+    assert launch(scheduler) == [] and scheduler.blocks() == [[], gone.block_ids], "a step may still write them"
+    scheduler.collected([gone])
+    assert launch(scheduler) == [("b", 20)] and not gone.block_ids
+    last = scheduler.ending[0]
     assert scheduler.remove("b", 0)
-    assert scheduler.sequences() == []
+    scheduler.collected([last])
     scheduler.allocator.check([])
 
 

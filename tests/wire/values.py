@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, PackedFloats, Prose, Range, Rule, Source
 from common.wire.frames import TAGS
 from common.wire.handoff_messages import KVHandoff, KVPoolExport, KVProgress
+from common.wire.memory_messages import KVOffer
 from common.wire.messages import (
     InquiryReply,
     LogprobBatch,
@@ -132,9 +133,11 @@ def _packed(ids: Iterable[int]) -> bytes:
 
 def _consistent(message: Any) -> Any:
     """The message, with fields that depend on others drawn into what those allow."""
+    if "generations" in message.__dataclass_fields__:
+        message = dataclasses.replace(message, generations=message.block_ids)
     match message:
-        case PrefillRequest() | KVHandoff():
-            least = int(isinstance(message, KVHandoff))
+        case PrefillRequest() | KVHandoff() | KVOffer():
+            least = int(not isinstance(message, PrefillRequest))
             biases = dict(zip(message.sampling.biased_token_ids, message.sampling.biases, strict=True))
             sampling = dataclasses.replace(
                 message.sampling,

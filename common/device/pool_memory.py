@@ -1,0 +1,67 @@
+"""Whose the pool of KV blocks is: this process's, or the memory server's."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from common.errors import ConfigError
+from common.kv.blocks import Allocator, BlockAllocator
+from common.kv.pool import KVPool
+from common.kv.transport import Transport
+from common.memory.client import MemoryClient
+from common.memory.mapping import PoolMapping
+from common.memory.pattern import pattern
+from common.memory.shared_pool import SharedPool
+from common.wire.kv_layout import PROOF_BLOCK, KVLayout
+
+
+class Blocks(NamedTuple):
+    """A pool, and what a worker has of it."""
+
+    pool: KVPool
+    allocator: Allocator
+    shared: SharedPool | None
+
+
+class PoolOwner(Protocol):
+    """Where a pool comes from."""
+
+    def make(self, layout: KVLayout, num_blocks: int, transport: Transport, device: torch.device) -> Blocks:
+        """A pool of so many blocks, or of as many as others have it with; raises ConfigError."""
+        ...
+
+
+class OwnPool:
+    """Memory of this process.
+
+    Args:
+        label: names it where the system shows names.
+        pool_id: no other pool's.
+    """
+
+    def __init__(self, label: str, pool_id: int) -> None:
+        self.label, self.pool_id = label, pool_id
+
+    def make(self, layout: KVLayout, num_blocks: int, transport: Transport, device: torch.device) -> Blocks:
+        memory = transport.allocate(num_blocks * layout.block_bytes, device, self.label)
+        pool = KVPool(layout, memory, self.pool_id)
+        pool.write_block(PROOF_BLOCK, pattern(self.pool_id, layout.block_bytes))
+        return Blocks(pool, BlockAllocator(pool.num_blocks), None)
+
+
+class ServedPool:
+    """Memory of the server, which all workers of a layout share. Whoever comes first says how large it is."""
+
+    def __init__(self, client: MemoryClient) -> None:
+        self.client = client
+
+    def make(self, layout: KVLayout, num_blocks: int, transport: Transport, device: torch.device) -> Blocks:
+        claim = self.client.claim_pool(layout, num_blocks)
+        pool = KVPool(layout, PoolMapping(claim, device), claim.pool_id)
+        if pool.read_block(PROOF_BLOCK) != pattern(claim.pool_id, layout.block_bytes):
+            raise ConfigError(
+                f"what is mapped on {device} is not the pool of {self.client.path}: its proof block has other bytes; "
+                "restart the memory server"
+            )
+        shared = SharedPool(self.client, claim)
+        return Blocks(pool, shared.magazine, shared)

@@ -1,0 +1,150 @@
+"""Who has which block of a pool, and since when. Knows clients by number; no memory, no sockets.
+
+    FREE ──lease──▶ LEASED ──offer──▶ OFFERED ──accept──▶ LEASED (by whom it was offered to)
+      ▲               │ │                └──decline, or who was to take it is gone──▶ FREE
+      ├─────free──────┘ └──its holder is gone──▶ QUARANTINED
+      └────────────────────it writes no more──────────┘
+
+Every lease of a block is a new generation of it, and whoever says something of a block says which one: what is said of
+an earlier one is refused. Nothing here is written by two: a block is one client's while it is LEASED, and nobody's
+otherwise.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from common.memory.exchange import Misbehaved
+from common.wire.fields import MAX_INT32
+from common.wire.kv_layout import PROOF_BLOCK
+
+NOBODY = -1
+
+
+class BlockState(IntEnum):
+    FREE = 0
+    LEASED = 1
+    OFFERED = 2
+    QUARANTINED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OfferKey:
+    """To whom, and which attempt of which request."""
+
+    client: int
+    request_id: str
+    attempt: int
+
+
+class BlockIndex:
+    """Every block of one pool but the proof block.
+
+    Args:
+        on_free: told of blocks that come free.
+    """
+
+    def __init__(self, num_blocks: int, on_free: Callable[[Sequence[int]], None] | None = None) -> None:
+        self.num_blocks, self.on_free = num_blocks, on_free
+        self.state = bytearray(num_blocks)
+        self.holder = [NOBODY] * num_blocks
+        self.generation = [0] * num_blocks
+        self.free_ids = list(range(num_blocks - 1, PROOF_BLOCK, -1))
+        self.offers: dict[OfferKey, list[int]] = {}
+        self.num_leased: Counter[int] = Counter()  # by client
+        self.num_quarantined: Counter[int] = Counter()
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free_ids)
+
+    @property
+    def num_offered(self) -> int:
+        return sum(map(len, self.offers.values()))
+
+    def generations(self, block_ids: Iterable[int]) -> list[int]:
+        return [self.generation[block_id] for block_id in block_ids]
+
+    def lease(self, client: int, count: int) -> list[int]:
+        """Give that many free blocks, of which there must be so many."""
+        assert count <= self.num_free, "who leases looks first"
+        block_ids = [self.free_ids.pop() for _ in range(count)]
+        for block_id in block_ids:
+            self.generation[block_id] = self.generation[block_id] % MAX_INT32 + 1
+        self._move(block_ids, BlockState.LEASED, client)
+        self.num_leased[client] += count
+        return block_ids
+
+    def free(self, client: int, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+        """Take back what a client has; raises Misbehaved, and takes nothing, if it has not all of it."""
+        self._check(client, block_ids, generations)
+        self.num_leased[client] -= len(block_ids)
+        self._release(block_ids)
+
+    def offer(self, client: int, key: OfferKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+        """From one client to another; raises Misbehaved, and changes nothing."""
+        self._check(client, block_ids, generations)
+        if key in self.offers:
+            raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is offered already")
+        self.num_leased[client] -= len(block_ids)
+        self._move(block_ids, BlockState.OFFERED, key.client)
+        self.offers[key] = list(block_ids)
+
+    def accept(self, key: OfferKey) -> None:
+        """The offer is who it was made to's own."""
+        block_ids = self._taken(key)
+        self._move(block_ids, BlockState.LEASED, key.client)
+        self.num_leased[key.client] += len(block_ids)
+
+    def decline(self, key: OfferKey) -> None:
+        """Nobody takes the offer."""
+        self._release(self._taken(key))
+
+    def leave(self, client: int) -> int:
+        """A client is gone: what was offered to it is free, what it may still write is not. How many those are."""
+        for key in [key for key in self.offers if key.client == client]:
+            self.decline(key)
+        count = self.num_leased.pop(client, 0)
+        if count:
+            self._move(self._held(client, BlockState.LEASED), BlockState.QUARANTINED, client)
+            self.num_quarantined[client] = count
+        return count
+
+    def cure(self, client: int) -> int:
+        """A client that is gone writes no more: what it had is free. How many blocks those are."""
+        count = self.num_quarantined.pop(client, 0)
+        if count:
+            self._release(self._held(client, BlockState.QUARANTINED))
+        return count
+
+    def _check(self, client: int, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+        """Raise Misbehaved unless all are this client's, by this very lease, each named once."""
+        if len(set(block_ids)) != len(block_ids):
+            raise Misbehaved("a block is named twice")
+        for block_id, generation in zip(block_ids, generations, strict=True):
+            if block_id >= self.num_blocks:
+                raise Misbehaved(f"block {block_id} of a pool of {self.num_blocks}")
+            if self.state[block_id] != BlockState.LEASED or self.holder[block_id] != client:
+                raise Misbehaved(f"block {block_id} is {BlockState(self.state[block_id]).name}, and not its own")
+            if self.generation[block_id] != generation:
+                raise Misbehaved(f"block {block_id} is of generation {self.generation[block_id]}, not {generation}")
+
+    def _taken(self, key: OfferKey) -> list[int]:
+        block_ids = self.offers.pop(key, None)
+        if block_ids is None:
+            raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is not offered to it")
+        return block_ids
+
+    def _held(self, client: int, state: BlockState) -> list[int]:
+        return [i for i in range(self.num_blocks) if self.state[i] == state and self.holder[i] == client]
+
+    def _release(self, block_ids: Sequence[int]) -> None:
+        if self.on_free is not None:
+            self.on_free(block_ids)
+        self._move(block_ids, BlockState.FREE, NOBODY)
+        self.free_ids += block_ids
+
+    def _move(self, block_ids: Iterable[int], state: BlockState, client: int) -> None:
+        for block_id in block_ids:
+            self.state[block_id], self.holder[block_id] = state, client

@@ -1,0 +1,189 @@
+"""Pools of KV blocks: who uses one, who gets blocks of it, and what changes hands in it.
+
+A worker asks for blocks ahead of need, so that no step waits for them; it gets what it asks for at once and whole, or
+waits. Those that decode come first, as what they have begun would be lost; prompts leave them a reserve to grow into.
+While somebody waits all others are asked to give back what they hold in hand. Knows clients by number, and no sockets.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.memory.backing import Memory
+from common.memory.block_index import BlockIndex, OfferKey
+from common.memory.exchange import Answer, Misbehaved
+from common.memory.pattern import pattern
+from common.wire.kv_layout import PROOF_BLOCK, KVLayout
+from common.wire.memory_messages import (
+    BlocksFreed,
+    BlocksLeased,
+    KVAccepted,
+    KVDeclined,
+    KVOffer,
+    PoolRegion,
+    PoolShortage,
+)
+from common.wire.packing import pack_ids, unpack_ids
+
+MAX_BLOCK_BYTES = 128 * 1024 * 1024
+NAN_BYTE = 0xFF
+"""Makes NaN of every floating point type."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A worker, as far as a pool cares."""
+
+    client: int
+    worker: tuple[str, int]  # id and epoch
+    is_decoding: bool
+
+
+@dataclass(slots=True)
+class Pool:
+    """Memory, who has its blocks, and who wants some."""
+
+    pool_id: int
+    memory: Memory
+    index: BlockIndex
+    users: dict[int, User] = field(default_factory=dict)
+    wants: dict[int, int] = field(default_factory=dict)  # blocks by client, first come first
+    is_short: bool = False  # as users were told
+
+
+class Pools:
+    """All of one device; a client uses one at most.
+
+    Args:
+        allocate: memory of so many bytes; raises MemoryShort.
+        reserve: share of a pool that prompts leave to what is being decoded.
+        poisons: fill blocks that come free with NaN, so that whoever reads what it has not written notices.
+    """
+
+    def __init__(self, allocate: Callable[[int], Memory], reserve: float, *, poisons: bool) -> None:
+        self.allocate, self.reserve, self.poisons = allocate, reserve, poisons
+        self.pools: dict[KVLayout, Pool] = {}
+        self.layouts: dict[int, KVLayout] = {}  # by client; for those that are gone until they write no more
+
+    def want(self, user: User, layout: KVLayout, num_blocks: int) -> list[Answer]:
+        """Let a worker use the pool of that layout; raises MemoryShort when there is no room for it, then try again."""
+        if user.client in self.layouts:
+            raise Misbehaved("it has a pool already")
+        if layout.block_bytes > MAX_BLOCK_BYTES:
+            raise Misbehaved(f"blocks of {layout.block_bytes} bytes, at most {MAX_BLOCK_BYTES}")
+        if layout not in self.pools:
+            self.pools[layout] = self._made(layout, num_blocks)
+        pool = self.pools[layout]
+        self.layouts[user.client], pool.users[user.client] = layout, user
+        region = PoolRegion(pool.pool_id, pool.memory.handle, pool.index.num_blocks)
+        shortage = [Answer(user.client, PoolShortage(True))] if pool.is_short else []
+        return [Answer(user.client, region, pool.memory.descriptor), *shortage]
+
+    def want_blocks(self, client: int, count: int) -> list[Answer]:
+        """Give blocks now or later; in place of what the client wanted before."""
+        pool = self._pool_of(client)
+        if count >= pool.index.num_blocks:
+            raise Misbehaved(f"{count} blocks of a pool of {pool.index.num_blocks}")
+        if count == 0:
+            pool.wants.pop(client, None)
+        else:
+            pool.wants[client] = count  # who waits already keeps its place
+        return self._deal(pool)
+
+    def freed(self, client: int, message: BlocksFreed) -> list[Answer]:
+        """Take blocks back, and give them to who waits."""
+        pool = self._pool_of(client)
+        pool.index.free(client, unpack_ids(message.block_ids), unpack_ids(message.generations))
+        return self._deal(pool)
+
+    def offered(self, client: int, message: KVOffer) -> list[Answer]:
+        """Pass a prompt's blocks on to a decode worker; if there is none of that name they are who offered them's."""
+        pool = self._pool_of(client)
+        worker = message.decode_worker_id, message.decode_epoch
+        target = next((user.client for user in pool.users.values() if user.worker == worker), None)
+        if target is None:
+            return [Answer(client, KVDeclined(message.request_id, message.attempt))]
+        key = OfferKey(target, message.request_id, message.attempt)
+        pool.index.offer(client, key, unpack_ids(message.block_ids), unpack_ids(message.generations))
+        return [Answer(target, message)]
+
+    def accepted(self, client: int, message: KVAccepted) -> list[Answer]:
+        """The offer is its own."""
+        self._pool_of(client).index.accept(OfferKey(client, message.request_id, message.attempt))
+        return []
+
+    def declined(self, client: int, message: KVDeclined) -> list[Answer]:
+        """The offer is nobody's."""
+        pool = self._pool_of(client)
+        pool.index.decline(OfferKey(client, message.request_id, message.attempt))
+        return self._deal(pool)
+
+    def leave(self, client: int) -> list[Answer]:
+        """A client is gone, but may write on until `cure`."""
+        if client not in self.layouts:
+            return []
+        pool = self._pool_of(client)
+        del pool.users[client]
+        pool.wants.pop(client, None)
+        pool.index.leave(client)
+        return self._deal(pool)
+
+    def cure(self, client: int) -> list[Answer]:
+        """A client that is gone writes no more. A pool that nobody uses is given back with that."""
+        if client not in self.layouts:
+            return []
+        pool, layout = self._pool_of(client), self.layouts.pop(client)
+        pool.index.cure(client)
+        if layout not in self.layouts.values():
+            self.pools.pop(layout).memory.close()
+            return []
+        return self._deal(pool)
+
+    def usage(self) -> tuple[int, int]:
+        """Blocks of all pools, and those of them that are free."""
+        indexes = [pool.index for pool in self.pools.values()]
+        return sum(index.num_blocks - 1 for index in indexes), sum(index.num_free for index in indexes)
+
+    def close(self) -> None:
+        for pool in self.pools.values():
+            pool.memory.close()
+
+    def _pool_of(self, client: int) -> Pool:
+        if client not in self.layouts:
+            raise Misbehaved("it has no pool")
+        return self.pools[self.layouts[client]]
+
+    def _made(self, layout: KVLayout, num_blocks: int) -> Pool:
+        memory, pool_id, size = self.allocate(num_blocks * layout.block_bytes), secrets.randbits(63), layout.block_bytes
+        memory.write(PROOF_BLOCK * size, pattern(pool_id, size))
+
+        def poison(block_ids: Sequence[int]) -> None:
+            for block_id in block_ids:
+                memory.fill(block_id * size, size, NAN_BYTE)
+
+        index = BlockIndex(num_blocks, poison if self.poisons else None)
+        if self.poisons:
+            poison(index.free_ids)
+        return Pool(pool_id, memory, index)
+
+    def _deal(self, pool: Pool) -> list[Answer]:
+        """Give blocks to those that wait; nobody passes one that waits for more."""
+        answers = []
+        for client in sorted(pool.wants, key=lambda client: not pool.users[client].is_decoding):  # stable
+            if not self._may_have(pool, client, pool.wants[client]):
+                break
+            block_ids = pool.index.lease(client, pool.wants.pop(client))
+            generations = pool.index.generations(block_ids)
+            answers.append(Answer(client, BlocksLeased(pack_ids(block_ids), pack_ids(generations))))
+        if pool.is_short != bool(pool.wants):
+            pool.is_short = bool(pool.wants)
+            answers += [Answer(client, PoolShortage(pool.is_short)) for client in pool.users]
+        return answers
+
+    def _may_have(self, pool: Pool, client: int, count: int) -> bool:
+        index, num_left = pool.index, pool.index.num_free - count
+        if pool.users[client].is_decoding:
+            return num_left >= 0
+        decoding = [user.client for user in pool.users.values() if user.is_decoding]
+        is_decoding = bool(index.offers) or any(index.num_leased[client] for client in decoding)
+        return num_left >= (int(self.reserve * index.num_blocks) if is_decoding else 0)

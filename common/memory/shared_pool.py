@@ -1,0 +1,111 @@
+"""A worker's part in a pool that it shares: blocks of it, and prompts that change hands in it."""
+
+from collections.abc import Sequence
+
+from common.errors import MemoryLost
+from common.memory.client import MemoryClient, PoolClaim
+from common.memory.magazine import Magazine
+from common.wire.memory_messages import (
+    BlocksLeased,
+    KVAccepted,
+    KVDeclined,
+    KVOffer,
+    MemoryMessage,
+    PoolShortage,
+)
+from common.wire.packing import pack_ids, unpack_ids
+from common.wire.sampling_params import SamplingParams
+
+
+class SharedPool:
+    """Speaks with the memory server on behalf of one worker; never waits for it.
+
+    When the server is lost, `problem` says so, and what is at hand is all there will be.
+    """
+
+    def __init__(self, client: MemoryClient, claim: PoolClaim) -> None:
+        self.client, self.pool_id = client, claim.pool_id
+        self.problem, self._is_told = "", False
+        self.magazine = Magazine(claim.num_blocks, self._send)
+
+    def receive(self) -> list[KVOffer | KVDeclined]:
+        """What concerns prompts; what concerns blocks is heeded here."""
+        prompts: list[KVOffer | KVDeclined] = []
+        for message in self._received():
+            match message:
+                case BlocksLeased():
+                    self.magazine.leased(message)
+                case PoolShortage():
+                    self.magazine.shortage(is_short=message.is_short)
+                case KVOffer() | KVDeclined():
+                    prompts.append(message)
+                case _:
+                    self._lose(f"it sent {type(message).__name__}")
+        return prompts
+
+    def tend(self, level: int, floor: int) -> None:
+        """See to blocks at hand, as `Magazine.tend` has it; call once a turn."""
+        try:
+            self.magazine.tend(level, floor)
+        except MemoryLost as lost:
+            self._lose(str(lost))
+
+    def offer(
+        self,
+        target: tuple[str, int],
+        key: tuple[str, int],
+        token_ids: Sequence[int],
+        num_outputs: int,
+        sampling: SamplingParams,
+        block_ids: Sequence[int],
+    ) -> bool:
+        """Give a complete prompt's blocks to a decode worker; they are none of ours from now on. False if it cannot be.
+
+        Args:
+            target: worker id and epoch.
+            key: request id and attempt.
+            token_ids: prompt and outputs, the one just sampled included.
+        """
+        ids, generations = pack_ids(block_ids), pack_ids(self.magazine.release(block_ids))
+        self._send(KVOffer(*target, *key, pack_ids(token_ids), num_outputs, sampling, ids, generations))
+        return not self.problem
+
+    def accept(self, offer: KVOffer) -> list[int]:
+        """The blocks of the offer, in use here from now on."""
+        block_ids = unpack_ids(offer.block_ids)
+        self.magazine.adopt(block_ids, unpack_ids(offer.generations))
+        self._send(KVAccepted(offer.request_id, offer.attempt))
+        return block_ids
+
+    def decline(self, offer: KVOffer) -> None:
+        """Let others have the blocks of the offer."""
+        self._send(KVDeclined(offer.request_id, offer.attempt))
+
+    def take_problem(self) -> str:
+        """Why the server is lost, once; it must not be polled any more."""
+        told, self._is_told = self._is_told, bool(self.problem)
+        return "" if told else self.problem
+
+    def fileno(self) -> int:
+        return self.client.fileno()
+
+    def _received(self) -> Sequence[object]:
+        if self.problem:
+            return ()
+        try:
+            return self.client.receive()
+        except MemoryLost as lost:
+            self._lose(str(lost))
+            return ()
+
+    def _send(self, message: MemoryMessage) -> None:
+        if self.problem:
+            return
+        try:
+            self.client.send(message)
+        except MemoryLost as lost:
+            self._lose(str(lost))
+
+    def _lose(self, problem: str) -> None:
+        self.problem = self.problem or problem
+        self.magazine.lost()

@@ -1,0 +1,121 @@
+"""Prompts that a prefill worker of the same pool hands over: their blocks change hands, and nothing is copied.
+
+KVOffer ──▶ waiting ──a row and a block for it to grow──▶ accepted: the scheduler's
+               └──abort, refusal, blocks wanted for what is decoded──▶ declined: free
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from common.errors import ErrorCode
+from common.memory.shared_pool import SharedPool
+from common.serving.vocabulary import stranger
+from common.wire.fields import ID_BYTES
+from common.wire.memory_messages import KVOffer
+from common.wire.packing import unpack_ids
+from decode_worker.aborts import Aborts
+from decode_worker.intake import Failure
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sequence import DecodeSequence, Key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """An offer, and what will be decoded of it."""
+
+    offer: KVOffer
+    sequence: DecodeSequence
+
+
+class Offers:
+    """Keeps offers until there is room; nobody else may take them meanwhile.
+
+    Args:
+        shared: None where the pool is this worker's own: then nothing is offered.
+    """
+
+    def __init__(self, shared: SharedPool | None, scheduler: DecodeScheduler, aborts: Aborts, vocab_size: int) -> None:
+        self._shared, self.scheduler, self.aborts, self.vocab_size = shared, scheduler, aborts, vocab_size
+        self.waiting: deque[Waiting] = deque()
+        self._failures: list[Failure] = []
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def shared(self) -> SharedPool:
+        """In which something was offered."""
+        assert self._shared is not None, "nothing is offered in a pool of one"
+        return self._shared
+
+    def receive(self) -> list[KVOffer]:
+        """What has arrived."""
+        if self._shared is None:
+            return []
+        return [message for message in self._shared.receive() if isinstance(message, KVOffer)]
+
+    def add(self, offer: KVOffer) -> None:
+        """Queue an offer, or decline what can never be decoded here or was aborted before."""
+        key, token_ids = (offer.request_id, offer.attempt), unpack_ids(offer.token_ids)
+        sequence = DecodeSequence(*key, token_ids, offer.num_outputs, offer.sampling)
+        num_held, num_blocks = len(offer.block_ids) // ID_BYTES, self.scheduler.num_blocks(len(token_ids) - 1)
+        if self.aborts.cover(*key):
+            self.shared.decline(offer)
+        elif objection := self.scheduler.objection(sequence):
+            self._refuse(offer, ErrorCode.NEVER_FITS, objection)
+        elif problem := stranger(token_ids, self.vocab_size):
+            self._refuse(offer, ErrorCode.INTERNAL, problem)
+        elif num_held != num_blocks:
+            self._refuse(offer, ErrorCode.INTERNAL, f"{num_held} blocks offered, its tokens fill {num_blocks}")
+        else:
+            self.waiting.append(Waiting(offer, sequence))
+
+    def accept(self) -> list[DecodeSequence]:
+        """The oldest that there is room for, reserved: their KV is complete."""
+        accepted = []
+        while self.waiting and self._has_room(self.waiting[0]):
+            waiting = self.waiting.popleft()
+            self.scheduler.reserve(waiting.sequence, self.shared.accept(waiting.offer))
+            accepted.append(waiting.sequence)
+        return accepted
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        """Decline every attempt up to `attempt`; those that are still to come the aborts tell."""
+        for waiting in list(self.waiting):
+            if waiting.offer.request_id == request_id and waiting.offer.attempt <= attempt:
+                self.waiting.remove(waiting)
+                self.shared.decline(waiting.offer)
+
+    def make_way(self) -> bool:
+        """Give the blocks of the latest offer to what is decoded already; whether there was one."""
+        if not self.waiting:
+            return False
+        offer = self.waiting.pop().offer
+        self.scheduler.allocator.free(self.shared.accept(offer))
+        reason = "out of KV blocks, what is decoded already goes first"
+        self._failures.append(((offer.request_id, offer.attempt), ErrorCode.PREEMPTED, reason))
+        return True
+
+    def decline_all(self) -> list[DecodeSequence]:
+        """Give every offer back; returns their sequences."""
+        waiting, self.waiting = self.waiting, deque()
+        for each in waiting:
+            self.shared.decline(each.offer)
+        return [each.sequence for each in waiting]
+
+    def has(self, key: Key) -> bool:
+        """Whether it waits; what was accepted is the scheduler's."""
+        return any(waiting.sequence.key == key for waiting in self.waiting)
+
+    def take_failures(self) -> list[Failure]:
+        """Offers that nothing will come of."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def _has_room(self, waiting: Waiting) -> bool:
+        num_held = len(waiting.offer.block_ids) // ID_BYTES
+        return self.scheduler.has_row() and self.scheduler.has_blocks(len(waiting.sequence.token_ids), num_held)
+
+    def _refuse(self, offer: KVOffer, code: ErrorCode, reason: str) -> None:
+        self.shared.decline(offer)
+        self._failures.append(((offer.request_id, offer.attempt), code, reason))
