@@ -97,14 +97,15 @@ class Pools:
         return self._deal(pool)
 
     def offered(self, client: int, message: KVOffer) -> list[Answer]:
-        """Pass a prompt's blocks on to a decode worker; if there is none of that name they are who offered them's."""
+        """Pass a prompt's blocks on to a decode worker; if there is none of that name they are free."""
         pool = self._pool_of(client)
         worker = message.decode_worker_id, message.decode_epoch
         target = next((user.client for user in pool.users.values() if user.worker == worker), None)
+        block_ids, generations = unpack_ids(message.block_ids), unpack_ids(message.generations)
         if target is None:
-            return [Answer(client, KVDeclined(message.request_id, message.attempt))]
-        key = OfferKey(target, message.request_id, message.attempt)
-        pool.index.offer(client, key, unpack_ids(message.block_ids), unpack_ids(message.generations))
+            pool.index.free(client, block_ids, generations)
+            return [Answer(client, KVDeclined(message.request_id, message.attempt)), *self._deal(pool)]
+        pool.index.offer(client, OfferKey(target, message.request_id, message.attempt), block_ids, generations)
         return [Answer(target, message)]
 
     def accepted(self, client: int, message: KVAccepted) -> list[Answer]:
