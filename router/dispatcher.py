@@ -187,6 +187,9 @@ class Dispatcher:
     def on_worker_lost(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
         """Replay what needs that incarnation, which is no longer in the pool; requests `unsent` never got there."""
         lost = [c for c in self._active.values() if self._current(c.request_id, c.attempt, worker) is not None]
+        for completion in [completion for completion in lost if completion.is_handed_over_by(worker)]:
+            completion.is_past_prefill = True  # if the handoff was lost, too, an inquiry shows it
+            lost.remove(completion)
         blame(lost, worker, self._limits, unsent)
         for completion in lost:
             self._act_on(completion, self._replay, "worker_lost", f"{worker.id}: {reason}")

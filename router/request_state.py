@@ -165,6 +165,13 @@ class Completion:
         num_before = 0 if self.route is None or self.route.is_local else 1
         return len(self.outputs) > self.first_index + num_before
 
+    def is_handed_over_by(self, worker: Member) -> bool:
+        """Whether that prefill worker has done all it had to, so that its death means nothing: the pool outlives it."""
+        route = self.route
+        if route is None or not route.is_shared or worker is not route.prefill:
+            return False
+        return self.state is State.PREFILLING and not self.sent_tokens
+
     @property
     def stop_reason(self) -> str | int | None:
         """The client's stop string or stop token that ended it; None if something else did."""

@@ -44,6 +44,7 @@ class Route:
     decode: Member
     expected_blocks: int = 0  # at the decode worker
     overtakes: bool = False  # sent ahead of its turn
+    is_shared: bool = False  # both have one pool: what is handed over in it outlives who did
 
     @property
     def is_local(self) -> bool:

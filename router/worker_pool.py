@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from common.config import NetSection
-from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
+from common.wire.messages import SHARED_POOL, Heartbeat, KVPathReport, Role, WorkerReady
 from router.member import NO_TRANSPORT, Member
 from router.route import Demand, Route
 from router.standby import Standbys
@@ -152,7 +152,8 @@ class WorkerPool:
             ready = [worker for worker in partners if _is_open(worker, demand) and has_room(worker, demand)]
             if ready:
                 prefill = min(ready, key=lambda w: (w is demand.avoided, w.outstanding_tokens, w.last_turn))
-                return Route(prefill, decode, _num_blocks(decode, demand.expected_tokens), overtakes)
+                num_blocks = _num_blocks(decode, demand.expected_tokens)
+                return Route(prefill, decode, num_blocks, overtakes, self._is_shared(prefill, decode))
         return None
 
     def longest(self) -> int:
@@ -251,6 +252,10 @@ class WorkerPool:
     def _is_proven(self, prefill: Member, decode: Member) -> bool:
         path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
         return path is not None and not path.error
+
+    def _is_shared(self, prefill: Member, decode: Member) -> bool:
+        path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
+        return path is not None and path.transport == SHARED_POOL
 
     def _has_room(self, worker: Member, _: Demand) -> bool:
         if worker.ready.role is Role.DECODE:

@@ -8,11 +8,12 @@ from unittest.mock import Mock
 import pytest
 
 from common.errors import ErrorCode
-from common.wire.messages import Role, TokenBatch
+from common.wire.messages import SHARED_POOL, Role, TokenBatch
 from common.wire.packing import pack_ids, unpack_ids
 from router.logprobs import TokenStrings
 from router.member import Member
 from router.request_state import Completion, State
+from tests.messages import kv_path
 from tests.router.bench import LENGTH, NET, TERMINAL_STATES, VOCAB, Bench, Result, decode_ids, result_of
 
 
@@ -124,6 +125,21 @@ def test_a_prefill_worker_lost_after_the_handoff_matters_only_until_the_decode_w
     assert after.attempt == 0
     assert bench.route(before).is_local
     assert after.state is State.DECODING
+
+
+def test_what_was_handed_over_in_a_shared_pool_outlives_the_prefill_worker() -> None:
+    bench = Bench()
+    bench.pool.set_path(kv_path("p0", "d0", transport=SHARED_POOL, gb_per_s=0.0))
+    computing, handed_over, lost = bench.submit(), bench.submit(), bench.submit()
+    for completion in (handed_over, lost):
+        bench.token(bench.prefills[0], completion, 0, 1)
+    bench.lose(bench.prefills[0])
+    assert [completion.attempt for completion in (computing, handed_over, lost)] == [1, 0, 0]
+    assert handed_over.is_past_prefill, "should nothing come, the decode worker is asked"
+    bench.token(bench.decodes[0], handed_over, 1, 2, LENGTH)
+    assert result_of(handed_over) == Result("bc", "length", None)
+    bench.lose(bench.decodes[0])
+    assert lost.attempt == 1 and lost.state is State.QUEUED
 
 
 def test_a_prefill_worker_lost_with_its_first_token() -> None:
