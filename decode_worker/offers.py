@@ -18,6 +18,9 @@ from decode_worker.intake import Failure
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 
+BLOCKS_AT_HAND = 16
+"""While nothing is decoded, unless the pool is small."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
@@ -53,6 +56,18 @@ class Offers:
         if self._shared is None:
             return []
         return [message for message in self._shared.receive() if isinstance(message, KVOffer)]
+
+    def tend(self) -> str:
+        """See that blocks are at hand for every sequence to grow, and for some that may come.
+
+        Returns why the owner of the pool is lost, once.
+        """
+        if self._shared is None:
+            return ""
+        num_taken = self.scheduler.num_taken
+        idle = min(BLOCKS_AT_HAND, self.scheduler.allocator.capacity // BLOCKS_AT_HAND)
+        self._shared.tend(level=max(num_taken, idle), floor=num_taken)
+        return self._shared.take_problem()
 
     def add(self, offer: KVOffer) -> None:
         """Queue an offer, or decline what can never be decoded here or was aborted before."""

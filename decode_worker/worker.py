@@ -43,8 +43,6 @@ from decode_worker.runner import DecodeRunner
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 
-BLOCKS_AT_HAND = 16
-"""Of a shared pool while nothing is decoded, unless it is small."""
 IDLE_POLL_MS = 50
 QUIET_POLLS = 10
 """Idle ones in a row after which nobody seems to come soon."""
@@ -87,7 +85,6 @@ class DecodeWorker:
         self.in_flight: DecodeStep | None = None
         self.pace = Pace()
         self.num_idle_polls = 0
-        self.blocks_idle = min(BLOCKS_AT_HAND, engine.allocator.capacity // BLOCKS_AT_HAND)
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.inbox = Inbox(
@@ -276,12 +273,8 @@ class DecodeWorker:
 
     def tend(self) -> None:
         """See that blocks of the shared pool are at hand for every sequence to grow, and for some that may come."""
-        if (shared := self.engine.shared) is None:
-            return
-        num_taken = self.scheduler.num_taken
-        shared.tend(level=max(num_taken, self.blocks_idle), floor=num_taken)
-        if problem := shared.take_problem():
-            self.poller.unregister(shared)
+        if problem := self.offers.tend():
+            self.poller.unregister(self.offers.shared)
             self.drain.ask(problem)
 
     def beat(self) -> None:

@@ -33,16 +33,14 @@ from common.grammar.followers import Followers
 from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
-from common.serving.inquiry import answer, asked, missing, question
+from common.serving.inquiry import answer
 from common.serving.vocabulary import stranger
-from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
-from common.wire.memory_messages import KVDeclined
+from common.wire.handoff_messages import KVPoolExport
 from common.wire.messages import (
     Abort,
     DecodePeer,
     FinishReason,
     Inquiry,
-    InquiryReply,
     Message,
     PeerGone,
     PrefillRequest,
@@ -50,15 +48,15 @@ from common.wire.messages import (
     WorkerReady,
 )
 from common.wire.output_token import OutputToken
-from common.wire.packing import pack_ids, unpack_ids
 from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
+from prefill_worker.delivery import Delivery
 from prefill_worker.guides import PromptGuides
 from prefill_worker.handoff_table import HandoffTable
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import Key, PromptSequence
 from prefill_worker.step import PromptStep, launch_chunks
-from prefill_worker.targets import Target, Targets
+from prefill_worker.targets import Targets
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +97,7 @@ class PrefillWorker:
         self.in_flight: deque[PromptStep] = deque()  # oldest first
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export, self.poller)
+        self.delivery = Delivery(engine, self.targets, self.handoffs, self.worker_id, self.epoch, self._fail)
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         if engine.shared is not None:
@@ -114,7 +113,7 @@ class PrefillWorker:
                 with self.trace.phase("receive"):
                     self.receive()
                     self.heed()
-                self.sweep()
+                self.delivery.sweep()
                 self.step()
                 self.tend()
                 self.beat()
@@ -126,9 +125,7 @@ class PrefillWorker:
     def receive(self) -> None:
         for message in self.link.receive():
             self._from_router(message)
-        for target, message in self.targets.receive():
-            self._from_decode(target, message)
-        self._from_memory()
+        self.delivery.receive()
         self.targets.offer()
 
     def heed(self) -> None:
@@ -136,7 +133,7 @@ class PrefillWorker:
         heard = self.guides.hear()
         for sequence, problem in heard.lost:
             if sequence in self.scheduler.ending:
-                self._let_go(sequence, self.scheduler.take(sequence))
+                self.delivery.let_go(sequence, self.scheduler.take(sequence))
             else:
                 self.scheduler.remove(*sequence.key)
             self._fail(sequence.key, ErrorCode.GRAMMAR, problem)
@@ -158,7 +155,7 @@ class PrefillWorker:
                 is_guided = sequence.follower is not None
                 code = ErrorCode.GRAMMAR if is_guided else ErrorCode.NO_CHOICE
                 self._fail(sequence.key, code, NO_TOKEN_FOLLOWS if is_guided else NO_CHOICE_REASON)
-                self._let_go(sequence, block_ids)
+                self.delivery.let_go(sequence, block_ids)
                 continue
             reason = finish_reason(token.token_id, sequence.num_outputs + 1, sequence.sampling)
             reason = FinishReason.STOP if is_over else reason
@@ -166,21 +163,20 @@ class PrefillWorker:
             if reason is FinishReason.NOT_FINISHED:
                 handed_off.append((sequence, token.token_id, block_ids))
             else:
-                self._let_go(sequence, block_ids)
+                self.delivery.let_go(sequence, block_ids)
         if columns:
             self.link.send(columns.batch(self.worker_id, self.epoch))
         for sequence, token_id, block_ids in handed_off:
-            self._hand_off(sequence, token_id, block_ids)
-
-    def sweep(self) -> None:
-        """Free what nobody claimed in time; the handoff or its release may be lost, and the router knows which."""
-        for key in self.handoffs.expire(time.monotonic()):
-            self._fail(key, ErrorCode.HANDOFF_LOST, "nobody claimed its blocks within the lease (prefill.lease_s)")
+            self.delivery.hand_off(sequence, token_id, block_ids)
 
     def tend(self) -> None:
-        """See that blocks of the shared pool are at hand for the next step's prompts."""
-        if self.engine.shared is not None:
-            self.engine.shared.tend(level=self.blocks_a_step, floor=0)
+        """See that blocks of the shared pool are at hand for the next step's prompts; without its owner, leave."""
+        if (shared := self.engine.shared) is None:
+            return
+        shared.tend(level=self.blocks_a_step, floor=0)
+        if problem := shared.take_problem():
+            self.poller.unregister(shared)
+            self.drain.ask(problem)
 
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""
@@ -241,7 +237,7 @@ class PrefillWorker:
             self.emit([(sequence, token, False) for sequence, token in ended if not self.guides.holds(sequence, token)])
             for sequence, num_tokens in step.unfinished():
                 if sequence.may_go_on:
-                    self._announce(sequence, sequence.block_ids[: num_tokens // self.scheduler.block_size])
+                    self.delivery.announce(sequence, sequence.block_ids[: num_tokens // self.scheduler.block_size])
 
     def _from_router(self, message: Message) -> None:
         match message:
@@ -251,44 +247,13 @@ class PrefillWorker:
                 self.scheduler.remove(message.request_id, message.attempt)
             case Inquiry():
                 self.link.send(answer(message, self.worker_id, self.epoch, self._has))
-                self._ask_on(message)
+                self.delivery.ask_on(message)
             case DecodePeer():
                 self.targets.join(message)
             case PeerGone():
-                self.targets.leave(message.worker_id, message.epoch)
-                freed = self.handoffs.drop_target(message.worker_id, message.epoch)
-                log = logger.warning if freed else logger.info
-                log("decode worker %s is gone, freed %d handoffs", message.worker_id, len(freed))
+                self.delivery.lose(message)
             case _:
                 self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
-
-    def _from_memory(self) -> None:
-        """What the memory server says; without it there is nothing to begin any more."""
-        if (shared := self.engine.shared) is None:
-            return
-        for message in shared.receive():
-            if isinstance(message, KVDeclined):
-                key = (message.request_id, message.attempt)
-                self._fail(key, ErrorCode.HANDOFF_LOST, "its decode worker is gone")
-        if problem := shared.take_problem():
-            self.poller.unregister(shared)
-            self.drain.ask(problem)
-
-    def _from_decode(self, target: Target, message: Message) -> None:
-        match message:
-            case KVPathResult():
-                self.targets.note_result(message)
-            case KVLease():
-                keys = zip(message.request_ids, unpack_ids(message.attempts), strict=False)
-                held = self.handoffs.renew(message.worker_id, message.epoch, keys, time.monotonic())
-                ids, attempts = [key[0] for key in held], [key[1] for key in held]
-                target.spoke.send(KVLease(self.worker_id, self.epoch, tuple(ids), pack_ids(attempts)))
-            case KVRelease():
-                self.handoffs.release(message.worker_id, message.epoch, (message.request_id, message.attempt))
-            case InquiryReply():
-                self._give_up(missing(message), target)
-            case _:
-                target.spoke.refuse(message, "a decode worker does not send it")
 
     def _accept(self, request: PrefillRequest) -> None:
         sequence = PromptSequence.of(request)
@@ -303,63 +268,6 @@ class PrefillWorker:
         else:
             self.guides.begin(sequence)
             self.scheduler.add(sequence)
-
-    def _let_go(self, sequence: PromptSequence, block_ids: list[int]) -> None:
-        """Free the blocks of a sequence that is over; who pulls them already is told that no handoff will come."""
-        self.engine.allocator.free(block_ids)
-        if sequence.was_announced:
-            self._announce(sequence, [])
-
-    def _hand_off(self, sequence: PromptSequence, token_id: int, block_ids: list[int]) -> None:
-        target = self.targets.proven(sequence.decode_worker_id, sequence.decode_epoch)
-        if target is None:
-            self.engine.allocator.free(block_ids)
-            reason = f"decode worker {sequence.decode_worker_id} cannot pull from here"
-            self._fail(sequence.key, ErrorCode.HANDOFF_LOST, reason)
-            return
-        token_ids, num_outputs = [*sequence.token_ids, token_id], sequence.num_outputs + 1
-        if target.is_shared and self.engine.shared is not None:
-            holder = (target.worker_id, target.epoch)
-            shared, sampling = self.engine.shared, sequence.sampling
-            if not shared.offer(holder, sequence.key, token_ids, num_outputs, sampling, block_ids):
-                self._fail(sequence.key, ErrorCode.DRAINING, shared.problem)
-            return
-        self.handoffs.keep(sequence.key, target.worker_id, target.epoch, block_ids, time.monotonic())
-        target.spoke.send(
-            KVHandoff(
-                worker_id=self.worker_id,
-                epoch=self.epoch,
-                request_id=sequence.request_id,
-                attempt=sequence.attempt,
-                token_ids=pack_ids(token_ids),
-                num_outputs=num_outputs,
-                sampling=sequence.sampling,
-                block_ids=pack_ids(block_ids),
-                lease_s=self.handoffs.lease_s,
-            )
-        )
-
-    def _ask_on(self, inquiry: Inquiry) -> None:
-        """Ask decode workers whether they have what is kept for them: they may wait for room, or never have heard."""
-        for (worker_id, epoch), keys in self.handoffs.by_holder(asked(inquiry)).items():
-            if (target := self.targets.proven(worker_id, epoch)) is not None:
-                target.spoke.send(question(keys))
-
-    def _give_up(self, keys: list[Key], target: Target) -> None:
-        """A decode worker does not have these; what it had and let go of it has released before it said so."""
-        for key in keys:
-            if self.handoffs.release(target.worker_id, target.epoch, key):
-                self._fail(key, ErrorCode.HANDOFF_LOST, f"its handoff never reached decode worker {target.worker_id}")
-
-    def _announce(self, sequence: PromptSequence, block_ids: list[int]) -> None:
-        """Let the decode worker pull these blocks while the prompt goes on; none: there will be no handoff."""
-        target = self.targets.proven(sequence.decode_worker_id, sequence.decode_epoch)
-        if target is None or target.is_shared:
-            return
-        sequence.was_announced = True
-        request_id, attempt = sequence.key
-        ids, num_tokens = pack_ids(block_ids), len(sequence.token_ids)
-        target.spoke.send(KVProgress(self.worker_id, self.epoch, request_id, attempt, num_tokens, ids))
 
     def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
         logger.warning("[%s #%d] %s", *key, message)

@@ -50,7 +50,7 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
         worker._from_router(message)
         target = worker.targets.by_id.get("d")
         if target is not None and is_from(connection_of(target.worker_id, target.epoch), message):
-            worker._from_decode(target, message)
+            worker.delivery.heed(target, message)
         rig.turn()
         for step in rig.steps:
             step.over = True

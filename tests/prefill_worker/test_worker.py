@@ -135,7 +135,7 @@ class Rig:
         """One turn of the loop and what it made others see."""
         self.worker.receive()
         self.worker.heed()
-        self.worker.sweep()
+        self.worker.delivery.sweep()
         self.worker.step()
         self.worker.beat()
         self.said += [message for _, message in self.router.receive()]
