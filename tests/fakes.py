@@ -139,7 +139,7 @@ class FakeWorker:
     def kill(self) -> None:
         """End at once, like SIGKILL: nobody is told."""
         self._stop.set()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
 
     def got(self, kind: type[Message]) -> list[Any]:

@@ -94,7 +94,7 @@ def _loaded_by(module: str) -> set[str]:
     """The top-level names of all modules that importing it loads."""
     code = f"import sys, {module}; print('\\n'.join(sys.modules))"
     loaded = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=200
     )
     return {name.split(".")[0] for name in loaded.stdout.split()}
 

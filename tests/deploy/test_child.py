@@ -34,5 +34,5 @@ async def test_a_child_gets_what_its_spec_adds(tmp_path: Path) -> None:
     log = io.StringIO()
     spec = ProcessSpec("worker", "stand_in", (), Kind.WORKER, {"CAP": "60", "HOME": "/theirs"})
     child = await Child.start(spec, {"PYTHONPATH": str(tmp_path), "HOME": "/home"}, Console(log, None))
-    assert await asyncio.wait_for(child.ended(), 30) == 0
+    assert await asyncio.wait_for(child.ended(), 60) == 0
     assert log.getvalue() == "60 /theirs\n"

@@ -41,7 +41,7 @@ def test_a_memory_server_is_healthy_while_its_loop_turns(tmp_path: Path, caplog:
         assert main([str(tmp_path / "socket")]) == 0
     finally:
         server.stop()
-        thread.join(10)
+        thread.join(60)
         server.close()
         unheard.close()
     assert not server.clients

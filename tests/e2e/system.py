@@ -42,7 +42,7 @@ class System:
         for process in self.processes.values():
             process.kill()
         for process in self.processes.values():
-            process.wait(10)
+            process.wait(TIMEOUT_S)
         self.directory.cleanup()
 
     def start(self, prefill: int = 1, decode: int = 1, *, memory: bool | None = None) -> Self:

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.storm.__main__ import main
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_no_client_notices_a_storm(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["--minutes", "0.25", "--interval-s", "2", "--seed", "1"])
     output = capsys.readouterr().out

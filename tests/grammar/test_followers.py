@@ -20,7 +20,7 @@ DIGITS = json.dumps({"grammars": [{"lark_grammar": "start: /[0-9]{40}/"}]})
 def outcomes(followers: Followers[int], num: int) -> list[tuple[int, Outcome]]:
     """So many, waited for."""
     found: list[tuple[int, Outcome]] = []
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while len(found) < num:
         found += followers.take()
         assert time.monotonic() < deadline_s, "it did not happen in time"
@@ -65,7 +65,7 @@ class Stuck(Follower):
         self.may_go_on = Event()
 
     def follow(self, grammars: Grammars, token_ids: Sequence[int]) -> Outcome:
-        assert self.may_go_on.wait(30)
+        assert self.may_go_on.wait(60)
         return super().follow(grammars, token_ids)
 
 

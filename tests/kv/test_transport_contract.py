@@ -49,11 +49,11 @@ class PeerProcess:
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def close(self) -> None:
         if self.process.poll() is None:
-            self.process.communicate("exit\n", timeout=20)
+            self.process.communicate("exit\n", timeout=60)
         else:
             self.process.communicate()
 
@@ -89,18 +89,49 @@ class Meeting:
         return make_transport(self.transport, self.device).open_peer(export or self.peer.export, self.device)
 
 
-@pytest.fixture(params=CASES)
-def meeting(request: pytest.FixtureRequest) -> Iterator[Meeting]:
-    transport, ours, theirs = request.param
+Case = tuple[str, str, str]
+
+
+@pytest.fixture(params=CASES, scope="module")
+def case(request: pytest.FixtureRequest) -> Case:
+    """Transport, our device, theirs."""
+    theirs: str = request.param[2]
     if theirs.startswith("cuda") and int(theirs[-1]) >= torch.cuda.device_count():
         pytest.skip(f"no {theirs} here")
-    device = torch.device(ours)
-    peer = PeerProcess(transport, theirs)
+    of_param: Case = request.param
+    return of_param
+
+
+@pytest.fixture(scope="module")
+def peer(case: Case) -> Iterator[PeerProcess]:
+    """One that lives on: a process takes a while to start."""
+    yield from lives(case)
+
+
+def lives(case: Case) -> Iterator[PeerProcess]:
+    peer = PeerProcess(case[0], case[2])
+    yield peer
+    peer.close()
+
+
+def meet(case: Case, peer: PeerProcess) -> Iterator[Meeting]:
+    transport, device = case[0], torch.device(case[1])
     memory = make_transport(transport, device).allocate(NUM_BLOCKS * LAYOUT.block_bytes, device, f"ours-{os.getpid()}")
     pool = KVPool(LAYOUT, memory)
     yield Meeting(peer, pool, device, transport)
-    peer.close()
     pool.close()
+
+
+@pytest.fixture
+def meeting(case: Case, peer: PeerProcess) -> Iterator[Meeting]:
+    yield from meet(case, peer)
+
+
+@pytest.fixture
+def last_meeting(case: Case) -> Iterator[Meeting]:
+    """With a peer of its own, which may die."""
+    for peer in lives(case):
+        yield from meet(case, peer)
 
 
 def wait(pull: Pull) -> None:
@@ -160,7 +191,8 @@ def test_a_path_that_delivers_other_bytes_is_no_path(meeting: Meeting) -> None:
     opened.close()
 
 
-def test_blocks_survive_the_death_of_their_owner_until_we_let_go(meeting: Meeting) -> None:
+def test_blocks_survive_the_death_of_their_owner_until_we_let_go(last_meeting: Meeting) -> None:
+    meeting = last_meeting
     meeting.peer.fill(9)
     opened = meeting.open()
     pull = opened.pull([7, 8], meeting.pool, [1, 2])
@@ -171,8 +203,9 @@ def test_blocks_survive_the_death_of_their_owner_until_we_let_go(meeting: Meetin
     opened.close()
 
 
-def test_a_dead_peer_cannot_be_opened(meeting: Meeting) -> None:
-    meeting.peer.process.communicate("exit\n", timeout=20)
+def test_a_dead_peer_cannot_be_opened(last_meeting: Meeting) -> None:
+    meeting = last_meeting
+    meeting.peer.process.communicate("exit\n", timeout=60)
     with pytest.raises(TransferFailed, match="worker p"):
         meeting.open()
 

@@ -67,17 +67,18 @@ class WrongSetting(Exception):
 
 def test_what_fails_meanwhile_ends_the_reading(tmp_path: Path) -> None:
     sources = [torch.randn(16) for _ in range(4000)]
-    path, begun = tmp_path / "a", threading.Event()
+    path, begun, failed = tmp_path / "a", threading.Event(), threading.Event()
     parts = [Part(path, offset, torch.float32, torch.zeros(16)) for offset in write(path, *sources)]
 
-    def first_is_slow(done: int, total: int) -> None:
-        if not begun.is_set():
-            begun.set()
-            time.sleep(0.2)
+    def is_slow(done: int, total: int) -> None:
+        begun.set()
+        failed.wait(60)
+        time.sleep(0.001)
 
-    reading = Upload(parts, torch.device("cpu"), first_is_slow)
+    reading = Upload(parts, torch.device("cpu"), is_slow)
     with pytest.raises(WrongSetting), reading:
-        assert begun.wait(10)
+        assert begun.wait(60)
+        failed.set()
         raise WrongSetting
     assert 0 < reading.loaded_bytes < reading.total_bytes
     assert not any(thread.name.startswith("upload") for thread in threading.enumerate())

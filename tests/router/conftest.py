@@ -184,7 +184,7 @@ class Client:
     """The openai client of one cluster, and what the fakes' model would say."""
 
     def __init__(self, cluster: Cluster, tokenizer: tokenizers.Tokenizer) -> None:
-        self.openai = openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=30.0)
+        self.openai = openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=100.0)
         self.completions = self.openai.completions
         self.model: FakeModel = cluster.model
         self.tokenizer = tokenizer

@@ -129,7 +129,7 @@ async def test_usage_of_a_stream(client: Client) -> None:
 
 async def test_the_client_that_blocks(client: Client, cluster: Cluster) -> None:
     def talk() -> tuple[str | None, str]:
-        with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=30.0) as blocking:
+        with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=100.0) as blocking:
             fields: dict[str, Any] = {"model": "tiny", "messages": [USER], "max_tokens": 12, "temperature": 0}
             whole = blocking.chat.completions.create(**fields)
             stream = blocking.chat.completions.create(stream=True, **fields)

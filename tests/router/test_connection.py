@@ -15,7 +15,7 @@ from router import connection
 from router.connection import Connection
 from tests.router.conftest import Cluster, StartCluster
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 HOST = b"Host: x\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 GZIP = POST + b"Content-Encoding: gzip\r\n"

@@ -299,7 +299,7 @@ async def test_after_the_death_of_a_worker_nothing_is_shown_twice_and_the_same_e
 
 async def test_the_client_that_blocks(client: Client, cluster: Cluster) -> None:
     def ask() -> tuple[str, str]:
-        with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=30.0) as blocking:
+        with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=100.0) as blocking:
             fields: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
             whole = blocking.completions.create(**fields)
             streamed = "".join(

@@ -155,11 +155,11 @@ async def test_nobody_reads_the_body_of_a_request_that_is_not_taken(start_cluste
 
     first = asyncio.create_task(status())
     await cluster.until(lambda: cluster.service.bodies.num_open == 1, "a body that does not come")
-    assert b"429" in await asyncio.wait_for(status(), 10)
+    assert b"429" in await asyncio.wait_for(status(), 60)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     cluster.service.dispatcher.draining = True
-    assert b"503" in await asyncio.wait_for(status(), 10)
+    assert b"503" in await asyncio.wait_for(status(), 60)
 
 
 async def test_a_process_that_cannot_be_started_is_an_error_of_the_request(
