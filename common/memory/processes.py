@@ -24,13 +24,10 @@ class Processes:
         """Take the descriptor over; raises Misbehaved if it is none of a process."""
         if pidfd is None:
             raise Misbehaved("no descriptor of its process came along")
-        if client in self._pidfds:
+        if client in self._pidfds or not _is_pidfd(pidfd):
             os.close(pidfd)
-            raise Misbehaved("it has said who it is already")
+            raise Misbehaved("it greets twice, or with a descriptor of something else than its process")
         self._pidfds[client] = pidfd
-        with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as lines:
-            if not any(line.startswith("Pid:") for line in lines):
-                raise Misbehaved("what came along is no descriptor of a process")
 
     def leave(self, client: int) -> int | None:
         """Its connection has ended; returns the descriptor that becomes readable when its process has."""
@@ -55,3 +52,8 @@ class Processes:
     def close(self) -> None:
         for pidfd in self._pidfds.values():
             os.close(pidfd)
+
+
+def _is_pidfd(descriptor: int) -> bool:
+    with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:
+        return any(line.startswith("Pid:") for line in lines)

@@ -4,6 +4,8 @@ import mmap
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.device.pool_memory import ServedPool
 from common.errors import ConfigError, MemoryLost, MemoryShort
+from common.kv.transport import make_transport
 from common.memory import client as client_module
 from common.memory import server as server_module
 from common.memory.backing import Backing, HostBacking, Memory
@@ -23,9 +27,18 @@ from common.memory.client import MemoryClient, WeightsClaim
 from common.memory.mapping import Mapping
 from common.memory.server import MemoryServer
 from common.wire.frames import encode
-from common.wire.memory_messages import MemoryHello, RegionState, WeightsFilled, WeightsProgress, WeightsWanted
+from common.wire.kv_layout import PROOF_BLOCK
+from common.wire.memory_messages import (
+    BlocksWanted,
+    MemoryHello,
+    RegionState,
+    WeightsFilled,
+    WeightsProgress,
+    WeightsWanted,
+)
 from common.wire.messages import Message
 from tests.announcing import announcer
+from tests.messages import LAYOUT
 from tests.wire.values import messages
 
 SIZE = 3 * mmap.PAGESIZE + 100
@@ -203,6 +216,63 @@ def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(backed: 
         dead.bind(str(abandoned))
     with closing(announcer()) as unheard, closing(MemoryServer(abandoned, HostBacking(), unheard)):
         assert abandoned.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture
+def holder(backed: Backed) -> Iterator[subprocess.Popen[str]]:
+    """A worker that has leased 3 blocks of 8."""
+    command = [sys.executable, "-m", "tests.memory.holder_process", str(backed.path), "9", "3"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "leased\n"
+        yield process
+        process.kill()
+
+
+def test_blocks_of_who_hung_up_are_nobodys_until_its_process_is_over(
+    backed: Backed, holder: subprocess.Popen[str]
+) -> None:
+    [pool] = backed.server.pools.pools.values()
+    assert backed.server.pools.usage() == (8, 5)
+    assert holder.stdin is not None and holder.stdout is not None
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    assert holder.stdout.readline() == "closed\n"
+    neighbour = backed.connect("prefill-0")
+    assert neighbour.claim_pool(LAYOUT, 100).num_blocks == 9, "it is there, and as large as who came first wanted it"
+    eventually(lambda: pool.index.num_quarantined.total() == 3)
+    assert backed.server.pools.usage() == (8, 5)
+    holder.kill()
+    eventually(lambda: backed.server.pools.usage() == (8, 8))
+
+
+def test_a_pool_that_is_not_the_one_it_is_said_to_be_is_not_used(backed: Backed) -> None:
+    client = backed.connect()
+    owner = ServedPool(client)
+    made = owner.make(LAYOUT, 9, make_transport("auto", CPU), CPU)
+    assert made.pool.num_blocks == 9 and made.shared is not None
+    assert made.shared.pool_id == made.pool.pool_id
+    other = ServedPool(backed.connect("decode-0"))
+    made.pool.write_block(PROOF_BLOCK, bytearray(LAYOUT.block_bytes))
+    with pytest.raises(ConfigError, match="its proof block has other bytes"):
+        other.make(LAYOUT, 9, make_transport("auto", CPU), CPU)
+
+
+def test_who_greets_without_its_process_or_twice_is_let_go(backed: Backed) -> None:
+    with raw(backed, framed(HELLO)) as connection:
+        assert is_let_go(connection)
+    with raw(backed) as connection, open("/dev/null", "rb") as file:
+        socket.send_fds(connection, [framed(HELLO)], [file.fileno()])
+        assert is_let_go(connection)
+    with raw(backed, HELLO, HELLO) as connection:
+        assert is_let_go(connection)
+    eventually(lambda: not backed.server.clients)
+    num_files = len(os.listdir("/proc/self/fd"))
+    with raw(backed, HELLO) as connection:
+        for _ in range(50):
+            socket.send_fds(connection, [framed(BlocksWanted(0))[:1]], [0] * 10)
+        assert is_let_go(connection)
+    eventually(lambda: not backed.server.clients)
+    assert len(os.listdir("/proc/self/fd")) <= num_files + 1
 
 
 def raw(backed: Backed, *parts: Message | bytes) -> socket.socket:

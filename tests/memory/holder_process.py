@@ -1,0 +1,26 @@
+"""A worker of another process: leases blocks, hangs up when told to, and lives on until it is killed."""
+
+import sys
+import time
+from pathlib import Path
+
+from common.memory.client import MemoryClient
+from common.wire.memory_messages import BlocksLeased, BlocksWanted
+from tests.messages import LAYOUT
+
+
+def main(path: Path, num_blocks: int, num_leased: int) -> None:
+    client = MemoryClient(path, "decode-0", 1, is_decoding=True)
+    client.claim_pool(LAYOUT, num_blocks)
+    client.send(BlocksWanted(num_leased))
+    while not any(isinstance(message, BlocksLeased) for message in client.receive()):
+        time.sleep(0.005)
+    print("leased", flush=True)
+    sys.stdin.readline()
+    client.close()
+    print("closed", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
