@@ -276,14 +276,22 @@ class KVSection:
     """The block pool of a worker."""
 
     block_size: int = option(16, "tokens a block", choices=(16, 32, 64))
-    pool_bytes: int = option(0, "size of the pool; 0 follows memory_fraction", within=(0, MAX_POOL_BYTES))
+    pool_bytes: int = option(
+        0,
+        "size of the pool, as the first of its workers has it if they share one; 0 follows memory_fraction",
+        within=(0, MAX_POOL_BYTES),
+    )
     memory_fraction: float = option(
         0.85,
-        "share of the device's memory for this process (GPU); its weights are included, a memory server's are not",
+        "share of a GPU's memory for this process, its weights included; with a memory server for all workers of its "
+        "pool, its weights not included",
         within=(0.01, 0.98),
     )
+    sharers: int = option(
+        1, "workers that share a memory server's pool: each leaves room for the steps of all", within=(1, 64)
+    )
     cpu_pool_bytes: int = option(
-        268_435_456, "size of the pool on a CPU when pool_bytes is 0", within=(1 << 20, MAX_POOL_BYTES)
+        268_435_456, "size of the pool on a CPU when pool_bytes is 0, likewise", within=(1 << 20, MAX_POOL_BYTES)
     )
     transport: str = option(
         "auto",

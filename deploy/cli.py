@@ -5,7 +5,7 @@ import asyncio
 import sys
 from dataclasses import replace
 
-from common.config import DAY_S, DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config
+from common.config import DAY_S, DECODE_SECTIONS, MEMORY_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config
 from common.errors import ConfigError
 from common.options import add_flags, from_flags, number
 from common.wire.messages import Role
@@ -16,7 +16,7 @@ from deploy.serve import Fleet, serve, with_model, with_port
 
 MAX_WORKERS = 256
 """Of one kind on a machine."""
-ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + PREFILL_SECTIONS + DECODE_SECTIONS))
+ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + PREFILL_SECTIONS + DECODE_SECTIONS + MEMORY_SECTIONS))
 
 
 def main() -> None:
@@ -110,8 +110,8 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         choices=MEMORY_MODES,
         default="auto",
         help="a memory server for each device: its workers have one copy of the weights, which outlives them, so that "
-        "one that is started again does not load them; off gives each worker its own; auto is on for workers on a CPU "
-        "(default: auto)",
+        "one that is started again does not load them, and one pool of KV blocks, in which prompts change hands "
+        "without a copy; off gives each worker its own; auto is on for workers on a CPU (default: auto)",
     )
     parser.add_argument(
         "--standby",
@@ -119,9 +119,8 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="one worker more of this kind on each device that has any: as ready as they are, and without requests "
         "until one of them dies or leaves, so that its streams do not wait for its restart. It costs what a process "
-        "takes and a KV pool of its own, on a GPU a quarter of what a worker of its kind gets, off the pools of all, "
-        "on a CPU one like theirs; weights it shares with them if there is a memory server, and on GPUs there has to "
-        "be one, --memory on (default: none)",
+        "takes; weights and KV blocks it shares with them if there is a memory server, and on GPUs there has to be "
+        "one, --memory on (default: none)",
     )
     _add_mps(parser)
 

@@ -12,7 +12,6 @@ from common.config import (
     PREFILL_SECTIONS,
     ROUTER_SECTIONS,
     Config,
-    MemorySection,
     NetSection,
 )
 from common.errors import ConfigError
@@ -93,7 +92,8 @@ def _memory_name(gpu: Gpu | None) -> str:
 
 
 def _memory_server(config: Config, gpu: Gpu | None, path: str) -> ProcessSpec:
-    section = MemorySection(id=_memory_name(gpu), socket=path, device="cpu" if gpu is None else f"cuda:{gpu.index}")
+    device = "cpu" if gpu is None else f"cuda:{gpu.index}"
+    section = replace(config.memory, id=_memory_name(gpu), socket=path, device=device)
     flags = to_flags(replace(config, memory=section), MEMORY_SECTIONS)
     return ProcessSpec(_memory_name(gpu), "common.memory", tuple(flags), Kind.MEMORY)
 
@@ -128,7 +128,7 @@ def _worker_config(
     return replace(
         config,
         worker=replace(section, device=f"cuda:{mine.gpu.index}"),
-        kv=replace(config.kv, memory_fraction=share),
+        kv=replace(config.kv, memory_fraction=share, sharers=len(mine.neighbours(everyone)) if memory_socket else 1),
     )
 
 

@@ -1,6 +1,7 @@
 """Which worker runs on which GPU, and how much of the machine each may take: pure rules, no processes.
 
-Invariant: the shares of the workers on one GPU never add up to more than the share given for it.
+Invariant: the shares of the workers on one GPU that have pools of their own never add up to more than the share
+given for it; those that share a pool have one share together.
 """
 
 import re
@@ -13,9 +14,7 @@ from common.errors import ConfigError
 from common.wire.messages import Role
 
 POOL_WEIGHTS = {Role.PREFILL: 1.0, Role.DECODE: 2.0}
-"""How workers on one GPU divide what is left for KV: a prompt's blocks soon move on, a reply's stay."""
-STANDBY_POOL = 0.25
-"""What a standby gets, beside a worker of its role."""
+"""How workers on one GPU divide what is left for pools of their own: a prompt's blocks soon move on, a reply's stay."""
 SERVER_BYTES = 600 * 10**6
 """What a memory server takes of a GPU beside the weights."""
 
@@ -37,10 +36,9 @@ class Placement:
     gpu: Gpu | None
     standby: int = 0
 
-    @property
-    def pool_weight(self) -> float:
-        """Its part of what workers on one GPU have for KV."""
-        return POOL_WEIGHTS[self.role] * (STANDBY_POOL if self.standby else 1.0)
+    def neighbours(self, everyone: "Sequence[Placement]") -> "list[Placement]":
+        """Those on the same device, itself among them."""
+        return [other for other in everyone if other.gpu == self.gpu]
 
 
 def choose_gpus(device: str, wanted: str, detected: Sequence[Gpu]) -> list[Gpu]:
@@ -98,12 +96,13 @@ def memory_fraction(
     """The share of its GPU's memory that one worker may take.
 
     First the weights: a copy for each worker on the GPU, which its share includes, or one with the memory server,
-    which it does not. What is left of `total` is divided by `pool_weight`. Raises ConfigError when the weights leave
-    less than a tenth of `total`, and for a standby that would have weights of its own.
+    which it does not. What is left of `total` is for the pool that all share at the memory server, or is divided by
+    `POOL_WEIGHTS`. Raises ConfigError when the weights leave less than a tenth of `total`, and for a standby that would
+    have weights of its own.
     """
     if mine.gpu is None:
         raise ValueError(f"{mine.name} is not on a GPU")
-    neighbours = [other for other in everyone if other.gpu == mine.gpu]
+    neighbours = mine.neighbours(everyone)
     if not has_server and any(other.standby for other in neighbours):
         raise ConfigError(
             f"a standby on GPU {mine.gpu.index} would have a copy of the weights for itself; set --memory on, with "
@@ -117,9 +116,11 @@ def memory_fraction(
             f"GPU {mine.gpu.index}: {weights_bytes / 1e9:.1f} GB of weights {copies} do not leave room for KV in "
             f"{total:.0%} of {mine.gpu.memory_bytes / 1e9:.1f} GB; use fewer workers a GPU or a smaller model"
         )
-    all_pools = sum(other.pool_weight for other in neighbours)
-    own = 0.0 if has_server or not mine.gpu.memory_bytes else weights_bytes / mine.gpu.memory_bytes
-    share = own + left * mine.pool_weight / all_pools
+    if has_server:
+        return int(left * 10_000) / 10_000
+    all_pools = sum(POOL_WEIGHTS[other.role] for other in neighbours)
+    own = weights_bytes / mine.gpu.memory_bytes if mine.gpu.memory_bytes else 0.0
+    share = own + left * POOL_WEIGHTS[mine.role] / all_pools
     return int(share * 10_000) / 10_000  # rounded down, so that the sum stays below the total
 
 

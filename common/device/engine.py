@@ -281,8 +281,7 @@ def _num_blocks(config: Config, layout: KVLayout, device: torch.device, activati
         pool_bytes = int(
             config.kv.memory_fraction * total_bytes
             - torch.cuda.memory_allocated(device)
-            - activation_bytes
-            - CUDA_CONTEXT_BYTES
+            - config.kv.sharers * (activation_bytes + CUDA_CONTEXT_BYTES)
         )
     if pool_bytes < 4 * layout.block_bytes:
         raise ConfigError(

@@ -11,6 +11,8 @@ from common.memory.exchange import Misbehaved
 class Processes:
     """By client; holds a descriptor of each, which stays that process's whatever becomes of its number.
 
+    Readable when one has ended that was waited for.
+
     Args:
         settle_s: how long after its end a process may still write.
     """
@@ -19,6 +21,7 @@ class Processes:
         self.settle_s, self._clock = settle_s, clock
         self._pidfds: dict[int, int] = {}
         self._leaving: dict[int, float | None] = {}  # and since when their process is over
+        self._ends = select.epoll()
 
     def add(self, client: int, pidfd: int | None) -> None:
         """Take the descriptor over; raises Misbehaved if it is none of a process."""
@@ -29,27 +32,30 @@ class Processes:
             raise Misbehaved("it greets twice, or with a descriptor of something else than its process")
         self._pidfds[client] = pidfd
 
-    def leave(self, client: int) -> int | None:
-        """Its connection has ended; returns the descriptor that becomes readable when its process has."""
-        pidfd = self._pidfds.get(client)
-        if pidfd is not None:
+    def leave(self, client: int) -> None:
+        """Its connection has ended: wait for its process to end, if it has said which that is."""
+        if client in self._pidfds:
             self._leaving[client] = None
-        return pidfd
+            self._ends.register(self._pidfds[client], select.EPOLLIN | select.EPOLLONESHOT)
 
     def over(self) -> list[int]:
-        """Clients that have left and write no more; those that never said who they are have no part in it."""
-        now_s, over = self._clock(), []
-        for client, since_s in list(self._leaving.items()):
-            if since_s is None and not select.select([self._pidfds[client]], [], [], 0)[0]:
-                continue
-            self._leaving[client] = since_s = now_s if since_s is None else since_s
-            if now_s - since_s >= self.settle_s:
-                del self._leaving[client]
-                os.close(self._pidfds.pop(client))
-                over.append(client)
+        """Clients that have left and write no more, each once."""
+        now_s = self._clock()
+        ended = {pidfd for pidfd, _ in self._ends.poll(0)}
+        for client, since_s in self._leaving.items():
+            if since_s is None and self._pidfds[client] in ended:
+                self._leaving[client] = now_s
+        over = [c for c, since_s in self._leaving.items() if since_s is not None and now_s - since_s >= self.settle_s]
+        for client in over:
+            del self._leaving[client]
+            os.close(self._pidfds.pop(client))
         return over
 
+    def fileno(self) -> int:
+        return self._ends.fileno()
+
     def close(self) -> None:
+        self._ends.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)
 

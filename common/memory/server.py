@@ -104,6 +104,7 @@ class MemoryServer:
         self.listener = _bound(path)
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
+        self.selector.register(self.processes, selectors.EVENT_READ)
         announcer.announce()
 
     def run(self) -> None:
@@ -119,8 +120,6 @@ class MemoryServer:
         for key, _ in self.selector.select(wait_s):
             if key.fileobj is self.listener:
                 self._accept()
-            elif key.data is None:  # a process that `_tend` waits for
-                self.selector.unregister(key.fileobj)
             elif (client := self.clients.get(key.data)) is not None:
                 self._serve(client)
         self._tend()
@@ -288,8 +287,7 @@ class MemoryServer:
         self.selector.unregister(client.channel)
         client.channel.close()
         del self.clients[client.number]
-        if (pidfd := self.processes.leave(client.number)) is not None:
-            self.selector.register(pidfd, selectors.EVENT_READ)
+        self.processes.leave(client.number)
         self._answer([*self.regions.leave(client.number), *self.pools.leave(client.number)])
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -218,7 +218,7 @@ def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(backed: 
         assert abandoned.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.fixture
+@contextmanager
 def holder(backed: Backed) -> Iterator[subprocess.Popen[str]]:
     """A worker that has leased 3 blocks of 8."""
     command = [sys.executable, "-m", "tests.memory.holder_process", str(backed.path), "9", "3"]
@@ -228,21 +228,30 @@ def holder(backed: Backed) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_blocks_of_who_hung_up_are_nobodys_until_its_process_is_over(
-    backed: Backed, holder: subprocess.Popen[str]
-) -> None:
-    [pool] = backed.server.pools.pools.values()
-    assert backed.server.pools.usage() == (8, 5)
-    assert holder.stdin is not None and holder.stdout is not None
-    holder.stdin.write("\n")
-    holder.stdin.flush()
-    assert holder.stdout.readline() == "closed\n"
+def test_blocks_of_who_hung_up_are_nobodys_until_its_process_is_over(backed: Backed) -> None:
     neighbour = backed.connect("prefill-0")
-    assert neighbour.claim_pool(LAYOUT, 100).num_blocks == 9, "it is there, and as large as who came first wanted it"
-    eventually(lambda: pool.index.num_quarantined.total() == 3)
-    assert backed.server.pools.usage() == (8, 5)
-    holder.kill()
+    assert neighbour.claim_pool(LAYOUT, 9).num_blocks == 9
+    [pool] = backed.server.pools.pools.values()
+    with holder(backed) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "closed\n"
+        late = backed.connect("prefill-1")
+        assert late.claim_pool(LAYOUT, 100).num_blocks == 9, "it is as large as who came first wanted it"
+        eventually(lambda: pool.index.num_quarantined.total() == 3)
+        assert backed.server.pools.usage() == (8, 5)
     eventually(lambda: backed.server.pools.usage() == (8, 8))
+
+
+def test_who_is_killed_again_and_again_takes_nothing_along(backed: Backed) -> None:
+    neighbour = backed.connect("prefill-0")
+    neighbour.claim_pool(LAYOUT, 9)
+    for _ in range(4):
+        with holder(backed):
+            assert backed.server.pools.usage() == (8, 5)
+        eventually(lambda: backed.server.pools.usage() == (8, 8))
+    assert not backed.server.processes._leaving and len(backed.server.processes._pidfds) == 1
 
 
 def test_a_pool_that_is_not_the_one_it_is_said_to_be_is_not_used(backed: Backed) -> None:
