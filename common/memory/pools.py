@@ -8,6 +8,7 @@ While somebody waits all others are asked to give back what they hold in hand. K
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, OfferKey
@@ -37,6 +38,15 @@ class User:
     client: int
     worker: tuple[str, int]  # id and epoch
     is_decoding: bool
+
+
+class Usage(NamedTuple):
+    """What becomes of blocks; those that are left are leased."""
+
+    num_blocks: int
+    num_free: int
+    num_offered: int
+    num_quarantined: int
 
 
 @dataclass(slots=True)
@@ -140,10 +150,15 @@ class Pools:
             return []
         return self._deal(pool)
 
-    def usage(self) -> tuple[int, int]:
-        """Blocks of all pools, and those of them that are free."""
+    def usage(self) -> Usage:
+        """Of all pools together."""
         indexes = [pool.index for pool in self.pools.values()]
-        return sum(index.num_blocks - 1 for index in indexes), sum(index.num_free for index in indexes)
+        return Usage(
+            num_blocks=sum(index.num_blocks - 1 for index in indexes),
+            num_free=sum(index.num_free for index in indexes),
+            num_offered=sum(index.num_offered for index in indexes),
+            num_quarantined=sum(index.num_quarantined.total() for index in indexes),
+        )
 
     def close(self) -> None:
         for pool in self.pools.values():

@@ -263,14 +263,16 @@ class MemoryServer:
             self._answer(self.pools.cure(number))
 
     def _heartbeat(self) -> MemoryHeartbeat:
-        num_blocks, num_free = self.pools.usage()
+        usage = self.pools.usage()
         return MemoryHeartbeat(
             server_id=self.announcer.ready.server_id,
             epoch=self.announcer.ready.epoch,
             weights_bytes=min(self.regions.num_bytes, MAX_BYTES),
             free_bytes=min(self.backing.free_bytes(), MAX_BYTES),
-            num_blocks=num_blocks,
-            num_free_blocks=num_free,
+            num_blocks=usage.num_blocks,
+            num_free_blocks=usage.num_free,
+            num_offered_blocks=usage.num_offered,
+            num_quarantined_blocks=usage.num_quarantined,
             worker_ids=tuple(client.worker[0] for client in self.clients.values() if client.worker),
         )
 

@@ -131,7 +131,10 @@ class System:
         return {worker["id"] for worker in workers if worker["standby"] and worker["standby"]["in_reserve"]}
 
     def all_blocks_free(self) -> bool:
-        return all(free == blocks for free, blocks in self.free_blocks().values())
+        """Nothing is used by a worker, on its way between two, or kept for one that is gone."""
+        pools = [server for server in self.health()["memory_servers"] if server["blocks"] is not None]
+        on_their_way = [server["offered_blocks"] + server["quarantined_blocks"] for server in pools]
+        return not any(on_their_way) and all(free == blocks for free, blocks in self.free_blocks().values())
 
     def until(self, condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
         """Wait for a condition."""

@@ -392,14 +392,14 @@ def test_a_pool_ends_with_its_last_user_and_not_before_that_one_writes_no_more()
     rig.pools.cure(0)
     assert rig.made[0].is_closed and not rig.pools.pools
     rig.pools.want(User(3, ("w3", 1), False), LAYOUT, 7)
-    assert rig.pools.usage() == (6, 6)
+    assert rig.pools.usage() == (6, 6, 0, 0)
 
 
 def test_other_layouts_have_pools_of_their_own_and_blocks_beyond_reason_are_refused() -> None:
     rig = Rig()
     other = KVLayout("model", 2, 1, 1, 1, "float16")
     rig.pools.want(User(2, ("w2", 1), True), other, 5)
-    assert rig.pools.usage() == (CAPACITY + 4, CAPACITY + 4)
+    assert rig.pools.usage() == (CAPACITY + 4, CAPACITY + 4, 0, 0)
     with pytest.raises(Misbehaved, match="at most"):
         rig.pools.want(User(3, ("w3", 1), True), KVLayout("m", 1 << 16, 8, 1 << 10, 16, "float16"), 5)
 
