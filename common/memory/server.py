@@ -260,7 +260,10 @@ class MemoryServer:
             except Gone as gone:
                 self._part(client, gone)
         for number in self.processes.over():
+            before = self.pools.usage().num_quarantined
             self._answer(self.pools.cure(number))
+            if (count := before - self.pools.usage().num_quarantined) > 0:
+                logger.info("%d KV blocks of a process that is over are free", count)
 
     def _heartbeat(self) -> MemoryHeartbeat:
         usage = self.pools.usage()
@@ -290,7 +293,10 @@ class MemoryServer:
         client.channel.close()
         del self.clients[client.number]
         self.processes.leave(client.number)
+        before = self.pools.usage().num_quarantined
         self._answer([*self.regions.leave(client.number), *self.pools.leave(client.number)])
+        if (count := self.pools.usage().num_quarantined - before) > 0:
+            logger.info("%s: its %d KV blocks are kept until its process is over", client, count)
 
 
 def _bound(path: Path) -> socket.socket:
