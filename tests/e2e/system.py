@@ -95,13 +95,19 @@ class System:
         return [part for pair in pairs if not pair[0].startswith(other) for part in pair]
 
     def wait_ready(self, prefill: int, decode: int) -> None:
-        """Until every pair of workers has a proven path."""
+        """Until so many are here and every pair has a proven path, and nobody holds what a proof borrowed.
+
+        Whose last heartbeat was amid its proof seems to be half full, and the others get all requests.
+        """
 
         def ready() -> bool:
             for name, process in self.processes.items():
                 assert process.poll() is None, f"{name} exited\n{self.log(name)}"
             health = self.health()
-            return len(health["kv_paths"]) >= prefill * decode and all(not p["error"] for p in health["kv_paths"])
+            workers, paths = health["workers"], health["kv_paths"]
+            are_here = len(workers["prefill"]) >= prefill and len(workers["decode"]) >= decode
+            have_met = len(paths) >= prefill * decode and not any(path["error"] for path in paths)
+            return are_here and have_met and self.all_blocks_free()
 
         self.until(ready, START_TIMEOUT_S)
 

@@ -15,7 +15,7 @@ from tests.e2e.test_adjusted import wanted
 
 LINES = ("ROMEO:\nBut soft", "The king is dead", "JULIET:\n", "First Citizen:\nBefore we proceed")
 DEMO = ROOT / "deploy" / "demo_model"
-MAX_TOKENS = 150
+MAX_TOKENS = 60
 Law = Callable[[list[int], int, list[str]], str]
 
 

@@ -11,7 +11,7 @@ from tests.e2e.held_system import FEW, HeldSystem, begun
 from tests.e2e.system import START_TIMEOUT_S, TIMEOUT_S, System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
-MAX_TOKENS = 150
+MAX_TOKENS = 60
 
 
 def mappings(system: System, name: str) -> set[tuple[str, str]]:

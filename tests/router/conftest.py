@@ -148,8 +148,12 @@ StartCluster = Callable[..., Awaitable[Cluster]]
 
 
 @pytest.fixture
-async def start_cluster(model_dir: Path, model: FakeModel) -> AsyncIterator[StartCluster]:
-    """Start a router without workers; options of [router] as keywords."""
+async def start_cluster(
+    model_dir: Path, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[StartCluster]:
+    """Start a router without workers, whose helpers have time; options of [router] as keywords."""
+    monkeypatch.setattr("router.grammar_checks.DEADLINE_S", 100.0)
+    monkeypatch.setattr("router.reader.SHORT_DEADLINE_S", 100.0)
     clusters: list[Cluster] = []
 
     async def start(endpoint: str = "", **router: Any) -> Cluster:

@@ -89,6 +89,6 @@ def call_of(strategy: Any, url: str) -> Callable[[], None]:
     @settings(max_examples=NUM_EXAMPLES, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
     @given(case=strategy)
     def call(case: Any) -> None:
-        case.call_and_validate(base_url=url, checks=PROMISES)
+        case.call_and_validate(base_url=url, checks=PROMISES, timeout=100)
 
     return call
