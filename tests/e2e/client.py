@@ -19,16 +19,21 @@ class Completion:
 
     text: str = ""
     finish_reason: str | None = None
-    num_chunks: int = 0
     usage: dict[str, int] = field(default_factory=dict)
     error: Any = None
+
+    @property
+    def num_tokens(self) -> int:
+        """That have arrived; several may come in one event."""
+        return self.usage.get("completion_tokens", 0)
 
 
 async def complete(
     session: aiohttp.ClientSession, url: str, prompt: str | list[int], into: Completion | None = None, **fields: Any
 ) -> Completion:
     """Stream one completion to its end; `into` shows it growing."""
-    body = {"prompt": prompt, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}, **fields}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": prompt, "temperature": 0, "stream": True, "stream_options": options, **fields}
     completion = into or Completion()
     async with session.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT) as response:
         if response.status != 200:
@@ -47,7 +52,6 @@ def add(completion: Completion, chunk: dict[str, Any]) -> None:
     for choice in chunk.get("choices", []):
         completion.text += choice["text"]
         completion.finish_reason = choice["finish_reason"] or completion.finish_reason
-        completion.num_chunks += 1
     completion.usage = chunk.get("usage") or completion.usage
 
 

@@ -28,9 +28,9 @@ class HeldSystem(System):
         self.holds.prompt_steps.release()
 
 
-async def begun(task: "asyncio.Task[Any]", streams: list[Completion], num_chunks: int = FEW) -> None:
+async def begun(task: "asyncio.Task[Any]", streams: list[Completion], num_tokens: int = FEW) -> None:
     """Until each of the streams of a task has that much."""
-    while min(stream.num_chunks for stream in streams) < num_chunks:
+    while min(stream.num_tokens for stream in streams) < num_tokens:
         assert not task.done(), f"over before it was to begin: {streams}"
         await asyncio.sleep(0.005)
 

@@ -74,10 +74,10 @@ async def test_the_only_prefill_worker_dies_and_prompts_are_computed_by_the_deco
         streams = [Completion() for _ in asked]
         system.holds.prompt_steps.set(12)  # of the forty that it takes
         task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=MAX_TOKENS, ignore_eos=True))
-        while not any(stream.num_chunks for stream in streams):
+        while not any(stream.num_tokens for stream in streams):
             await asyncio.sleep(0.005)
         await asyncio.to_thread(system.kill, "prefill-0")
-        assert not all(stream.num_chunks for stream in streams)
+        assert not all(stream.num_tokens for stream in streams)
         system.release()
         reference = Reference(directory, model)
         assert [c.text for c in await task] == [reference.text(p, MAX_TOKENS, ignore_eos=True) for p in asked]

@@ -174,11 +174,11 @@ async def test_grammars_go_on_where_they_were_when_workers_die(system: HeldSyste
     schemas = [random_root(random.Random(2000 + seed)) for seed in range(8)]
     undisturbed, disturbed = [Completion() for _ in schemas], [Completion() for _ in schemas]
     await complete_schemas(system.url, schemas, undisturbed)
-    lengths = [completion.num_chunks for completion in undisturbed]
+    lengths = [completion.num_tokens for completion in undisturbed]
     running = asyncio.create_task(complete_schemas(system.url, schemas, disturbed))
-    for name, num_chunks in (("decode-0", 8), ("prefill-0", 20), ("decode-1", 33)):
-        system.holds.texts.set(num_chunks)
-        while any(now.num_chunks < min(num_chunks, end) for now, end in zip(disturbed, lengths, strict=True)):
+    for name, num_tokens in (("decode-0", 8), ("prefill-0", 20), ("decode-1", 33)):
+        system.holds.texts.set(num_tokens)
+        while any(now.num_tokens < min(num_tokens, end) for now, end in zip(disturbed, lengths, strict=True)):
             await asyncio.sleep(0.005)
             assert not running.done(), f"it was over too soon: {lengths}"
         system.kill(name)
