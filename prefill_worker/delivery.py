@@ -101,6 +101,10 @@ class Delivery:
             if (target := self.targets.proven(worker_id, epoch)) is not None:
                 target.spoke.send(question(keys))
 
+    def is_sending(self) -> bool:
+        """Whether an offer is not all with the memory server yet."""
+        return self.engine.shared is not None and self.engine.shared.is_sending
+
     def sweep(self) -> None:
         """Free what nobody claimed in time; the handoff or its release may be lost, and the router knows which."""
         for key in self.handoffs.expire(time.monotonic()):

@@ -207,7 +207,9 @@ class PrefillWorker:
 
     def _await_work(self) -> None:
         """Sleep until a message comes, or until it is time to look whether a step is over."""
-        if not self.in_flight and self.guides.followers.num_pending:
+        if (not self.in_flight and self.guides.followers.num_pending) or (
+            not self.in_flight and self.delivery.is_sending()
+        ):
             time.sleep(LOOK_INTERVAL_S)
         elif not self.in_flight:  # what waits now waits for blocks: a message or a lease's end brings them
             self.poller.poll(IDLE_POLL_MS)

@@ -12,7 +12,7 @@ used. While somebody waits for blocks, all but a floor goes back: nobody can wai
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from common.errors import KVError, MemoryLost, OutOfBlocks
+from common.errors import KVError, OutOfBlocks
 from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksWanted, MemoryMessage
 from common.wire.packing import pack_ids, unpack_ids
 
@@ -20,8 +20,6 @@ LACKING_S = 1.0
 """How long what somebody lacked is kept for him."""
 PATIENCE_S = 0.1
 """For others to give back what they have at hand, before a sequence has to go."""
-ANSWER_S = 20.0
-"""For the server to give blocks, or to say that there are none."""
 
 
 class Magazine:
@@ -112,8 +110,6 @@ class Magazine:
         Args:
             level: blocks to have at hand.
             floor: blocks to have at hand although others wait for some.
-
-        Raises MemoryLost when the server has not answered for `ANSWER_S`.
         """
         if self._is_lost:
             return
@@ -138,8 +134,6 @@ class Magazine:
 
     def _want(self, count: int, now_s: float) -> None:
         """Say so if it is more than the server knows of, or less while that keeps others waiting."""
-        if self._wanted and not self._is_short and now_s - self._wanted_s > ANSWER_S:
-            raise MemoryLost(f"the memory server has not answered for {ANSWER_S:.0f} s")
         if count > self._wanted or (count < self._wanted and (self._is_short or not count)):
             self._wanted_s = self._wanted_s if self._wanted else now_s
             self._wanted = count

@@ -33,6 +33,7 @@ from common.wire.memory_messages import (
     KVDeclined,
     KVOffer,
     MemoryHello,
+    MemoryKnock,
     MemoryMessage,
     MemoryRefused,
     MemoryWelcome,
@@ -204,6 +205,8 @@ class MemoryServer:
                 return self.pools.offered(client.number, message)
             case KVAccepted():
                 return self.pools.accepted(client.number, message)
+            case MemoryKnock():
+                return [Answer(client.number, message)]
             case KVDeclined():
                 return self.pools.declined(client.number, message)
             case _:
@@ -252,6 +255,7 @@ class MemoryServer:
             try:
                 client.channel.flush()
                 self._grant(client)
+                self._await(client)
                 silent_s = now_s - client.heard_s
                 if not client.worker and silent_s > HELLO_S:
                     raise Gone(f"it has not said who it is for {HELLO_S:.0f} s")
@@ -264,6 +268,12 @@ class MemoryServer:
             self._answer(self.pools.cure(number))
             if (count := before - self.pools.usage().num_quarantined) > 0:
                 logger.info("%d KV blocks of a process that is over are free", count)
+
+    def _await(self, client: Client) -> None:
+        """Its messages, and room for ours if some could not be sent at once."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.channel.unsent else 0)
+        if self.selector.get_key(client.channel).events != events:
+            self.selector.modify(client.channel, events, client.number)
 
     def _heartbeat(self) -> MemoryHeartbeat:
         usage = self.pools.usage()

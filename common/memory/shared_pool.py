@@ -1,6 +1,7 @@
 """A worker's part in a pool that it shares: blocks of it, and prompts that change hands in it."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from common.errors import MemoryLost
 from common.memory.client import MemoryClient, PoolClaim
@@ -10,11 +11,16 @@ from common.wire.memory_messages import (
     KVAccepted,
     KVDeclined,
     KVOffer,
+    MemoryKnock,
     MemoryMessage,
     PoolShortage,
 )
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
+
+ASK_S = 1.0
+"""Without a word of the server after which to ask whether it is there, again and again."""
+MAX_UNANSWERED = 10
 
 
 class SharedPool:
@@ -23,16 +29,21 @@ class SharedPool:
     When the server is lost, `problem` says so, and what is at hand is all there will be.
     """
 
-    def __init__(self, client: MemoryClient, claim: PoolClaim) -> None:
-        self.client, self.pool_id = client, claim.pool_id
+    def __init__(self, client: MemoryClient, claim: PoolClaim, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.client, self.pool_id, self._clock = client, claim.pool_id, clock
         self.problem, self._is_told = "", False
+        self._heard_s = self._asked_s = clock()
+        self._num_unanswered = 0
         self.magazine = Magazine(claim.num_blocks, self._send)
 
     def receive(self) -> list[KVOffer | KVDeclined]:
         """What concerns prompts; what concerns blocks is heeded here."""
         prompts: list[KVOffer | KVDeclined] = []
         for message in self._received():
+            self._heard_s, self._num_unanswered = self._clock(), 0
             match message:
+                case MemoryKnock():
+                    pass
                 case BlocksLeased():
                     self.magazine.leased(message)
                 case PoolShortage():
@@ -44,11 +55,15 @@ class SharedPool:
         return prompts
 
     def tend(self, level: int, floor: int) -> None:
-        """See to blocks at hand, as `Magazine.tend` has it; call once a turn."""
-        try:
-            self.magazine.tend(level, floor)
-        except MemoryLost as lost:
-            self._lose(str(lost))
+        """See to blocks at hand, as `Magazine.tend` has it, and to the server's being there; call after `receive`."""
+        self.magazine.tend(level, floor)
+        now_s = self._clock()
+        if now_s - max(self._heard_s, self._asked_s) > ASK_S:
+            self._asked_s = now_s
+            self._num_unanswered += 1
+            self._send(MemoryKnock())
+        if self._num_unanswered > MAX_UNANSWERED:
+            self._lose(f"memory server {self.client.path}: not a word for {now_s - self._heard_s:.0f} s")
 
     def offer(
         self,
@@ -85,6 +100,11 @@ class SharedPool:
         """Why the server is lost, once; it must not be polled any more."""
         told, self._is_told = self._is_told, bool(self.problem)
         return "" if told else self.problem
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something could not be sent at once: `receive` goes on with it."""
+        return bool(self.client.channel.unsent) and not self.problem
 
     def fileno(self) -> int:
         return self.client.fileno()

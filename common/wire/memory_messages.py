@@ -95,6 +95,11 @@ class MemoryRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryKnock:
+    """worker -> memory server, and back: is somebody there?"""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolWanted:
     """worker -> memory server: the pool of KV blocks of this layout; so large if it is not there yet."""
 
@@ -182,5 +187,5 @@ class KVDeclined:
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
     | PoolWanted | PoolRegion | BlocksWanted | BlocksLeased | BlocksFreed | PoolShortage
-    | KVOffer | KVAccepted | KVDeclined
+    | KVOffer | KVAccepted | KVDeclined | MemoryKnock
 )  # fmt: skip

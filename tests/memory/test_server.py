@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.device.pool_memory import ServedPool
-from common.errors import ConfigError, MemoryLost, MemoryShort
+from common.errors import ConfigError, KVError, MemoryLost, MemoryShort
 from common.kv.transport import make_transport
 from common.memory import client as client_module
 from common.memory import server as server_module
@@ -26,10 +26,13 @@ from common.memory.backing import Backing, HostBacking, Memory
 from common.memory.client import MemoryClient, WeightsClaim
 from common.memory.mapping import Mapping
 from common.memory.server import MemoryServer
+from common.memory.shared_pool import ASK_S, MAX_UNANSWERED, SharedPool
 from common.wire.frames import encode
 from common.wire.kv_layout import PROOF_BLOCK
 from common.wire.memory_messages import (
     BlocksWanted,
+    KVDeclined,
+    KVOffer,
     MemoryHello,
     RegionState,
     WeightsFilled,
@@ -37,6 +40,8 @@ from common.wire.memory_messages import (
     WeightsWanted,
 )
 from common.wire.messages import Message
+from common.wire.packing import unpack_ids
+from common.wire.sampling_params import SamplingParams
 from tests.announcing import announcer
 from tests.messages import LAYOUT
 from tests.wire.values import messages
@@ -55,6 +60,7 @@ class Backed:
     def __init__(self, path: Path) -> None:
         self.path, self.room, self.host, self.settle_s = path, True, HostBacking(), 0.0
         self.clients: list[MemoryClient] = []
+        self.is_closed = False
         backing: Backing = self
         self.announcer = announcer()
         self.server = MemoryServer(path, backing, self.announcer)
@@ -69,9 +75,16 @@ class Backed:
             raise MemoryShort("nothing is left")
         return self.host.allocate(num_bytes)
 
-    def stop(self) -> None:
+    def stop_turning(self) -> None:
+        """It hangs."""
         self.server.stop()
         self.thread.join(DEADLINE_S)
+
+    def stop(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.stop_turning()
         self.server.close()
         self.announcer.close()
 
@@ -91,8 +104,7 @@ def backed(tmp_path: Path) -> Iterator[Backed]:
     yield running
     for client in running.clients:
         client.close()
-    if not running.server.is_stopped:
-        running.stop()
+    running.stop()
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -253,6 +265,70 @@ def test_who_is_killed_again_and_again_takes_nothing_along(backed: Backed) -> No
         eventually(lambda: backed.server.pools.usage() == (8, 8, 0, 0))
     processes = backed.server.processes
     eventually(lambda: not processes._leaving and len(processes._pidfds) == 1)
+
+
+def shared_pool(backed: Backed, name: str, clock: Callable[[], float] = time.monotonic) -> SharedPool:
+    client = backed.connect(name)
+    return SharedPool(client, client.claim_pool(LAYOUT, 9), clock=clock)
+
+
+def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
+    giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
+    giver.tend(2, 0)
+    eventually(lambda: bool(giver.receive() or giver.magazine.has(2)))
+    block_ids, token_ids = giver.magazine.allocate(2), range(1_000_000)  # 4 MB, a socket takes some 200 kB
+    assert giver.offer(("decode-0", 1), ("r", 3), token_ids, 1, SamplingParams(), block_ids)
+    assert giver.is_sending
+    offers: list[KVOffer | KVDeclined] = []
+
+    def arrived() -> bool:
+        giver.receive()
+        offers.extend(taker.receive())
+        return bool(offers)
+
+    eventually(arrived)
+    [offer] = offers
+    assert isinstance(offer, KVOffer) and unpack_ids(offer.token_ids) == list(token_ids)
+    assert not giver.is_sending and taker.accept(offer) == block_ids
+    taker.magazine.free(block_ids)
+    taker.tend(0, 0)
+    eventually(lambda: backed.server.pools.usage() == (8, 6, 0, 0))
+    with pytest.raises(KVError, match="not in use here"):
+        giver.magazine.free(block_ids)
+
+
+def test_an_offer_to_nobody_comes_back_and_its_blocks_are_free(backed: Backed) -> None:
+    giver = shared_pool(backed, "prefill-0")
+    giver.tend(2, 0)
+    eventually(lambda: bool(giver.receive() or giver.magazine.has(2)))
+    giver.offer(("decode-7", 1), ("r", 3), [1, 2], 1, SamplingParams(), giver.magazine.allocate(2))
+    declined: list[KVOffer | KVDeclined] = []
+
+    def came_back() -> bool:
+        declined.extend(giver.receive())
+        return bool(declined)
+
+    eventually(came_back)
+    assert declined == [KVDeclined("r", 3)]
+
+
+def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Backed) -> None:
+    now_s = 0.0
+    pool = shared_pool(backed, "prefill-0", lambda: now_s)
+    for _ in range(3 * MAX_UNANSWERED):
+        pool.tend(0, 0)
+        now_s += 2 * ASK_S
+        eventually(lambda: bool(pool.receive() or pool._num_unanswered == 0))
+    assert not pool.take_problem()
+    backed.stop_turning()
+    for _ in range(MAX_UNANSWERED + 1):
+        pool.receive()
+        assert not pool.take_problem()
+        now_s += 2 * ASK_S
+        pool.tend(0, 0)
+    assert "not a word for 2" in pool.take_problem()
+    assert not pool.take_problem(), "it is told once"
+    assert pool.magazine.is_exhausted() and not pool.offer(("decode-0", 1), ("r", 0), [1, 2], 1, SamplingParams(), [])
 
 
 def test_a_pool_that_is_not_the_one_it_is_said_to_be_is_not_used(backed: Backed) -> None:
