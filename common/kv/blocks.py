@@ -16,6 +16,9 @@ def check_sources(block_ids: list[int], num_blocks: int) -> None:
 class Allocator(Protocol):
     """Hands out block ids; nothing that it says or does waits."""
 
+    has_proof_block: bool
+    """Whether the pool's proof block is this worker's, to copy a peer's into."""
+
     @property
     def num_free(self) -> int:
         """Blocks that can be had now."""
@@ -54,6 +57,8 @@ class Allocator(Protocol):
 
 class BlockAllocator:
     """Of a pool of this worker's own: all or nothing, and every id but the proof block is free or has one owner."""
+
+    has_proof_block = True
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:

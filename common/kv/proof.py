@@ -17,24 +17,30 @@ Proof = Generator[None, None, float]
 PROOF_TIMEOUT_S = 2.0
 """A pull takes milliseconds."""
 _MEASURED_BYTES = {"cuda": 256 * 1024 * 1024, "cpu": 16 * 1024 * 1024}
+_AT_MOST = 16
+"""Of a shared pool, a proof takes one part in so many."""
 _REPEATS = 3
 
 
 def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: Allocator) -> Proof:
     """Pull the proof block into ours and compare, then time a larger pull.
 
-    Raises TransferFailed when the bytes differ or do not arrive in time. Needs no free block; borrows some if there
-    are any and gives them back, also when it is closed: what they held is overwritten. One proof at a time, as all
-    use the same block of ours.
+    Raises TransferFailed when the bytes differ or do not arrive in time. Needs no free block of a pool of our own, and
+    one of a shared one; borrows more if there are any and gives them back, also when it is closed: what they held is
+    overwritten. One proof at a time, as all use the same block of ours.
     """
     block_bytes = ours.layout.block_bytes
-    yield from _arrival(peer.pull([export.proof_block], ours, [PROOF_BLOCK]))
-    yield from _comparison(ours.read_block(PROOF_BLOCK), export.pool_id)
-    measured = _MEASURED_BYTES[ours.blocks.device.type] // block_bytes
-    borrowed = allocator.allocate(min(measured, allocator.num_free // 2, export.num_blocks - 1))
-    targets = [PROOF_BLOCK, *borrowed]
+    measured = min(_MEASURED_BYTES[ours.blocks.device.type] // block_bytes, export.num_blocks - 1)
+    if allocator.has_proof_block:
+        borrowed = allocator.allocate(min(measured, allocator.num_free // 2))
+        targets = [PROOF_BLOCK, *borrowed]
+    else:
+        yield from _room(allocator, min(measured, allocator.capacity // _AT_MOST))
+        targets = borrowed = allocator.allocate(min(measured, allocator.num_free))
     durations_s = []
     try:
+        yield from _arrival(peer.pull([export.proof_block], ours, targets[:1]))
+        yield from _comparison(ours.read_block(targets[0]), export.pool_id)
         for _ in range(_REPEATS):
             pull = peer.pull(list(range(len(targets))), ours, targets)
             yield from _arrival(pull)
@@ -42,6 +48,17 @@ def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: Al
     finally:
         allocator.free(borrowed)
     return len(targets) * block_bytes / min(durations_s) / 1e9
+
+
+def _room(allocator: Allocator, num_wanted: int) -> Iterator[None]:
+    """Until there are so many blocks of a shared pool to copy into, or at least one after a while."""
+    deadline_s = time.monotonic() + PROOF_TIMEOUT_S
+    while not allocator.has(max(1, num_wanted)):
+        if time.monotonic() > deadline_s and allocator.num_free:
+            return
+        if time.monotonic() > deadline_s:
+            raise TransferFailed(f"the pool here is full: no block for the proof within {PROOF_TIMEOUT_S:.0f} s")
+        yield
 
 
 def _arrival(pull: Pull) -> Iterator[None]:

@@ -30,6 +30,8 @@ class Magazine:
         send: to the memory server.
     """
 
+    has_proof_block = False  # it is the server's
+
     def __init__(
         self, num_blocks: int, send: Callable[[MemoryMessage], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:

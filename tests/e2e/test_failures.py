@@ -17,11 +17,15 @@ Checkpoint = Callable[[str], tuple[Path, Any]]
 MAX_TOKENS = 60
 
 
-@pytest.mark.parametrize("flags", [(), ("--prefill-max-batch-tokens", "32")], ids=["whole", "chunks"])
-async def test_a_decode_worker_dies_mid_stream(flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
+CHUNKS = ("--prefill-max-batch-tokens", "32")
+
+
+@pytest.mark.parametrize(("flags", "memory"), [((), True), (CHUNKS, True), (CHUNKS, False)],
+                         ids=["whole", "chunks", "chunks-pulled"])  # fmt: skip
+async def test_a_decode_worker_dies_mid_stream(flags: tuple[str, ...], memory: bool, checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(6, 10, 60, seed=5)
-    with HeldSystem(directory, *flags).start(decode=2) as system:
+    with HeldSystem(directory, *flags).start(decode=2, memory=memory) as system:
         texts = await killed_while_streaming(system, "decode-0", asked, MAX_TOKENS)
         assert texts == [Reference(directory, model).text(p, MAX_TOKENS, ignore_eos=True) for p in asked]
         system.until(system.all_blocks_free)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common.wire.messages import SHARED_POOL
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import FEW, HeldSystem, begun
 from tests.e2e.system import START_TIMEOUT_S, TIMEOUT_S, System
@@ -48,6 +49,41 @@ async def test_without_a_memory_server_each_worker_has_weights_of_its_own(checkp
         assert [mappings(system, name) for name in ("prefill-0", "decode-0")] == [set(), set()]
         texts = [c.text for c in await complete_all(system.url, asked, max_tokens=12)]
         assert texts == [reference.text(prompt, 12) for prompt in asked]
+
+
+async def test_blocks_are_pulled_into_a_shared_pool_from_one_that_is_not(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("llama")
+    reference, asked = Reference(directory, model), prompts(6, 10, 60, seed=43)
+    with System(directory, "--prefill-max-batch-tokens", "32") as system:
+        system.start_router()
+        system.start_worker("prefill-0")
+        system.start_memory()
+        system.start_worker("prefill-1")
+        for i in range(2):
+            system.start_worker(f"decode-{i}")
+        system.wait_ready(2, 2)
+        transports = {(path["prefill"], path["transport"]) for path in system.health()["kv_paths"]}
+        assert transports == {("prefill-0", "shm"), ("prefill-1", SHARED_POOL)}
+        texts = [c.text for c in await complete_all(system.url, asked, max_tokens=20)]
+        assert texts == [reference.text(prompt, 20) for prompt in asked]
+        system.start_worker("decode-2")
+        system.wait_ready(2, 3)  # it finds the pool's pattern, although others have proven a path there
+        system.until(system.all_blocks_free)
+
+
+async def test_who_has_no_part_in_a_pool_is_told_what_to_set(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("llama")
+    with System(directory) as system:
+        system.start_router()
+        system.start_worker("decode-0")
+        system.start_memory()
+        system.start_worker("prefill-0")
+        system.until(lambda: bool(system.health()["kv_paths"]), START_TIMEOUT_S)
+        [path] = system.health()["kv_paths"]
+        assert "give both the same worker.memory_socket" in path["error"]
+        [asked] = prompts(1, 10, 60, seed=44)
+        [answer] = await complete_all(system.url, [asked], max_tokens=8)
+        assert answer.text == Reference(directory, model).text(asked, 8), "the decode worker computes it"
 
 
 async def test_without_their_memory_server_workers_finish_what_they_have_and_start_again_with_the_next(
