@@ -87,10 +87,12 @@ class MemoryServers:
         elif server.ready.epoch != beat.epoch:
             self._send(identity, Refused(_taken(server.ready)))
         else:
-            if beat.weights_bytes != (server.beat.weights_bytes if server.beat else 0):
-                weights, left = beat.weights_bytes / 1e9, beat.free_bytes / 1e9
-                users = ", ".join(beat.worker_ids) or "nobody"
-                logger.info("%s owns %.2f GB of weights, %.2f GB are left; used by %s", server, weights, left, users)
+            if _owned(beat) != (_owned(server.beat) if server.beat else (0, 0)):
+                logger.info(
+                    "%s owns %.2f GB of weights and %d KV blocks, %.2f GB are left; used by %s",
+                    server, beat.weights_bytes / 1e9, beat.num_blocks, beat.free_bytes / 1e9,
+                    ", ".join(beat.worker_ids) or "nobody",
+                )  # fmt: skip
             server.beat, server.last_seen_s = beat, self._clock()
 
     def on_unreachable(self, undelivered: Undelivered) -> None:
@@ -114,6 +116,11 @@ class MemoryServers:
     def _lose(self, server: MemoryServer, reason: str) -> None:
         del self._servers[server.id]
         logger.warning("%s is lost: %s", server, reason)
+
+
+def _owned(beat: MemoryHeartbeat) -> tuple[int, int]:
+    """What of it is worth a line when it changes."""
+    return beat.weights_bytes, beat.num_blocks
 
 
 def _taken(ready: MemoryReady) -> str:

@@ -146,7 +146,13 @@ class MemoryClient:
 
     def _introduced(self, hello: MemoryHello) -> tuple[str, int]:
         """The server's id and epoch."""
-        pidfd = os.pidfd_open(os.getpid())
+        try:
+            pidfd = os.pidfd_open(os.getpid())
+        except OSError as error:
+            raise ConfigError(
+                f"pidfd_open: {error.strerror}; a memory server needs it to know when a worker's process is over: "
+                "Linux 5.3, Docker 20.10 or a seccomp profile that allows it, or leave worker.memory_socket empty"
+            ) from None
         try:
             self.channel.send(hello, pidfd)  # a connection that is new has room for it
         except Gone as gone:

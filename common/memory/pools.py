@@ -150,6 +150,10 @@ class Pools:
             return []
         return self._deal(pool)
 
+    def num_quarantined(self, client: int) -> int:
+        """Blocks that a client had when it left, as long as it may still write them."""
+        return self._pool_of(client).index.num_quarantined[client] if client in self.layouts else 0
+
     def usage(self) -> Usage:
         """Of all pools together."""
         indexes = [pool.index for pool in self.pools.values()]

@@ -6,6 +6,7 @@ that nobody else may enter.
 
 import itertools
 import logging
+import math
 import os
 import selectors
 import socket
@@ -52,6 +53,8 @@ LOOK_INTERVAL_S = 0.5
 HELLO_S = 10.0
 PATIENCE_S = 30.0
 """For memory: that of a process that was killed is not free at once."""
+LINGER_S = 60.0
+"""For a process to end that has hung up, before the log says that its blocks wait for that."""
 STALL_S = 60.0
 """Without progress of who fills a region, while others wait for it."""
 MAX_CLIENTS = MAX_WORKERS
@@ -78,6 +81,7 @@ class Client:
     worker: tuple[str, int] | None = None  # its id and epoch, once it has said so
     is_decoding: bool = False
     wish: Wish | None = None
+    parted_s: float = math.inf  # when its connection ended
 
     def __str__(self) -> str:
         return f"{self.worker[0]}.{self.worker[1]:x}" if self.worker else f"process {self.process}"
@@ -100,6 +104,7 @@ class MemoryServer:
         self.pools = Pools(self.regions.allocate, reserve, poisons=poisons)
         self.processes = Processes(backing.settle_s)
         self.clients: dict[int, Client] = {}
+        self.parted: dict[int, Client] = {}  # that have blocks until their processes are over
         self.numbers = itertools.count()
         self.is_stopped = False
         self.listener = _bound(path)
@@ -217,7 +222,12 @@ class MemoryServer:
             assert client.worker is not None, "who wants something has said who it is"
             user = User(client.number, client.worker, client.is_decoding)
             answers = self.pools.want(user, message.layout, message.num_blocks)
-            logger.info("%s uses a pool of %s", client, message.layout.fingerprint)
+            num_blocks = self.pools.pools[message.layout].index.num_blocks
+            logger.info(
+                "%s uses the pool of %d KV blocks, %.2f GB, of %s%s",
+                client, num_blocks, num_blocks * message.layout.block_bytes / 1e9, message.layout.fingerprint,
+                "" if num_blocks == message.num_blocks else f"; it would have made one of {message.num_blocks}",
+            )  # fmt: skip
             return answers
         key = RegionKey(message.fingerprint, message.layout, message.num_bytes)
         answers = [self.regions.want(client.number, key)]
@@ -264,10 +274,18 @@ class MemoryServer:
             except Gone as gone:
                 self._part(client, gone)
         for number in self.processes.over():
-            before = self.pools.usage().num_quarantined
+            if number in self.parted:
+                client = self.parted.pop(number)
+                num_kept = self.pools.num_quarantined(number)
+                logger.info("%s: its process is over, and its %d KV blocks are free", client, num_kept)
             self._answer(self.pools.cure(number))
-            if (count := before - self.pools.usage().num_quarantined) > 0:
-                logger.info("%d KV blocks of a process that is over are free", count)
+        for client in self.parted.values():
+            if now_s - client.parted_s > LINGER_S:
+                client.parted_s = math.inf
+                logger.warning(
+                    "%s: its process lives on %.0f s after its connection ended, and nobody gets its %d KV blocks "
+                    "until it is over: end it", client, LINGER_S, self.pools.num_quarantined(client.number),
+                )  # fmt: skip
 
     def _await(self, client: Client) -> None:
         """Its messages, and room for ours if some could not be sent at once."""
@@ -303,10 +321,10 @@ class MemoryServer:
         client.channel.close()
         del self.clients[client.number]
         self.processes.leave(client.number)
-        before = self.pools.usage().num_quarantined
         self._answer([*self.regions.leave(client.number), *self.pools.leave(client.number)])
-        if (count := self.pools.usage().num_quarantined - before) > 0:
-            logger.info("%s: its %d KV blocks are kept until its process is over", client, count)
+        if num_kept := self.pools.num_quarantined(client.number):
+            self.parted[client.number], client.parted_s = client, time.monotonic()
+            logger.info("%s: its %d KV blocks are kept until its process is over", client, num_kept)
 
 
 def _bound(path: Path) -> socket.socket:

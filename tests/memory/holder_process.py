@@ -1,5 +1,6 @@
 """A worker of another process: leases blocks, hangs up when told to, and lives on until it is killed."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ def main(path: Path, num_blocks: int, num_leased: int) -> None:
     client.send(BlocksWanted(num_leased))
     while not any(isinstance(message, BlocksLeased) for message in client.receive()):
         time.sleep(0.005)
-    print("leased", flush=True)
+    print("leased by", os.getpid(), flush=True)
     sys.stdin.readline()
     client.close()
     print("closed", flush=True)

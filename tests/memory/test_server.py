@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -46,6 +46,9 @@ from tests.announcing import announcer
 from tests.messages import LAYOUT
 from tests.wire.values import messages
 
+UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+if os.getuid() != 0:
+    UNSHARE += ["--user", "--map-current-user"]
 SIZE = 3 * mmap.PAGESIZE + 100
 DEADLINE_S = 60.0
 HELLO = MemoryHello("prefill-0", 1, False)
@@ -231,29 +234,57 @@ def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(backed: 
 
 
 @contextmanager
-def holder(backed: Backed) -> Iterator[subprocess.Popen[str]]:
+def holder(backed: Backed, launcher: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
     """A worker that has leased 3 blocks of 8."""
-    command = [sys.executable, "-m", "tests.memory.holder_process", str(backed.path), "9", "3"]
+    command = [*launcher, sys.executable, "-m", "tests.memory.holder_process", str(backed.path), "9", "3"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "leased\n"
+        pid = 1 if launcher else process.pid
+        assert process.stdout is not None and process.stdout.readline() == f"leased by {pid}\n"
         yield process
         process.kill()
 
 
-def test_blocks_of_who_hung_up_are_nobodys_until_its_process_is_over(backed: Backed) -> None:
+@pytest.mark.parametrize("launcher", [[], UNSHARE], ids=["this namespace", "another"])
+def test_blocks_of_who_hung_up_are_nobodys_until_its_process_is_over(
+    backed: Backed, launcher: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if launcher and subprocess.run([*launcher, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make a PID namespace")
+    caplog.set_level("INFO")
+    monkeypatch.setattr(server_module, "LINGER_S", 0.0)
     neighbour = backed.connect("prefill-0")
     assert neighbour.claim_pool(LAYOUT, 9).num_blocks == 9
     [pool] = backed.server.pools.pools.values()
-    with holder(backed) as process:
+    with holder(backed, launcher) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "closed\n"
         late = backed.connect("prefill-1")
         assert late.claim_pool(LAYOUT, 100).num_blocks == 9, "it is as large as who came first wanted it"
-        eventually(lambda: pool.index.num_quarantined.total() == 3)
-        assert backed.server.pools.usage()[:2] == (8, 5)
+        eventually(lambda: "its process lives on" in caplog.text)
+        assert pool.index.num_quarantined.total() == 3 and backed.server.pools.usage()[:2] == (8, 5)
     eventually(lambda: backed.server.pools.usage() == (8, 8, 0, 0))
+    said = [record.getMessage() for record in caplog.records]
+    told = [text.removeprefix("decode-0.1: ") for text in said if text.startswith("decode-0.1: ")]
+    assert told == [
+        "it closed the connection",
+        "its 3 KV blocks are kept until its process is over",
+        "its process lives on 0 s after its connection ended, and nobody gets its 3 KV blocks until it is over: end it",
+        "its process is over, and its 3 KV blocks are free",
+    ]
+    assert any("the pool of 9 KV blocks" in text and text.endswith("it would have made one of 100") for text in said)
+
+
+def test_a_worker_that_may_not_name_its_process_says_what_to_do(
+    backed: Backed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", forbidden)
+    with pytest.raises(ConfigError, match=r"pidfd_open: Operation not permitted; .*seccomp"):
+        MemoryClient(backed.path, "prefill-0", 1, is_decoding=False)
 
 
 def test_who_is_killed_again_and_again_takes_nothing_along(backed: Backed) -> None:
