@@ -57,6 +57,12 @@ class Offers:
             return []
         return [message for message in self._shared.receive() if isinstance(message, KVOffer)]
 
+    @property
+    def shortage(self) -> str:
+        """Why there are no blocks, when there are none."""
+        is_lost = self._shared is not None and bool(self._shared.problem)
+        return "no KV blocks come any more without the memory server" if is_lost else "out of KV blocks"
+
     def tend(self) -> str:
         """See that blocks are at hand for every sequence to grow, and for some that may come.
 
@@ -107,7 +113,7 @@ class Offers:
             return False
         offer = self.waiting.pop().offer
         self.scheduler.allocator.free(self.shared.accept(offer))
-        reason = "out of KV blocks, what is decoded already goes first"
+        reason = f"{self.shortage}, what is decoded already goes first"
         self._failures.append(((offer.request_id, offer.attempt), ErrorCode.PREEMPTED, reason))
         return True
 

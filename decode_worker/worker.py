@@ -206,7 +206,9 @@ class DecodeWorker:
         self.scheduler.make_slots()
         while self.scheduler.is_starved() and not self._make_way():
             victim = self.scheduler.preempt()
-            self.inbox.fail(victim.key, ErrorCode.PREEMPTED, "out of KV blocks, the youngest sequence makes room")
+            self.inbox.fail(
+                victim.key, ErrorCode.PREEMPTED, f"{self.offers.shortage}, the youngest sequence makes room"
+            )
             self.scheduler.make_slots()
 
     def _make_way(self) -> bool:

@@ -81,11 +81,9 @@ class Membership:
         if known is None:
             worker = self._pool.add(ready, self._clock())
             reserve = ", in reserve" if worker.in_reserve else ""
-            memory = f", memory server {ready.memory_server_id}" if ready.memory_server_id else ""
-            logger.info(
-                "%s joined: %s, %d KV blocks, %s%s%s",
-                worker, ready.device, ready.num_blocks, ready.transport, memory, reserve,
-            )  # fmt: skip
+            server_id = ready.memory_server_id
+            owner = f"memory server {server_id}" if server_id else f"its own, {ready.transport}"
+            logger.info("%s joined: %s, %d KV blocks of %s%s", worker, ready.device, ready.num_blocks, owner, reserve)
             self._introduce(worker)
             self._dispatcher.pump()
 

@@ -67,8 +67,11 @@ class Hub:
         try:
             self.socket.send_multipart([identity, encode(message)], flags=zmq.DONTWAIT)
         except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:  # the caller knows who that was, and what it means
+                self.drops.dropped += 1
+                logger.debug("%s: nobody is at %r for %s", self.endpoint, identity[:60], type(message).__name__)
+                return False
             self.drops.count(f"{type(message).__name__} to {identity!r:.60}: {error}")
-            return error.errno != zmq.EHOSTUNREACH
         return True
 
     def receive(self) -> Iterator[tuple[bytes, Message]]:
