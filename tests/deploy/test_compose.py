@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from common.config import DECODE_SECTIONS, MEMORY_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config
+from common.config import (
+    DECODE_SECTIONS,
+    MEMORY_SECTIONS,
+    PREFILL_SECTIONS,
+    ROUTER_SECTIONS,
+    Config,
+    KVSection,
+)
 from common.options import parse
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -71,6 +78,7 @@ def test_workers_find_the_memory_server_on_a_cpu_and_have_weights_of_their_own_o
         assert on_cpu.worker.memory_socket == str(path)
         assert "memory" in base[role]["depends_on"], "or it may be stopped before who uses it"
         assert set(memory["volumes"]) < set(base[role]["volumes"])
+        assert on_cpu.kv == KVSection(), "who comes first says how large the pool of all is"
         assert started_with(base[role], gpu[role]["environment"]["WORKER_FLAGS"]).worker.memory_socket == ""
     assert gpu["memory"] == {"deploy": {"replicas": 0}}
 
@@ -80,9 +88,9 @@ def test_a_standby_is_a_decode_worker_that_is_started_if_asked_for_and_shares_th
     standby, decode = base["decode-standby"], base["decode"]
     own = {"profiles": ["standby"], "environment": standby["environment"]}
     assert standby == decode | own
-    read = started_with(standby, standby["environment"]["WORKER_FLAGS"]).worker
-    assert read.standby == 1
-    assert read.memory_socket == started_with(base["memory"], None).memory.socket
+    read = started_with(standby, standby["environment"]["WORKER_FLAGS"])
+    assert read.worker.standby == 1 and read.kv == KVSection()
+    assert read.worker.memory_socket == started_with(base["memory"], None).memory.socket
     assert gpu["decode-standby"] == {"deploy": {"replicas": 0}}
 
 
