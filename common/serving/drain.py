@@ -49,7 +49,10 @@ class Drain:
         """Whether the loop ends now."""
         if not self._begun:
             return self.at_once
-        return self.at_once or not owns_something or time.monotonic() > self._deadline_s
+        is_late = time.monotonic() > self._deadline_s
+        if owns_something and is_late:
+            logger.warning("not all is finished after %.0f s; what is left goes on elsewhere", self.drain_s)
+        return self.at_once or not owns_something or is_late
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.has_started:

@@ -106,7 +106,7 @@ def _run(worker: WorkerLoop) -> int:
         worker.link.farewell(f"it met an unexpected error: {type(error).__name__}: {error}"[:300])
         worker.close()
         return 1
-    logger.info("drained, bye")
+    logger.info("bye")
     return 0
 
 
