@@ -154,6 +154,13 @@ class Pools:
         """Blocks that a client had when it left, as long as it may still write them."""
         return self._pool_of(client).index.num_quarantined[client] if client in self.layouts else 0
 
+    def holds_up_others(self, client: int) -> bool:
+        """Whether others wait for blocks, and it has some."""
+        if client not in self.layouts:
+            return False
+        pool = self._pool_of(client)
+        return bool(pool.wants.keys() - {client}) and pool.index.num_leased[client] > 0
+
     def usage(self) -> Usage:
         """Of all pools together."""
         indexes = [pool.index for pool in self.pools.values()]

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import time
 from collections.abc import Callable
 
@@ -31,6 +32,10 @@ class Processes:
             os.close(pidfd)
             raise Misbehaved("it greets twice, or with a descriptor of something else than its process")
         self._pidfds[client] = pidfd
+
+    def end(self, client: int) -> None:
+        """Kill its process; raises OSError where that is not this one's to do, as in another PID namespace."""
+        signal.pidfd_send_signal(self._pidfds[client], signal.SIGKILL)
 
     def leave(self, client: int) -> None:
         """Its connection has ended: wait for its process to end, if it has said which that is."""

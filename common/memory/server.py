@@ -12,8 +12,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from common.errors import ConfigError, MemoryShort
 from common.memory.announcer import Announcer
 from common.memory.backing import Backing
 from common.memory.channel import Channel, Gone, HungUp
+from common.memory.clients import Client, Wish
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.pools import Pools, User
 from common.memory.processes import Processes
@@ -55,36 +55,13 @@ PATIENCE_S = 30.0
 """For memory: that of a process that was killed is not free at once."""
 LINGER_S = 60.0
 """For a process to end that has hung up, before the log says that its blocks wait for that."""
+HUNG_S = 60.0
+"""Without a word of who holds blocks while others wait for some: its loop speaks every second."""
 STALL_S = 60.0
 """Without progress of who fills a region, while others wait for it."""
 MAX_CLIENTS = MAX_WORKERS
 BACKLOG = 64
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """Memory for which there was no room yet."""
-
-    grant: Callable[[], list[Answer]]  # raises MemoryShort
-    until_s: float
-
-
-@dataclass(slots=True)
-class Client:
-    """A connection."""
-
-    number: int
-    channel: Channel
-    process: int
-    heard_s: float  # when it last said something, or came
-    worker: tuple[str, int] | None = None  # its id and epoch, once it has said so
-    is_decoding: bool = False
-    wish: Wish | None = None
-    parted_s: float = math.inf  # when its connection ended
-
-    def __str__(self) -> str:
-        return f"{self.worker[0]}.{self.worker[1]:x}" if self.worker else f"process {self.process}"
 
 
 class MemoryServer:
@@ -269,6 +246,8 @@ class MemoryServer:
                 silent_s = now_s - client.heard_s
                 if not client.worker and silent_s > HELLO_S:
                     raise Gone(f"it has not said who it is for {HELLO_S:.0f} s")
+                if silent_s > HUNG_S and self.pools.holds_up_others(client.number):
+                    self._end_process(client, silent_s)
                 if silent_s > STALL_S and self.regions.holds_up_others(client.number):
                     raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")
             except Gone as gone:
@@ -286,6 +265,16 @@ class MemoryServer:
                     "%s: its process lives on %.0f s after its connection ended, and nobody gets its %d KV blocks "
                     "until it is over: end it", client, LINGER_S, self.pools.num_quarantined(client.number),
                 )  # fmt: skip
+
+    def _end_process(self, client: Client, silent_s: float) -> None:
+        """Of one that hangs: what it has comes free with it, and not before."""
+        client.heard_s = time.monotonic()
+        try:
+            self.processes.end(client.number)
+            logger.warning("%s has KV blocks that others wait for, and hangs for %.0f s: killed", client, silent_s)
+        except OSError as error:
+            logger.error("%s has KV blocks that others wait for, and hangs for %.0f s; it cannot be killed from here "
+                         "(%s): restart it", client, silent_s, error.strerror)  # fmt: skip
 
     def _await(self, client: Client) -> None:
         """Its messages, and room for ours if some could not be sent at once."""

@@ -19,7 +19,7 @@ from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 
 ASK_S = 1.0
-"""Without a word of the server after which to ask whether it is there, again and again."""
+"""Between two questions whether the server is there, by which it knows the same of us."""
 MAX_UNANSWERED = 10
 
 
@@ -58,7 +58,7 @@ class SharedPool:
         """See to blocks at hand, as `Magazine.tend` has it, and to the server's being there; call after `receive`."""
         self.magazine.tend(level, floor)
         now_s = self._clock()
-        if now_s - max(self._heard_s, self._asked_s) > ASK_S:
+        if now_s - self._asked_s > ASK_S:
             self._asked_s = now_s
             self._num_unanswered += 1
             self._send(MemoryKnock())

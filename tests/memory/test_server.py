@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -287,6 +288,32 @@ def test_a_worker_that_may_not_name_its_process_says_what_to_do(
         MemoryClient(backed.path, "prefill-0", 1, is_decoding=False)
 
 
+def test_who_hangs_with_blocks_that_others_wait_for_is_ended(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HUNG_S", 0.3)
+    pool = shared_pool(backed, "prefill-0")
+
+    def has_all() -> bool:
+        pool.receive()
+        pool.tend(0, 0)
+        return pool.magazine.has(8)
+
+    with holder(backed) as process:
+        process.send_signal(signal.SIGSTOP)
+        eventually(has_all)
+        assert process.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_who_hangs_in_nobodys_way_is_left_alone(backed: Backed) -> None:
+    pools, client = backed.server.pools, backed.connect("prefill-0")
+    client.claim_pool(LAYOUT, 9)
+    with holder(backed):
+        [number] = [each.number for each in backed.server.clients.values() if each.worker == ("decode-0", 1)]
+        assert not pools.holds_up_others(number)
+        client.send(BlocksWanted(7))
+        eventually(lambda: pools.holds_up_others(number))
+        assert not pools.holds_up_others(number + 7)
+
+
 def test_who_is_killed_again_and_again_takes_nothing_along(backed: Backed) -> None:
     neighbour = backed.connect("prefill-0")
     neighbour.claim_pool(LAYOUT, 9)
@@ -309,7 +336,6 @@ def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
     eventually(lambda: bool(giver.receive() or giver.magazine.has(2)))
     block_ids, token_ids = giver.magazine.allocate(2), range(1_000_000)  # 4 MB, a socket takes some 200 kB
     assert giver.offer(("decode-0", 1), ("r", 3), token_ids, 1, SamplingParams(), block_ids)
-    assert giver.is_sending
     offers: list[KVOffer | KVDeclined] = []
 
     def arrived() -> bool:

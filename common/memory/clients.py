@@ -1,0 +1,33 @@
+"""Who is connected to a memory server, and what it wishes for."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.memory.channel import Channel
+from common.memory.exchange import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Memory for which there was no room yet."""
+
+    grant: Callable[[], list[Answer]]  # raises MemoryShort
+    until_s: float
+
+
+@dataclass(slots=True)
+class Client:
+    """A connection."""
+
+    number: int
+    channel: Channel
+    process: int
+    heard_s: float  # when it last said something, or came
+    worker: tuple[str, int] | None = None  # its id and epoch, once it has said so
+    is_decoding: bool = False
+    wish: Wish | None = None
+    parted_s: float = math.inf  # when its connection ended
+
+    def __str__(self) -> str:
+        return f"{self.worker[0]}.{self.worker[1]:x}" if self.worker else f"process {self.process}"
