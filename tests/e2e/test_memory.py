@@ -1,6 +1,7 @@
 """Weights are in memory once and KV blocks in one pool; both outlive who uses them, and nobody notices who dies."""
 
 import asyncio
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,41 @@ async def test_without_a_memory_server_each_worker_has_weights_of_its_own(checkp
         assert [mappings(system, name) for name in ("prefill-0", "decode-0")] == [set(), set()]
         texts = [c.text for c in await complete_all(system.url, asked, max_tokens=12)]
         assert texts == [reference.text(prompt, 12) for prompt in asked]
+
+
+async def test_prompts_that_were_handed_over_need_their_prefill_worker_no_more(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(6, 10, 60, seed=45)
+    with HeldSystem(directory, "--decode-max-num-seqs", "2").start(decode=2) as system:
+        streams = [Completion() for _ in asked]
+        system.holds.texts.set(1)  # the token that comes with the prompt
+        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=40, ignore_eos=True))
+        while sum(stream.num_tokens for stream in streams) < 4:
+            assert not task.done()
+            await asyncio.sleep(0.005)
+        await asyncio.to_thread(system.kill, "prefill-0")
+        await asyncio.to_thread(
+            system.until, lambda: re.search("prefill-0 .* is lost", system.log("router")) is not None
+        )
+        system.release()
+        reference = Reference(directory, model)
+        assert [c.text for c in await task] == [reference.text(prompt, 40, ignore_eos=True) for prompt in asked]
+        assert "replayed after 1 tokens" not in system.log("router")
+        system.until(system.all_blocks_free)
+
+
+async def test_a_pool_that_is_too_small_for_four_workers_starves_none(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(10, 60, 100, seed=46)
+    block_bytes = 3 * 2 * 16 * 2 * 32 * 4
+    with HeldSystem(directory, "--kv-pool-bytes", str(28 * block_bytes)).start(prefill=2, decode=2) as system:
+        system.holds.texts.set(1)
+        task = asyncio.create_task(complete_all(system.url, asked, max_tokens=60, ignore_eos=True))
+        await asyncio.to_thread(system.until, lambda: system.num_active() == len(asked))
+        system.release()
+        reference = Reference(directory, model)
+        assert [c.text for c in await task] == [reference.text(prompt, 60, ignore_eos=True) for prompt in asked]
+        system.until(system.all_blocks_free)
 
 
 async def test_blocks_are_pulled_into_a_shared_pool_from_one_that_is_not(checkpoint: Checkpoint) -> None:
