@@ -1,5 +1,6 @@
 """A real server on a real socket: what clients get, and what becomes of those that do not keep to the protocol."""
 
+import errno
 import mmap
 import os
 import signal
@@ -301,6 +302,23 @@ def test_who_hangs_with_blocks_that_others_wait_for_is_ended(backed: Backed, mon
         process.send_signal(signal.SIGSTOP)
         eventually(has_all)
         assert process.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_who_hangs_in_a_pid_namespace_out_of_reach_is_named_and_keeps_what_it_may_still_write(
+    backed: Backed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_reach(pidfd: int, number: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))  # as the kernel answers a sibling of that namespace
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", out_of_reach)
+    monkeypatch.setattr(server_module, "HUNG_S", 0.3)
+    client = backed.connect("prefill-0")
+    client.claim_pool(LAYOUT, 9)
+    with holder(backed):
+        client.send(BlocksWanted(8))
+        eventually(lambda: "cannot be killed from here (Invalid argument): restart it" in caplog.text)
+        assert backed.server.pools.usage()[:2] == (8, 5)
+    eventually(lambda: backed.server.pools.usage()[1] == 0)
 
 
 def test_who_hangs_in_nobodys_way_is_left_alone(backed: Backed) -> None:
