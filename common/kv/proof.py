@@ -18,7 +18,7 @@ PROOF_TIMEOUT_S = 2.0
 """A pull takes milliseconds."""
 _MEASURED_BYTES = {"cuda": 256 * 1024 * 1024, "cpu": 16 * 1024 * 1024}
 _AT_MOST = 16
-"""Of a shared pool, a proof takes one part in so many."""
+"""Of a pool, a proof takes one part in so many: it shows in heartbeats as blocks in use."""
 _REPEATS = 3
 
 
@@ -32,7 +32,7 @@ def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: Al
     block_bytes = ours.layout.block_bytes
     measured = min(_MEASURED_BYTES[ours.blocks.device.type] // block_bytes, export.num_blocks - 1)
     if allocator.has_proof_block:
-        borrowed = allocator.allocate(min(measured, allocator.num_free // 2))
+        borrowed = allocator.allocate(min(measured, allocator.num_free // 2, allocator.capacity // _AT_MOST))
         targets = [PROOF_BLOCK, *borrowed]
     else:
         yield from _room(allocator, min(measured, allocator.capacity // _AT_MOST))
