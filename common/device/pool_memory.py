@@ -27,7 +27,7 @@ class PoolOwner(Protocol):
     """Where a pool comes from."""
 
     def make(self, layout: KVLayout, num_blocks: int, transport: Transport, device: torch.device) -> Blocks:
-        """A pool of so many blocks, or of as many as others have it with; raises ConfigError."""
+        """A pool of so many blocks, or of as many as others have it with; raises ConfigError or MemoryLost."""
         ...
 
 
@@ -64,4 +64,5 @@ class ServedPool:
                 "restart the memory server"
             )
         shared = SharedPool(self.client, claim)
+        shared.await_blocks()
         return Blocks(pool, shared.magazine, shared)

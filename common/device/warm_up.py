@@ -196,12 +196,13 @@ def _adjust(engine: Engine, most_rows: int = 0) -> None:
 
 
 def _run_prompts(runner: PromptRunner, lengths: list[int], whole_gpu: bool) -> None:
+    """All in one block, again and again: nobody reads it, and others may need the rest of the pool."""
     layout, allocator = runner.engine.pool.layout, runner.engine.allocator
     filtered = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01)
+    block = allocator.allocate(1)
     chunks = [
-        PromptChunk([0] * length, 0, allocator.allocate(layout.num_blocks_for(length)), filtered, is_last=True)
+        PromptChunk([0] * length, 0, block * layout.num_blocks_for(length), filtered, is_last=True)
         for length in lengths
     ]
     runner.run(chunks, whole_gpu=whole_gpu)
-    for chunk in chunks:
-        allocator.free(chunk.block_ids)
+    allocator.free(block)

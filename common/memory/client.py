@@ -123,11 +123,13 @@ class MemoryClient:
                 case WeightsRegion():
                     return message.state
 
-    def receive(self) -> list[Message]:
-        """What has arrived and nobody waited for; raises MemoryLost."""
+    def receive(self, *kinds: type[Message]) -> list[Message]:
+        """What has arrived of these kinds; what somebody else waits for is left to him. Raises MemoryLost."""
         self._read()
-        messages = [message for message, _ in self.arrived]
-        self.arrived.clear()
+        if not self.arrived:
+            return []
+        messages = [message for message, _ in self.arrived if isinstance(message, kinds)]
+        self.arrived = deque(arrived for arrived in self.arrived if not isinstance(arrived[0], kinds))
         return messages
 
     def send(self, message: MemoryMessage) -> None:

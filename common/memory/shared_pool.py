@@ -1,5 +1,6 @@
 """A worker's part in a pool that it shares: blocks of it, and prompts that change hands in it."""
 
+import select
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,12 +16,15 @@ from common.wire.memory_messages import (
     MemoryMessage,
     PoolShortage,
 )
+from common.wire.messages import Message
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 
 ASK_S = 1.0
 """Between two questions whether the server is there, by which it knows the same of us."""
 MAX_UNANSWERED = 10
+FIRST_BLOCKS, FIRST_S = 4, 60.0
+"""At hand when a worker starts, and how long to wait for them: the pool may be full."""
 
 
 class SharedPool:
@@ -36,6 +40,16 @@ class SharedPool:
         self._num_unanswered = 0
         self.magazine = Magazine(claim.num_blocks, self._send)
 
+    def await_blocks(self) -> None:
+        """Wait until there are some at hand, as a worker needs one to start; raises MemoryLost if none come."""
+        end_s = self._clock() + FIRST_S
+        while not self.magazine.has(1):
+            self.tend(FIRST_BLOCKS, 1)
+            select.select([self], [], [], ASK_S)
+            self.receive()
+            if self.problem or self._clock() > end_s:
+                raise MemoryLost(self.problem or f"memory server {self.client.path}: no KV block for {FIRST_S:.0f} s")
+
     def receive(self) -> list[KVOffer | KVDeclined]:
         """What concerns prompts; what concerns blocks is heeded here."""
         prompts: list[KVOffer | KVDeclined] = []
@@ -50,8 +64,6 @@ class SharedPool:
                     self.magazine.shortage(is_short=message.is_short)
                 case KVOffer() | KVDeclined():
                     prompts.append(message)
-                case _:
-                    self._lose(f"it sent {type(message).__name__}")
         return prompts
 
     def tend(self, level: int, floor: int) -> None:
@@ -109,11 +121,11 @@ class SharedPool:
     def fileno(self) -> int:
         return self.client.fileno()
 
-    def _received(self) -> Sequence[object]:
+    def _received(self) -> Sequence[Message]:
         if self.problem:
             return ()
         try:
-            return self.client.receive()
+            return self.client.receive(BlocksLeased, PoolShortage, KVOffer, KVDeclined, MemoryKnock)
         except MemoryLost as lost:
             self._lose(str(lost))
             return ()

@@ -14,7 +14,7 @@ def main(path: Path, num_blocks: int, num_leased: int) -> None:
     client = MemoryClient(path, "decode-0", 1, is_decoding=True)
     client.claim_pool(LAYOUT, num_blocks)
     client.send(BlocksWanted(num_leased))
-    while not any(isinstance(message, BlocksLeased) for message in client.receive()):
+    while not any(isinstance(message, BlocksLeased) for message in client.receive(BlocksLeased)):
         time.sleep(0.005)
     print("leased by", os.getpid(), flush=True)
     sys.stdin.readline()

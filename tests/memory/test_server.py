@@ -32,6 +32,7 @@ from common.memory.shared_pool import ASK_S, MAX_UNANSWERED, SharedPool
 from common.wire.frames import encode
 from common.wire.kv_layout import PROOF_BLOCK
 from common.wire.memory_messages import (
+    BlocksLeased,
     BlocksWanted,
     KVDeclined,
     KVOffer,
@@ -171,7 +172,7 @@ def test_mappings_outlive_their_server_and_its_clients_hear_of_its_end(backed: B
     waiting = backed.connect("decode-0")
     backed.stop()
     with pytest.raises(MemoryLost, match="closed the connection"):
-        client.receive()
+        client.receive(BlocksLeased)
     assert bool((tensor == 5).all())
     with pytest.raises(MemoryLost, match=r"memory\.sock"):
         waiting.claim_weights("model", "layout", SIZE)
@@ -346,6 +347,16 @@ def test_who_is_killed_again_and_again_takes_nothing_along(backed: Backed) -> No
 def shared_pool(backed: Backed, name: str, clock: Callable[[], float] = time.monotonic) -> SharedPool:
     client = backed.connect(name)
     return SharedPool(client, client.claim_pool(LAYOUT, 9), clock=clock)
+
+
+def test_word_of_weights_waits_for_who_waits_for_them(backed: Backed) -> None:
+    first, second = backed.connect(), backed.connect("decode-0")
+    claim(first)
+    assert claim(second).state is RegionState.FILLING
+    first.publish(SIZE)
+    made = ServedPool(second).make(LAYOUT, 9, make_transport("auto", CPU), CPU)
+    assert made.allocator.has(1), "a worker needs one to start"
+    assert second.wait_filled(SIZE, lambda done, total: None) is RegionState.FILLED
 
 
 def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
