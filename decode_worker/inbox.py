@@ -42,16 +42,16 @@ class Inbox:
         self.local_prompts, self.guides = local_prompts, guides
 
     def receive(self) -> None:
-        """Act on everything that has arrived."""
-        for message in self.link.receive():
-            self._from_router(message)
-        for identity, message in self.hub.receive():
-            self._from_prefill(identity, message)
+        """Act on everything that has arrived; on offers first, as the router may ask whether they are here."""
         for offer in self.offers.receive():
             if self._has((offer.request_id, offer.attempt)):
                 logger.error("[%s #%d] is offered, and is here already", offer.request_id, offer.attempt)
             else:
                 self.offers.add(offer)
+        for message in self.link.receive():
+            self._from_router(message)
+        for identity, message in self.hub.receive():
+            self._from_prefill(identity, message)
 
     def fail(self, key: Key, code: ErrorCode, message: str) -> None:
         """Tell the router that nothing is left of an attempt here."""

@@ -1,0 +1,141 @@
+"""Prompts that change hands in a shared pool: taken in their order as there is room, and declined for a reason."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from common.errors import ErrorCode
+from common.memory.client import MemoryClient, PoolClaim
+from common.memory.shared_pool import SharedPool
+from common.serving.drain import Drain
+from common.wire.memory_messages import BlocksLeased, KVAccepted, KVDeclined, KVOffer, MemoryMessage
+from common.wire.messages import Inquiry, InquiryReply, Message
+from common.wire.packing import pack_ids
+from common.wire.router_link import RouterLink
+from common.wire.sampling_params import SamplingParams
+from common.wire.sockets import Hub
+from decode_worker.aborts import Aborts
+from decode_worker.guides import Guides
+from decode_worker.inbox import Inbox
+from decode_worker.intake import Intake
+from decode_worker.local_prompts import LocalPrompts
+from decode_worker.offers import Offers
+from decode_worker.scheduler import DecodeScheduler
+
+BLOCK_SIZE = 4
+VOCAB = 100
+
+
+class Rig:
+    """A decode worker's part in a pool of 40 blocks, of which it has the first few at hand."""
+
+    def __init__(self, num_at_hand: int = 4, max_num_seqs: int = 8) -> None:
+        self.said: list[MemoryMessage] = []
+        self.arriving: list[Message] = []
+        client = SimpleNamespace(send=self.said.append, receive=self._arrived, path="memory.sock")
+        self.shared = SharedPool(cast(MemoryClient, client), PoolClaim(b"", None, 0, 7, 41))
+        ids = range(1, num_at_hand + 1)
+        self.shared.magazine.leased(BlocksLeased(pack_ids(ids), pack_ids([1] * num_at_hand)))
+        self.scheduler = DecodeScheduler(self.shared.magazine, BLOCK_SIZE, max_num_seqs, 1000)
+        self.aborts = Aborts()
+        self.offers = Offers(self.shared, self.scheduler, self.aborts, VOCAB)
+        self.num_offered = 0
+
+    def _arrived(self, *kinds: type[Any]) -> list[Message]:
+        arrived, self.arriving = self.arriving, []
+        return arrived
+
+    def offer(self, name: str, num_tokens: int = 8, **fields: Any) -> KVOffer:
+        """Of a prompt and its first output, in blocks of its own."""
+        num_blocks = -(-(num_tokens - 1) // BLOCK_SIZE)
+        ids = range(20 + self.num_offered, 20 + self.num_offered + num_blocks)
+        self.num_offered += num_blocks
+        ordinary: dict[str, Any] = {
+            "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(max_tokens=8),
+            "token_ids": pack_ids([1] * num_tokens), "block_ids": pack_ids(ids), "generations": pack_ids(ids),
+        }  # fmt: skip
+        return KVOffer("d", 1, name, **ordinary | fields)
+
+    def enter(self) -> list[str]:
+        accepted = self.offers.accept()
+        for sequence in accepted:
+            self.scheduler.activate(sequence)
+        return [sequence.request_id for sequence in accepted]
+
+
+def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_can_grow() -> None:
+    rig = Rig(num_at_hand=1)
+    for name in "abc":
+        rig.offers.add(rig.offer(name))
+    assert rig.enter() == ["a", "b"] and len(rig.offers) == 1
+    assert rig.said == [KVAccepted("a", 0), KVAccepted("b", 0)]
+    assert [rig.scheduler.active[name, 0].block_ids for name in "ab"] == [[20, 21], [22, 23]]
+    rig.shared.magazine.leased(BlocksLeased(pack_ids([9]), pack_ids([1])))
+    assert rig.enter() == ["c"] and not rig.offers.has(("c", 0))
+    few = Rig(max_num_seqs=1)
+    for name in "ab":
+        few.offers.add(few.offer(name))
+    assert few.enter() == ["a"] and few.enter() == []
+    few.scheduler.end(few.scheduler.active["a", 0])
+    assert few.enter() == ["b"]
+    few.shared.magazine.check(few.scheduler.blocks())
+
+
+def test_what_can_never_be_decoded_here_is_declined_and_nobody_waits_behind_it() -> None:
+    rig = Rig()
+    wrong = [
+        rig.offer("long", sampling=SamplingParams(max_tokens=1000)),
+        rig.offer("strange", token_ids=pack_ids([VOCAB] * 8)),
+        rig.offer("short", block_ids=pack_ids([9]), generations=pack_ids([9])),
+    ]
+    for offer in [*wrong, rig.offer("good")]:
+        rig.offers.add(offer)
+    assert rig.said == [KVDeclined(offer.request_id, 0) for offer in wrong]
+    failures = [(key[0], code) for key, code, _ in rig.offers.take_failures()]
+    codes = [ErrorCode.NEVER_FITS, ErrorCode.INTERNAL, ErrorCode.INTERNAL]
+    assert failures == list(zip(["long", "strange", "short"], codes, strict=True))
+    assert rig.enter() == ["good"] and not rig.offers.take_failures()
+
+
+def test_an_abort_may_come_before_or_after_the_offer() -> None:
+    rig = Rig()
+    rig.aborts.note("a", 0)
+    rig.offers.add(rig.offer("a"))
+    rig.offers.add(rig.offer("a", attempt=1))
+    rig.offers.add(rig.offer("b"))
+    assert rig.said == [KVDeclined("a", 0)]
+    rig.offers.abort("a", 1)
+    assert rig.said == [KVDeclined("a", 0), KVDeclined("a", 1)]
+    assert rig.enter() == ["b"] and not rig.offers.take_failures()
+
+
+def test_the_latest_makes_way_for_what_is_decoded_already() -> None:
+    rig = Rig(num_at_hand=0)
+    for name in "abc":
+        rig.offers.add(rig.offer(name))
+    assert rig.enter() == ["a"]
+    assert rig.offers.make_way() and rig.shared.magazine.has(2), "its blocks are at hand here, and nobody else's"
+    assert [(key, code) for key, code, _ in rig.offers.take_failures()] == [(("c", 0), ErrorCode.PREEMPTED)]
+    assert [sequence.request_id for sequence in rig.offers.decline_all()] == ["b"]
+    assert not rig.offers.make_way()
+    rig.shared.magazine.check(rig.scheduler.blocks())
+
+
+def test_what_has_arrived_is_here_when_the_router_asks() -> None:
+    rig, said = Rig(), list[Message]()
+    inquiry = Inquiry(("a", "b"), pack_ids([0, 0]))
+    ready = SimpleNamespace(worker_id="d", epoch=1)
+    link = SimpleNamespace(ready=ready, receive=lambda: [inquiry], send=said.append)
+    nothing = SimpleNamespace(has=lambda key: False, receive=list)
+    inbox = Inbox(
+        cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, cast(Intake, nothing), rig.offers,
+        cast(LocalPrompts, nothing), cast(Guides, nothing), Drain(1.0),
+    )  # fmt: skip
+    rig.arriving.append(rig.offer("b"))
+    inbox.receive()
+    assert said == [InquiryReply("d", 1, ("a", "b"), pack_ids([0, 0]), b"\0\1")]
+
+
+def test_without_a_shared_pool_there_is_nothing_to_tend() -> None:
+    rig = Rig()
+    offers = Offers(None, rig.scheduler, rig.aborts, VOCAB)
+    assert offers.receive() == [] and offers.tend() == "" and not offers.make_way() and len(offers) == 0
