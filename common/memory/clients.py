@@ -27,6 +27,7 @@ class Client:
     worker: tuple[str, int] | None = None  # its id and epoch, once it has said so
     is_decoding: bool = False
     wish: Wish | None = None
+    is_running: bool = False  # it has knocked, as its loop does from now on
     parted_s: float = math.inf  # when its connection ended
 
     def __str__(self) -> str:

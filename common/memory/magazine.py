@@ -1,9 +1,8 @@
 """Blocks that a worker leases of a shared pool: some at hand, so that no step waits for the memory server.
 
-    at hand ──allocate──▶ in use ──free──▶ at hand        ──offer──▶ another worker's
-       ▲ │                   ▲
-       │ └──more than needed──▶ the server        └──── adopt: of an offer that was accepted
-       └──BlocksLeased── the server
+    the server ──leased──▶ at hand ──allocate──▶ in use ◀──adopt── an accepted offer
+        ▲                    │   ▲                │   │
+        └───────too many─────┘   └──────free──────┘   └──release──▶ another worker's, by an offer
 
 Who finds too few says with that how many it lacks; what is lacking is asked for, comes whole, and waits a moment to be
 used. While somebody waits for blocks, all but a floor goes back: nobody can wait for what others merely hold.

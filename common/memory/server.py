@@ -188,6 +188,7 @@ class MemoryServer:
             case KVAccepted():
                 return self.pools.accepted(client.number, message)
             case MemoryKnock():
+                client.is_running = True
                 return [Answer(client.number, message)]
             case KVDeclined():
                 return self.pools.declined(client.number, message)
@@ -246,7 +247,7 @@ class MemoryServer:
                 silent_s = now_s - client.heard_s
                 if not client.worker and silent_s > HELLO_S:
                     raise Gone(f"it has not said who it is for {HELLO_S:.0f} s")
-                if silent_s > HUNG_S and self.pools.holds_up_others(client.number):
+                if client.is_running and silent_s > HUNG_S and self.pools.holds_up_others(client.number):
                     self._end_process(client, silent_s)
                 if silent_s > STALL_S and self.regions.holds_up_others(client.number):
                     raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")

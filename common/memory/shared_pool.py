@@ -44,7 +44,7 @@ class SharedPool:
         """Wait until there are some at hand, as a worker needs one to start; raises MemoryLost if none come."""
         end_s = self._clock() + FIRST_S
         while not self.magazine.has(1):
-            self.tend(FIRST_BLOCKS, 1)
+            self.magazine.tend(FIRST_BLOCKS, 1)
             select.select([self], [], [], ASK_S)
             self.receive()
             if self.problem or self._clock() > end_s:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from common.memory.client import MemoryClient
-from common.wire.memory_messages import BlocksLeased, BlocksWanted
+from common.wire.memory_messages import BlocksWanted, MemoryKnock
 from tests.messages import LAYOUT
 
 
@@ -14,7 +14,8 @@ def main(path: Path, num_blocks: int, num_leased: int) -> None:
     client = MemoryClient(path, "decode-0", 1, is_decoding=True)
     client.claim_pool(LAYOUT, num_blocks)
     client.send(BlocksWanted(num_leased))
-    while not any(isinstance(message, BlocksLeased) for message in client.receive(BlocksLeased)):
+    client.send(MemoryKnock())  # as its loop does; answered after all else
+    while not client.receive(MemoryKnock):
         time.sleep(0.005)
     print("leased by", os.getpid(), flush=True)
     sys.stdin.readline()
