@@ -90,7 +90,7 @@ async def _health_now(url: str, supervisor: Supervisor) -> Health:
 def _figures(times: CompletionTimes, health: Health, mps: Mps) -> str:
     lines = [
         f"TTFT {times.ttft_s * 1e3:.1f} ms   TPOT {times.tpot_s * 1e3:.2f} ms   {times.num_tokens} tokens",
-        f"KV handed over by {health.transport}",
+        f"KV path: {health.transport}",
         *([f"GPU shared with {mps.text}"] if mps.text else []),
         *(f"  {worker.role:<8} pid {worker.pid:<8} {worker.device}" for worker in health.workers),
     ]

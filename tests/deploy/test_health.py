@@ -29,6 +29,9 @@ def test_health_is_complete_when_every_path_was_tried() -> None:
 def test_transport_in_words() -> None:
     assert parse_health(body([path("d", 3.0), path("e", 5.0)])).transport == "shm at 3.0-5.0 GB/s"
     assert parse_health(body([path("d", 3.0), path("e", 0.0, "broken")])).transport == "shm at 3.0 GB/s"
+    shared = path("e", 0.0) | {"transport": "shared pool", "gb_per_s": None}
+    assert parse_health(body([shared])).transport == "shared pool"
+    assert parse_health(body([path("d", 3.0), shared])).transport == "shared pool, shm at 3.0 GB/s"
     assert parse_health(body([])).transport == "none"
 
 
