@@ -20,7 +20,8 @@ from decode_worker.batch import DecodeBatch
 from decode_worker.runner import DecodeRunner, batch_buckets
 from decode_worker.worker import DecodeWorker
 
-DESCRIPTION = """Pulls KV blocks from prefill workers and decodes all its sequences together.
+DESCRIPTION = """Takes prompts over from prefill workers and decodes all its sequences together: in a pool of KV blocks
+that both share, or by pulling the blocks.
 
 Dials the router at --net-router-endpoint and registers; prefill workers dial it at
 --net-handoff-endpoint. Start as many as the load asks for, on any GPU. SIGTERM finishes what it owns, a

@@ -20,7 +20,8 @@ from common.wire.worker_id import make_epoch, make_id
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = """Owns memory of one device for the workers on it: the weights are there once, and outlive who uses them.
+DESCRIPTION = """Owns memory of one device for the workers on it: the weights are there once and outlive who uses them,
+and so does the pool of KV blocks, in which prompts change hands without a copy.
 
 Start one for each GPU, or one for all workers on a CPU, and name its socket to them (--worker-memory-socket).
 It tells the router, if it reaches one at --net-router-endpoint, how full it is, and at once when a worker died.

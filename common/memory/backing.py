@@ -76,7 +76,10 @@ class HostBacking:
     def allocate(self, num_bytes: int) -> Memory:
         if num_bytes > (available := self.free_bytes()):
             raise MemoryShort(f"{_gb(num_bytes)} of host memory wanted, {_gb(available)} available")
-        return HostMemory(num_bytes)
+        try:
+            return HostMemory(num_bytes)
+        except OSError as error:
+            raise MemoryShort(f"{_gb(num_bytes)} of host memory wanted: {error.strerror}") from None
 
 
 class HostMemory:

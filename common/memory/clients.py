@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.memory.channel import Channel
+from common.memory.channel import Channel, Gone
 from common.memory.exchange import Answer
 
 
@@ -28,6 +28,7 @@ class Client:
     is_decoding: bool = False
     wish: Wish | None = None
     is_running: bool = False  # it has knocked, as its loop does from now on
+    gone: Gone | None = None  # why it is to be let go
     parted_s: float = math.inf  # when its connection ended
 
     def __str__(self) -> str:

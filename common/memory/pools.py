@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from common.errors import MemoryShort
 from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, OfferKey
 from common.memory.exchange import Answer, Misbehaved
@@ -110,7 +111,8 @@ class Pools:
         """Pass a prompt's blocks on to a decode worker; if there is none of that name they are free."""
         pool = self._pool_of(client)
         worker = message.decode_worker_id, message.decode_epoch
-        target = next((user.client for user in pool.users.values() if user.worker == worker), None)
+        takers = (user for user in pool.users.values() if user.is_decoding)
+        target = next((user.client for user in takers if user.worker == worker), None)
         block_ids, generations = unpack_ids(message.block_ids), unpack_ids(message.generations)
         if target is None:
             pool.index.free(client, block_ids, generations)
@@ -182,7 +184,11 @@ class Pools:
 
     def _made(self, layout: KVLayout, num_blocks: int) -> Pool:
         memory, pool_id, size = self.allocate(num_blocks * layout.block_bytes), secrets.randbits(63), layout.block_bytes
-        memory.write(PROOF_BLOCK * size, pattern(pool_id, size))
+        try:
+            memory.write(PROOF_BLOCK * size, pattern(pool_id, size))
+        except OSError as error:
+            memory.close()
+            raise MemoryShort(f"a pool of {num_blocks} blocks of {size} bytes: {error.strerror}") from None
 
         def poison(block_ids: Sequence[int]) -> None:
             for block_id in block_ids:

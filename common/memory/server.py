@@ -16,16 +16,15 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from common.errors import ConfigError, MemoryShort
+from common.errors import MemoryShort
 from common.memory.announcer import Announcer
 from common.memory.backing import Backing
-from common.memory.channel import Channel, Gone, HungUp
+from common.memory.channel import Channel, Gone, HungUp, listening
 from common.memory.clients import Client, Wish
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.pools import Pools, User
 from common.memory.processes import Processes
 from common.memory.regions import RegionKey, Regions
-from common.wire.endpoints import is_served
 from common.wire.memory_messages import (
     MAX_BYTES,
     BlocksFreed,
@@ -60,7 +59,6 @@ HUNG_S = 60.0
 STALL_S = 60.0
 """Without progress of who fills a region, while others wait for it."""
 MAX_CLIENTS = MAX_WORKERS
-BACKLOG = 64
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
@@ -84,7 +82,7 @@ class MemoryServer:
         self.parted: dict[int, Client] = {}  # that have blocks until their processes are over
         self.numbers = itertools.count()
         self.is_stopped = False
-        self.listener = _bound(path)
+        self.listener = listening(path)
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.selector.register(self.processes, selectors.EVENT_READ)
@@ -138,7 +136,7 @@ class MemoryServer:
 
     def _serve(self, client: Client) -> None:
         try:
-            client.channel.flush()
+            self._flush(client)
             for message, descriptor in client.channel.receive():
                 client.heard_s = time.monotonic()
                 self._heed(client, message, descriptor)
@@ -233,26 +231,28 @@ class MemoryServer:
             client = self.clients[answer.client]
             try:
                 client.channel.send(answer.message, answer.descriptor)
-            except Gone:
+            except HungUp:
                 logger.debug("%s is gone; its end is read next", client)
+            except Gone as gone:
+                client.gone = gone  # it is let go in the next turn: this may be amid another's end
+
+    def _flush(self, client: Client) -> None:
+        """Go on sending. Who has hung up may have said something before: that is read first, and then its end."""
+        try:
+            client.channel.flush()
+        except HungUp:
+            client.channel.unsent.clear()
 
     def _tend(self) -> None:
         """What time brings."""
         now_s = time.monotonic()
         for client in list(self.clients.values()):
             try:
-                client.channel.flush()
-                self._grant(client)
-                self._await(client)
-                silent_s = now_s - client.heard_s
-                if not client.worker and silent_s > HELLO_S:
-                    raise Gone(f"it has not said who it is for {HELLO_S:.0f} s")
-                if client.is_running and silent_s > HUNG_S and self.pools.holds_up_others(client.number):
-                    self._end_process(client, silent_s)
-                if silent_s > STALL_S and self.regions.holds_up_others(client.number):
-                    raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")
+                self._tend_client(client, now_s - client.heard_s)
             except Gone as gone:
                 self._part(client, gone)
+            except Misbehaved as problem:
+                self._end(client, f"its message is refused: {problem}")
         for number in self.processes.over():
             if number in self.parted:
                 client = self.parted.pop(number)
@@ -266,6 +266,20 @@ class MemoryServer:
                     "%s: its process lives on %.0f s after its connection ended, and nobody gets its %d KV blocks "
                     "until it is over: end it", client, LINGER_S, self.pools.num_quarantined(client.number),
                 )  # fmt: skip
+
+    def _tend_client(self, client: Client, silent_s: float) -> None:
+        """Send and grant what could not be before; raises Gone for who is to be let go."""
+        if client.gone is not None:
+            raise client.gone
+        self._flush(client)
+        self._grant(client)
+        self._await(client)
+        if not client.worker and silent_s > HELLO_S:
+            raise Gone(f"it has not said who it is for {HELLO_S:.0f} s")
+        if client.is_running and silent_s > HUNG_S and self.pools.holds_up_others(client.number):
+            self._end_process(client, silent_s)
+        if silent_s > STALL_S and self.regions.holds_up_others(client.number):
+            raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")
 
     def _end_process(self, client: Client, silent_s: float) -> None:
         """Of one that hangs: what it has comes free with it, and not before."""
@@ -315,22 +329,3 @@ class MemoryServer:
         if num_kept := self.pools.num_quarantined(client.number):
             self.parted[client.number], client.parted_s = client, time.monotonic()
             logger.info("%s: its %d KV blocks are kept until its process is over", client, num_kept)
-
-
-def _bound(path: Path) -> socket.socket:
-    """A listening socket; what a killed server left behind is replaced, a living one's is not."""
-    if is_served(path):
-        raise ConfigError(f"{path} is served by another process; stop that, or choose another memory.socket")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        path.unlink(missing_ok=True)
-        listener.bind(str(path))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"memory.socket = {path}: {error.strerror}") from None
-    finally:
-        os.umask(before)
-    listener.setblocking(False)
-    return listener

@@ -1,5 +1,6 @@
 """Workers and the owner of their pool, in any order of messages, deaths and late writes: no block is ever two's."""
 
+import errno
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -395,6 +396,15 @@ def test_a_pool_ends_with_its_last_user_and_not_before_that_one_writes_no_more()
     assert rig.pools.usage() == (6, 6, 0, 0)
 
 
+def test_an_offer_to_who_does_not_decode_is_an_offer_to_nobody() -> None:
+    rig = Rig()
+    rig.pools.want(User(2, ("w2", 1), False), LAYOUT, NUM_BLOCKS)
+    leased = rig.lease(0, 2)
+    offer = offer_of(2, "r", unpack_ids(leased.block_ids), unpack_ids(leased.generations))
+    assert rig.pools.offered(0, offer) == [Answer(0, KVDeclined("r", 0))]
+    assert rig.pools.usage() == (CAPACITY, CAPACITY, 0, 0)
+
+
 def test_other_layouts_have_pools_of_their_own_and_blocks_beyond_reason_are_refused() -> None:
     rig = Rig()
     other = KVLayout("model", 2, 1, 1, 1, "float16")
@@ -404,7 +414,7 @@ def test_other_layouts_have_pools_of_their_own_and_blocks_beyond_reason_are_refu
         rig.pools.want(User(3, ("w3", 1), True), KVLayout("m", 1 << 16, 8, 1 << 10, 16, "float16"), 5)
 
 
-def test_without_room_nothing_is_begun() -> None:
+def test_without_room_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(num_bytes: int) -> Memory:
         raise MemoryShort("nothing is left")
 
@@ -412,6 +422,16 @@ def test_without_room_nothing_is_begun() -> None:
     with pytest.raises(MemoryShort):
         pools.want(User(0, ("w0", 1), False), LAYOUT, NUM_BLOCKS)
     assert not pools.layouts and not pools.leave(0)
+
+    def full(self: Bytes, offset: int, data: bytes | bytearray) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Bytes, "write", full)
+    rig, made = Rig.__new__(Rig), list[Bytes]()
+    rig.made = made
+    with pytest.raises(MemoryShort, match="No space left"):
+        Pools(rig._allocate, 0.0, poisons=False).want(User(0, ("w0", 1), False), LAYOUT, NUM_BLOCKS)
+    assert made[0].is_closed
 
 
 def test_generations_go_round() -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from common.device.pool_memory import ServedPool
 from common.errors import ConfigError, KVError, MemoryLost, MemoryShort
 from common.kv.transport import make_transport
+from common.memory import channel as channel_module
 from common.memory import client as client_module
 from common.memory import server as server_module
 from common.memory.backing import Backing, HostBacking, Memory
@@ -37,6 +38,7 @@ from common.wire.memory_messages import (
     KVDeclined,
     KVOffer,
     MemoryHello,
+    MemoryKnock,
     RegionState,
     WeightsFilled,
     WeightsProgress,
@@ -381,6 +383,37 @@ def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
     eventually(lambda: backed.server.pools.usage() == (8, 6, 0, 0))
     with pytest.raises(KVError, match="not in use here"):
         giver.magazine.free(block_ids)
+
+
+def test_what_a_dead_worker_said_last_is_heeded_although_it_read_nothing(backed: Backed) -> None:
+    giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
+    giver.tend(2, 0)
+    eventually(lambda: bool(giver.receive() or giver.magazine.has(2)))
+    [client] = [each for each in backed.server.clients.values() if each.worker == ("prefill-0", 1)]
+    while not client.channel.unsent:  # the server has answers that it cannot send
+        giver.client.send(MemoryKnock())
+    giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), giver.magazine.allocate(1))
+    while giver.is_sending:
+        giver.client.channel.flush()
+    giver.client.close()
+    offers: list[KVOffer | KVDeclined] = []
+
+    def arrived() -> bool:
+        offers.extend(taker.receive())
+        return bool(offers)
+
+    eventually(arrived)
+    assert [(offer.request_id, offer.attempt) for offer in offers] == [("r", 0)]
+
+
+def test_who_reads_nothing_of_too_much_is_let_go(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MAX_UNSENT_BYTES", 1000)
+    client, neighbour = backed.connect(), backed.connect("decode-0")
+    client.claim_pool(LAYOUT, 9)
+    with pytest.raises(MemoryLost):
+        for _ in range(1_000_000):
+            client.send(MemoryKnock())
+    assert neighbour.claim_pool(LAYOUT, 9).num_blocks == 9
 
 
 def test_an_offer_to_nobody_comes_back_and_its_blocks_are_free(backed: Backed) -> None:
