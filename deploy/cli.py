@@ -5,7 +5,15 @@ import asyncio
 import sys
 from dataclasses import replace
 
-from common.config import DAY_S, DECODE_SECTIONS, MEMORY_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config
+from common.config import (
+    DAY_S,
+    DECODE_SECTIONS,
+    MEMORY_SECTIONS,
+    PREFILL_SECTIONS,
+    ROUTER_SECTIONS,
+    Config,
+    MemorySection,
+)
 from common.errors import ConfigError
 from common.options import add_flags, from_flags, number
 from common.wire.messages import Role
@@ -45,7 +53,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         usage="baton serve MODEL [option ...]",
         help="serve a model: one router, prefill workers and decode workers",
         description="Start and watch one router, prefill workers and decode workers on this machine. "
-        "Workers on one GPU divide --kv-memory-fraction of it among themselves.",
+        "Workers on one GPU divide --kv-memory-fraction of it among themselves, or share it with --memory on.",
         allow_abbrev=False,
     )
     parser.add_argument("model.path", metavar="MODEL", help="model directory, or Hub id such as Qwen/Qwen3-4B")
@@ -147,13 +155,19 @@ def _add_mps(parser: argparse.ArgumentParser) -> None:
 
 def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
     """The workers that are asked for. Raises ConfigError for prefill workers whose blocks nobody would take, for
-    none where decode workers wait for them, and for standbys for nobody."""
+    none where decode workers wait for them, for standbys for nobody, and for what only one process can be told."""
     hands_off = config.kv.transport != "none"
     num_prefill = int(hands_off) if args.prefill is None else args.prefill
     if hands_off != (num_prefill > 0):
         raise ConfigError(
             f"--prefill {num_prefill} and kv.transport = {config.kv.transport}: kv.transport is none without "
             "prefill workers, and only then; set both, or leave --prefill out"
+        )
+    ours = MemorySection(decode_reserve=config.memory.decode_reserve, poison_blocks=config.memory.poison_blocks)
+    if config.memory != ours:
+        raise ConfigError(
+            "memory.id, memory.socket and memory.device are for one memory server, and chosen here; leave them out, or "
+            "start python -m common.memory yourself"
         )
     if config.worker.standby:
         raise ConfigError(

@@ -9,12 +9,12 @@ Life of a request here:
     2. The scheduler admits it when the pool has blocks for its whole prompt, and launches it in steps.
     3. When a step is over that leaves some of it to compute, the decode worker is told which blocks are
        complete, and may pull them meanwhile.
-    4. When the step of its last chunk is over, its first token is sent to the router at once.
-    5. If it is not finished by that token, its blocks go to the handoff table and the decode worker
-       is told which they are.
-    6. `KVRelease` or the decode worker's death frees them, or, and the router is told, a lease that runs out or
+    4. When the step of its last chunk is over and its first token is not the last, its blocks are offered to the
+       decode worker, or go to the handoff table and that one is told which they are (see `delivery`).
+    5. Then its first token is sent to the router.
+    6. Of what is in the table, `KVRelease` or the decode worker's death frees them, or, and the router is told, a lease that runs out or
        a handoff that did not arrive: when the router asks about it, the decode worker is asked behind it.
-`Abort` ends it in 1 to 4; in 5 the decode worker is told as well and releases.
+`Abort` ends it in 1 to 3; later the decode worker is told as well, and declines or releases.
 """
 
 import logging
@@ -147,7 +147,10 @@ class PrefillWorker:
             self._launch()
 
     def emit(self, ended: list[tuple[PromptSequence, OutputToken, bool]]) -> None:
-        """First tokens to the router, then blocks to the decode workers; true: the text ends with its grammar."""
+        """Blocks to the decode workers, then first tokens to the router; true: the text ends with its grammar.
+
+        In this order, so that a text that has begun does without this worker wherever its blocks do.
+        """
         columns, handed_off = TokenColumns(), []
         for sequence, token, is_over in ended:
             block_ids = self.scheduler.take(sequence)
@@ -164,10 +167,10 @@ class PrefillWorker:
                 handed_off.append((sequence, token.token_id, block_ids))
             else:
                 self.delivery.let_go(sequence, block_ids)
-        if columns:
-            self.link.send(columns.batch(self.worker_id, self.epoch))
         for sequence, token_id, block_ids in handed_off:
             self.delivery.hand_off(sequence, token_id, block_ids)
+        if columns:
+            self.link.send(columns.batch(self.worker_id, self.epoch))
 
     def tend(self) -> None:
         """See that blocks of the shared pool are at hand for the next step's prompts; without its owner, leave."""
