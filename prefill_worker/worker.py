@@ -12,8 +12,8 @@ Life of a request here:
     4. When the step of its last chunk is over and its first token is not the last, its blocks are offered to the
        decode worker, or go to the handoff table and that one is told which they are (see `delivery`).
     5. Then its first token is sent to the router.
-    6. Of what is in the table, `KVRelease` or the decode worker's death frees them, or, and the router is told, a lease that runs out or
-       a handoff that did not arrive: when the router asks about it, the decode worker is asked behind it.
+    6. What is in the table `KVRelease` frees, or the decode worker's death, or, and the router is told, a lease that
+       runs out or a handoff that did not arrive: when the router asks about it, the decode worker is asked behind it.
 `Abort` ends it in 1 to 3; later the decode worker is told as well, and declines or releases.
 """
 
