@@ -169,8 +169,9 @@ class WorkerSection:
     batching: bool = option(True, "run several sequences in one step; false runs one at a time")
     drain_s: float = option(30.0, "on SIGTERM, seconds that owned requests may take to finish", within=(0.0, DAY_S))
     memory_socket: str = option(
-        "",
-        "socket of the device's memory server, whose weights are used, or auto; empty: this process has its own",
+        "auto",
+        "socket of the device's memory server, which has the weights and the KV blocks; auto is in /tmp/baton-UID, by "
+        "device, where one is started if there is none; empty: this process has its own",
         form=SOCKET,
     )
     standby: int = option(
@@ -196,6 +197,11 @@ class MemorySection:
         form=SOCKET,
     )
     device: str = option("cpu", "whose memory it owns", form=(r"cpu|cuda:\d{1,3}", "cpu or cuda:N"))
+    linger_s: float = option(
+        0.0,
+        "without a worker for this long it ends; 0: never. One that a worker has started is told 60 in place of 0",
+        within=(0.0, DAY_S),
+    )
     decode_reserve: float = option(
         0.05,
         "share of a pool of KV blocks that prompts leave to sequences that are decoded, to grow into",
@@ -284,7 +290,7 @@ class KVSection:
     memory_fraction: float = option(
         0.85,
         "share of a GPU's memory for this process, its weights included; with a memory server for all workers of its "
-        "pool, its weights not included",
+        "pool and their weights",
         within=(0.01, 0.98),
     )
     sharers: int = option(

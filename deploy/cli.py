@@ -166,8 +166,8 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
     ours = MemorySection(decode_reserve=config.memory.decode_reserve, poison_blocks=config.memory.poison_blocks)
     if config.memory != ours:
         raise ConfigError(
-            "memory.id, memory.socket and memory.device are for one memory server, and chosen here; leave them out, or "
-            "start python -m common.memory yourself"
+            "memory.id, memory.socket, memory.device and memory.linger_s are for one memory server, and chosen here; "
+            "leave them out, or start python -m common.memory yourself"
         )
     if config.worker.standby:
         raise ConfigError(

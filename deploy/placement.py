@@ -95,10 +95,9 @@ def memory_fraction(
 ) -> float:
     """The share of its GPU's memory that one worker may take.
 
-    First the weights: a copy for each worker on the GPU, which its share includes, or one with the memory server,
-    which it does not. What is left of `total` is for the pool that all share at the memory server, or is divided by
-    `POOL_WEIGHTS`. Raises ConfigError when the weights leave less than a tenth of `total`, and for a standby that would
-    have weights of its own.
+    First the weights, which a share includes: a copy for each worker on the GPU, or one with the memory server. What is
+    left of `total` is for the pool that all share there, or is divided by `POOL_WEIGHTS`. Raises ConfigError when the
+    weights leave less than a tenth of `total`, and for a standby that would have weights of its own.
     """
     if mine.gpu is None:
         raise ValueError(f"{mine.name} is not on a GPU")
@@ -116,10 +115,10 @@ def memory_fraction(
             f"GPU {mine.gpu.index}: {weights_bytes / 1e9:.1f} GB of weights {copies} do not leave room for KV in "
             f"{total:.0%} of {mine.gpu.memory_bytes / 1e9:.1f} GB; use fewer workers a GPU or a smaller model"
         )
-    if has_server:
-        return int(left * 10_000) / 10_000
-    all_pools = sum(POOL_WEIGHTS[other.role] for other in neighbours)
     own = weights_bytes / mine.gpu.memory_bytes if mine.gpu.memory_bytes else 0.0
+    if has_server:
+        return int((own + left) * 10_000) / 10_000
+    all_pools = sum(POOL_WEIGHTS[other.role] for other in neighbours)
     share = own + left * POOL_WEIGHTS[mine.role] / all_pools
     return int(share * 10_000) / 10_000  # rounded down, so that the sum stays below the total
 

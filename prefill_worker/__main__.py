@@ -10,7 +10,6 @@ from common.device.gpu_share import make_share
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import make_trace
 from common.device.warm_up import compile_prompt_kernels, warm_up_prompts
-from common.errors import ConfigError
 from common.grammar.followers import make_followers
 from common.serving.worker_main import Incarnation, make_ready, worker_main
 from common.wire.handoff_messages import KVPoolExport
@@ -26,10 +25,6 @@ many as the load asks for, on any GPU. SIGTERM finishes what it owns, a second o
 
 def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     """Load, warm up and export the pool."""
-    if config.kv.transport == "none":
-        raise ConfigError(
-            "kv.transport = none: nobody would take a prompt's blocks; start decode workers alone, or set auto"
-        )
     section = config.prefill.on(resolve_device(config.worker.device).type)
     config = replace(config, prefill=section)
     engine = build_engine(

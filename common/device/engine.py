@@ -24,7 +24,7 @@ from common.kv.transport import Transport, make_transport
 from common.memory.client import MemoryClient
 from common.memory.shared_pool import SharedPool
 from common.models.decoder import Decoder, DecoderConfig
-from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
+from common.models.loader import load_model, model_bytes, read_config, resolve_dtype, resolve_max_len
 from common.models.weights import WeightsMemory
 from common.ops.base import Ops
 from common.ops.limits import check_model
@@ -103,7 +103,7 @@ def build_engine(
             device,
             model,
             layout,
-            OwnPool(label, pool_id) if memory is None else ServedPool(memory),
+            OwnPool(label, pool_id) if memory is None else ServedPool(memory, model_bytes(model_config, dtype)),
             max_len=max_len,
             step_tokens=step_tokens,
             logit_rows=logit_rows,
@@ -130,7 +130,8 @@ def _assemble(
     """All around the model: the pool that its memory leaves room for, and operations over that."""
     model_config = model.config
     transport = make_transport(config.kv.transport, device)
-    num_blocks = _num_blocks(config, layout, device, _activation_bytes(model_config, layout, step_tokens, logit_rows))
+    activation_bytes = _activation_bytes(model_config, layout, step_tokens, logit_rows)
+    num_blocks = _num_blocks(config, layout, device, activation_bytes, owner.weights_bytes)
     pool, allocator, shared = owner.make(layout, num_blocks, transport, device)
     max_len = min(max_len, allocator.capacity * layout.block_size)
     _log_pool(config, pool, device)
@@ -271,7 +272,10 @@ def _activation_bytes(config: DecoderConfig, layout: KVLayout, step_tokens: int,
     return 2 * (step_tokens * width * 4 + logit_rows * config.vocab_size * 4 * 4)
 
 
-def _num_blocks(config: Config, layout: KVLayout, device: torch.device, activation_bytes: int) -> int:
+def _num_blocks(
+    config: Config, layout: KVLayout, device: torch.device, activation_bytes: int, weights_bytes: int
+) -> int:
+    """Of a pool, beside weights that are not this process's own."""
     if config.kv.pool_bytes:
         pool_bytes = config.kv.pool_bytes
     elif device.type == "cpu":
@@ -281,6 +285,7 @@ def _num_blocks(config: Config, layout: KVLayout, device: torch.device, activati
         pool_bytes = int(
             config.kv.memory_fraction * total_bytes
             - torch.cuda.memory_allocated(device)
+            - weights_bytes
             - config.kv.sharers * (activation_bytes + CUDA_CONTEXT_BYTES)
         )
     if pool_bytes < 4 * layout.block_bytes:

@@ -26,6 +26,9 @@ class Blocks(NamedTuple):
 class PoolOwner(Protocol):
     """Where a pool comes from."""
 
+    weights_bytes: int
+    """That it has beside the pool."""
+
     def make(self, layout: KVLayout, num_blocks: int, transport: Transport, device: torch.device) -> Blocks:
         """A pool of so many blocks, or of as many as others have it with; raises ConfigError or MemoryLost."""
         ...
@@ -38,6 +41,8 @@ class OwnPool:
         label: names it where the system shows names.
         pool_id: no other pool's.
     """
+
+    weights_bytes = 0
 
     def __init__(self, label: str, pool_id: int) -> None:
         self.label, self.pool_id = label, pool_id
@@ -52,8 +57,8 @@ class OwnPool:
 class ServedPool:
     """Memory of the server, which all workers of a layout share. Whoever comes first says how large it is."""
 
-    def __init__(self, client: MemoryClient) -> None:
-        self.client = client
+    def __init__(self, client: MemoryClient, weights_bytes: int) -> None:
+        self.client, self.weights_bytes = client, weights_bytes
 
     def make(self, layout: KVLayout, num_blocks: int, transport: Transport, device: torch.device) -> Blocks:
         claim = self.client.claim_pool(layout, num_blocks)

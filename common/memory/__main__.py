@@ -6,13 +6,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
 from common import options
-from common.config import MEMORY_SECTIONS, Config
+from common.config import MEMORY_SECTIONS, Config, MemorySection
 from common.errors import ConfigError
 from common.log import setup_logging
 from common.memory.announcer import Announcer
-from common.memory.backing import make_backing
+from common.memory.backing import Backing, make_backing
+from common.memory.listener import Served
 from common.memory.server import MemoryServer
 from common.wire.endpoints import memory_socket
 from common.wire.memory_reports import MemoryReady
@@ -23,13 +25,18 @@ logger = logging.getLogger(__name__)
 DESCRIPTION = """Owns memory of one device for the workers on it: the weights are there once and outlive who uses them,
 and so does the pool of KV blocks, in which prompts change hands without a copy.
 
-Start one for each GPU, or one for all workers on a CPU, and name its socket to them (--worker-memory-socket).
-It tells the router, if it reaches one at --net-router-endpoint, how full it is, and at once when a worker died.
+A worker that finds none for its device starts one, which ends when no worker has been there for a while
+(--memory-linger-s). Or start one for each GPU, or one for all workers on a CPU, and name its socket to them
+(--worker-memory-socket). It tells the router, if it reaches one at --net-router-endpoint, how full it is, and at once
+when a worker died.
 It ends with SIGTERM; workers whose memory server is gone finish what they have and leave."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process; returns its exit status: 0, or 2 for a setting that is wrong."""
+    """The process; returns its exit status: 0, or 2 for a setting that is wrong.
+
+    One that workers start for all of them is not needed, and that is no error, where there is another.
+    """
     prog = "python -m common.memory"
     try:
         config = options.parse(Config, MEMORY_SECTIONS, prog, DESCRIPTION, sys.argv[1:] if argv is None else argv)
@@ -37,13 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError("memory.socket is empty: name the path at which workers find this process, or auto")
         server_id = make_id("memory", config.memory.id)
         setup_logging(server_id, config.log.level)
-        device = config.memory.device
-        path = memory_socket(config.memory.socket, device)
-        backing = make_backing(device)
+        backing = make_backing(config.memory.device)
+        path = memory_socket(config.memory.socket, backing.device_uuid)
         ready = MemoryReady(server_id, make_epoch(), os.getpid(), backing.device)
-        reserve, poisons = config.memory.decode_reserve, config.memory.poison_blocks
         with closing(Announcer(config.net, ready)) as announcer:
-            _serve(MemoryServer(path, backing, announcer, reserve=reserve, poisons=poisons), device)
+            _serve(_server(path, config.memory, backing, announcer))
+    except Served as error:
+        if not config.memory.linger_s:
+            sys.stderr.write(f"{prog}: {error}\n")
+            return 2
+        logger.info("not needed: %s", error)
     except ConfigError as error:
         sys.stderr.write(f"{prog}: {error}\n")
         return 2
@@ -51,10 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _serve(server: MemoryServer, device: str) -> None:
+def _server(path: Path, section: MemorySection, backing: Backing, announcer: Announcer) -> MemoryServer:
+    return MemoryServer(
+        path,
+        backing,
+        announcer,
+        reserve=section.decode_reserve,
+        poisons=section.poison_blocks,
+        linger_s=section.linger_s,
+    )
+
+
+def _serve(server: MemoryServer) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
-    logger.info("owning memory of %s for who connects to %s", device, server.path)
+    logger.info("owning memory of %s for who connects to %s", server.backing.device, server.path)
     try:
         server.run()
     finally:

@@ -46,9 +46,10 @@ class Memory(Protocol):
 
 
 class Backing(Protocol):
-    """Where memory comes from; `device` as workers name it to the router."""
+    """Where memory comes from; `device` as workers name it to the router, `device_uuid` "" on a CPU."""
 
     device: str
+    device_uuid: str
 
     def free_bytes(self) -> int:
         """That the device has left."""
@@ -66,7 +67,7 @@ class HostBacking:
     """Anonymous files: they need no name and no room in /dev/shm, and end with their last user."""
 
     settle_s = 0.0
-    device = "cpu"
+    device, device_uuid = "cpu", ""
 
     def free_bytes(self) -> int:
         with open("/proc/meminfo", encoding="ascii") as lines:
@@ -126,7 +127,8 @@ class CudaBacking:
         if status != runtime.cudaError_t.cudaSuccess:
             raise ConfigError(f"memory.device = cuda:{index}: {status.name}; which GPUs does this process see?")
         _, properties = runtime.cudaGetDeviceProperties(index)
-        self.device = f"cuda:{index} {properties.name.decode()} {uuid.UUID(bytes=properties.uuid.bytes)}"
+        self.device_uuid = str(uuid.UUID(bytes=properties.uuid.bytes))
+        self.device = f"cuda:{index} {properties.name.decode()} {self.device_uuid}"
 
     def free_bytes(self) -> int:
         _, free, _ = self.runtime.cudaMemGetInfo()

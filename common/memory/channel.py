@@ -8,10 +8,8 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
-from common.errors import ConfigError, WireError
-from common.wire.endpoints import is_served
+from common.errors import WireError
 from common.wire.frames import MAX_FRAME_BYTES, decode, encode
 from common.wire.memory_messages import MemoryHello, PoolRegion, WeightsRegion
 from common.wire.messages import Message
@@ -21,7 +19,6 @@ READ_BYTES = 65_536
 MAX_UNSENT_BYTES = 4 * MAX_FRAME_BYTES
 """Who reads none of so much is gone."""
 MAX_DESCRIPTORS = 16
-BACKLOG = 64
 
 
 class Gone(Exception):
@@ -130,25 +127,3 @@ class Channel:
 def _brings_one(message: Message) -> bool:
     """Whether a descriptor comes along."""
     return isinstance(message, MemoryHello) or (isinstance(message, WeightsRegion | PoolRegion) and not message.handle)
-
-
-def listening(path: Path) -> socket.socket:
-    """A socket at which workers connect; what a killed server left behind is replaced.
-
-    Raises ConfigError where a living one has it.
-    """
-    if is_served(path):
-        raise ConfigError(f"{path} is served by another process; stop that, or choose another memory.socket")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        path.unlink(missing_ok=True)
-        listener.bind(str(path))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"memory.socket = {path}: {error.strerror}") from None
-    finally:
-        os.umask(before)
-    listener.setblocking(False)
-    return listener

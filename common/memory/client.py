@@ -70,11 +70,22 @@ class MemoryClient:
 
     Raises ConfigError when there is no server within `CONNECT_S`, as it may be starting, too, and MemoryLost when it
     hangs up.
+
+    Args:
+        summon: called again and again while nobody answers; may raise ConfigError.
     """
 
-    def __init__(self, path: Path, worker_id: str, epoch: int, *, is_decoding: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        worker_id: str,
+        epoch: int,
+        *,
+        is_decoding: bool,
+        summon: Callable[[], None] = lambda: None,
+    ) -> None:
         self.path = path
-        self.channel = Channel(_connected(path))
+        self.channel = Channel(_connected(path, summon))
         self.arrived: deque[Arrived] = deque()
         self.said_s = 0.0
         self._sending = threading.Lock()  # weights are loaded by threads, which say how far they are
@@ -192,7 +203,7 @@ class MemoryClient:
                 raise MemoryLost(f"memory server {self.path}: {gone}") from None
 
 
-def _connected(path: Path) -> socket.socket:
+def _connected(path: Path, summon: Callable[[], None]) -> socket.socket:
     end_s = time.monotonic() + CONNECT_S
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -211,4 +222,5 @@ def _connected(path: Path) -> socket.socket:
                     f"worker.memory_socket = {path}: {error.strerror} for {CONNECT_S:.0f} s; "
                     "start python -m common.memory with that --memory-socket, or leave it empty"
                 ) from None
+        summon()
         time.sleep(0.05)

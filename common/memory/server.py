@@ -19,9 +19,10 @@ from pathlib import Path
 from common.errors import MemoryShort
 from common.memory.announcer import Announcer
 from common.memory.backing import Backing
-from common.memory.channel import Channel, Gone, HungUp, listening
+from common.memory.channel import Channel, Gone, HungUp
 from common.memory.clients import Client, Wish
 from common.memory.exchange import Answer, Misbehaved
+from common.memory.listener import Listener
 from common.memory.pools import Pools, User
 from common.memory.processes import Processes
 from common.memory.regions import RegionKey, Regions
@@ -67,12 +68,21 @@ class MemoryServer:
 
     Args:
         reserve, poisons: as `Pools` has them.
+        linger_s: how long it serves on without a worker, and then ends; 0: for ever.
     """
 
     def __init__(
-        self, path: Path, backing: Backing, announcer: Announcer, *, reserve: float = 0.0, poisons: bool = False
+        self,
+        path: Path,
+        backing: Backing,
+        announcer: Announcer,
+        *,
+        reserve: float = 0.0,
+        poisons: bool = False,
+        linger_s: float = 0.0,
     ) -> None:
         self.path = path
+        self.linger_s, self.used_s = linger_s, time.monotonic()
         self.backing = backing
         self.announcer = announcer
         self.regions = Regions(backing, logger.info)
@@ -82,7 +92,7 @@ class MemoryServer:
         self.parted: dict[int, Client] = {}  # that have blocks until their processes are over
         self.numbers = itertools.count()
         self.is_stopped = False
-        self.listener = listening(path)
+        self.listener = Listener(path)
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.selector.register(self.processes, selectors.EVENT_READ)
@@ -108,7 +118,6 @@ class MemoryServer:
 
     def close(self) -> None:
         """Mappings of clients stay."""
-        self.path.unlink(missing_ok=True)
         self.listener.close()
         for client in list(self.clients.values()):
             client.channel.close()
@@ -119,7 +128,7 @@ class MemoryServer:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self.listener.accept()
+            connection = self.listener.accept()
         except OSError as error:  # it hung up before, or there is no descriptor for it; the others are served
             logger.warning("a connection cannot be accepted: %s", error)
             return
@@ -259,6 +268,7 @@ class MemoryServer:
                 num_kept = self.pools.num_quarantined(number)
                 logger.info("%s: its process is over, and its %d KV blocks are free", client, num_kept)
             self._answer(self.pools.cure(number))
+        self._linger(now_s)
         for client in self.parted.values():
             if now_s - client.parted_s > LINGER_S:
                 client.parted_s = math.inf
@@ -266,6 +276,14 @@ class MemoryServer:
                     "%s: its process lives on %.0f s after its connection ended, and nobody gets its %d KV blocks "
                     "until it is over: end it", client, LINGER_S, self.pools.num_quarantined(client.number),
                 )  # fmt: skip
+
+    def _linger(self, now_s: float) -> None:
+        """End when nobody uses it for long, if it is to."""
+        if self.parted or any(client.worker for client in self.clients.values()):
+            self.used_s = now_s
+        elif self.linger_s and now_s - self.used_s > self.linger_s:
+            logger.info("no worker for %.0f s (memory.linger_s)", self.linger_s)
+            self.stop()
 
     def _tend_client(self, client: Client, silent_s: float) -> None:
         """Send and grant what could not be before; raises Gone for who is to be let go."""

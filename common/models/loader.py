@@ -60,6 +60,11 @@ def resolve_max_len(section: ModelSection, config: DecoderConfig) -> int:
     return section.max_len or config.max_positions
 
 
+def model_bytes(config: DecoderConfig, dtype: str) -> int:
+    """Of its weights, where they lie in one region."""
+    return weights_layout(weight_pieces(config), DTYPES[dtype]).num_bytes
+
+
 def load_model(
     model_dir: Path, config: DecoderConfig, *, max_len: int, dtype: str, memory: WeightsMemory
 ) -> tuple[Decoder, Loading]:

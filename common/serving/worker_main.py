@@ -18,11 +18,12 @@ from common.device.engine import Engine, describe_device, resolve_device
 from common.errors import BatonError, ConfigError, MemoryLost, ModelError
 from common.log import setup_logging
 from common.memory.client import MemoryClient
+from common.memory.starter import Starter
 from common.options import parse
 from common.serving.drain import Drain
 from common.serving.open_files import raise_open_files
 from common.serving.settle import settle_memory, sharpen_sleeps
-from common.wire.endpoints import memory_socket
+from common.wire.endpoints import AUTO, memory_socket
 from common.wire.fingerprint import tokenizer_fingerprint
 from common.wire.messages import Role, WorkerReady
 from common.wire.router_link import RouterLink
@@ -111,12 +112,27 @@ def _run(worker: WorkerLoop) -> int:
 
 
 def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain) -> Incarnation:
-    epoch, memory = make_epoch(), None
-    if config.worker.memory_socket:
-        device = str(resolve_device(config.worker.device))
-        path = memory_socket(config.worker.memory_socket, device)
-        memory = MemoryClient(path, worker_id, epoch, is_decoding=role is Role.DECODE)
+    if role is Role.PREFILL and config.kv.transport == "none":
+        raise ConfigError(
+            "kv.transport = none: nobody would take a prompt's blocks; start decode workers alone, or set auto"
+        )
+    epoch = make_epoch()
+    memory = _memory(config, role, worker_id, epoch) if config.worker.memory_socket else None
     return Incarnation(worker_id, epoch, drain, memory)
+
+
+def _memory(config: Config, role: Role, worker_id: str, epoch: int) -> MemoryClient:
+    """A connection to the device's memory server, which is started if nobody said where it is and there is none."""
+    device, is_decoding = resolve_device(config.worker.device), role is Role.DECODE
+    path = memory_socket(config.worker.memory_socket, describe_device(device)[1])
+    if config.worker.memory_socket != AUTO:
+        return MemoryClient(path, worker_id, epoch, is_decoding=is_decoding)
+    starter = Starter(path, config, str(device))
+    try:
+        return MemoryClient(path, worker_id, epoch, is_decoding=is_decoding, summon=starter)
+    except MemoryLost as lost:  # it has just ended, as nobody had been there for so long
+        logger.info("%s; once more", lost)
+        return MemoryClient(path, worker_id, epoch, is_decoding=is_decoding, summon=starter)
 
 
 def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: Role) -> WorkerReady:

@@ -20,10 +20,20 @@ def resolved(endpoint: str, name: str) -> str:
     return f"ipc://{private_directory() / name}.sock" if endpoint == AUTO else endpoint
 
 
-def memory_socket(choice: str, device: str) -> Path:
-    """Where the memory server of a device is found; `choice` is a path, or auto. Raises ConfigError."""
-    name = f"memory-{device.replace(':', '-')}.sock"
+def memory_socket(choice: str, device_uuid: str) -> Path:
+    """Where the memory server of a device is found; `choice` is a path, or auto. Raises ConfigError.
+
+    Args:
+        device_uuid: of a GPU, by which processes that number GPUs differently mean the same one; "" on a CPU.
+    """
+    name = f"memory-{device_uuid or 'cpu'}.sock"
     return private_directory() / name if choice == AUTO else Path(choice)
+
+
+def absolute(endpoint: str) -> str:
+    """The same endpoint for a process with another working directory."""
+    path = socket_path(endpoint)
+    return endpoint if path is None else f"ipc://{path.absolute()}"
 
 
 def private_directory() -> Path:

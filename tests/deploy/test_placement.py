@@ -101,8 +101,8 @@ def test_copies_of_the_weights_that_do_not_fit_are_refused() -> None:
 def test_beside_a_memory_server_the_weights_count_once_and_the_rest_is_one_pool() -> None:
     placements = place_workers(1, 1, [Gpu(0, 24 * GB)])
     shares = [memory_fraction(each, placements, 0.9, 15 * GB, has_server=True) for each in placements]
-    left = 0.9 - (15 * GB + SERVER_BYTES) / (24 * GB)
-    assert shares == pytest.approx([left, left], abs=1e-4), "whoever comes first makes the pool of all"
+    both = 0.9 - SERVER_BYTES / (24 * GB)
+    assert shares == pytest.approx([both, both], abs=1e-4), "whoever comes first makes the pool of all"
     with pytest.raises(ConfigError, match=r"22\.0 GB of weights once do not leave room"):
         memory_fraction(placements[0], placements, 0.9, 22 * GB, has_server=True)
 

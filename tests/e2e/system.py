@@ -82,7 +82,7 @@ class System:
         module = module or f"{role}_worker"
         handoff = [] if role == "prefill" else ["--net-handoff-endpoint", f"ipc://{self.directory.name}/{name}"]
         pool = ["--kv-cpu-pool-bytes", str(16 << 20)] if "--kv-pool-bytes" not in [*self.flags, *flags] else []
-        memory = ["--worker-memory-socket", self.memory_socket] if "memory" in self.processes else []
+        memory = ["--worker-memory-socket", self.memory_socket if "memory" in self.processes else ""]
         self._spawn_serving(
             name, module, "--worker-id", name, "--worker-device", self.device, "--worker-num-threads", "1",
             *handoff, *memory, *pool, *self._flags_for(name), *flags,

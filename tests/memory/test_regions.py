@@ -37,7 +37,7 @@ class FakeMemory:
 
 
 class FakeBacking:
-    device = "fake"
+    device, device_uuid = "fake", ""
     settle_s = 0.0
 
     def __init__(self) -> None:

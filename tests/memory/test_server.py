@@ -63,7 +63,7 @@ CPU = torch.device("cpu")
 class Backed:
     """A server in a thread; `room` can be taken from it."""
 
-    device = "cpu"
+    device, device_uuid = "cpu", ""
 
     def __init__(self, path: Path) -> None:
         self.path, self.room, self.host, self.settle_s = path, True, HostBacking(), 0.0
@@ -356,7 +356,7 @@ def test_word_of_weights_waits_for_who_waits_for_them(backed: Backed) -> None:
     claim(first)
     assert claim(second).state is RegionState.FILLING
     first.publish(SIZE)
-    made = ServedPool(second).make(LAYOUT, 9, make_transport("auto", CPU), CPU)
+    made = ServedPool(second, 0).make(LAYOUT, 9, make_transport("auto", CPU), CPU)
     assert made.allocator.has(1), "a worker needs one to start"
     assert second.wait_filled(SIZE, lambda done, total: None) is RegionState.FILLED
 
@@ -452,11 +452,11 @@ def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Ba
 
 def test_a_pool_that_is_not_the_one_it_is_said_to_be_is_not_used(backed: Backed) -> None:
     client = backed.connect()
-    owner = ServedPool(client)
+    owner = ServedPool(client, 0)
     made = owner.make(LAYOUT, 9, make_transport("auto", CPU), CPU)
     assert made.pool.num_blocks == 9 and made.shared is not None
     assert made.shared.pool_id == made.pool.pool_id
-    other = ServedPool(backed.connect("decode-0"))
+    other = ServedPool(backed.connect("decode-0"), 0)
     made.pool.write_block(PROOF_BLOCK, bytearray(LAYOUT.block_bytes))
     with pytest.raises(ConfigError, match="its proof block has other bytes"):
         other.make(LAYOUT, 9, make_transport("auto", CPU), CPU)
