@@ -198,9 +198,7 @@ class MemorySection:
     )
     device: str = option("cpu", "whose memory it owns", form=(r"cpu|cuda:\d{1,3}", "cpu or cuda:N"))
     linger_s: float = option(
-        0.0,
-        "without a worker for this long it ends; 0: never. One that a worker has started is told 60 in place of 0",
-        within=(0.0, DAY_S),
+        0.0, "without a worker for so long it ends; 0: never, but one that a worker started: 60", within=(0.0, DAY_S)
     )
     decode_reserve: float = option(
         0.05,
