@@ -229,7 +229,7 @@ def test_another_users_server_is_no_reason_to_wait(tmp_path: Path, monkeypatch: 
 
 
 def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(backed: Backed, tmp_path: Path) -> None:
-    with closing(announcer()) as unheard, pytest.raises(ConfigError, match="served by another process"):
+    with closing(announcer()) as unheard, pytest.raises(ConfigError, match="is another memory server"):
         MemoryServer(backed.path, HostBacking(), unheard)
     abandoned = tmp_path / "abandoned.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
