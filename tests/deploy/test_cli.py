@@ -46,7 +46,7 @@ def test_a_wrong_setting_exits_with_2_and_names_it(
         ("--decode-max-pulls 0", r"decode\.max_pulls = 0: 1 to 1024"),
         ("--standby prefill --kv-transport none", r"--standby prefill: there are no prefill workers"),
         ("--worker-standby 1", r"worker\.standby = 1: .*--standby"),
-        ("--memory-device cuda:1", r"memory\.device are for one memory server"),
+        ("--memory-device cuda:1", r"memory\.linger_s are for one memory server"),
         ("--device gpu", r"worker\.device = 'gpu': auto, cpu, cuda or cuda:N"),
     ],
 )
