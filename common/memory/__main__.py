@@ -6,14 +6,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 
 from common import options
-from common.config import MEMORY_SECTIONS, Config, MemorySection
+from common.config import MEMORY_SECTIONS, Config
 from common.errors import ConfigError
 from common.log import setup_logging
 from common.memory.announcer import Announcer
-from common.memory.backing import Backing, make_backing
+from common.memory.backing import make_backing
 from common.memory.listener import Served
 from common.memory.server import MemoryServer
 from common.wire.endpoints import memory_socket
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = memory_socket(config.memory.socket, backing.device_uuid)
         ready = MemoryReady(server_id, make_epoch(), os.getpid(), backing.device)
         with closing(Announcer(config.net, ready)) as announcer:
-            _serve(_server(path, config.memory, backing, announcer))
+            _serve(MemoryServer(path, backing, announcer, config.memory))
     except Served as error:
         if not config.memory.linger_s:
             sys.stderr.write(f"{prog}: {error}\n")
@@ -59,17 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     logger.info("stopped")
     return 0
-
-
-def _server(path: Path, section: MemorySection, backing: Backing, announcer: Announcer) -> MemoryServer:
-    return MemoryServer(
-        path,
-        backing,
-        announcer,
-        reserve=section.decode_reserve,
-        poisons=section.poison_blocks,
-        linger_s=section.linger_s,
-    )
 
 
 def _serve(server: MemoryServer) -> None:

@@ -26,6 +26,7 @@ class Client:
     heard_s: float  # when it last said something, or came
     worker: tuple[str, int] | None = None  # its id and epoch, once it has said so
     is_decoding: bool = False
+    is_guest: bool = False  # it reads a pool, and has no blocks that it could write
     wish: Wish | None = None
     is_running: bool = False  # it has knocked, as its loop does from now on
     gone: Gone | None = None  # why it is to be let go

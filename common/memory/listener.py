@@ -1,14 +1,19 @@
 """Where workers find a memory server: one at a path, whoever else is started for it."""
 
 import fcntl
+import logging
 import os
 import socket
+import struct
 from pathlib import Path
 
 from common.errors import ConfigError
 from common.wire.endpoints import is_served
 
+logger = logging.getLogger(__name__)
+
 BACKLOG = 64
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class Served(ConfigError):
@@ -37,9 +42,20 @@ class Listener:
         finally:
             os.umask(before)
 
-    def accept(self) -> socket.socket:
-        """Raises OSError."""
-        return self.socket.accept()[0]
+    def accept(self) -> tuple[socket.socket, int] | None:
+        """A connection and whose process it is, if that is this user's."""
+        try:
+            connection, _ = self.socket.accept()
+        except OSError as error:  # it hung up before, or there is no descriptor for it; the others are served
+            logger.warning("a connection cannot be accepted: %s", error)
+            return None
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        process, user, _ = _CREDENTIALS.unpack(credentials)
+        if user == os.getuid():
+            return connection, process
+        logger.warning("a connection of process %d of user %d is refused", process, user)
+        connection.close()
+        return None
 
     def fileno(self) -> int:
         return self.socket.fileno()

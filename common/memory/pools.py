@@ -38,7 +38,8 @@ class User:
 
     client: int
     worker: tuple[str, int]  # id and epoch
-    is_decoding: bool
+    is_decoding: bool = False
+    is_guest: bool = False  # it takes offers to pull them, and leases nothing
 
 
 class Usage(NamedTuple):
@@ -90,6 +91,15 @@ class Pools:
         shortage = [Answer(user.client, PoolShortage(True))] if pool.is_short else []
         return [Answer(user.client, region, pool.memory.descriptor), *shortage]
 
+    def visit(self, guest: User, pool_id: int) -> list[Answer]:
+        """Let a guest read the pool of that id; nothing if there is none."""
+        for layout, pool in self.pools.items():
+            if pool.pool_id == pool_id:
+                self.layouts[guest.client], pool.users[guest.client] = layout, guest
+                region = PoolRegion(pool.pool_id, pool.memory.handle, pool.index.num_blocks)
+                return [Answer(guest.client, region, pool.memory.descriptor)]
+        return []
+
     def want_blocks(self, client: int, count: int) -> list[Answer]:
         """Give blocks now or later; in place of what the client wanted before."""
         pool = self._pool_of(client)
@@ -111,7 +121,7 @@ class Pools:
         """Pass a prompt's blocks on to a decode worker; if there is none of that name they are free."""
         pool = self._pool_of(client)
         worker = message.decode_worker_id, message.decode_epoch
-        takers = (user for user in pool.users.values() if user.is_decoding)
+        takers = (user for user in pool.users.values() if user.is_decoding or user.is_guest)
         target = next((user.client for user in takers if user.worker == worker), None)
         block_ids, generations = unpack_ids(message.block_ids), unpack_ids(message.generations)
         if target is None:
@@ -132,14 +142,14 @@ class Pools:
         return self._deal(pool)
 
     def leave(self, client: int) -> list[Answer]:
-        """A client is gone, but may write on until `cure`."""
+        """A client is gone, but may write on until `cure`, unless it was a guest."""
         if client not in self.layouts:
             return []
         pool = self._pool_of(client)
-        del pool.users[client]
+        user = pool.users.pop(client)
         pool.wants.pop(client, None)
         pool.index.leave(client)
-        return self._deal(pool)
+        return self.cure(client) if user.is_guest else self._deal(pool)
 
     def cure(self, client: int) -> list[Answer]:
         """A client that is gone writes no more. A pool that nobody uses is given back with that."""
@@ -157,11 +167,13 @@ class Pools:
         return self._pool_of(client).index.num_quarantined[client] if client in self.layouts else 0
 
     def holds_up_others(self, client: int) -> bool:
-        """Whether others wait for blocks, and it has some."""
+        """Whether others wait for blocks, and it has some, or as a guest has not said whether it takes them."""
         if client not in self.layouts:
             return False
         pool = self._pool_of(client)
-        return bool(pool.wants.keys() - {client}) and pool.index.num_leased[client] > 0
+        user = pool.users.get(client)
+        has_offers = user is not None and user.is_guest and any(key.client == client for key in pool.index.offers)
+        return bool(pool.wants.keys() - {client}) and (pool.index.num_leased[client] > 0 or has_offers)
 
     def usage(self) -> Usage:
         """Of all pools together."""
@@ -210,7 +222,8 @@ class Pools:
             answers.append(Answer(client, BlocksLeased(pack_ids(block_ids), pack_ids(generations))))
         if pool.is_short != bool(pool.wants):
             pool.is_short = bool(pool.wants)
-            answers += [Answer(client, PoolShortage(pool.is_short)) for client in pool.users]
+            users = [user.client for user in pool.users.values() if not user.is_guest]
+            answers += [Answer(client, PoolShortage(pool.is_short)) for client in users]
         return answers
 
     def _may_have(self, pool: Pool, client: int, count: int) -> bool:

@@ -9,13 +9,12 @@ import logging
 import math
 import os
 import selectors
-import socket
-import struct
 import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from common.config import MemorySection
 from common.errors import MemoryShort
 from common.memory.announcer import Announcer
 from common.memory.backing import Backing
@@ -37,6 +36,7 @@ from common.wire.memory_messages import (
     MemoryKnock,
     MemoryMessage,
     MemoryRefused,
+    MemoryVisit,
     MemoryWelcome,
     PoolWanted,
     RegionState,
@@ -60,33 +60,19 @@ HUNG_S = 60.0
 STALL_S = 60.0
 """Without progress of who fills a region, while others wait for it."""
 MAX_CLIENTS = MAX_WORKERS
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
+GUEST_MESSAGES = KVAccepted | KVDeclined | BlocksFreed | MemoryKnock
 
 
 class MemoryServer:
-    """Serves until `stop`; the announcer is the caller's to close.
+    """Serves until `stop`, or nobody is served for `section.linger_s`; the announcer is the caller's to close."""
 
-    Args:
-        reserve, poisons: as `Pools` has them.
-        linger_s: how long it serves on without a worker, and then ends; 0: for ever.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        backing: Backing,
-        announcer: Announcer,
-        *,
-        reserve: float = 0.0,
-        poisons: bool = False,
-        linger_s: float = 0.0,
-    ) -> None:
+    def __init__(self, path: Path, backing: Backing, announcer: Announcer, section: MemorySection) -> None:
         self.path = path
-        self.linger_s, self.used_s = linger_s, time.monotonic()
+        self.linger_s, self.used_s = section.linger_s, time.monotonic()
         self.backing = backing
         self.announcer = announcer
         self.regions = Regions(backing, logger.info)
-        self.pools = Pools(self.regions.allocate, reserve, poisons=poisons)
+        self.pools = Pools(self.regions.allocate, section.decode_reserve, poisons=section.poison_blocks)
         self.processes = Processes(backing.settle_s)
         self.clients: dict[int, Client] = {}
         self.parted: dict[int, Client] = {}  # that have blocks until their processes are over
@@ -127,15 +113,11 @@ class MemoryServer:
         self.regions.close()
 
     def _accept(self) -> None:
-        try:
-            connection = self.listener.accept()
-        except OSError as error:  # it hung up before, or there is no descriptor for it; the others are served
-            logger.warning("a connection cannot be accepted: %s", error)
+        if (accepted := self.listener.accept()) is None:
             return
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        process, user, _ = _CREDENTIALS.unpack(credentials)
-        if user != os.getuid() or len(self.clients) >= MAX_CLIENTS:
-            logger.warning("a connection of process %d of user %d is refused", process, user)
+        connection, process = accepted
+        if len(self.clients) >= MAX_CLIENTS:
+            logger.warning("a connection of process %d is refused: there are %d", process, MAX_CLIENTS)
             connection.close()
             return
         number = next(self.numbers)
@@ -161,18 +143,31 @@ class MemoryServer:
             return
         if descriptor is not None:
             os.close(descriptor)
+        if isinstance(message, MemoryVisit):
+            self._greet_guest(client, message)
+            return
         if client.worker is None:
             raise Misbehaved("it has not said who it is")
-        if not isinstance(message, MemoryMessage):
+        if not isinstance(message, GUEST_MESSAGES if client.is_guest else MemoryMessage):
             raise Misbehaved(type(message).__name__)
         self._answer(self._answers(client, message))
 
-    def _greet(self, client: Client, hello: MemoryHello) -> None:
+    def _greet_guest(self, client: Client, visit: MemoryVisit) -> None:
+        self._greet(client, visit)
+        client.is_guest = True
+        answers = self.pools.visit(User(client.number, (visit.worker_id, visit.epoch), is_guest=True), visit.pool_id)
+        if not answers:
+            client.channel.send(MemoryRefused(f"there is no pool {visit.pool_id:x} here, or not any more"))
+            raise Gone(f"it wants to visit a pool {visit.pool_id:x}")
+        logger.info("%s is a guest, to pull KV blocks", client)
+        self._answer(answers)
+
+    def _greet(self, client: Client, hello: MemoryHello | MemoryVisit) -> None:
         """One connection an incarnation: the end of another must not be taken for its own."""
         worker = hello.worker_id, hello.epoch
-        if any(other.worker == worker for other in self.clients.values()):
+        if client.worker or any(other.worker == worker for other in self.clients.values()):
             raise Misbehaved(f"{worker[0]}.{worker[1]:x} is connected already")
-        client.worker, client.is_decoding = worker, hello.is_decoding
+        client.worker, client.is_decoding = worker, isinstance(hello, MemoryHello) and hello.is_decoding
         client.channel.send(MemoryWelcome(self.announcer.ready.server_id, self.announcer.ready.epoch))
 
     def _answers(self, client: Client, message: MemoryMessage) -> Iterable[Answer]:
@@ -205,7 +200,7 @@ class MemoryServer:
     def _granted(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
         if isinstance(message, PoolWanted):
             assert client.worker is not None, "who wants something has said who it is"
-            user = User(client.number, client.worker, client.is_decoding)
+            user = User(client.number, client.worker, is_decoding=client.is_decoding)
             answers = self.pools.want(user, message.layout, message.num_blocks)
             num_blocks = self.pools.pools[message.layout].index.num_blocks
             logger.info(
@@ -300,7 +295,9 @@ class MemoryServer:
             raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")
 
     def _end_process(self, client: Client, silent_s: float) -> None:
-        """Of one that hangs: what it has comes free with it, and not before."""
+        """Of one that hangs: what it has comes free with it, and not before, unless it cannot write that."""
+        if client.is_guest:
+            raise Gone(f"it has claims on KV blocks that others wait for, and hangs for {silent_s:.0f} s")
         client.heard_s = time.monotonic()
         try:
             self.processes.end(client.number)
@@ -326,13 +323,13 @@ class MemoryServer:
             num_free_blocks=usage.num_free,
             num_offered_blocks=usage.num_offered,
             num_quarantined_blocks=usage.num_quarantined,
-            worker_ids=tuple(client.worker[0] for client in self.clients.values() if client.worker),
+            worker_ids=tuple(c.worker[0] for c in self.clients.values() if c.worker and not c.is_guest),
         )
 
     def _part(self, client: Client, gone: Gone) -> None:
         """Of who left by itself the router hears; who is let go lives, and leaves that one in order."""
         has_left = isinstance(gone, HungUp)
-        if has_left and client.worker:
+        if has_left and client.worker and not client.is_guest:
             self.announcer.tell_ended(*client.worker)
         is_probe = has_left and not client.worker  # of somebody's health: they come every few seconds
         self._end(client, str(gone), logging.DEBUG if is_probe else logging.INFO)

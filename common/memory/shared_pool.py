@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from common.errors import MemoryLost
 from common.memory.client import MemoryClient, PoolClaim
 from common.memory.magazine import Magazine
+from common.memory.pulse import ASK_S, Pulse
 from common.wire.memory_messages import (
     BlocksLeased,
     KVAccepted,
@@ -20,9 +21,6 @@ from common.wire.messages import Message
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 
-ASK_S = 1.0
-"""Between two questions whether the server is there, by which it knows the same of us."""
-MAX_UNANSWERED = 10
 FIRST_BLOCKS, FIRST_S = 4, 60.0
 """At hand when a worker starts, and how long to wait for them: the pool may be full."""
 
@@ -36,8 +34,7 @@ class SharedPool:
     def __init__(self, client: MemoryClient, claim: PoolClaim, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.client, self.pool_id, self._clock = client, claim.pool_id, clock
         self.problem, self._is_told = "", False
-        self._heard_s = self._asked_s = clock()
-        self._num_unanswered = 0
+        self._pulse = Pulse(clock=clock)
         self.magazine = Magazine(claim.num_blocks, self._send)
 
     def await_blocks(self) -> None:
@@ -54,7 +51,7 @@ class SharedPool:
         """What concerns prompts; what concerns blocks is heeded here."""
         prompts: list[KVOffer | KVDeclined] = []
         for message in self._received():
-            self._heard_s, self._num_unanswered = self._clock(), 0
+            self._pulse.heard()
             match message:
                 case MemoryKnock():
                     pass
@@ -69,13 +66,10 @@ class SharedPool:
     def tend(self, level: int, floor: int) -> None:
         """See to blocks at hand, as `Magazine.tend` has it, and to the server's being there; call after `receive`."""
         self.magazine.tend(level, floor)
-        now_s = self._clock()
-        if now_s - self._asked_s > ASK_S:
-            self._asked_s = now_s
-            self._num_unanswered += 1
+        if self._pulse.asks():
             self._send(MemoryKnock())
-        if self._num_unanswered > MAX_UNANSWERED:
-            self._lose(f"memory server {self.client.path}: not a word for {now_s - self._heard_s:.0f} s")
+        if silence := self._pulse.silence:
+            self._lose(f"memory server {self.client.path}: {silence}")
 
     def offer(
         self,

@@ -48,6 +48,19 @@ class MemoryHello:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryVisit:
+    """decode worker -> memory server of another pool than its own, first: who it is, and which pool it pulls from.
+
+    It takes offers there, and gives back what it has pulled; it writes nothing, so that its claims are void as soon as
+    the connection ends. A `PoolRegion` is the answer.
+    """
+
+    worker_id: WorkerId
+    epoch: Epoch
+    pool_id: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryWelcome:
     """memory server -> worker, first: whose connection this is; the worker names it to the router."""
 
@@ -186,6 +199,6 @@ class KVDeclined:
 
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
-    | PoolWanted | PoolRegion | BlocksWanted | BlocksLeased | BlocksFreed | PoolShortage
+    | MemoryVisit | PoolWanted | PoolRegion | BlocksWanted | BlocksLeased | BlocksFreed | PoolShortage
     | KVOffer | KVAccepted | KVDeclined | MemoryKnock
 )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from common.config import MemorySection
 from common.memory.backing import HostBacking
 from common.memory.server import MemoryServer
 from deploy import healthcheck
@@ -34,7 +35,7 @@ def test_nobody_there_is_unhealthy(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_memory_server_is_healthy_while_its_loop_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     unheard = announcer()
-    server = MemoryServer(tmp_path / "socket", HostBacking(), unheard)
+    server = MemoryServer(tmp_path / "socket", HostBacking(), unheard, MemorySection())
     thread = Thread(target=server.run)
     thread.start()
     try:

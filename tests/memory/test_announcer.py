@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
-from common.config import NetSection
+from common.config import MemorySection, NetSection
 from common.errors import MemoryLost
 from common.memory.announcer import Announcer
 from common.memory.backing import HostBacking
@@ -35,7 +35,7 @@ class Rig:
         self.net = NetSection(router_endpoint=f"ipc://{directory}/router.sock", heartbeat_s=0.02, worker_timeout_s=1.0)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.announcer = Announcer(self.net, READY)
-        self.server = MemoryServer(self.path, HostBacking(), self.announcer)
+        self.server = MemoryServer(self.path, HostBacking(), self.announcer, MemorySection())
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         self.clients: list[MemoryClient] = []

@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.config import MemorySection
 from common.device.pool_memory import ServedPool
 from common.errors import ConfigError, KVError, MemoryLost, MemoryShort
 from common.kv.transport import make_transport
@@ -28,8 +29,9 @@ from common.memory import server as server_module
 from common.memory.backing import Backing, HostBacking, Memory
 from common.memory.client import MemoryClient, WeightsClaim
 from common.memory.mapping import Mapping
+from common.memory.pulse import ASK_S, MAX_UNANSWERED
 from common.memory.server import MemoryServer
-from common.memory.shared_pool import ASK_S, MAX_UNANSWERED, SharedPool
+from common.memory.shared_pool import SharedPool
 from common.wire.frames import encode
 from common.wire.kv_layout import PROOF_BLOCK
 from common.wire.memory_messages import (
@@ -71,7 +73,7 @@ class Backed:
         self.is_closed = False
         backing: Backing = self
         self.announcer = announcer()
-        self.server = MemoryServer(path, backing, self.announcer)
+        self.server = MemoryServer(path, backing, self.announcer, MemorySection(decode_reserve=0.0))
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
@@ -230,11 +232,11 @@ def test_another_users_server_is_no_reason_to_wait(tmp_path: Path, monkeypatch: 
 
 def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(backed: Backed, tmp_path: Path) -> None:
     with closing(announcer()) as unheard, pytest.raises(ConfigError, match="is another memory server"):
-        MemoryServer(backed.path, HostBacking(), unheard)
+        MemoryServer(backed.path, HostBacking(), unheard, MemorySection())
     abandoned = tmp_path / "abandoned.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(abandoned))
-    with closing(announcer()) as unheard, closing(MemoryServer(abandoned, HostBacking(), unheard)):
+    with closing(announcer()) as unheard, closing(MemoryServer(abandoned, HostBacking(), unheard, MemorySection())):
         assert abandoned.stat().st_mode & 0o777 == 0o600
 
 
@@ -437,7 +439,7 @@ def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Ba
     for _ in range(3 * MAX_UNANSWERED):
         pool.tend(0, 0)
         now_s += 2 * ASK_S
-        eventually(lambda: bool(pool.receive() or pool._num_unanswered == 0))
+        eventually(lambda: bool(pool.receive() or pool._pulse._num_unanswered == 0))
     assert not pool.take_problem()
     backed.stop_turning()
     for _ in range(MAX_UNANSWERED + 1):

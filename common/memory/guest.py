@@ -1,0 +1,140 @@
+"""A worker's end of a connection to another pool's memory server: it reads blocks that are offered, and has none there.
+
+    offered ──accept──▶ claimed, for as long as it is pulled ──free──▶ the server's
+       └──decline──▶ the server's
+
+What was pulled counts only if the connection stands when the pull is over: with its end the claims are void, and the
+blocks may be another's.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import MemoryLost
+from common.memory.channel import Channel, Gone
+from common.memory.client import PoolClaim
+from common.memory.pulse import Pulse
+from common.wire.kv_layout import KVLayout
+from common.wire.memory_messages import (
+    BlocksFreed,
+    KVAccepted,
+    KVDeclined,
+    KVOffer,
+    MemoryKnock,
+    MemoryMessage,
+    MemoryRefused,
+    MemoryVisit,
+    PoolRegion,
+)
+from common.wire.messages import Message
+
+
+class Guest:
+    """Never waits: `claim` is there when the server has answered, and `problem` says why it is lost.
+
+    Raises MemoryLost when nobody is there.
+
+    Args:
+        worker: id and epoch of this worker.
+        pool_id, layout: of the pool to read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        worker: tuple[str, int],
+        pool_id: int,
+        layout: KVLayout,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path, self.pool_id, self.layout = path, pool_id, layout
+        self.problem = ""
+        self.claim: PoolClaim | None = None
+        self.channel = Channel(_connected(path))
+        self._pulse = Pulse(clock=clock)
+        self._offers: list[KVOffer] = []
+        self._send(MemoryVisit(*worker, pool_id))
+
+    def receive(self) -> list[KVOffer]:
+        """What was offered since the last time."""
+        self.look()
+        offers, self._offers = self._offers, []
+        return offers
+
+    def look(self) -> None:
+        """See whether the connection stands, and what came."""
+        try:
+            if not self.problem:
+                self.channel.flush()
+                for message, descriptor in self.channel.receive():
+                    self._pulse.heard()
+                    self._heed(message, descriptor)
+        except Gone as gone:
+            self._lose(str(gone))
+
+    def tend(self) -> None:
+        """See to the server's being there."""
+        if self._pulse.asks():
+            self._send(MemoryKnock())
+        if silence := self._pulse.silence:
+            self._lose(silence)
+
+    def accept(self, offer: KVOffer) -> None:
+        """Claim the blocks of an offer; then they are what they are until they are freed, or the connection ends."""
+        self._send(KVAccepted(offer.request_id, offer.attempt))
+
+    def decline(self, offer: KVOffer) -> None:
+        """Let others have the blocks of an offer."""
+        self._send(KVDeclined(offer.request_id, offer.attempt))
+
+    def free(self, offer: KVOffer) -> None:
+        """Nothing here reads the blocks of an accepted offer any more."""
+        self._send(BlocksFreed(offer.block_ids, offer.generations))
+
+    def fileno(self) -> int:
+        return self.channel.fileno()
+
+    def close(self) -> None:
+        """Give up all claims; nothing may be read any more."""
+        self.problem = self.problem or "closed"
+        self.channel.close()
+
+    def _heed(self, message: Message, descriptor: int | None) -> None:
+        if descriptor is not None and self.claim is not None:
+            os.close(descriptor)
+        match message:
+            case KVOffer():
+                self._offers.append(message)
+            case PoolRegion() if self.claim is None:
+                num_bytes = message.num_blocks * self.layout.block_bytes
+                self.claim = PoolClaim(message.handle, descriptor, num_bytes, message.pool_id, message.num_blocks)
+            case MemoryRefused():
+                self._lose(message.reason)
+            case _:  # a welcome, and answers to our knocks
+                pass
+
+    def _send(self, message: MemoryMessage) -> None:
+        if self.problem:
+            return
+        try:
+            self.channel.send(message)
+        except Gone as gone:
+            self._lose(str(gone))
+
+    def _lose(self, problem: str) -> None:
+        self.problem = self.problem or f"memory server {self.path}: {problem}"
+
+
+def _connected(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    try:
+        connection.connect(str(path))
+    except OSError as error:
+        connection.close()
+        raise MemoryLost(f"memory server {path}: {error.strerror}") from None
+    return connection

@@ -1,0 +1,202 @@
+"""Who pulls from a pool that is not its own: what it may claim, for how long, and that it hurts nobody there."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import MemoryLost
+from common.memory import server as server_module
+from common.memory.guest import Guest
+from common.memory.pulse import ASK_S, MAX_UNANSWERED
+from common.memory.shared_pool import SharedPool
+from common.wire.memory_messages import (
+    BlocksFreed,
+    BlocksLeased,
+    BlocksWanted,
+    KVAccepted,
+    KVOffer,
+    MemoryKnock,
+    MemoryMessage,
+    PoolWanted,
+    WeightsWanted,
+)
+from common.wire.packing import pack_ids, unpack_ids
+from common.wire.sampling_params import SamplingParams
+from tests.memory.test_server import Backed, eventually
+from tests.messages import LAYOUT
+
+NUM_BLOCKS = 9
+
+
+class House:
+    """A memory server, a prefill worker whose pool is there, and a decode worker that is a guest."""
+
+    def __init__(self, backed: Backed) -> None:
+        self.backed = backed
+        self.home = backed.connect("prefill-0")
+        claim = self.home.claim_pool(LAYOUT, NUM_BLOCKS)
+        self.pool = SharedPool(self.home, claim, clock=lambda: 0.0)  # it never knocks: who does is killed if it hangs
+        self.guest = self.visit()
+
+    def visit(self, name: str = "decode-0") -> Guest:
+        guest = Guest(self.backed.path, (name, 1), self.pool.pool_id, LAYOUT)
+
+        def is_there() -> bool:
+            guest.look()
+            return guest.claim is not None
+
+        eventually(is_there)
+        return guest
+
+    def offer(self, name: str = "r", num_blocks: int = 2) -> KVOffer:
+        """Made, and arrived at the guest."""
+
+        def has() -> bool:
+            self.pool.tend(num_blocks, 0)
+            self.pool.receive()
+            return self.pool.magazine.has(num_blocks)
+
+        eventually(has)
+        block_ids = self.pool.magazine.allocate(num_blocks)
+        assert self.pool.offer(("decode-0", 1), (name, 0), [1, 2], 1, SamplingParams(), block_ids)
+        offers: list[KVOffer] = []
+
+        def arrived() -> bool:
+            self.pool.receive()
+            offers.extend(self.guest.receive())
+            return bool(offers)
+
+        eventually(arrived)
+        return offers[0]
+
+    def usage(self) -> tuple[int, ...]:
+        return tuple(self.backed.server.pools.usage())
+
+    def num_claimed(self) -> int:
+        """Blocks that are neither free nor offered nor the prefill worker's."""
+        num_blocks, num_free, num_offered, num_quarantined = self.usage()
+        return num_blocks - num_free - num_offered - num_quarantined - len(self.pool.magazine._generation)
+
+    def is_let_go(self) -> bool:
+        self.guest.look()
+        return bool(self.guest.problem)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    backed = Backed(tmp_path / "memory.sock")
+    house = House(backed)
+    yield house
+    house.guest.close()
+    if house.guest.claim is not None and house.guest.claim.descriptor is not None:
+        os.close(house.guest.claim.descriptor)
+    for client in backed.clients:
+        client.close()
+    backed.stop()
+
+
+def test_a_guest_reads_what_is_offered_and_then_gives_it_back(house: House) -> None:
+    offer = house.offer()
+    block_id, size = unpack_ids(offer.block_ids)[1], LAYOUT.block_bytes
+    [pool] = house.backed.server.pools.pools.values()
+    pool.memory.write(block_id * size, b"\x07" * size)
+    house.guest.accept(offer)
+    eventually(lambda: house.num_claimed() == 2)
+    claim = house.guest.claim
+    assert claim is not None and claim.descriptor is not None
+    assert (claim.num_blocks, claim.num_bytes) == (NUM_BLOCKS, NUM_BLOCKS * size)
+    assert os.pread(claim.descriptor, size, block_id * size) == b"\x07" * size
+    house.guest.free(offer)
+    eventually(lambda: house.num_claimed() == 0)
+    second = house.offer("s")
+    house.guest.decline(second)
+    eventually(lambda: house.usage()[2] == 0)
+    assert house.backed.server._heartbeat().worker_ids == ("prefill-0",), "it has none of this server's memory"
+
+
+def test_what_is_offered_outlives_who_offered_it(house: House) -> None:
+    offer = house.offer()
+    house.home.close()
+    eventually(lambda: len(house.backed.server.clients) == 1)
+    assert house.usage()[2] == 2
+    house.guest.accept(offer)
+    house.guest.free(offer)
+    eventually(lambda: house.usage()[2] == 0)
+    [pool] = house.backed.server.pools.pools.values()
+    assert pool.pool_id == house.pool.pool_id, "while somebody may pull from it"
+
+
+def test_claims_are_void_when_the_connection_ends_although_the_process_lives(house: House) -> None:
+    claimed = house.offer()
+    house.offer("s")
+    house.guest.accept(claimed)
+    eventually(lambda: house.num_claimed() == 2)
+    house.guest.close()
+    eventually(lambda: house.usage()[2:] == (0, 0) and house.num_claimed() == 0)
+    assert len(house.backed.server.clients) == 1 and not house.backed.server.parted
+    house.guest = house.visit()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        BlocksWanted(1),
+        PoolWanted(LAYOUT, NUM_BLOCKS),
+        WeightsWanted("m", "l", 10),
+        BlocksFreed(pack_ids([1]), pack_ids([1])),
+        KVAccepted("never offered", 0),
+    ],
+)
+def test_a_guest_that_asks_for_what_is_not_a_guest_s_is_let_go(house: House, message: MemoryMessage) -> None:
+    house.guest.channel.send(message)
+    eventually(house.is_let_go)
+    assert not house.pool.receive() and not house.pool.problem
+
+
+def test_a_guest_of_a_pool_that_is_not_here_is_told_so(house: House) -> None:
+    stranger = Guest(house.backed.path, ("decode-1", 1), house.pool.pool_id + 1, LAYOUT)
+
+    def is_told() -> bool:
+        stranger.look()
+        return bool(stranger.problem)
+
+    eventually(is_told)
+    assert "there is no pool" in stranger.problem
+    stranger.close()
+    with pytest.raises(MemoryLost, match="No such file"):
+        Guest(house.backed.path.with_name("nobody.sock"), ("decode-1", 1), 1, LAYOUT)
+
+
+def test_a_guest_that_hangs_loses_its_claims_when_others_wait_and_hears_of_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.guest.channel.send(MemoryKnock())
+    claimed, waits = house.offer(), house.offer("s")
+    assert waits.request_id == "s"
+    house.guest.accept(claimed)
+    eventually(lambda: house.num_claimed() == 2)
+    monkeypatch.setattr(server_module, "HUNG_S", 0.05)
+    neighbour = house.backed.connect("prefill-1")
+    neighbour.claim_pool(LAYOUT, NUM_BLOCKS)
+    neighbour.send(BlocksWanted(house.usage()[1] + 1))
+    eventually(lambda: bool(neighbour.receive(BlocksLeased)))
+    assert house.is_let_go(), "so what it pulled meanwhile does not count"
+
+
+def test_a_server_that_is_gone_or_hangs_is_noticed(house: House) -> None:
+    now_s = time.monotonic()
+    hanging = Guest(house.backed.path, ("decode-1", 1), house.pool.pool_id, LAYOUT, clock=lambda: now_s)
+    eventually(lambda: len(house.backed.server.clients) == 3)
+    house.backed.stop_turning()
+    for _ in range(MAX_UNANSWERED + 1):
+        assert not hanging.problem
+        hanging.look()
+        now_s += 2 * ASK_S
+        hanging.tend()
+    assert "not a word for" in hanging.problem
+    hanging.close()
+    house.backed.stop()
+    eventually(house.is_let_go)
