@@ -58,6 +58,12 @@ class Inbox:
         logger.warning("[%s #%d] %s", *key, message)
         self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
 
+    def give_back_prompts(self, problem: str) -> None:
+        """Those that wait for blocks, of which no more come."""
+        for sequence in self.local_prompts.waiting:
+            self.local_prompts.abort(*sequence.key)
+            self.fail(sequence.key, ErrorCode.DRAINING, problem)
+
     def _from_router(self, message: Message) -> None:
         match message:
             case PrefillRequest():

@@ -278,6 +278,7 @@ class DecodeWorker:
         if problem := self.offers.tend():
             self.poller.unregister(self.offers.shared)
             self.drain.ask(problem)
+            self.inbox.give_back_prompts(problem)
 
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""
@@ -302,8 +303,7 @@ class DecodeWorker:
     def give_everything_back(self) -> None:
         """Leave every request to the router: there is no more time for it here."""
         sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
-        sequences += self.intake.release_all() + self.local_prompts.waiting
-        sequences += self.offers.decline_all()
+        sequences += [*self.intake.release_all(), *self.local_prompts.waiting, *self.offers.decline_all()]
         for sequence in sequences:
             self.inbox.fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
 

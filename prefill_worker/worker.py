@@ -180,6 +180,7 @@ class PrefillWorker:
         if problem := shared.take_problem():
             self.poller.unregister(shared)
             self.drain.ask(problem)
+            self.give_everything_back()  # no blocks come any more, and nobody would pass an offer on
 
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""

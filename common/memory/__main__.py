@@ -15,6 +15,7 @@ from common.memory.announcer import Announcer
 from common.memory.backing import make_backing
 from common.memory.listener import Served
 from common.memory.server import MemoryServer
+from common.memory.watchdog import Watchdog
 from common.wire.endpoints import memory_socket
 from common.wire.memory_reports import MemoryReady
 from common.wire.worker_id import make_epoch, make_id
@@ -64,9 +65,11 @@ def _serve(server: MemoryServer) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     logger.info("owning memory of %s for who connects to %s", server.backing.device, server.path)
+    watchdog = Watchdog()
     try:
-        server.run()
+        server.run(watchdog.alive)
     finally:
+        watchdog.stop()
         server.close()
 
 

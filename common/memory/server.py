@@ -10,7 +10,7 @@ import math
 import os
 import selectors
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -84,9 +84,10 @@ class MemoryServer:
         self.selector.register(self.processes, selectors.EVENT_READ)
         announcer.announce()
 
-    def run(self) -> None:
+    def run(self, at_each_turn: Callable[[], None] = lambda: None) -> None:
         """Until `stop`, which a signal handler may call."""
         while not self.is_stopped:
+            at_each_turn()
             self.turn(min(LOOK_INTERVAL_S, self.announcer.due_s))
 
     def stop(self) -> None:
