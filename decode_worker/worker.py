@@ -105,7 +105,7 @@ class DecodeWorker:
             with self.trace.turn():
                 self.turn()
         self.give_everything_back()
-        self.link.farewell("drained")
+        self.link.farewell(self.drain.reason)
         self.close()
         self.trace.finish()
 
@@ -277,7 +277,7 @@ class DecodeWorker:
         """See that blocks of the shared pool are at hand for every sequence to grow, and for some that may come."""
         if problem := self.offers.tend():
             self.poller.unregister(self.offers.shared)
-            self.drain.ask(problem)
+            self.drain.ask(problem, at_once=self.offers.shared.is_tainted)
             self.inbox.give_back_prompts(problem)
 
     def beat(self) -> None:

@@ -118,7 +118,7 @@ class PrefillWorker:
                 self.tend()
                 self.beat()
         self.give_everything_back()
-        self.link.farewell("drained")
+        self.link.farewell(self.drain.reason)
         self.close()
         self.trace.finish()
 
@@ -179,7 +179,7 @@ class PrefillWorker:
         shared.tend(level=self.blocks_a_step, floor=0)
         if problem := shared.take_problem():
             self.poller.unregister(shared)
-            self.drain.ask(problem)
+            self.drain.ask(problem, at_once=shared.is_tainted)
             self.give_everything_back()  # no blocks come any more, and nobody would pass an offer on
 
     def beat(self) -> None:

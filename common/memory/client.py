@@ -18,6 +18,7 @@ from common.wire.memory_messages import (
     MemoryHello,
     MemoryMessage,
     MemoryRefused,
+    MemoryTainted,
     MemoryWelcome,
     PoolRegion,
     PoolWanted,
@@ -34,6 +35,7 @@ ANSWER_S = 60.0
 STALL_S = 120.0
 """Without a word about the region that we wait for: twice what the server gives its filler."""
 SAY_S = 0.2
+LAST_WORDS_S = 1.0
 Wanted = TypeVar("Wanted", bound=Message)
 Arrived = tuple[Message, int | None]
 """With the descriptor that came along."""
@@ -151,6 +153,14 @@ class MemoryClient:
         except Gone as gone:
             raise MemoryLost(f"memory server {self.path}: {gone}") from None
 
+    def report_fault(self, problem: str) -> None:
+        """Say, last of all, that the device met a fault here; raises MemoryLost."""
+        self.send(MemoryTainted(problem))
+        end_s = time.monotonic() + LAST_WORDS_S
+        while self.channel.unsent and (left_s := end_s - time.monotonic()) > 0:
+            select.select([], [self.channel], [], left_s)
+            self._read()
+
     def fileno(self) -> int:
         return self.channel.fileno()
 
@@ -182,6 +192,8 @@ class MemoryClient:
             for index, (message, descriptor) in enumerate(self.arrived):
                 if isinstance(message, MemoryRefused):
                     raise ConfigError(message.reason)
+                if isinstance(message, MemoryTainted):
+                    raise MemoryLost(message.problem)
                 if isinstance(message, kinds):
                     del self.arrived[index]
                     return message, descriptor

@@ -26,6 +26,7 @@ from common.wire.memory_messages import (
     MemoryKnock,
     MemoryMessage,
     MemoryRefused,
+    MemoryTainted,
     MemoryVisit,
     PoolRegion,
 )
@@ -95,6 +96,10 @@ class Guest:
         """Nothing here reads the blocks of an accepted offer any more."""
         self._send(BlocksFreed(offer.block_ids, offer.generations))
 
+    def report_fault(self, problem: str) -> None:
+        """Say, last of all, that the device met a fault here: it may have written there, too."""
+        self._send(MemoryTainted(problem))
+
     def fileno(self) -> int:
         return self.channel.fileno()
 
@@ -112,6 +117,8 @@ class Guest:
             case PoolRegion() if self.claim is None:
                 num_bytes = message.num_blocks * self.layout.block_bytes
                 self.claim = PoolClaim(message.handle, descriptor, num_bytes, message.pool_id, message.num_blocks)
+            case MemoryTainted():
+                self._lose(message.problem)
             case MemoryRefused():
                 self._lose(message.reason)
             case _:  # a welcome, and answers to our knocks

@@ -19,6 +19,7 @@ from common.wire.kv_layout import PROOF_BLOCK, KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
+    BlocksWanted,
     KVAccepted,
     KVDeclined,
     KVOffer,
@@ -51,10 +52,11 @@ class Usage(NamedTuple):
     num_quarantined: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pool:
     """Memory, who has its blocks, and who wants some."""
 
+    layout: KVLayout
     pool_id: int
     memory: Memory
     index: BlockIndex
@@ -74,31 +76,49 @@ class Pools:
 
     def __init__(self, allocate: Callable[[int], Memory], reserve: float, *, poisons: bool) -> None:
         self.allocate, self.reserve, self.poisons = allocate, reserve, poisons
-        self.pools: dict[KVLayout, Pool] = {}
-        self.layouts: dict[int, KVLayout] = {}  # by client; for those that are gone until they write no more
+        self.pools: dict[KVLayout, Pool] = {}  # that who comes may use
+        self.of_client: dict[int, Pool] = {}  # for those that are gone until they write no more
 
     def want(self, user: User, layout: KVLayout, num_blocks: int) -> list[Answer]:
         """Let a worker use the pool of that layout; raises MemoryShort when there is no room for it, then try again."""
-        if user.client in self.layouts:
+        if user.client in self.of_client:
             raise Misbehaved("it has a pool already")
         if layout.block_bytes > MAX_BLOCK_BYTES:
             raise Misbehaved(f"blocks of {layout.block_bytes} bytes, at most {MAX_BLOCK_BYTES}")
         if layout not in self.pools:
             self.pools[layout] = self._made(layout, num_blocks)
         pool = self.pools[layout]
-        self.layouts[user.client], pool.users[user.client] = layout, user
+        self.of_client[user.client] = pool
+        pool.users[user.client] = user
         region = PoolRegion(pool.pool_id, pool.memory.handle, pool.index.num_blocks)
         shortage = [Answer(user.client, PoolShortage(True))] if pool.is_short else []
         return [Answer(user.client, region, pool.memory.descriptor), *shortage]
 
     def visit(self, guest: User, pool_id: int) -> list[Answer]:
         """Let a guest read the pool of that id; nothing if there is none."""
-        for layout, pool in self.pools.items():
+        for pool in self.pools.values():
             if pool.pool_id == pool_id:
-                self.layouts[guest.client], pool.users[guest.client] = layout, guest
+                self.of_client[guest.client] = pool
+                pool.users[guest.client] = guest
                 region = PoolRegion(pool.pool_id, pool.memory.handle, pool.index.num_blocks)
                 return [Answer(guest.client, region, pool.memory.descriptor)]
         return []
+
+    def heed(
+        self, client: int, message: BlocksWanted | BlocksFreed | KVOffer | KVAccepted | KVDeclined
+    ) -> list[Answer]:
+        """What a client says of blocks; raises Misbehaved."""
+        match message:
+            case BlocksWanted():
+                return self.want_blocks(client, message.num_blocks)
+            case BlocksFreed():
+                return self.freed(client, message)
+            case KVOffer():
+                return self.offered(client, message)
+            case KVAccepted():
+                return self.accepted(client, message)
+            case KVDeclined():
+                return self.declined(client, message)
 
     def want_blocks(self, client: int, count: int) -> list[Answer]:
         """Give blocks now or later; in place of what the client wanted before."""
@@ -143,7 +163,7 @@ class Pools:
 
     def leave(self, client: int) -> list[Answer]:
         """A client is gone, but may write on until `cure`, unless it was a guest."""
-        if client not in self.layouts:
+        if client not in self.of_client:
             return []
         pool = self._pool_of(client)
         user = pool.users.pop(client)
@@ -153,22 +173,30 @@ class Pools:
 
     def cure(self, client: int) -> list[Answer]:
         """A client that is gone writes no more. A pool that nobody uses is given back with that."""
-        if client not in self.layouts:
+        if client not in self.of_client:
             return []
-        pool, layout = self._pool_of(client), self.layouts.pop(client)
+        pool = self.of_client.pop(client)
         pool.index.cure(client)
-        if layout not in self.layouts.values():
-            self.pools.pop(layout).memory.close()
+        if pool not in self.of_client.values():
+            self._retire(pool)
+            pool.memory.close()
             return []
         return self._deal(pool)
 
+    def taint(self, client: int) -> set[int]:
+        """Whoever comes gets another pool than what a client uses; returns all who use that."""
+        if client not in self.of_client:
+            return set()
+        self._retire(self.of_client[client])
+        return set(self.of_client[client].users)
+
     def num_quarantined(self, client: int) -> int:
         """Blocks that a client had when it left, as long as it may still write them."""
-        return self._pool_of(client).index.num_quarantined[client] if client in self.layouts else 0
+        return self._pool_of(client).index.num_quarantined[client] if client in self.of_client else 0
 
     def holds_up_others(self, client: int) -> bool:
         """Whether others wait for blocks, and it has some, or as a guest has not said whether it takes them."""
-        if client not in self.layouts:
+        if client not in self.of_client:
             return False
         pool = self._pool_of(client)
         user = pool.users.get(client)
@@ -177,7 +205,7 @@ class Pools:
 
     def usage(self) -> Usage:
         """Of all pools together."""
-        indexes = [pool.index for pool in self.pools.values()]
+        indexes = [pool.index for pool in set(self.of_client.values())]
         return Usage(
             num_blocks=sum(index.num_blocks - 1 for index in indexes),
             num_free=sum(index.num_free for index in indexes),
@@ -186,13 +214,17 @@ class Pools:
         )
 
     def close(self) -> None:
-        for pool in self.pools.values():
+        for pool in set(self.of_client.values()):
             pool.memory.close()
 
     def _pool_of(self, client: int) -> Pool:
-        if client not in self.layouts:
+        if client not in self.of_client:
             raise Misbehaved("it has no pool")
-        return self.pools[self.layouts[client]]
+        return self.of_client[client]
+
+    def _retire(self, pool: Pool) -> None:
+        if self.pools.get(pool.layout) is pool:
+            del self.pools[pool.layout]
 
     def _made(self, layout: KVLayout, num_blocks: int) -> Pool:
         memory, pool_id, size = self.allocate(num_blocks * layout.block_bytes), secrets.randbits(63), layout.block_bytes
@@ -209,7 +241,7 @@ class Pools:
         index = BlockIndex(num_blocks, poison if self.poisons else None)
         if self.poisons:
             poison(index.free_ids)
-        return Pool(pool_id, memory, index)
+        return Pool(layout, pool_id, memory, index)
 
     def _deal(self, pool: Pool) -> list[Answer]:
         """Give blocks to those that wait; nobody passes one that waits for more."""

@@ -4,6 +4,8 @@
                  ▲        │
                  └────────┘ its filler is gone: the next in line fills it
 
+Of a region that a fault of a device may have damaged nobody hears any more; it is gone with the last that maps it.
+
 A filler that died may still write for a moment: that is harmless, as whoever comes after it writes the same bytes to
 the same places, which is what one fingerprint and one layout mean.
 """
@@ -26,10 +28,11 @@ class RegionKey(NamedTuple):
     num_bytes: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Region:
     """The first of its users fills it, until it is filled."""
 
+    key: RegionKey
     memory: Memory
     users: list[int] = field(default_factory=list)
     num_filled: int = 0
@@ -52,23 +55,23 @@ class Regions:
     def __init__(self, backing: Backing, say: Callable[[str], None] = lambda text: None) -> None:
         self.backing = backing
         self.say = say
-        self.regions: dict[RegionKey, Region] = {}
-        self.of_client: dict[int, RegionKey] = {}
+        self.regions: dict[RegionKey, Region] = {}  # that who comes may map
+        self.of_client: dict[int, Region] = {}
 
     @property
     def num_bytes(self) -> int:
         """Of all regions, filled or not, used or not."""
-        return sum(region.memory.num_bytes for region in self.regions.values())
+        return sum(region.memory.num_bytes for region in self._all())
 
     def want(self, client: int, key: RegionKey) -> Answer:
         """Raises MemoryShort when there is no room for it, even after what nobody uses is gone; then try again."""
         if client in self.of_client:
             raise Misbehaved("it has a region already")
         if key not in self.regions:
-            self.regions[key] = Region(self.allocate(key.num_bytes))
+            self.regions[key] = Region(key, self.allocate(key.num_bytes))
         region = self.regions[key]
         region.users.append(client)
-        self.of_client[client] = key
+        self.of_client[client] = region
         return region.told(client)
 
     def progressed(self, client: int, num_filled: int) -> Iterator[Answer]:
@@ -86,26 +89,42 @@ class Regions:
 
     def holds_up_others(self, client: int) -> bool:
         """Whether others wait for what this one fills."""
-        region = self.regions[self.of_client[client]] if client in self.of_client else None
+        region = self.of_client.get(client)
         return region is not None and region.state_for(client) is RegionState.EMPTY and len(region.users) > 1
+
+    def taint(self, client: int) -> set[int]:
+        """Whoever comes gets another region than what a client maps; returns all who map that."""
+        region = self.of_client.get(client)
+        if region is None:
+            return set()
+        self._retire(region)
+        return set(region.users)
 
     def leave(self, client: int) -> Iterator[Answer]:
         """It is gone; if it filled a region, the next in line is told to."""
-        key = self.of_client.pop(client, None)
-        if key is None:
+        region = self.of_client.pop(client, None)
+        if region is None:
             return
-        region = self.regions[key]
         was_filler = not region.is_filled and region.users[0] == client
         region.users.remove(client)
         if was_filler and region.users:
             yield region.told(region.users[0])
-
-    def close(self) -> None:
-        for region in self.regions.values():
+        if not region.users and self.regions.get(region.key) is not region:
             region.memory.close()
 
+    def close(self) -> None:
+        for region in self._all():
+            region.memory.close()
+
+    def _all(self) -> set[Region]:
+        return {*self.regions.values(), *self.of_client.values()}
+
+    def _retire(self, region: Region) -> None:
+        if self.regions.get(region.key) is region:
+            del self.regions[region.key]
+
     def _filled_by(self, client: int) -> Region:
-        region = self.regions[self.of_client[client]] if client in self.of_client else None
+        region = self.of_client.get(client)
         if region is None or region.state_for(client) is not RegionState.EMPTY:
             raise Misbehaved("it fills no region")
         return region

@@ -25,6 +25,7 @@ from common.memory.listener import Listener
 from common.memory.pools import Pools, User
 from common.memory.processes import Processes
 from common.memory.regions import RegionKey, Regions
+from common.memory.taint import taint
 from common.wire.memory_messages import (
     MAX_BYTES,
     BlocksFreed,
@@ -36,6 +37,7 @@ from common.wire.memory_messages import (
     MemoryKnock,
     MemoryMessage,
     MemoryRefused,
+    MemoryTainted,
     MemoryVisit,
     MemoryWelcome,
     PoolWanted,
@@ -60,7 +62,7 @@ HUNG_S = 60.0
 STALL_S = 60.0
 """Without progress of who fills a region, while others wait for it."""
 MAX_CLIENTS = MAX_WORKERS
-GUEST_MESSAGES = KVAccepted | KVDeclined | BlocksFreed | MemoryKnock
+GUEST_MESSAGES = KVAccepted | KVDeclined | BlocksFreed | MemoryKnock | MemoryTainted
 
 
 class MemoryServer:
@@ -182,19 +184,13 @@ class MemoryServer:
             case WeightsFilled():
                 logger.info("%s has filled its region of %.2f GB", client, message.num_bytes / 1e9)
                 return self.regions.filled(client.number)
-            case BlocksWanted():
-                return self.pools.want_blocks(client.number, message.num_blocks)
-            case BlocksFreed():
-                return self.pools.freed(client.number, message)
-            case KVOffer():
-                return self.pools.offered(client.number, message)
-            case KVAccepted():
-                return self.pools.accepted(client.number, message)
             case MemoryKnock():
                 client.is_running = True
                 return [Answer(client.number, message)]
-            case KVDeclined():
-                return self.pools.declined(client.number, message)
+            case MemoryTainted():
+                return taint(client, message.problem, self.clients, self.regions, self.pools)
+            case BlocksWanted() | BlocksFreed() | KVOffer() | KVAccepted() | KVDeclined():
+                return self.pools.heed(client.number, message)
             case _:
                 raise Misbehaved(type(message).__name__)
 
@@ -203,7 +199,7 @@ class MemoryServer:
             assert client.worker is not None, "who wants something has said who it is"
             user = User(client.number, client.worker, is_decoding=client.is_decoding)
             answers = self.pools.want(user, message.layout, message.num_blocks)
-            num_blocks = self.pools.pools[message.layout].index.num_blocks
+            num_blocks = self.pools.of_client[client.number].index.num_blocks
             logger.info(
                 "%s uses the pool of %d KV blocks, %.2f GB, of %s%s",
                 client, num_blocks, num_blocks * message.layout.block_bytes / 1e9, message.layout.fingerprint,

@@ -15,6 +15,7 @@ from common.wire.memory_messages import (
     KVOffer,
     MemoryKnock,
     MemoryMessage,
+    MemoryTainted,
     PoolShortage,
 )
 from common.wire.messages import Message
@@ -28,12 +29,14 @@ FIRST_BLOCKS, FIRST_S = 4, 60.0
 class SharedPool:
     """Speaks with the memory server on behalf of one worker; never waits for it.
 
-    When the server is lost, `problem` says so, and what is at hand is all there will be.
+    When the server is lost, `problem` says so, and what is at hand is all there will be; if its memory `is_tainted`,
+    not even that is of use.
     """
 
     def __init__(self, client: MemoryClient, claim: PoolClaim, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.client, self.pool_id, self._clock = client, claim.pool_id, clock
         self.problem, self._is_told = "", False
+        self.is_tainted = False  # what is in it may be damaged
         self._pulse = Pulse(clock=clock)
         self.magazine = Magazine(claim.num_blocks, self._send)
 
@@ -57,6 +60,9 @@ class SharedPool:
                     pass
                 case BlocksLeased():
                     self.magazine.leased(message)
+                case MemoryTainted():
+                    self.is_tainted = True
+                    self._lose(message.problem)
                 case PoolShortage():
                     self.magazine.shortage(is_short=message.is_short)
                 case KVOffer() | KVDeclined():
@@ -119,7 +125,7 @@ class SharedPool:
         if self.problem:
             return ()
         try:
-            return self.client.receive(BlocksLeased, PoolShortage, KVOffer, KVDeclined, MemoryKnock)
+            return self.client.receive(BlocksLeased, PoolShortage, KVOffer, KVDeclined, MemoryKnock, MemoryTainted)
         except MemoryLost as lost:
             self._lose(str(lost))
             return ()

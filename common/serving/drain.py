@@ -19,6 +19,7 @@ class Drain:
         self.has_started = False
         self.asked = False
         self.at_once = False
+        self.reason = "drained"  # why this worker is gone, to be said when it is
         self._begun = False
         self._deadline_s = 0.0
 
@@ -31,10 +32,12 @@ class Drain:
         """From now on there may be something to finish."""
         self.has_started = True
 
-    def ask(self, reason: str) -> None:
-        """As a first signal does; from any thread."""
-        logger.warning("%s: finishing what is here, and leaving", reason)
-        self.asked = True
+    def ask(self, reason: str, *, at_once: bool = False) -> None:
+        """As a first signal does, or a second, where nothing that is here may be finished; from any thread."""
+        how = "leaving at once, what is here goes on elsewhere" if at_once else "finishing what is here, and leaving"
+        logger.warning("%s: %s", reason, how)
+        self.asked, self.at_once = True, self.at_once or at_once
+        self.reason = reason
 
     def begins(self) -> bool:
         """True exactly once, when shutting down was asked for."""

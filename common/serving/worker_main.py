@@ -1,7 +1,7 @@
 """What starting a worker process has in common: settings, logging, registration data, and how it ends.
 
-Exit status: 0 drained, 2 a wrong setting or model, 1 anything unexpected (the router was told first;
-after a CUDA error the process is of no more use, so it is restarted).
+Exit status: 0 drained, 2 a wrong setting or model, 1 anything unexpected (the router was told first, and before that
+the memory server if it was a fault of the device: others must stop that map what this process could write).
 """
 
 import logging
@@ -15,6 +15,7 @@ from typing import Protocol
 
 from common.config import Config
 from common.device.engine import Engine, describe_device, resolve_device
+from common.device.fault import device_fault
 from common.errors import BatonError, ConfigError, MemoryLost, ModelError
 from common.log import setup_logging
 from common.memory.client import MemoryClient
@@ -81,7 +82,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     begin_s = time.monotonic()
     try:
         incarnation = _incarnation(config, role, worker_id, drain)
-        worker = build(config, incarnation)
+        worker = _built(build, config, incarnation)
     except (ConfigError, ModelError) as error:
         logger.error("%s", error)
         return 2
@@ -92,19 +93,42 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     logger.info("ready to serve %.1f s after the imports", time.monotonic() - begin_s)
     settle_memory()
     sharpen_sleeps()
-    return _run(worker)
+    return _run(worker, incarnation.memory)
 
 
-def _run(worker: WorkerLoop) -> int:
+def _built(build: Build, config: Config, incarnation: Incarnation) -> WorkerLoop:
+    try:
+        return build(config, incarnation)
+    except BatonError:
+        raise
+    except Exception:
+        _report_fault(incarnation.memory)
+        raise
+
+
+def _report_fault(memory: MemoryClient | None) -> str:
+    """Tell the memory server if the device met a fault; returns what that was, or nothing."""
+    problem = device_fault()
+    if problem and memory is not None:
+        try:
+            memory.report_fault(problem)
+        except MemoryLost as lost:
+            logger.warning("%s", lost)
+    return problem
+
+
+def _run(worker: WorkerLoop, memory: MemoryClient | None) -> int:
     try:
         worker.run()
     except ConfigError as error:
         logger.error("%s", error)
         return 2
     except Exception as error:
-        logger.exception("unexpected error, telling the router and exiting")
+        logger.exception("unexpected error, telling the others and exiting")
         # First of all: nothing else is sure to work any more.
-        worker.link.farewell(f"it met an unexpected error: {type(error).__name__}: {error}"[:300])
+        problem = _report_fault(memory)
+        what = f"its device met a fault: {problem}" if problem else "it met an unexpected error"
+        worker.link.farewell(f"{what}: {type(error).__name__}: {error}"[:300])
         worker.close()
         return 1
     logger.info("bye")

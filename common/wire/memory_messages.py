@@ -108,6 +108,16 @@ class MemoryRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryTainted:
+    """worker -> memory server: its device met this fault, so it may have written anywhere in what it maps.
+
+    memory server -> whoever maps some of that: stop, what is there may be damaged; start again, and get other memory.
+    """
+
+    problem: Text
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryKnock:
     """worker -> memory server, and back: is somebody there?"""
 
@@ -200,5 +210,5 @@ class KVDeclined:
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
     | MemoryVisit | PoolWanted | PoolRegion | BlocksWanted | BlocksLeased | BlocksFreed | PoolShortage
-    | KVOffer | KVAccepted | KVDeclined | MemoryKnock
+    | KVOffer | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
 )  # fmt: skip

@@ -32,10 +32,11 @@ class Hold:
 
 
 class Holds:
-    """Those of a system: tokens of a text, and steps of each worker that computes prompts."""
+    """Those of a system: tokens of a text, steps of each worker that computes prompts, and a fault that is to come."""
 
     def __init__(self, directory: Path) -> None:
         self.texts, self.prompt_steps = Hold(directory, "texts"), Hold(directory, "prompt-steps")
+        self.faults = Hold(directory, "faults")
 
 
 def holds_of(config: Config) -> Holds:

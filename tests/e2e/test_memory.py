@@ -150,6 +150,35 @@ async def test_without_their_memory_server_workers_finish_what_they_have_and_sta
         system.until(system.all_blocks_free)
 
 
+async def test_after_a_fault_of_a_device_nothing_is_used_that_it_may_have_damaged(checkpoint: Checkpoint) -> None:
+    """What is written to, here, is the whole pool: its free blocks, those of others, and its proof block."""
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(6, 10, 60, seed=47)
+    with HeldSystem(directory) as system:
+        system.start_router()
+        system.start_memory()
+        for name in ("prefill-0", "decode-0"):
+            system.start_worker(name)
+        system.start_worker("decode-1", module="tests.e2e.faulty_decode")
+        system.wait_ready(1, 2)
+        streams = [Completion() for _ in asked]
+        system.holds.texts.set(FEW)
+        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=MAX_TOKENS, ignore_eos=True))
+        await begun(task, streams)
+        system.holds.faults.set(0)
+        for name, status in (("decode-1", 1), ("decode-0", 0), ("prefill-0", 0)):
+            assert await asyncio.to_thread(system.processes.pop(name).wait, TIMEOUT_S) == status, system.log(name)
+            assert ("leaving at once" in system.log(name)) == (status == 0)
+            system.start_worker(name)
+        system.release()
+        texts = [reference.text(prompt, MAX_TOKENS, ignore_eos=True) for prompt in asked]
+        assert [c.text for c in await task] == texts
+        await asyncio.to_thread(system.wait_ready, 1, 2)
+        assert "decode-1" in system.log("router") and "its device met a fault" in system.log("router")
+        assert system.log("memory").count("met a fault of its device") == 1
+        assert system.log("memory").count(" fills ") == 2, "weights are loaded again"
+
+
 def test_who_loads_may_die_and_another_does(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-untied")
     with System(directory) as system:

@@ -218,7 +218,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 9))
     def process_is_over(self, index: int) -> None:
-        dying = [worker for worker in self.workers if worker.is_dead and worker.client in self.pools.layouts]
+        dying = [worker for worker in self.workers if worker.is_dead and worker.client in self.pools.of_client]
         if dying:
             worker = dying[index % len(dying)]
             worker.sequences.clear()
@@ -238,7 +238,7 @@ class Machine(RuleBasedStateMachine):
             if not worker.is_dead:
                 writers.update(worker.writable)
                 worker.magazine.check(worker.sequences)
-            elif worker.client in self.pools.layouts:
+            elif worker.client in self.pools.of_client:
                 writers.update(block_id for sequence in worker.sequences for block_id in sequence)
         assert not writers or max(writers.values()) == 1, writers
 
@@ -256,7 +256,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Who is left can have the whole pool in the end, whatever the others did."""
         for worker in self.workers:
-            if worker.is_dead and worker.client in self.pools.layouts:
+            if worker.is_dead and worker.client in self.pools.of_client:
                 self._answer(self.pools.cure(worker.client))
         last = self._alive()[0]
         for turn in range(40):
@@ -396,6 +396,24 @@ def test_a_pool_ends_with_its_last_user_and_not_before_that_one_writes_no_more()
     assert rig.pools.usage() == (6, 6, 0, 0)
 
 
+def test_a_pool_that_may_be_damaged_goes_to_nobody_who_comes_and_ends_with_those_who_are_there() -> None:
+    rig = Rig()
+    leased = rig.lease(1, 5)
+    assert rig.pools.taint(0) == {0, 1} and rig.pools.taint(7) == set()
+    rig.pools.want(User(2, ("w2", 1), True), LAYOUT, NUM_BLOCKS)
+    assert len(rig.made) == 2 and rig.pools.of_client[2].pool_id != rig.pools.of_client[0].pool_id
+    assert rig.pools.usage() == (2 * CAPACITY, 2 * CAPACITY - 5, 0, 0)
+    assert rig.pools.taint(0) == {0, 1}, "as often as they say so"
+    rig.free(1, leased)
+    for client in (0, 1):
+        rig.pools.leave(client)
+    rig.pools.cure(0)
+    assert not rig.made[0].is_closed
+    rig.pools.cure(1)
+    assert [memory.is_closed for memory in rig.made] == [True, False]
+    assert len(unpack_ids(rig.lease(2, CAPACITY).block_ids)) == CAPACITY
+
+
 def test_an_offer_to_who_does_not_decode_is_an_offer_to_nobody() -> None:
     rig = Rig()
     rig.pools.want(User(2, ("w2", 1), False), LAYOUT, NUM_BLOCKS)
@@ -421,7 +439,7 @@ def test_without_room_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = Pools(refuse, 0.0, poisons=False)
     with pytest.raises(MemoryShort):
         pools.want(User(0, ("w0", 1), False), LAYOUT, NUM_BLOCKS)
-    assert not pools.layouts and not pools.leave(0)
+    assert not pools.of_client and not pools.leave(0)
 
     def full(self: Bytes, offset: int, data: bytes | bytearray) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -112,6 +112,21 @@ class Clients(RuleBasedStateMachine):
         for answer in self.regions.leave(client):
             self.hear(answer)
 
+    @precondition(lambda self: self.believes)
+    @rule(data=st.data())
+    def taint(self, data: st.DataObject) -> None:
+        """All who map the same are told, and leave one after the other; it is gone with the last."""
+        client = data.draw(st.sampled_from(sorted(self.believes)))
+        key, _, handle = self.believes[client]
+        told = self.regions.taint(client)
+        assert told == {other for other, (own, _, _) in self.believes.items() if own == key}
+        for other in data.draw(st.permutations(sorted(told))):
+            assert not self.backing.made[int(handle)].is_closed
+            for answer in self.regions.leave(other):
+                self.hear(answer)
+            del self.believes[other]
+        assert self.backing.made[int(handle)].is_closed and key not in self.regions.regions
+
     @precondition(lambda self: len(self.believes) > len(self.of_state(RegionState.EMPTY)))
     @rule(data=st.data())
     def lie(self, data: st.DataObject) -> None:

@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 
-from common.config import PREFILL_SECTIONS
+from common.config import PREFILL_SECTIONS, Config
+from common.errors import MemoryLost
 from common.serving import worker_main
+from common.serving.drain import Drain
 from common.wire.messages import Role
 from prefill_worker.__main__ import build
 
 ROOT = Path(__file__).parents[2]
 
 
+ERROR = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
 class Broken:
-    """A worker that fails, and then cannot even close."""
+    """A worker that fails, and then cannot even close; and the memory server that it is connected to."""
 
     def __init__(self) -> None:
         self.link: Any = self
@@ -30,6 +35,9 @@ class Broken:
     def farewell(self, reason: str) -> None:
         self.said.append(reason)
 
+    def report_fault(self, problem: str) -> None:
+        self.said.append(f"to the memory server: {problem}")
+
     def close(self) -> None:
         assert self.said, "the router is told first"
         raise RuntimeError("CUDA error: still")
@@ -38,10 +46,41 @@ class Broken:
 def test_the_router_hears_of_an_unexpected_error_before_anything_else_can_go_wrong() -> None:
     worker = Broken()
     with pytest.raises(RuntimeError, match="still"):
-        worker_main._run(worker)
-    assert worker.said == [
-        "it met an unexpected error: RuntimeError: CUDA error: an illegal memory access was encountered"
-    ]
+        worker_main._run(worker, None)
+    assert worker.said == [f"it met an unexpected error: {ERROR}"]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["", "nor the memory server"])
+def test_of_a_fault_of_the_device_the_memory_server_hears_before_the_router_sends_requests_to_others(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker: Any = Broken()
+    monkeypatch.setattr(worker_main, "device_fault", lambda: "illegal access")
+    if lost:
+        monkeypatch.setattr(worker, "report_fault", _lose)
+    with pytest.raises(RuntimeError, match="still"):
+        worker_main._run(worker, worker)
+    told = [] if lost else ["to the memory server: illegal access"]
+    assert worker.said == [*told, f"its device met a fault: illegal access: {ERROR}"]
+
+
+def test_what_goes_wrong_while_a_worker_is_built_may_be_a_fault_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory: Any = Broken()
+    faults = iter(["illegal access", ""])
+    monkeypatch.setattr(worker_main, "device_fault", lambda: next(faults))
+    incarnation = worker_main.Incarnation("decode-0", 1, Drain(1.0), memory)
+
+    def broken(config: Config, incarnation: worker_main.Incarnation) -> worker_main.WorkerLoop:
+        raise RuntimeError("while capturing")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="while capturing"):
+            worker_main._built(broken, Config(), incarnation)
+    assert memory.said == ["to the memory server: illegal access"], "the other error was none"
+
+
+def _lose(problem: str) -> None:
+    raise MemoryLost("it closed the connection")
 
 
 @pytest.mark.parametrize("argv", [("--prefill-lease-s", "0"), ("--kv-transport", "none"), ("--worker-device", "tpu")])

@@ -1,0 +1,37 @@
+"""`python -m tests.e2e.faulty_decode`: a decode worker whose device meets a fault when a test says so.
+
+As a kernel may that goes astray, it has written all over the pool by then, its neighbours' blocks included.
+"""
+
+import sys
+
+from common.config import DECODE_SECTIONS, Config
+from common.serving import worker_main
+from common.serving.worker_main import Incarnation
+from common.wire.messages import Role
+from decode_worker import __main__ as program
+from decode_worker.worker import DecodeWorker
+from tests.e2e import held_decode
+from tests.e2e.hold import holds_of
+
+FAULT = "CUDA error: an illegal memory access was encountered"
+
+
+def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
+    worker, is_well = held_decode.build(config, incarnation), holds_of(config).faults
+    beat = worker.beat
+
+    def beat_while_well() -> None:
+        if not is_well.allows(1):
+            is_well.release()
+            worker.engine.pool.memory.tensor.fill_(0xFF)
+            worker_main.device_fault = lambda: FAULT  # type: ignore[attr-defined]
+            raise RuntimeError(FAULT)
+        beat()
+
+    worker.beat = beat_while_well  # type: ignore[method-assign]
+    return worker
+
+
+if __name__ == "__main__":
+    sys.exit(worker_main.worker_main(Role.DECODE, DECODE_SECTIONS, program.DESCRIPTION, build))
