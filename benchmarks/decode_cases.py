@@ -149,7 +149,7 @@ def decode_batch(num_seqs: int, seq_len: int, num_layers: int) -> tuple[Tensor, 
     """A pool and one last token of each of its sequences."""
     pool, batch = paged_batch(1, seq_len, num_seqs, num_layers)
     positions = batch.seq_lens - 1
-    slots = batch.block_tables[:, -1].long() * BLOCK_SIZE + positions.long() % BLOCK_SIZE
+    slots = batch.block_tables[0][:, -1].long() * BLOCK_SIZE + positions.long() % BLOCK_SIZE
     return pool, replace(batch, positions=positions, slot_mapping=slots, last_tokens=None)
 
 

@@ -32,6 +32,7 @@ from common.config import Config, DecodeSection, KernelsSection, ModelSection, W
 from common.device.engine import Engine, build_engine
 from common.device.gpu_share import limited_stream
 from common.device.landing import PendingOutput
+from common.kv.tables import BlockTable
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import NO_SLOT, Change, Fill
@@ -65,7 +66,8 @@ class StepBench:
         self.engine: Engine = build_engine(config, "bench", step_tokens=2048, logit_rows=self.max_rows)
         self.block_size = config.kv.block_size
         engine = self.engine
-        self.batch = DecodeBatch(self.max_rows, engine.max_len, self.block_size, engine.vocab_size, engine.device)
+        [self.group] = engine.pool.layout.groups
+        self.batch = DecodeBatch(self.max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
         self.runner = DecodeRunner(self.engine, self.batch, self.max_rows, use_graphs=True)
         self.runner.buckets = sorted(args.batches)
         self.runner.prepare()
@@ -77,11 +79,11 @@ class StepBench:
         if not self.fits(lengths):
             return False
         generator = torch.Generator().manual_seed(0)
-        ids = iter((torch.randperm(self.engine.allocator.capacity, generator=generator) + 1).tolist())
+        ids = iter((torch.randperm(sum(self.engine.allocator.capacity), generator=generator) + 1).tolist())
         changes: list[Change] = []
         for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
-            blocks = list(islice(ids, self._num_blocks(length)))
-            sequence = DecodeSequence("bench", 0, [row + 7] * context, 1, self.sampling, blocks)
+            table = BlockTable(self.group, islice(ids, self.group.num_places(length)))
+            sequence = DecodeSequence("bench", 0, [row + 7] * context, 1, self.sampling, [table])
             sequence.place = row if self.sampling.grammar else -1
             changes.append(Fill(row, sequence, state_slot=row if self.sampling.adjusts_logits else NO_SLOT))
         self.batch.apply(changes)
@@ -91,11 +93,8 @@ class StepBench:
 
     def fits(self, lengths: Sequence[int]) -> bool:
         """Whether the pool holds sequences of those lengths, and the model allows them."""
-        num_blocks = sum(map(self._num_blocks, lengths))
-        return max(lengths) <= self.engine.max_len and num_blocks <= self.engine.allocator.capacity
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return self.engine.pool.layout.num_blocks_for(num_tokens)
+        num_blocks = sum(map(self.group.num_places, lengths))
+        return max(lengths) <= self.engine.max_len and num_blocks <= sum(self.engine.allocator.capacity)
 
     def launch(self, num_rows: int) -> PendingOutput:
         """A step, with what its rows ask for."""

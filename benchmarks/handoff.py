@@ -7,13 +7,11 @@ source, as a prefill worker does. Every byte is compared once for each length be
 """
 
 import argparse
-import json
 import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -25,9 +23,10 @@ from benchmarks.make_checkpoint import PRESETS
 from benchmarks.pulls import HandoffBench, Timing
 from benchmarks.results import ROOT, Row, append_rows, hardware, row_of
 from common.errors import BatonError, TransferFailed
-from common.wire.frames import decode
+from common.wire.frames import decode, encode
 from common.wire.handoff_messages import KVPoolExport
-from common.wire.kv_layout import DTYPE_BYTES, KVLayout
+from common.wire.kv_layout import DTYPE_BYTES, CacheKind, KVGroup, KVLayout
+from common.wire.memory_messages import PoolWanted
 
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 MIN_POOL_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}
@@ -39,7 +38,8 @@ END_DEADLINE_S = 10.0
 @contextmanager
 def exporter(device: str, num_blocks: int, layout: KVLayout) -> Iterator[KVPoolExport]:
     """A process that owns a filled pool; raises TransferFailed when it does not come up."""
-    command = [sys.executable, "-m", "benchmarks.handoff_exporter", device, str(num_blocks), json.dumps(asdict(layout))]
+    wanted = encode(PoolWanted(layout, (num_blocks,)))
+    command = [sys.executable, "-m", "benchmarks.handoff_exporter", device, wanted.hex()]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -64,7 +64,8 @@ def layout_of(preset: str, num_layers: int | None, block_size: int, dtype: str) 
     model = PRESETS[preset]
     head_dim = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
     layers = num_layers or model["num_hidden_layers"]
-    return KVLayout(preset, layers, model["num_key_value_heads"], head_dim, block_size, dtype)
+    group = KVGroup(CacheKind.FULL, layers, model["num_key_value_heads"], head_dim, block_size, 0, dtype)
+    return KVLayout(preset, (group,))
 
 
 def show(console: Console, timings: list[Timing], title: str) -> None:
@@ -135,11 +136,12 @@ def run(args: argparse.Namespace, console: Console) -> list[Timing]:
     """Verify and time every length; raises BatonError when that is not possible or other bytes arrive."""
     device = torch.device(args.target)
     layout = layout_of(args.preset, args.num_layers, args.block_size, args.dtype)
-    num_blocks = max(layout.num_blocks_for(max(args.lengths)), MIN_POOL_BYTES[device.type] // layout.block_bytes)
+    [group] = layout.groups
+    num_blocks = max(group.num_places(max(args.lengths)), MIN_POOL_BYTES[device.type] // group.block_bytes)
     timings = []
     with exporter(args.source, num_blocks, layout) as export, closing(HandoffBench(export, device)) as bench:
         for num_tokens in track(args.lengths, "pulling", console=console, transient=True):
-            bench.verify(layout.num_blocks_for(num_tokens))
+            bench.verify(group.num_places(num_tokens))
             timings.append(bench.measure(num_tokens, args.repeats))
     return timings
 

@@ -1,11 +1,10 @@
 """The other process of `benchmarks.handoff`: owns the pool that is pulled from, as a prefill worker does.
 
-    python -m benchmarks.handoff_exporter DEVICE NUM_BLOCKS LAYOUT_JSON
+    python -m benchmarks.handoff_exporter DEVICE HEX_OF_POOL_WANTED
 
 Prints the hex of its `KVPoolExport` and ends when its stdin does, so it never outlives the benchmark.
 """
 
-import json
 import os
 import sys
 
@@ -14,9 +13,10 @@ from torch import Tensor
 
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
-from common.wire.frames import encode
+from common.wire.frames import decode, encode
 from common.wire.handoff_messages import KVPoolExport
-from common.wire.kv_layout import PROOF_BLOCK, KVLayout
+from common.wire.memory_messages import PoolWanted
+from common.wire.pool_shape import PoolShape
 
 BLOCKS_AT_ONCE = 32
 """Blocks written or compared together, which bounds the memory it takes beside the pool."""
@@ -30,12 +30,14 @@ def words_of(block_ids: Tensor, block_bytes: int) -> Tensor:
     return (place * _ODD & 0x7FFFFFFF).to(torch.int32)
 
 
-def main(device_name: str, num_blocks: int, layout: KVLayout) -> None:
+def main(device_name: str, wanted: PoolWanted) -> None:
     device = torch.device(device_name)
     transport = make_transport("auto", device)
-    pool = KVPool(layout, transport.allocate(num_blocks * layout.block_bytes, device, f"handoff-{os.getpid()}"))
-    for ids in torch.arange(num_blocks, device=device).split(BLOCKS_AT_ONCE):
-        pool.blocks[ids] = words_of(ids, layout.block_bytes).view(torch.uint8)
+    shape = PoolShape(wanted.layout, wanted.num_blocks)
+    pool = KVPool(shape, transport.allocate(shape.num_bytes, device, f"handoff-{os.getpid()}"))
+    [blocks] = pool.blocks
+    for ids in torch.arange(len(blocks), device=device).split(BLOCKS_AT_ONCE):
+        blocks[ids] = words_of(ids, blocks.shape[1]).view(torch.uint8)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     handle = pool.memory.handle()
@@ -47,14 +49,19 @@ def main(device_name: str, num_blocks: int, layout: KVLayout) -> None:
         device_uuid="",
         pool_id=1,
         handle=handle,
-        num_blocks=num_blocks,
-        layout=layout,
-        proof_block=PROOF_BLOCK,
+        num_blocks=shape.num_blocks,
+        layout=shape.layout,
     )
     print(encode(export).hex(), flush=True)
     sys.stdin.read()
     pool.close()
 
 
+def _decoded(frame_hex: str) -> PoolWanted:
+    wanted = decode(bytes.fromhex(frame_hex))
+    assert isinstance(wanted, PoolWanted)
+    return wanted
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), KVLayout(**json.loads(sys.argv[3])))
+    main(sys.argv[1], _decoded(sys.argv[2]))

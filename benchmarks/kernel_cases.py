@@ -137,7 +137,7 @@ def paged_batch(query_len: int, seq_len: int, num_seqs: int, num_layers: int) ->
         token_ids=none,
         positions=none,
         slot_mapping=none,
-        block_tables=torch.randperm(num_blocks, device="cuda").int().view(num_seqs, -1),
+        block_tables=(torch.randperm(num_blocks, device="cuda").int().view(num_seqs, -1),),
         seq_lens=torch.full((num_seqs,), seq_len, dtype=torch.int32, device="cuda"),
         cu_seqlens=torch.arange(num_seqs + 1, dtype=torch.int32, device="cuda") * query_len,
         last_tokens=None,
@@ -163,12 +163,12 @@ PromptAttention = Callable[[Tensor, Tensor, Tensor, ForwardBatch], Tensor]
 
 
 def paged_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-    lengths = (batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.max_query_len)
+    lengths = (batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, batch.max_query_len)
     return prefill_attention(q, k, v, *lengths, SCALE, gpu_of(q.device))
 
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-    return long_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, len(q), SCALE)
+    return long_attention(q, k, v, batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, len(q), SCALE)
 
 
 def prompt_attention_case(name: str, attend: PromptAttention, num_seqs: int, seq_len: int) -> Case:

@@ -61,13 +61,13 @@ class PromptBench:
 
     def chunks(self, num_tokens: int) -> list[PromptChunk]:
         """One prompt, in the pieces that a worker computes; its blocks are nobody else's."""
-        block_size, budget = self.engine.pool.layout.block_size, self.chunk_tokens
+        [group], budget = self.engine.pool.layout.groups, self.chunk_tokens
         generator = torch.Generator().manual_seed(num_tokens)
         ids = torch.randint(self.engine.model.config.vocab_size, (num_tokens,), generator=generator).tolist()
-        blocks = list(range(1, 1 + -(-num_tokens // block_size)))
+        tables = [list(range(1, 1 + group.num_places(num_tokens)))]
         greedy = SamplingParams(temperature=0.0)
         return [
-            PromptChunk(ids[begin : begin + budget], begin, blocks, greedy, is_last=begin + budget >= num_tokens)
+            PromptChunk(ids[begin : begin + budget], begin, tables, greedy, is_last=begin + budget >= num_tokens)
             for begin in range(0, num_tokens, budget)
         ]
 

@@ -13,7 +13,7 @@ from benchmarks.handoff_exporter import BLOCKS_AT_ONCE, words_of
 from benchmarks.stats import Figure, percentile
 from common.errors import TransferFailed
 from common.kv.pool import KVPool
-from common.kv.transport import PeerPool, Pull, check_compatible, make_transport
+from common.kv.transport import PeerPool, Pull, check_compatible, make_transport, shape_of
 from common.wire.handoff_messages import KVPoolExport
 
 PULL_DEADLINE_S = 30.0
@@ -51,10 +51,11 @@ class HandoffBench:
     """A pool of ours and a peer's, and pulls between random blocks of them."""
 
     def __init__(self, export: KVPoolExport, device: torch.device) -> None:
-        layout, transport = export.layout, make_transport("auto", device)
-        memory = transport.allocate(export.num_blocks * layout.block_bytes, device, f"handoff-target-{export.pid}")
+        shape, transport = shape_of(export), make_transport("auto", device)
+        memory = transport.allocate(shape.num_bytes, device, f"handoff-target-{export.pid}")
         self.device = device
-        self.pool = KVPool(layout, memory)
+        self.pool = KVPool(shape, memory)
+        [self.group], [self.blocks] = shape.layout.groups, self.pool.blocks
         check_compatible(export, self.pool, transport.name)
         self.peer: PeerPool = transport.open_peer(export, device)
         self.num_covers = 1
@@ -67,26 +68,26 @@ class HandoffBench:
     def verify(self, num_blocks: int) -> None:
         """Pull once and compare every byte of the target pool; raises TransferFailed naming a wrong block."""
         source_ids, target_ids = self._scattered(num_blocks), self._scattered(num_blocks)
-        self.pool.blocks.fill_(POISON)
+        self.blocks.fill_(POISON)
         self._synchronize()
         wait(self.peer.pull(source_ids, self.pool, target_ids))
         expected = dict(zip(target_ids, source_ids, strict=True))
-        for ids in torch.arange(self.pool.num_blocks, device=self.device).split(BLOCKS_AT_ONCE):
+        for ids in torch.arange(len(self.blocks), device=self.device).split(BLOCKS_AT_ONCE):
             sources = torch.tensor([expected.get(i, -1) for i in ids.tolist()], device=self.device)
-            words = words_of(sources, self.pool.layout.block_bytes).view(torch.uint8)
+            words = words_of(sources, self.group.block_bytes).view(torch.uint8)
             words[sources < 0] = POISON
-            wrong = (self.pool.blocks[ids] != words).any(dim=1)  # [len(ids)] bool
+            wrong = (self.blocks[ids] != words).any(dim=1)  # [len(ids)] bool
             if wrong.any():
                 raise TransferFailed(f"block {int(ids[wrong][0])} holds other bytes than it should; the pull is broken")
 
     def measure(self, num_tokens: int, repeats: int) -> Timing:
         """Time `repeats` pulls, one after the other, and then as many on the stream alone."""
-        num_blocks = self.pool.layout.num_blocks_for(num_tokens)
+        num_blocks = self.group.num_places(num_tokens)
         for _ in range(WARM_UP_PULLS):
             self._timed_pull(num_blocks)
         pulls_s, calls_s = zip(*(self._timed_pull(num_blocks) for _ in range(repeats)), strict=True)
         device_s = statistics.median(self._device_s(num_blocks) for _ in range(repeats)) if self._stream else None
-        num_bytes = num_blocks * self.pool.layout.block_bytes
+        num_bytes = num_blocks * self.group.block_bytes
         return Timing(num_tokens, num_bytes, sorted(pulls_s), statistics.median(calls_s), device_s)
 
     @property
@@ -111,7 +112,7 @@ class HandoffBench:
         stream = self._stream
         assert stream is not None
         source_ids, target_ids = self._scattered(num_blocks), self._scattered(num_blocks)
-        everything = list(range(self.pool.num_blocks))
+        everything = list(range(len(self.blocks)))
         while self.num_covers <= MAX_COVERS:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             cover = [self.peer.pull(everything, self.pool, everything) for _ in range(self.num_covers)][-1]
@@ -126,7 +127,7 @@ class HandoffBench:
         raise TransferFailed(f"{MAX_COVERS} pulls of the whole pool end before one of {num_blocks} blocks is enqueued")
 
     def _scattered(self, num_blocks: int) -> list[int]:
-        ids: list[int] = torch.randperm(self.pool.num_blocks, generator=self._generator)[:num_blocks].tolist()
+        ids: list[int] = torch.randperm(len(self.blocks), generator=self._generator)[:num_blocks].tolist()
         return ids
 
     def _synchronize(self) -> None:

@@ -37,7 +37,7 @@ class LaunchAhead:
     def __init__(self, bench: StepBench) -> None:
         self.bench = bench
         self.trace = Trace()
-        self.scheduler = DecodeScheduler(bench.engine.allocator, bench.block_size, bench.max_rows, bench.engine.max_len)
+        self.scheduler = DecodeScheduler(bench.engine.allocator, bench.max_rows, bench.engine.max_len)
         self.in_flight: tuple[PendingOutput, list[DecodeSequence]] | None = None
 
     def enter(self, num_rows: int, context: int, num_steps: int) -> bool:
@@ -49,7 +49,7 @@ class LaunchAhead:
         for row in range(num_rows):
             token_ids = [row + 7] * (context + row % self.bench.block_size)
             sequence = DecodeSequence(str(row), 0, token_ids, 0, sampling)
-            self.scheduler.reserve(sequence)
+            assert self.scheduler.reserve_prompt(sequence), "it fits"
             self.scheduler.activate(sequence)
         return True
 

@@ -137,7 +137,7 @@ def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
         token_ids=torch.arange(tokens, dtype=torch.int32, device="cuda"),
         positions=last,
         slot_mapping=tables[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1,
-        block_tables=tables,
+        block_tables=(tables,),
         seq_lens=last + 1,
         cu_seqlens=torch.arange(tokens + 1, dtype=torch.int32, device="cuda"),
         last_tokens=None,

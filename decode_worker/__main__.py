@@ -55,7 +55,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     prompt_runner = PromptRunner(engine, section.local_chunk_tokens, max_seqs=1)
     if engine.device.type == "cuda" and has_prompts:
         warm_up_prompts(prompt_runner)
-    batch = DecodeBatch(max_rows, engine.max_len, config.kv.block_size, engine.vocab_size, engine.device)
+    batch = DecodeBatch(max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
     runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
     runner.prepare()
     runner.trace = make_trace(config.worker.trace_file, incarnation.worker_id, engine.device)

@@ -12,8 +12,9 @@ import time
 from dataclasses import dataclass, field
 
 from common.kv.pool import KVPool
+from common.kv.tables import BlockTable, Tables, held_by, num_seen, tables_handed_over
 from common.kv.transport import PeerPool
-from decode_worker.copies import Copies
+from decode_worker.copies import Copies, missing
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import Key
 
@@ -23,12 +24,13 @@ SILENCE_S = 30.0
 
 @dataclass(slots=True, eq=False)
 class Begun:
-    """Blocks of ours for a whole prompt and its first token, filled from the first on."""
+    """Blocks of ours for a whole prompt and its first token, filled from the first on where they stay as they are."""
 
     source_pool: PeerPool
-    block_ids: list[int]
+    num_tokens: int  # of the prompt
+    tables: Tables
     heard_s: float
-    source_ids: list[int] = field(default_factory=list)  # that pulls were started for
+    source_ids: list[list[int]]  # by group, that pulls were started for
     copies: Copies = field(default_factory=Copies)
 
 
@@ -47,32 +49,35 @@ class Ahead:
     def begin(self, key: Key, source_pool: PeerPool, num_tokens: int) -> None:
         """Make ready for a prompt of `num_tokens`, if there is room for a sequence of its length."""
         if key not in self.begun and self.scheduler.has_room(num_tokens + 1):
-            block_ids = self.scheduler.allocator.allocate(self.scheduler.num_blocks(num_tokens + 1))
-            self.begun[key] = Begun(source_pool, block_ids, time.monotonic())
+            layout = self.scheduler.layout
+            fresh = self.scheduler.allocator.allocate(num_seen(layout, num_tokens + 1))
+            tables = tables_handed_over(layout, num_tokens, fresh)
+            self.begun[key] = Begun(source_pool, num_tokens, tables, time.monotonic(), [[] for _ in tables])
 
     def pull(self, key: Key, source_ids: list[int]) -> None:
         """The first blocks of a prompt are complete: start pulling those that are new, if it was begun."""
         begun = self.begun.get(key)
         if begun is None:
             return
-        new = slice(len(begun.source_ids), len(source_ids))
         begun.heard_s = time.monotonic()
-        if len(source_ids) > len(begun.block_ids):  # it is not the prompt that was begun
+        complete = begun.source_pool.shape.by_group(source_ids)
+        if not all(map(_has_places, begun.tables, complete)):  # it is not the prompt that was begun
             self._give_up([key])
-        elif source_ids[new]:
-            begun.copies.start(begun.source_pool, source_ids[new], self.pool, begun.block_ids[new])
-            begun.source_ids = source_ids
+        else:
+            new = missing(begun.tables, complete, begun.source_ids)
+            if new.source_ids:
+                begun.copies.start(begun.source_pool, new.source_ids, self.pool, new.target_ids)
+                begun.source_ids = complete
         if begun.copies.problem and key in self.begun:  # the handoff may have better luck
             self._give_up([key])
 
-    def find(self, key: Key, source_pool: PeerPool, source_ids: list[int]) -> Begun | None:
-        """What was begun of a handoff of `source_ids`."""
+    def find(self, key: Key, source_pool: PeerPool, num_tokens: int, source_ids: list[list[int]]) -> Begun | None:
+        """What was begun of a handoff of a prompt of so many tokens, in these blocks by group."""
         begun = self.begun.get(key)
-        if begun is None or begun.source_pool is not source_pool:
+        if begun is None or begun.source_pool is not source_pool or begun.num_tokens != num_tokens:
             return None
-        if begun.source_ids != source_ids[: len(begun.source_ids)]:
-            return None
-        return begun
+        pairs = zip(begun.source_ids, source_ids, strict=True)
+        return begun if all(ids == handed[: len(ids)] for ids, handed in pairs) else None
 
     def take(self, key: Key) -> None:
         """The handoff owns it from now on; every copy may still be under way."""
@@ -99,11 +104,16 @@ class Ahead:
         over = [begun for begun in self.leaving if begun.copies.over()]
         self.leaving = [begun for begun in self.leaving if begun not in over]
         for begun in over:
-            self.scheduler.allocator.free(begun.block_ids)
+            self.scheduler.allocator.free(held_by(begun.tables))
 
     def blocks(self) -> list[list[int]]:
         """Block ids of every entry."""
-        return [begun.block_ids for begun in [*self.begun.values(), *self.leaving]]
+        return [held_by(begun.tables) for begun in [*self.begun.values(), *self.leaving]]
 
     def _give_up(self, keys: list[Key]) -> None:
         self.leaving += [self.begun.pop(key) for key in keys]
+
+
+def _has_places(table: BlockTable, complete: list[int]) -> bool:
+    """Whether so many blocks of a prompt may be complete, and stay as they are."""
+    return len(complete) <= (len(table.block_ids) if table.group.is_append_only else 0)

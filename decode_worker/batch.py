@@ -13,17 +13,18 @@ from common.device.sampling_tensors import sampling_tensors
 from common.kernels.operands import RowState, SamplingTensors
 from common.ops.base import ForwardBatch
 from common.ops.row_ops import RowOps
+from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import PADDING
-from decode_worker.row_updates import RowUploader
+from decode_worker.row_updates import RowUploader, table_places
 from decode_worker.rows import NO_SLOT, Change, Fill
 
 
 class DecodeBatch:
-    """Row state of up to `max_rows` sequences of up to `max_len` tokens."""
+    """Row state of up to `max_rows` sequences of up to `max_len` tokens, with blocks of a pool of that shape."""
 
-    def __init__(self, max_rows: int, max_len: int, block_size: int, vocab: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, max_len: int, pool: PoolShape, vocab: int, device: torch.device) -> None:
         self.max_len = max_len
-        max_blocks = -(-max_len // block_size)
+        places = table_places(pool, max_rows, max_len)
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -33,15 +34,18 @@ class DecodeBatch:
             positions=zeros(max_rows, dtype=torch.int32),
             seq_lens=zeros(max_rows, dtype=torch.int32),
             state_slots=torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=device),
-            block_tables=zeros(max_rows, max_blocks, dtype=torch.int32),
+            block_tables=zeros(places[-1].end, dtype=torch.int32),
             sampling=sampling_tensors([PADDING] * max_rows, device),
         )
+        self.block_tables = tuple(
+            self.state.block_tables[each.begin : each.end].view(max_rows, each.row_places) for each in places
+        )  # of each group [max_rows, max_blocks] int32
         self.cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)  # [max_rows + 1]
         self.adjustments = Adjustments(max_rows, vocab, device)
         # A place for each active sequence, and for each that ended while a step in flight may read there.
         self.grammars = make_grammar_masks(2 * max_rows, max_rows, vocab, device)
         self._ops = RowOps(device)
-        self._uploader = RowUploader(max_blocks, max_len, device)
+        self._uploader = RowUploader(places, max_len, device)
 
     def forward_batch(self, num_rows: int) -> ForwardBatch:
         """The first rows, as the model wants them."""
@@ -50,7 +54,7 @@ class DecodeBatch:
             token_ids=state.token_ids[:num_rows],
             positions=state.positions[:num_rows],
             slot_mapping=None,
-            block_tables=state.block_tables[:num_rows],
+            block_tables=tuple(table[:num_rows] for table in self.block_tables),
             seq_lens=state.seq_lens[:num_rows],
             cu_seqlens=self.cu_seqlens[: num_rows + 1],
             last_tokens=None,

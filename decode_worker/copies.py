@@ -1,8 +1,27 @@
 """Blocks of one prompt on their way here, in one pull or several."""
 
+from typing import NamedTuple
+
 from common.errors import TransferFailed
 from common.kv.pool import KVPool
+from common.kv.tables import Tables
 from common.kv.transport import PeerPool, Pull
+
+
+class Missing(NamedTuple):
+    """What is still to be copied, and where to."""
+
+    source_ids: list[int]
+    target_ids: list[int]
+
+
+def missing(tables: Tables, source_ids: list[list[int]], pulled_ids: list[list[int]]) -> Missing:
+    """Blocks of a prompt in a source, by group and place, of which the first ones were pulled into these tables."""
+    rest, targets = list[int](), list[int]()
+    for table, ids, pulled in zip(tables, source_ids, pulled_ids, strict=True):
+        rest += ids[len(pulled) :]
+        targets += table.held[len(pulled) : len(ids)]
+    return Missing(rest, targets)
 
 
 class Copies:

@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from common.config import DecodeSection
 from common.device.engine import Engine
 from common.errors import ErrorCode
+from common.kv.tables import num_handed_over, num_seen, tables_handed_over
 from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVHandoff, KVLease, KVProgress, KVRelease
 from common.wire.packing import pack_ids, unpack_ids
+from common.wire.pool_shape import shown
 from common.wire.sockets import Hub
 from common.wire.worker_id import connection_of
 from decode_worker.aborts import Aborts
-from decode_worker.ahead import Ahead
-from decode_worker.copies import Copies
+from decode_worker.ahead import Ahead, Begun
+from decode_worker.copies import Copies, missing
 from decode_worker.lease import Lease
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
@@ -42,7 +44,7 @@ class Handoff:
 
     sequence: DecodeSequence
     source: Source
-    source_ids: list[int]
+    source_ids: list[list[int]]  # by group
     lease: Lease
     copies: Copies = field(default_factory=Copies)
     aborted: bool = False
@@ -55,7 +57,7 @@ class Intake:
         self, engine: Engine, scheduler: DecodeScheduler, section: DecodeSection, hub: Hub, worker_id: str, epoch: int
     ) -> None:
         self.engine = engine
-        self.scheduler = scheduler
+        self.scheduler, self.layout = scheduler, scheduler.layout
         self.max_pulls = section.max_pulls
         self.hub = hub
         self.worker_id, self.epoch = worker_id, epoch
@@ -87,15 +89,16 @@ class Intake:
         token_ids = unpack_ids(message.token_ids)
         sequence = DecodeSequence(*key, token_ids, message.num_outputs, message.sampling)
         lease = Lease.begun(message.lease_s, time.monotonic())
-        handoff = Handoff(sequence, source, unpack_ids(message.block_ids), lease)
+        handoff = Handoff(sequence, source, source.pool.shape.by_group(unpack_ids(message.block_ids)), lease)
+        handed_over, num_blocks = tuple(map(len, handoff.source_ids)), num_handed_over(self.layout, len(token_ids) - 1)
         if self.aborts.cover(*key):
             self._release(handoff.source.identity, handoff.sequence.key)
         elif objection := self.scheduler.objection(sequence):
             self._refuse(handoff, ErrorCode.NEVER_FITS, objection)
         elif problem := stranger(token_ids, self.engine.vocab_size):
             self._refuse(handoff, ErrorCode.INTERNAL, problem)
-        elif len(handoff.source_ids) != (num_blocks := self.scheduler.num_blocks(len(token_ids) - 1)):
-            problem = f"{len(handoff.source_ids)} blocks handed over, its tokens fill {num_blocks}"
+        elif handed_over != num_blocks:
+            problem = f"{shown(handed_over)} blocks handed over, its tokens fill {shown(num_blocks)}"
             self._refuse(handoff, ErrorCode.INTERNAL, problem)
         else:
             self.waiting.append(handoff)
@@ -105,9 +108,12 @@ class Intake:
         request_id, attempt = key = (message.request_id, message.attempt)
         source_ids, source = unpack_ids(message.block_ids), self.sources.find(message.worker_id, message.epoch)
         self.ahead.drop(request_id, attempt - 1 if source_ids else attempt)
-        is_possible = len(source_ids) * self.scheduler.block_size <= message.num_tokens
-        if source_ids and is_possible and source is not None and not self.aborts.cover(*key):
-            if not self.waiting:
+        if source_ids and source is not None and not self.aborts.cover(*key):
+            complete = source.pool.shape.by_group(source_ids)
+            if not self.waiting and all(
+                len(ids) * group.block_size <= message.num_tokens
+                for group, ids in zip(self.layout.groups, complete, strict=True)
+            ):
                 self.ahead.begin(key, source.pool, message.num_tokens)
             self.ahead.pull(key, source_ids)
 
@@ -216,22 +222,28 @@ class Intake:
         if not self.scheduler.has_row():
             return False
         sequence = handoff.sequence
-        begun = self.ahead.find(sequence.key, handoff.source.pool, handoff.source_ids)
-        num_tokens, num_held = len(sequence.token_ids), len(begun.block_ids) if begun else 0
-        if not self.scheduler.has_blocks(num_tokens, num_held):
+        begun, num_tokens = self._begun(handoff), len(sequence.token_ids)
+        lacking = self.layout.nothing if begun else num_seen(self.layout, num_tokens)
+        if not self.scheduler.has_blocks(lacking):
             self.make_way(but=sequence.key if begun else None)
-        return self.scheduler.has_blocks(num_tokens, num_held)
+        return self.scheduler.has_blocks(lacking)
 
     def _start_pull(self, handoff: Handoff) -> None:
         """Reserve blocks, and pull what was not pulled ahead."""
-        sequence, pool, source_ids = handoff.sequence, handoff.source.pool, handoff.source_ids
-        begun, num_pulled = self.ahead.find(sequence.key, pool, source_ids), 0
+        sequence, nothing = handoff.sequence, [list[int]() for _ in handoff.source_ids]
+        tables, pulled = tables_handed_over(self.layout, len(sequence.token_ids) - 1, nothing), nothing
+        begun = self._begun(handoff)
         if begun is not None:
             self.ahead.take(sequence.key)
-            num_pulled, handoff.copies = len(begun.source_ids), begun.copies
-        self.scheduler.reserve(sequence, begun.block_ids if begun else ())
-        rest = slice(num_pulled, len(source_ids))
-        handoff.copies.start(pool, source_ids[rest], self.engine.pool, sequence.block_ids[rest])
+            tables, pulled, handoff.copies = begun.tables, begun.source_ids, begun.copies
+        self.scheduler.reserve(sequence, tables)
+        rest = missing(sequence.tables, handoff.source_ids, pulled)
+        handoff.copies.start(handoff.source.pool, rest.source_ids, self.engine.pool, rest.target_ids)
+
+    def _begun(self, handoff: Handoff) -> Begun | None:
+        """What was pulled ahead of it."""
+        num_tokens = len(handoff.sequence.token_ids) - 1
+        return self.ahead.find(handoff.sequence.key, handoff.source.pool, num_tokens, handoff.source_ids)
 
     def _renew_leases(self, now_s: float) -> None:
         """Ask sources to keep what waits and what is being pulled."""

@@ -35,10 +35,12 @@ class LocalPrompt:
         sequence, start = self.sequence, self.num_launched_tokens
         self.num_launched_tokens += num_tokens
         token_ids = sequence.token_ids[start : self.num_launched_tokens]
+        for table in sequence.tables:
+            table.extend(start + 1, self.num_launched_tokens)
         return PromptChunk(
             token_ids=token_ids,
             start=start,
-            block_ids=sequence.block_ids,
+            tables=[table.block_ids for table in sequence.tables],
             sampling=sequence.sampling,
             is_last=not self.num_left,
             sequence_ids=sequence.token_ids,
@@ -52,10 +54,10 @@ class LocalPrompt:
 class LocalPrompts:
     """All prompts until they are complete; at most one chunk is in flight."""
 
-    def __init__(self, runner: PromptRunner, scheduler: DecodeScheduler, chunk_tokens: int) -> None:
+    def __init__(self, runner: PromptRunner, scheduler: DecodeScheduler) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self.order = PromptOrder(max_tokens=chunk_tokens, max_seqs=1, max_mixed_tokens=chunk_tokens)
+        self.order = PromptOrder(max_tokens=scheduler.step_tokens, max_seqs=1, max_mixed_tokens=scheduler.step_tokens)
         self.prompts: list[LocalPrompt] = []
         self.next: tuple[LocalPrompt, int] | None = None  # with the number of tokens of its chunk
         self.in_flight: tuple[LocalPrompt, PendingPrompts] | None = None
@@ -122,11 +124,8 @@ class LocalPrompts:
 
     def _start(self, prompt: LocalPrompt) -> bool:
         """Give it blocks and a row to come, if there is room."""
-        if not self.scheduler.has_room(len(prompt.sequence.token_ids)):
-            return False
-        self.scheduler.reserve(prompt.sequence)
-        prompt.is_started = True
-        return True
+        prompt.is_started = self.scheduler.reserve_prompt(prompt.sequence)
+        return prompt.is_started
 
     def _drop(self, prompt: LocalPrompt) -> None:
         """Free its blocks, or have that done when the chunk that writes them is over."""

@@ -8,18 +8,19 @@ from collections import deque
 from dataclasses import dataclass
 
 from common.errors import ErrorCode
+from common.kv.tables import Tables, num_handed_over, num_lacking, tables_handed_over
 from common.memory.shared_pool import SharedPool
 from common.serving.vocabulary import stranger
-from common.wire.fields import ID_BYTES
 from common.wire.memory_messages import KVOffer
 from common.wire.packing import unpack_ids
+from common.wire.pool_shape import shown
 from decode_worker.aborts import Aborts
 from decode_worker.intake import Failure
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 
 BLOCKS_AT_HAND = 16
-"""While nothing is decoded, unless the pool is small."""
+"""Of each group while nothing is decoded, unless the pool is small."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,7 @@ class Waiting:
 
     offer: KVOffer
     sequence: DecodeSequence
+    tables: Tables
 
 
 class Offers:
@@ -70,33 +72,37 @@ class Offers:
         """
         if self._shared is None:
             return ""
-        num_taken = self.scheduler.num_taken
-        idle = min(BLOCKS_AT_HAND, self.scheduler.allocator.capacity // BLOCKS_AT_HAND)
-        self._shared.tend(level=max(num_taken, idle), floor=num_taken)
+        floor = self.scheduler.num_growing
+        idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
+        self._shared.tend(level=tuple(map(max, floor, idle)), floor=floor)
         return self._shared.take_problem()
 
     def add(self, offer: KVOffer) -> None:
         """Queue an offer, or decline what can never be decoded here or was aborted before."""
         key, token_ids = (offer.request_id, offer.attempt), unpack_ids(offer.token_ids)
         sequence = DecodeSequence(*key, token_ids, offer.num_outputs, offer.sampling)
-        num_held, num_blocks = len(offer.block_ids) // ID_BYTES, self.scheduler.num_blocks(len(token_ids) - 1)
+        layout, num_tokens = self.scheduler.layout, len(token_ids) - 1
+        offered, num_blocks = self.shared.by_group(offer), num_handed_over(layout, num_tokens)
+        num_offered = tuple(map(len, offered))
         if self.aborts.cover(*key):
             self.shared.decline(offer)
         elif objection := self.scheduler.objection(sequence):
             self._refuse(offer, ErrorCode.NEVER_FITS, objection)
         elif problem := stranger(token_ids, self.vocab_size):
             self._refuse(offer, ErrorCode.INTERNAL, problem)
-        elif num_held != num_blocks:
-            self._refuse(offer, ErrorCode.INTERNAL, f"{num_held} blocks offered, its tokens fill {num_blocks}")
+        elif num_offered != num_blocks:
+            problem = f"{shown(num_offered)} blocks offered, its tokens fill {shown(num_blocks)}"
+            self._refuse(offer, ErrorCode.INTERNAL, problem)
         else:
-            self.waiting.append(Waiting(offer, sequence))
+            self.waiting.append(Waiting(offer, sequence, tables_handed_over(layout, num_tokens, offered)))
 
     def accept(self) -> list[DecodeSequence]:
         """The oldest that there is room for, reserved: their KV is complete."""
         accepted = []
         while self.waiting and self._has_room(self.waiting[0]):
             waiting = self.waiting.popleft()
-            self.scheduler.reserve(waiting.sequence, self.shared.accept(waiting.offer))
+            self.shared.accept(waiting.offer)
+            self.scheduler.reserve(waiting.sequence, waiting.tables)
             accepted.append(waiting.sequence)
         return accepted
 
@@ -134,8 +140,9 @@ class Offers:
         return failures
 
     def _has_room(self, waiting: Waiting) -> bool:
-        num_held = len(waiting.offer.block_ids) // ID_BYTES
-        return self.scheduler.has_row() and self.scheduler.has_blocks(len(waiting.sequence.token_ids), num_held)
+        num_tokens = len(waiting.sequence.token_ids)
+        lacking = num_lacking(waiting.tables, num_tokens, num_tokens)
+        return self.scheduler.has_row() and self.scheduler.has_blocks(lacking)
 
     def _refuse(self, offer: KVOffer, code: ErrorCode, reason: str) -> None:
         self.shared.decline(offer)

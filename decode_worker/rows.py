@@ -37,9 +37,10 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Entry `index` of the block table of `row` is `block_id`."""
+    """Place `index` of the block table that `row` has for a group is `block_id`."""
 
     row: int
+    group: int
     index: int
     block_id: int
 
@@ -56,7 +57,7 @@ class Rows:
         self.state_slots: dict[DecodeSequence, int] = {}  # of those whose logits are adjusted: each its own, below rows
         self.has_logprobs = False  # whether any of them asks for log-probabilities
         self._told: list[DecodeSequence] = []  # by row, what the tensors hold
-        self._grown: list[tuple[DecodeSequence, int, int]] = []  # sequence, index, block_id
+        self._grown: list[tuple[DecodeSequence, int, int, int]] = []  # sequence, group, index, block_id
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -76,10 +77,9 @@ class Rows:
             last.row = sequence.row
         sequence.row = -1
 
-    def grow(self, sequence: DecodeSequence, block_id: int) -> None:
-        """Append a block to a sequence's table."""
-        self._grown.append((sequence, len(sequence.block_ids), block_id))
-        sequence.block_ids.append(block_id)
+    def grown(self, sequence: DecodeSequence, group: int, index: int, block_id: int) -> None:
+        """A sequence's table for a group has another place."""
+        self._grown.append((sequence, group, index, block_id))
 
     def take_changes(self) -> list[Change]:
         """What has changed since the last call."""
@@ -95,7 +95,7 @@ class Rows:
                 if source != row:
                     changes.append(Fill(row, sequence, source, self.state_slots.get(sequence, NO_SLOT)))
             changes += [Clear(row) for row in range(len(self.sequences), len(told))]
-        changes += [Grow(sequence.row, index, block_id) for sequence, index, block_id in grown if sequence.row >= 0]
+        changes += [Grow(sequence.row, *place) for sequence, *place in grown if sequence.row >= 0]
         return changes
 
     def _assign_slots(self, told: Container[DecodeSequence]) -> None:

@@ -5,15 +5,18 @@
                                 ▼ └──a block, its last token known
                           active, resting
 
-Block tables grow by a block when a sequence's next token needs one. When there is none it sits steps out:
-it leaves its row, so that the others go on, and nothing of it is computed meanwhile. If no blocks
-come free either, the youngest sequence is preempted: the router replays it later, which costs work but no
-request. Blocks of an ended sequence return to the pool when no launched step touches them.
+Block tables grow by a block when a sequence's next token needs one; a window uses again what it sees no more. When
+there is none, of whichever group, it sits steps out: it leaves its row, so that the others go on, and nothing of it is
+computed meanwhile. If no blocks come free either, the youngest sequence is preempted: the router replays it later,
+which costs work but no request. Blocks of an ended sequence return to the pool when no launched step touches them.
 """
 
-from collections.abc import Iterable
+from functools import reduce
 
 from common.kv.blocks import Allocator
+from common.kv.tables import Tables, held_by, num_held, num_lacking, num_seen, num_slots, tables_of
+from common.wire.kv_layout import Counts
+from common.wire.pool_shape import are_enough, plus
 from decode_worker.rows import Rows
 from decode_worker.sequence import DecodeSequence, Key
 
@@ -23,13 +26,15 @@ class DecodeScheduler:
 
     Args:
         max_len: tokens of the longest sequence that a row of the batch has room for.
+        step_tokens: most tokens at a time of a prompt that is computed here.
     """
 
-    def __init__(self, allocator: Allocator, block_size: int, max_num_seqs: int, max_len: int) -> None:
+    def __init__(self, allocator: Allocator, max_num_seqs: int, max_len: int, step_tokens: int = 1) -> None:
         self.allocator = allocator
-        self.block_size = block_size
+        self.layout = allocator.shape.layout
         self.max_num_seqs = max_num_seqs
-        self.max_len = min(max_len, allocator.capacity * block_size)
+        self.step_tokens = step_tokens
+        self.max_len = min(max_len, self.layout.most_tokens(allocator.capacity, step_tokens))
         self.rows = Rows()
         self.reserved: dict[Key, DecodeSequence] = {}  # blocks are being filled
         self.active: dict[Key, DecodeSequence] = {}  # oldest first
@@ -47,22 +52,31 @@ class DecodeScheduler:
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether a sequence may be admitted: a row, blocks for its tokens, and one for each other to grow."""
-        return self.has_row() and self.has_blocks(num_tokens)
+        return self.has_row() and self.has_blocks(num_seen(self.layout, num_tokens))
 
     def has_row(self) -> bool:
         """Whether a row is free, those counted that reserved sequences will take."""
         return self.num_taken < self.max_num_seqs
 
-    def has_blocks(self, num_tokens: int, num_held: int = 0) -> bool:
-        """Whether there are blocks for a sequence that brings `num_held`, and one for each other to grow."""
-        return self.allocator.has(self.num_blocks(num_tokens) - num_held + self.num_taken)
+    def has_blocks(self, counts: Counts) -> bool:
+        """Whether there are so many, and one for each sequence to grow."""
+        return self.allocator.has(plus(counts, self.num_growing))
 
-    def reserve(self, sequence: DecodeSequence, held: Iterable[int] = ()) -> None:
-        """Admit: the sequence has a row to come and blocks for the tokens it has, first of all those it brings."""
-        sequence.block_ids = list(held)
-        num_lacking = self.num_blocks(len(sequence.token_ids)) - len(sequence.block_ids)
-        sequence.block_ids += self.allocator.allocate(num_lacking)
-        self.reserved[sequence.key] = sequence
+    def reserve_prompt(self, sequence: DecodeSequence) -> bool:
+        """Admit one whose prompt is computed here, to a row to come, if there is room."""
+        counts = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
+        if not self.has_row() or not self.has_blocks(counts):
+            return False
+        self._reserve(sequence, tables_of(self.layout, self.allocator.allocate(counts)))
+        return True
+
+    def reserve(self, sequence: DecodeSequence, brought: Tables) -> None:
+        """Admit one that brings blocks of all tokens but the last, or some: the others it gets, which must be there."""
+        num_tokens = len(sequence.token_ids)
+        fresh = self.allocator.allocate(num_lacking(brought, num_tokens, num_tokens))
+        for table, block_ids in zip(brought, fresh, strict=True):
+            table.extend(num_tokens, num_tokens, block_ids)
+        self._reserve(sequence, brought)
 
     def unreserve(self, sequence: DecodeSequence) -> None:
         """It will not come, and nothing copies into its blocks any more."""
@@ -78,6 +92,8 @@ class DecodeScheduler:
     def adopt(self, sequence: DecodeSequence) -> None:
         """Activate a sequence whose prompt was computed here and whose next token is about to be logged."""
         sequence.num_scheduled += 1
+        for table in sequence.tables:
+            self.allocator.free(table.trim(sequence.num_scheduled))
         self.activate(sequence)
         if not sequence.wants_step:
             self.rows.leave(sequence)
@@ -112,9 +128,14 @@ class DecodeScheduler:
 
     def is_starved(self) -> bool:
         """Whether sequences have sat a step out and wait for more blocks than steps in flight will let go."""
-        num_wanted = sum(not sequence.num_in_flight for sequence in self.resting)
-        num_coming = sum(len(sequence.block_ids) for sequence in self.lingering)
-        return num_wanted > num_coming and self.allocator.is_exhausted()
+        if not self.resting:
+            return False
+        waiting = (self._num_lacking(sequence) for sequence in self.resting if not sequence.num_in_flight)
+        coming = (num_held(sequence.tables) for sequence in self.lingering)
+        nothing = self.layout.nothing
+        return not are_enough(reduce(plus, coming, nothing), reduce(plus, waiting, nothing)) and (
+            self.allocator.is_exhausted()
+        )
 
     def preempt(self) -> DecodeSequence:
         """End the sequence that was admitted last."""
@@ -159,25 +180,40 @@ class DecodeScheduler:
 
     def blocks(self) -> list[list[int]]:
         """Block ids of every owner."""
-        return [s.block_ids for s in [*self.reserved.values(), *self.active.values(), *self.lingering]]
-
-    def num_blocks(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
-        return -(-num_tokens // self.block_size)
+        return [held_by(s.tables) for s in [*self.reserved.values(), *self.active.values(), *self.lingering]]
 
     @property
     def num_taken(self) -> int:
         """Rows that are taken, or will be."""
         return len(self.active) + len(self.reserved)
 
+    @property
+    def num_growing(self) -> Counts:
+        """A block for each of them, of every group that may need one."""
+        return tuple(self.num_taken if group.grows else 0 for group in self.layout.groups)
+
     def _has_slot(self, sequence: DecodeSequence) -> bool:
-        """Whether its next token has a slot, in a new block if it needs one."""
-        if len(sequence.block_ids) < self.num_blocks(sequence.num_scheduled):
-            if not self.allocator.has(1):
-                return False
-            self.rows.grow(sequence, self.allocator.allocate(1)[0])
+        """Whether its next token has a slot, in new blocks if it needs some."""
+        if sequence.num_scheduled <= sequence.num_slots:
+            return True
+        lacking = self._num_lacking(sequence)
+        if not self.allocator.has(lacking):
+            return False
+        num_tokens, fresh = sequence.num_scheduled, self.allocator.allocate(lacking)
+        for number, (table, block_ids) in enumerate(zip(sequence.tables, fresh, strict=True)):
+            for place in table.extend(num_tokens, num_tokens, block_ids):
+                self.rows.grown(sequence, number, place, table.block_ids[place])
+        sequence.num_slots = num_slots(sequence.tables)
         return True
 
+    def _num_lacking(self, sequence: DecodeSequence) -> Counts:
+        """Blocks without which its next token has no slot."""
+        return num_lacking(sequence.tables, sequence.num_scheduled, sequence.num_scheduled)
+
+    def _reserve(self, sequence: DecodeSequence, tables: Tables) -> None:
+        sequence.tables, sequence.num_slots = tables, num_slots(tables)
+        self.reserved[sequence.key] = sequence
+
     def _free(self, sequence: DecodeSequence) -> None:
-        block_ids, sequence.block_ids = sequence.block_ids, []
-        self.allocator.free(block_ids)
+        tables, sequence.tables = sequence.tables, ()
+        self.allocator.free(held_by(tables))

@@ -1,10 +1,11 @@
 """A request being decoded here."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from common.grammar.follower import Follower
+from common.kv.tables import Tables
 from common.wire.output_token import OutputToken
 from common.wire.sampling_params import SamplingParams
 
@@ -26,7 +27,8 @@ class DecodeSequence:
     token_ids: list[int]
     num_outputs: int
     sampling: SamplingParams
-    block_ids: list[int] = field(default_factory=list)
+    tables: Tables = ()
+    num_slots: int = 0  # tokens that these have places for
     num_scheduled: int = 0
     num_in_flight: int = 0  # launched steps that are not collected and touch the blocks
     row: int = -1  # of the batch; -1 when not in it

@@ -106,7 +106,7 @@ class Sources:
             return known
         if self._is_shared(export):  # both have seen the proof block of its owner
             logger.info("KV path from %s: a pool that both share", export.worker_id)
-            source = Source(export.worker_id, export.epoch, identity, SharedPeerPool(), 0.0)
+            source = Source(export.worker_id, export.epoch, identity, SharedPeerPool(self.engine.pool.shape), 0.0)
             self.by_id[export.worker_id] = source
             return source
         check_compatible(export, self.engine.pool, self.engine.transport.name)

@@ -76,12 +76,12 @@ class DecodeWorker:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.worker_id, self.epoch = ready.worker_id, ready.epoch
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, runner.batch, runner, hub, drain
-        self.scheduler = DecodeScheduler(engine.allocator, config.kv.block_size, ready.max_num_seqs, engine.max_len)
+        chunk_tokens = config.decode.local_chunk_tokens
+        self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
         self.intake = Intake(engine, self.scheduler, config.decode, hub, self.worker_id, self.epoch)
         self.offers = Offers(engine.shared, self.scheduler, self.intake.aborts, engine.vocab_size)
-        self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, config.decode.local_chunk_tokens)
-        self.guides = Guides(followers, self.batch.grammars)
-        self.trace = runner.trace
+        self.local_prompts = LocalPrompts(prompt_runner, self.scheduler)
+        self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
         self.in_flight: DecodeStep | None = None
         self.pace = Pace()
         self.num_idle_polls = 0

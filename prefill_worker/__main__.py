@@ -13,7 +13,6 @@ from common.device.warm_up import compile_prompt_kernels, warm_up_prompts
 from common.grammar.followers import make_followers
 from common.serving.worker_main import Incarnation, make_ready, worker_main
 from common.wire.handoff_messages import KVPoolExport
-from common.wire.kv_layout import PROOF_BLOCK
 from common.wire.messages import Role
 from prefill_worker.worker import PrefillWorker
 
@@ -58,9 +57,8 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         device_uuid=describe_device(engine.device)[1],
         pool_id=engine.pool.pool_id,
         handle=engine.pool.memory.handle(),
-        num_blocks=engine.pool.num_blocks,
+        num_blocks=engine.pool.shape.num_blocks,
         layout=engine.pool.layout,
-        proof_block=PROOF_BLOCK,
     )
     followers = make_followers(Path(config.model.path), engine.vocab_size)
     return PrefillWorker(

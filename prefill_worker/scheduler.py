@@ -1,7 +1,8 @@
 """Which prompt tokens the next step computes, under a token and a block budget.
 
 The order is that of `common.serving.prompt_order`. A prompt is admitted, with blocks for all of it, when its first
-tokens are to be computed; from then on nothing that it needs can be missing. So one that is overtaken in the midst
+tokens are to be computed; from then on nothing that it needs can be missing: of a window as many as a step sees and
+writes, which its places take in turns. So one that is overtaken in the midst
 keeps its blocks and can always go on, and one that waits for blocks waits for prompts that do go on.
 
     waiting ──schedule──▶ running ──launched with its last chunk──▶ ending ──take──▶ the caller's
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from common.config import PrefillSection
 from common.kv.blocks import Allocator
+from common.kv.tables import held_by, tables_of
 from common.serving.prompt_order import PromptOrder
 from prefill_worker.sequence import PromptSequence
 
@@ -39,12 +41,11 @@ class PromptScheduler:
         max_len: tokens of the longest prompt that a step has room for.
     """
 
-    def __init__(
-        self, section: PrefillSection, allocator: Allocator, block_size: int, max_len: int, *, batching: bool
-    ) -> None:
+    def __init__(self, section: PrefillSection, allocator: Allocator, max_len: int, *, batching: bool) -> None:
         self.allocator = allocator
-        self.block_size = block_size
-        self.max_len = min(max_len, allocator.capacity * block_size)
+        self.layout = allocator.shape.layout
+        self.step_tokens = section.max_batch_tokens if section.chunking else max_len
+        self.max_len = min(max_len, self.layout.most_tokens(allocator.capacity, self.step_tokens))
         self.order = PromptOrder(
             max_tokens=section.max_batch_tokens,
             max_seqs=section.max_num_seqs if batching else 1,
@@ -70,6 +71,10 @@ class PromptScheduler:
         """The next step; empty when nothing can run. Who waits for a mask waits for its first step, too."""
         ready = [sequence for sequence in self.waiting if not sequence.awaits_mask]
         pieces = self.order.next_step([*self.running, *ready], self._admit)
+        for sequence, num_tokens in pieces:
+            num_before = sequence.num_scheduled_tokens
+            for table in sequence.tables:
+                table.extend(num_before + 1, num_before + num_tokens)
         return [Chunk(sequence, num_tokens) for sequence, num_tokens in pieces]
 
     def launched(self, chunks: list[Chunk]) -> None:
@@ -89,10 +94,15 @@ class PromptScheduler:
             self._free(sequence)
 
     def take(self, sequence: PromptSequence) -> list[int]:
-        """A prompt whose last step is over leaves with its blocks: they are complete, and the caller's now."""
+        """A prompt whose last step is over leaves with the blocks that the next token sees: complete, and the caller's.
+
+        They are in the order of groups and of places.
+        """
         self.ending.remove(sequence)
-        block_ids, sequence.block_ids = sequence.block_ids, []
-        return block_ids
+        tables, sequence.tables = sequence.tables, ()
+        for table in tables:
+            self.allocator.free(table.trim(len(sequence.token_ids) + 1))
+        return held_by(tables)
 
     def remove(self, request_id: str, attempt: int) -> bool:
         """Forget every attempt up to `attempt`; blocks follow when no step writes them. False when there was none."""
@@ -113,20 +123,18 @@ class PromptScheduler:
 
     def _admit(self, sequence: PromptSequence) -> bool:
         """Give it blocks for its whole prompt, if there are so many."""
-        if not self.allocator.has(self._num_blocks(sequence)):
+        num_blocks = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
+        if not self.allocator.has(num_blocks):
             return False
-        sequence.block_ids = self.allocator.allocate(self._num_blocks(sequence))
+        sequence.tables = tables_of(self.layout, self.allocator.allocate(num_blocks))
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return True
 
     def blocks(self) -> list[list[int]]:
         """Block ids of every owner."""
-        return [sequence.block_ids for sequence in [*self.sequences(), *self.lingering]]
+        return [held_by(sequence.tables) for sequence in [*self.sequences(), *self.lingering]]
 
     def _free(self, sequence: PromptSequence) -> None:
-        block_ids, sequence.block_ids = sequence.block_ids, []
-        self.allocator.free(block_ids)
-
-    def _num_blocks(self, sequence: PromptSequence) -> int:
-        return -(-len(sequence.token_ids) // self.block_size)
+        tables, sequence.tables = sequence.tables, ()
+        self.allocator.free(held_by(tables))

@@ -1,10 +1,11 @@
 """A prompt on its way through this worker."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from common.grammar.follower import Follower
+from common.kv.tables import Tables
 from common.wire.messages import PrefillRequest
 from common.wire.output_token import OutputToken
 from common.wire.packing import unpack_ids
@@ -32,7 +33,7 @@ class PromptSequence:
     whole_gpu: bool = False  # the router lets it take more than the share of prompts
     num_scheduled_tokens: int = 0  # computed by the steps launched so far
     num_in_flight: int = 0  # launched steps that are not over and write the blocks
-    block_ids: list[int] = field(default_factory=list)
+    tables: Tables = ()
     was_announced: bool = False  # the decode worker may be pulling its blocks already
     ended: bool = False  # failed or aborted: the token that a step in flight still yields is dropped
     follower: Follower | None = None  # of its grammar, if it is under one
@@ -78,4 +79,4 @@ class PromptSequence:
     @property
     def is_started(self) -> bool:
         """Admitted: it has blocks for its whole prompt."""
-        return bool(self.block_ids)
+        return bool(self.tables)

@@ -47,7 +47,7 @@ def _prompt_chunk(chunk: Chunk) -> PromptChunk:
     return PromptChunk(
         token_ids=sequence.token_ids[start : start + chunk.num_tokens],
         start=start,
-        block_ids=sequence.block_ids,
+        tables=[table.block_ids for table in sequence.tables],
         sampling=sequence.sampling,
         is_last=chunk.is_last,
         sequence_ids=sequence.token_ids,

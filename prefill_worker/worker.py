@@ -31,6 +31,7 @@ from common.device.step_trace import WAIT
 from common.errors import ErrorCode
 from common.grammar.followers import Followers
 from common.kernels.operands import NO_CHOICE
+from common.kv.tables import complete_blocks
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.serving.inquiry import answer
@@ -88,10 +89,11 @@ class PrefillWorker:
         self.drain = drain
         self.guides = PromptGuides(followers)
         self.scheduler = PromptScheduler(
-            config.prefill, engine.allocator, config.kv.block_size, engine.max_len, batching=config.worker.batching
+            config.prefill, engine.allocator, engine.max_len, batching=config.worker.batching
         )
-        num_blocks = config.prefill.max_batch_tokens // config.kv.block_size
-        self.blocks_a_step = min(num_blocks, engine.allocator.capacity // AT_HAND_SHARE)
+        num_tokens, capacity = config.prefill.max_batch_tokens, engine.allocator.capacity
+        num_blocks = engine.pool.layout.most_blocks(num_tokens, num_tokens)
+        self.blocks_a_step = tuple(map(min, num_blocks, (count // AT_HAND_SHARE for count in capacity)))
         self.handoffs = HandoffTable(engine.allocator, config.prefill.lease_s)
         self.runner, self.trace = runner, runner.trace
         self.in_flight: deque[PromptStep] = deque()  # oldest first
@@ -176,7 +178,7 @@ class PrefillWorker:
         """See that blocks of the shared pool are at hand for the next step's prompts; without its owner, leave."""
         if (shared := self.engine.shared) is None:
             return
-        shared.tend(level=self.blocks_a_step, floor=0)
+        shared.tend(level=self.blocks_a_step, floor=self.engine.pool.layout.nothing)
         if problem := shared.take_problem():
             self.poller.unregister(shared)
             self.drain.ask(problem, at_once=shared.is_tainted)
@@ -243,7 +245,7 @@ class PrefillWorker:
             self.emit([(sequence, token, False) for sequence, token in ended if not self.guides.holds(sequence, token)])
             for sequence, num_tokens in step.unfinished():
                 if sequence.may_go_on:
-                    self.delivery.announce(sequence, sequence.block_ids[: num_tokens // self.scheduler.block_size])
+                    self.delivery.announce(sequence, complete_blocks(sequence.tables, num_tokens))
 
     def _from_router(self, message: Message) -> None:
         match message:

@@ -66,8 +66,8 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
         "num_running": beat.num_running if beat else None,
         "num_waiting": beat.num_waiting if beat else None,
         "num_handoffs": beat.num_handoffs if beat else None,
-        "free_blocks": beat.num_free_blocks if beat else None,
-        "blocks": ready.num_blocks,
+        "free_blocks": sum(beat.num_free_blocks) if beat else None,
+        "blocks": sum(ready.num_blocks),
         "last_step_age_s": round(beat.last_step_age_s, 3) if beat else None,
     }
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from common.wire.kv_layout import Counts
 from common.wire.messages import Heartbeat, Role, WorkerReady
 from common.wire.worker_id import connection_of
 
@@ -33,8 +34,11 @@ class Member:
     num_outstanding: int = 0  # prompts that those are of
     overtaking: list[int] = field(default_factory=list)  # lengths of those sent ahead of their turn, ascending
     num_assigned: int = 0  # sequences that are to be decoded here
-    expected_blocks: int = 0  # that those are expected to hold
+    expected_blocks: Counts = ()  # that those are expected to hold
     last_turn: int = 0  # when it was last chosen; breaks ties, so that idle workers take turns
+
+    def __post_init__(self) -> None:
+        self.expected_blocks = self.ready.kv_layout.nothing
 
     @property
     def id(self) -> str:
@@ -72,11 +76,11 @@ class Member:
     @property
     def decode_load(self) -> float:
         """The fullest of what it has: rows, and blocks, expected to be held or held already; 1 is full."""
-        ready, num_held = self.ready, 0
-        if self.beat is not None:
-            num_held = ready.num_blocks - self.beat.num_free_blocks
-        num_blocks = max(num_held, self.expected_blocks)
-        return max(self.num_assigned / max(1, ready.max_num_seqs), num_blocks / max(1, ready.num_blocks))
+        ready = self.ready
+        num_free = ready.num_blocks if self.beat is None else self.beat.num_free_blocks
+        groups = zip(ready.num_blocks, num_free, self.expected_blocks, strict=False)  # a beat may say what it likes
+        shares = [max(count - free, expected) / max(1, count) for count, free, expected in groups]
+        return max(self.num_assigned / max(1, ready.max_num_seqs), *shares)
 
     def __str__(self) -> str:
         return f"{self.ready.role.name.lower()} worker {self.id} (epoch {self.epoch:x}, pid {self.ready.pid})"

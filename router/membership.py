@@ -27,6 +27,7 @@ from common.wire.messages import (
     WorkerLeaving,
     WorkerReady,
 )
+from common.wire.pool_shape import shown
 from common.wire.worker_id import connection_of
 from router.dispatcher import Dispatcher
 from router.hub import Undelivered
@@ -83,7 +84,8 @@ class Membership:
             reserve = ", in reserve" if worker.in_reserve else ""
             server_id = ready.memory_server_id
             owner = f"memory server {server_id}" if server_id else f"its own, {ready.transport}"
-            logger.info("%s joined: %s, %d KV blocks of %s%s", worker, ready.device, ready.num_blocks, owner, reserve)
+            num_blocks = shown(ready.num_blocks)
+            logger.info("%s joined: %s, %s KV blocks of %s%s", worker, ready.device, num_blocks, owner, reserve)
             self._introduce(worker)
             self._dispatcher.pump()
 

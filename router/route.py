@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from common.wire.kv_layout import Counts
 from router.member import Member
 
 FORESEEN_TOKENS = 1024
@@ -42,7 +43,7 @@ class Route:
 
     prefill: Member
     decode: Member
-    expected_blocks: int = 0  # at the decode worker
+    expected_blocks: Counts  # at the decode worker
     overtakes: bool = False  # sent ahead of its turn
     is_shared: bool = False  # both have one pool: what is handed over in it outlives who did
 

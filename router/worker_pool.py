@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from common.config import NetSection
 from common.wire.messages import SHARED_POOL, Heartbeat, KVPathReport, Role, WorkerReady
+from common.wire.pool_shape import minus, plus
 from router.member import NO_TRANSPORT, Member
 from router.route import Demand, Route
 from router.standby import Standbys
@@ -152,7 +153,7 @@ class WorkerPool:
             ready = [worker for worker in partners if _is_open(worker, demand) and has_room(worker, demand)]
             if ready:
                 prefill = min(ready, key=lambda w: (w is demand.avoided, w.outstanding_tokens, w.last_turn))
-                num_blocks = _num_blocks(decode, demand.expected_tokens)
+                num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
                 return Route(prefill, decode, num_blocks, overtakes, self._is_shared(prefill, decode))
         return None
 
@@ -190,7 +191,7 @@ class WorkerPool:
         if route.overtakes:
             insort(route.prefill.overtaking, num_tokens)
         route.decode.num_assigned += 1
-        route.decode.expected_blocks += route.expected_blocks
+        route.decode.expected_blocks = plus(route.decode.expected_blocks, route.expected_blocks)
 
     def release_prompt(self, route: Route, num_tokens: int) -> None:
         """The prompt of an assigned sequence is computed, or given up."""
@@ -202,7 +203,7 @@ class WorkerPool:
     def release(self, route: Route) -> None:
         """One sequence less, whose prompt was released before."""
         route.decode.num_assigned -= 1
-        route.decode.expected_blocks -= route.expected_blocks
+        route.decode.expected_blocks = minus(route.decode.expected_blocks, route.expected_blocks)
 
     def prove(self, route: Route) -> None:
         """One sequence less that has not got on: the one on trial, if there is one."""
@@ -272,7 +273,3 @@ class WorkerPool:
 
 def _is_open(worker: Member, demand: Demand) -> bool:
     return not (worker.silent or worker.has_trial or (demand.is_trial and worker.num_unproven))
-
-
-def _num_blocks(worker: Member, num_tokens: int) -> int:
-    return -(-num_tokens // worker.ready.kv_layout.block_size)

@@ -153,7 +153,7 @@ class FakeWorker:
     def _ready(self) -> WorkerReady:
         fields: dict[str, Any] = {
             "model_name": self.model.name, "model_fingerprint": self.model.fingerprint,
-            "tokenizer_fingerprint": self.model.tokenizer_fingerprint, "num_blocks": 1000,
+            "tokenizer_fingerprint": self.model.tokenizer_fingerprint, "num_blocks": (1000,),
             "max_model_len": 1 << 20, "max_batch_tokens": 8192 if self.role is Role.PREFILL else 0,
             "max_num_seqs": 256,
         }  # fmt: skip
@@ -161,7 +161,7 @@ class FakeWorker:
 
     def _beat(self) -> Heartbeat:
         return heartbeat(
-            self.worker_id, self.epoch, num_running=1, num_free_blocks=1000, last_step_age_s=self.step_age_s
+            self.worker_id, self.epoch, num_running=1, num_free_blocks=(1000,), last_step_age_s=self.step_age_s
         )
 
     def _run(self) -> None:
@@ -296,7 +296,7 @@ class FakePrefill(FakeWorker):
                 self._peers.pop(message.worker_id).close()
             peer = Spoke(self._context, self.net, message.handoff_endpoint, self.connection)
             self._peers[message.worker_id] = peer
-            peer.send(pool_export(self.worker_id, self.epoch, num_blocks=1000))
+            peer.send(pool_export(self.worker_id, self.epoch, num_blocks=(1000,)))
 
     def _work(self) -> None:
         for peer in self._peers.values():

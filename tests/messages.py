@@ -4,18 +4,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from common.wire.handoff_messages import KVHandoff, KVPoolExport
-from common.wire.kv_layout import KVLayout
 from common.wire.messages import Heartbeat, KVPathReport, PrefillRequest, Role, WorkerReady
 from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
+from tests.layouts import one_group
 
-LAYOUT = KVLayout("fake", num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
+LAYOUT = one_group("fake", num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
 
 
 def worker_ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> WorkerReady:
     ordinary: dict[str, Any] = {
         "pid": 1, "device": "cpu", "model_name": "m", "model_fingerprint": "f", "tokenizer_fingerprint": "t",
-        "kv_layout": LAYOUT, "num_blocks": 9, "max_model_len": 999, "max_batch_tokens": 100, "max_num_seqs": 8,
+        "kv_layout": LAYOUT, "num_blocks": (9,), "max_model_len": 999, "max_batch_tokens": 100, "max_num_seqs": 8,
         "transport": "shm", "handoff_endpoint": "", "standby": 0, "memory_server_id": "", "memory_server_epoch": 0,
     }  # fmt: skip
     return WorkerReady(worker_id=worker_id, epoch=epoch, role=role, **ordinary | fields)
@@ -24,7 +24,7 @@ def worker_ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> W
 def heartbeat(worker_id: str, epoch: int = 1, **fields: Any) -> Heartbeat:
     """Of an idle worker without a free block."""
     ordinary: dict[str, Any] = {
-        "num_waiting": 0, "num_running": 0, "num_free_blocks": 0, "num_handoffs": 0, "last_step_age_s": 0.0,
+        "num_waiting": 0, "num_running": 0, "num_free_blocks": (0,), "num_handoffs": 0, "last_step_age_s": 0.0,
         "num_dropped_frames": 0,
     }  # fmt: skip
     return Heartbeat(worker_id=worker_id, epoch=epoch, **ordinary | fields)
@@ -57,7 +57,7 @@ def kv_handoff(request_id: str, token_ids: Iterable[int], block_ids: Iterable[in
 
 def pool_export(worker_id: str = "p", epoch: int = 1, **fields: Any) -> KVPoolExport:
     ordinary: dict[str, Any] = {
-        "pid": 1, "transport": "shm", "device_uuid": "", "pool_id": epoch, "handle": b"", "num_blocks": 9,
-        "layout": LAYOUT, "proof_block": 0,
+        "pid": 1, "transport": "shm", "device_uuid": "", "pool_id": epoch, "handle": b"", "num_blocks": (9,),
+        "layout": LAYOUT,
     }  # fmt: skip
     return KVPoolExport(worker_id=worker_id, epoch=epoch, **ordinary | fields)

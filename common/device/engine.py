@@ -30,10 +30,13 @@ from common.ops.base import Ops
 from common.ops.limits import check_model
 from common.ops.sampler import Sampler
 from common.wire.fingerprint import model_fingerprint
-from common.wire.kv_layout import KVLayout
+from common.wire.kv_layout import CacheKind, Counts, KVGroup, KVLayout
+from common.wire.pool_shape import shown
 
 logger = logging.getLogger(__name__)
 
+TYPICAL_TOKENS = 4096
+"""Of a sequence: by what it has of each group of KV blocks their memory is divided."""
 CUDA_CONTEXT_BYTES = 1024 * 1024 * 1024
 """Kept free for the CUDA context, cuBLAS workspaces and loaded kernels."""
 
@@ -133,7 +136,7 @@ def _assemble(
     activation_bytes = _activation_bytes(model_config, layout, step_tokens, logit_rows)
     num_blocks = _num_blocks(config, layout, device, activation_bytes, owner.weights_bytes)
     pool, allocator, shared = owner.make(layout, num_blocks, transport, device)
-    max_len = min(max_len, allocator.capacity * layout.block_size)
+    max_len = min(max_len, layout.most_tokens(allocator.capacity, step_tokens))
     _log_pool(config, pool, device)
     pdl = launches_early(config, device)
     ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
@@ -168,26 +171,29 @@ def _import_ahead(config: Config) -> None:
 
 
 def _kv_layout(config: Config, model_config: DecoderConfig, dtype: str) -> KVLayout:
-    return KVLayout(
-        fingerprint=model_fingerprint(Path(config.model.path)),
+    """Of one group: all layers of the models here see all tokens."""
+    group = KVGroup(
+        kind=CacheKind.FULL,
         num_layers=model_config.num_layers,
         num_kv_heads=model_config.num_kv_heads,
         head_dim=model_config.head_dim,
         block_size=config.kv.block_size,
+        window=0,
         dtype=dtype,
     )
+    return KVLayout(model_fingerprint(Path(config.model.path)), (group,))
 
 
 def _log_pool(config: Config, pool: KVPool, device: torch.device) -> None:
-    layout = pool.layout
+    shape = pool.shape
     logger.info(
-        "%s on %s in %s; KV pool of %d blocks, %d tokens, %.2f GB",
+        "%s on %s in %s; KV pool of %s blocks, %d tokens, %.2f GB",
         config.model.served_name,
         device,
-        layout.dtype,
-        pool.num_blocks,
-        (pool.num_blocks - 1) * layout.block_size,
-        pool.num_blocks * layout.block_bytes / 1e9,
+        shape.layout.groups[0].dtype,
+        shown(shape.num_blocks),
+        shape.layout.most_tokens(shape.capacity, 1),
+        shape.num_bytes / 1e9,
     )
 
 
@@ -250,14 +256,14 @@ def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int,
     if device.type == "cpu":
         from common.ops.torch_ops import TorchOps
 
-        ops = TorchOps(pool.cache)
+        ops = TorchOps(pool.caches[0])
         return ops, ops, False
     from common.ops.cuda_ops import CudaOps
     from common.ops.linear_plan import PromptPlans
 
-    step_ops = CudaOps(pool.cache, config.kernels, max_rows, pdl=pdl)
+    step_ops = CudaOps(pool.caches[0], config.kernels, max_rows, pdl=pdl)
     graph_safe = step_ops.graph_safe and config.kernels.sampling == "triton"
-    prompt_ops = CudaOps(pool.cache, config.kernels, max_rows)
+    prompt_ops = CudaOps(pool.caches[0], config.kernels, max_rows)
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
     return prompt_ops, step_ops, graph_safe
 
@@ -274,7 +280,7 @@ def _activation_bytes(config: DecoderConfig, layout: KVLayout, step_tokens: int,
 
 def _num_blocks(
     config: Config, layout: KVLayout, device: torch.device, activation_bytes: int, weights_bytes: int
-) -> int:
+) -> Counts:
     """Of a pool, beside weights that are not this process's own."""
     if config.kv.pool_bytes:
         pool_bytes = config.kv.pool_bytes
@@ -288,9 +294,11 @@ def _num_blocks(
             - weights_bytes
             - config.kv.sharers * (activation_bytes + CUDA_CONTEXT_BYTES)
         )
-    if pool_bytes < 4 * layout.block_bytes:
+    num_blocks = layout.divided(pool_bytes, TYPICAL_TOKENS)
+    if min(num_blocks) < 4:
+        sizes = ", ".join(f"{group.block_bytes / 1e6:.2f}" for group in layout.groups)
         raise ConfigError(
-            f"{pool_bytes / 1e9:.2f} GB are left for KV blocks of {layout.block_bytes / 1e6:.2f} MB each; raise "
+            f"{pool_bytes / 1e9:.2f} GB are left for KV blocks of {sizes} MB each; raise "
             "kv.memory_fraction or kv.pool_bytes, or lower the batch limits"
         )
-    return pool_bytes // layout.block_bytes
+    return num_blocks

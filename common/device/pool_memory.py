@@ -12,7 +12,8 @@ from common.memory.client import MemoryClient
 from common.memory.mapping import PoolMapping
 from common.memory.pattern import pattern
 from common.memory.shared_pool import SharedPool
-from common.wire.kv_layout import PROOF_BLOCK, KVLayout
+from common.wire.kv_layout import Counts, KVLayout
+from common.wire.pool_shape import PoolShape
 
 
 class Blocks(NamedTuple):
@@ -29,7 +30,7 @@ class PoolOwner(Protocol):
     weights_bytes: int
     """That it has beside the pool."""
 
-    def make(self, layout: KVLayout, num_blocks: int, transport: Transport, device: torch.device) -> Blocks:
+    def make(self, layout: KVLayout, num_blocks: Counts, transport: Transport, device: torch.device) -> Blocks:
         """A pool of so many blocks, or of as many as others have it with; raises ConfigError or MemoryLost."""
         ...
 
@@ -47,11 +48,12 @@ class OwnPool:
     def __init__(self, label: str, pool_id: int) -> None:
         self.label, self.pool_id = label, pool_id
 
-    def make(self, layout: KVLayout, num_blocks: int, transport: Transport, device: torch.device) -> Blocks:
-        memory = transport.allocate(num_blocks * layout.block_bytes, device, self.label)
-        pool = KVPool(layout, memory, self.pool_id)
-        pool.write_block(PROOF_BLOCK, pattern(self.pool_id, layout.block_bytes))
-        return Blocks(pool, BlockAllocator(pool.num_blocks), None)
+    def make(self, layout: KVLayout, num_blocks: Counts, transport: Transport, device: torch.device) -> Blocks:
+        shape = PoolShape(layout, num_blocks)
+        pool = KVPool(shape, transport.allocate(shape.num_bytes, device, self.label), self.pool_id)
+        for block_id in shape.proof_ids:
+            pool.write_block(block_id, pattern(self.pool_id, block_id, shape.place(block_id).num_bytes))
+        return Blocks(pool, BlockAllocator(shape), None)
 
 
 class ServedPool:
@@ -60,12 +62,14 @@ class ServedPool:
     def __init__(self, client: MemoryClient, weights_bytes: int) -> None:
         self.client, self.weights_bytes = client, weights_bytes
 
-    def make(self, layout: KVLayout, num_blocks: int, transport: Transport, device: torch.device) -> Blocks:
+    def make(self, layout: KVLayout, num_blocks: Counts, transport: Transport, device: torch.device) -> Blocks:
         claim = self.client.claim_pool(layout, num_blocks)
-        pool = KVPool(layout, PoolMapping(claim, device), claim.pool_id)
-        if pool.read_block(PROOF_BLOCK) != pattern(claim.pool_id, layout.block_bytes):
+        shape = claim.shape
+        pool = KVPool(shape, PoolMapping(claim, device), claim.pool_id)
+        expected = (pattern(claim.pool_id, block_id, shape.place(block_id).num_bytes) for block_id in shape.proof_ids)
+        if any(pool.read_block(block_id) != each for block_id, each in zip(shape.proof_ids, expected, strict=True)):
             raise ConfigError(
-                f"what is mapped on {device} is not the pool of {self.client.path}: its proof block has other bytes; "
+                f"what is mapped on {device} is not the pool of {self.client.path}: its proof blocks have other bytes; "
                 "restart the memory server"
             )
         shared = SharedPool(self.client, claim)

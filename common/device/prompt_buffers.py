@@ -1,4 +1,4 @@
-"""The inputs of a prompt step: filled on the host in place, uploaded in two copies, read at fixed addresses.
+"""The inputs of a prompt step: filled on the host in place, uploaded in few copies, read at fixed addresses.
 
 Fixed addresses are what a captured graph needs, and one piece of memory is what keeps a short prompt
 from waiting for a dozen little copies. A step is staged while an earlier one is still queued: on the
@@ -16,6 +16,7 @@ from torch import Tensor
 from common.device.adjustments import Adjustments, SlotFill
 from common.kernels.operands import SamplingTensors
 from common.ops.base import ForwardBatch
+from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
 
 NUM_STAGINGS = 2
@@ -29,7 +30,7 @@ class PromptChunk:
 
     token_ids: list[int]
     start: int
-    block_ids: list[int]  # cover at least the chunk's end
+    tables: Sequence[list[int]]  # block ids by group and place; they cover at least the chunk's end
     sampling: SamplingParams
     is_last: bool  # the prompt ends here: a token is sampled
     sequence_ids: Sequence[int] = ()  # all tokens of the sequence, if logits are adjusted or its prompt is scored
@@ -85,12 +86,14 @@ class PromptBuffers:
     """Room for `max_tokens` tokens of `max_seqs` sequences of up to `max_len` tokens."""
 
     def __init__(
-        self, max_tokens: int, max_seqs: int, max_len: int, block_size: int, vocab: int, device: torch.device
+        self, max_tokens: int, max_seqs: int, max_len: int, pool: PoolShape, vocab: int, device: torch.device
     ) -> None:
-        self.block_size = block_size
+        self.block_size, self.begins = pool.layout.groups[0].block_size, pool.proof_ids
+        self.tables = [f"block_tables.{number}" for number in range(len(self.begins))]
         self.adjustments = Adjustments(max_seqs, vocab, device)
         self.max_tokens, self.max_seqs, self.max_len = max_tokens, max_seqs, max_len
-        shapes = _shapes(max_tokens, max_seqs, -(-max_len // block_size))
+        num_places = [group.num_places(max_len) for group in pool.layout.groups]
+        shapes = _shapes(max_tokens, max_seqs, dict(zip(self.tables, num_places, strict=True)))
         *_, (_, _, num_bytes, _, _) = _places(shapes)
         self._stagings = deque(_Staging(shapes, num_bytes, device) for _ in range(NUM_STAGINGS))
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -98,7 +101,7 @@ class PromptBuffers:
         for name, begin, end, shape, dtype in _places(shapes):
             device_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
             self._views[name] = self._device[begin:end].view(device_dtype).view(shape)
-            self._tables_offset = begin
+        self._table_places = [place for place in _places(shapes) if place[0] in self.tables]
 
     def fill(self, chunks: Sequence[PromptChunk], num_tokens: int, num_seqs: int) -> None:
         """Stage and upload the chunks, padded to `num_tokens` tokens and `num_seqs` sequences.
@@ -139,7 +142,7 @@ class PromptBuffers:
             token_ids=self._view("token_ids", num_tokens),
             positions=self._view("positions", num_tokens),
             slot_mapping=self._view("slot_mapping", num_tokens),
-            block_tables=self._view("block_tables", num_seqs),
+            block_tables=tuple(self._view(table, num_seqs) for table in self.tables),
             seq_lens=self._view("seq_lens", num_seqs),
             cu_seqlens=self._view("cu_seqlens", num_seqs + 1),
             last_tokens=self._view("last_tokens", num_seqs),
@@ -160,13 +163,14 @@ class PromptBuffers:
     def _fill_tokens(self, chunk: PromptChunk, begin: int) -> None:
         end = begin + len(chunk.token_ids)
         positions = np.arange(chunk.start, chunk.end)
-        blocks = np.asarray(chunk.block_ids, dtype=np.int64)[positions // self.block_size]
+        blocks = np.asarray(chunk.tables[0], dtype=np.int64)[positions // self.block_size]
         self._host_of("token_ids")[begin:end] = chunk.token_ids
         self._host_of("positions")[begin:end] = positions
         self._host_of("slot_mapping")[begin:end] = blocks * self.block_size + positions % self.block_size
 
     def _fill_sequence(self, row: int, chunk: PromptChunk, tokens_end: int) -> None:
-        self._host_of("block_tables")[row, : len(chunk.block_ids)] = chunk.block_ids
+        for name, begin, block_ids in zip(self.tables, self.begins, chunk.tables, strict=True):
+            self._host_of(name)[row, : len(block_ids)] = _within(block_ids, begin)
         values = {"seq_lens": chunk.end, "last_tokens": tokens_end - 1, "next_positions": chunk.end}
         values["state_slots"] = row if chunk.adjusts else -1
         values |= {column.name: getattr(chunk.sampling, column.name) for column in SAMPLING_COLUMNS}
@@ -175,12 +179,13 @@ class PromptBuffers:
         self._host_of("cu_seqlens")[row + 1] = tokens_end
 
     def _upload(self, num_seqs: int) -> None:
-        host = self._stagings[0].memory
-        small = slice(0, self._tables_offset)
-        self._device[small].copy_(host[small], non_blocking=True)
-        row_bytes = self._host_of("block_tables").strides[0]
-        tables = slice(self._tables_offset, self._tables_offset + num_seqs * row_bytes)
-        self._device[tables].copy_(host[tables], non_blocking=True)
+        """All that is small in one copy, and of each table the rows that there are."""
+        host, (_, tables_begin, *_) = self._stagings[0].memory, self._table_places[0]
+        pieces = [slice(0, tables_begin)]
+        for name, begin, *_ in self._table_places:
+            pieces.append(slice(begin, begin + num_seqs * self._host_of(name).strides[0]))
+        for piece in pieces:
+            self._device[piece].copy_(host[piece], non_blocking=True)
         if self._device.is_cuda:
             self._stagings[0].uploaded = torch.cuda.Event()
             self._stagings[0].uploaded.record()
@@ -192,7 +197,13 @@ class PromptBuffers:
         return self._views[name][:count]
 
 
-def _shapes(max_tokens: int, max_seqs: int, max_blocks: int) -> Shapes:
+def _within(block_ids: list[int], begin: int) -> np.ndarray:
+    """Counted from the first block of a group, as its cache on the device has them; places without one stay so."""
+    ids = np.asarray(block_ids, dtype=np.int32)
+    return np.where(ids < 0, ids, ids - begin) if begin else ids
+
+
+def _shapes(max_tokens: int, max_seqs: int, num_places: dict[str, int]) -> Shapes:
     seqs, tokens = (max_seqs,), (max_tokens,)
     return {
         "slot_mapping": (tokens, np.dtype(np.int64)),
@@ -204,7 +215,7 @@ def _shapes(max_tokens: int, max_seqs: int, max_blocks: int) -> Shapes:
         "next_positions": (seqs, np.dtype(np.int32)),
         "state_slots": (seqs, np.dtype(np.int32)),
         **{column.name: (seqs, np.dtype(column.dtype)) for column in SAMPLING_COLUMNS},
-        "block_tables": ((max_seqs, max_blocks), np.dtype(np.int32)),
+        **{name: ((max_seqs, count), np.dtype(np.int32)) for name, count in num_places.items()},
     }
 
 

@@ -81,9 +81,8 @@ class PromptRunner:
 
     def __init__(self, engine: Engine, max_tokens: int, max_seqs: int, share: GpuShare | None = None) -> None:
         self.engine = engine
-        block_size = engine.pool.layout.block_size
         vocab, device = engine.vocab_size, engine.device
-        self.buffers = PromptBuffers(max_tokens, max_seqs, engine.max_len, block_size, vocab, device)
+        self.buffers = PromptBuffers(max_tokens, max_seqs, engine.max_len, engine.pool.shape, vocab, device)
         self.all_counted = torch.full((max_seqs,), -1, dtype=torch.int32, device=device)
         self.landing = Landing(max_seqs, engine.device)
         self.graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
+from itertools import chain
 
 import torch
 
@@ -96,7 +97,7 @@ def warm_up_prompts(runner: PromptRunner) -> None:
     Both belong to a stream, so each stream that steps may run on has its turn.
     """
     engine = runner.engine
-    longest = min(runner.buffers.max_tokens, engine.max_len, engine.allocator.capacity * engine.pool.layout.block_size)
+    longest = min(runner.buffers.max_tokens, engine.max_len)
     for whole_gpu in (True,) if runner.share.limited is None else (True, False):
         _run_prompts(runner, [longest], whole_gpu)
         if longest >= 4 and runner.buffers.max_seqs > 1:
@@ -152,7 +153,7 @@ def _logits(engine: Engine, num_rows: int) -> torch.Tensor:
 
 def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
     device = engine.device
-    max_blocks = engine.pool.layout.num_blocks_for(engine.max_len)
+    groups = engine.pool.layout.groups
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -161,7 +162,7 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
         token_ids=zeros(num_tokens),
         positions=zeros(num_tokens),
         slot_mapping=torch.full((num_tokens,), -1, device=device),
-        block_tables=zeros(num_seqs, max_blocks),
+        block_tables=tuple(zeros(num_seqs, group.num_places(engine.max_len)) for group in groups),
         seq_lens=zeros(num_seqs),
         cu_seqlens=zeros(num_seqs + 1),
         last_tokens=zeros(num_seqs, dtype=torch.int64),
@@ -196,13 +197,16 @@ def _adjust(engine: Engine, most_rows: int = 0) -> None:
 
 
 def _run_prompts(runner: PromptRunner, lengths: list[int], whole_gpu: bool) -> None:
-    """All in one block, again and again: nobody reads it, and others may need the rest of the pool."""
-    layout, allocator = runner.engine.pool.layout, runner.engine.allocator
+    """All in one block of each group, again and again: nobody reads it, and others may need the rest of the pool."""
+    groups, allocator = runner.engine.pool.layout.groups, runner.engine.allocator
     filtered = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01)
-    block = allocator.allocate(1)
+    blocks = allocator.allocate(tuple(1 for _ in groups))
+    tables = [
+        [block * group.num_places(length) for group, block in zip(groups, blocks, strict=True)] for length in lengths
+    ]
     chunks = [
-        PromptChunk([0] * length, 0, block * layout.num_blocks_for(length), filtered, is_last=True)
-        for length in lengths
+        PromptChunk([0] * length, 0, of_prompt, filtered, is_last=True)
+        for length, of_prompt in zip(lengths, tables, strict=True)
     ]
     runner.run(chunks, whole_gpu=whole_gpu)
-    allocator.free(block)
+    allocator.free(chain.from_iterable(blocks))

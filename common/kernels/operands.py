@@ -108,7 +108,7 @@ class RowState:
     positions: Tensor  # [max_rows] int32: of that token
     seq_lens: Tensor  # [max_rows] int32: positions + 1; 0 for padding
     state_slots: Tensor  # [max_rows] int32: slot of `AdjustmentTensors`; -1 without one
-    block_tables: Tensor  # [max_rows, max_blocks] int32, contiguous
+    block_tables: Tensor  # int32, contiguous: of all groups of KV blocks, in one piece
     sampling: SamplingTensors  # each [max_rows]
 
     def num_words(self, num_rows: int, num_entries: int) -> int:
@@ -141,7 +141,7 @@ class RowUpdates:
     """Rows and block table entries to be written, in one tensor, so that they travel to the device at once.
 
     Columns of `num_rows` words: row, source, token, seq_len, state_slot. Then those of `SamplingTensors`, as their
-    bits: one or two words a row. Then columns of `num_entries` words: row * max_blocks + index, block.
+    bits: one or two words a row. Then columns of `num_entries` words: where in `RowState.block_tables`, block.
     The last token of a row is `token`, and its length `seq_len`, if `source` is -1; else what row `source` had before.
     """
 

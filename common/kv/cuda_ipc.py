@@ -16,7 +16,7 @@ from common.errors import ConfigError, TransferFailed
 from common.kernels.gather_blocks import gather_blocks
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
-from common.kv.transport import check_size
+from common.kv.transport import check_size, pairs_by_group, shape_of
 from common.memory.mapping import tensor_at
 from common.wire.handoff_messages import KVPoolExport
 
@@ -60,7 +60,7 @@ class CudaPeerPool:
             raise TransferFailed(f"a CUDA IPC handle has 64 bytes, worker {export.worker_id} sent {len(export.handle)}")
         torch.cuda.set_device(device)
         self.device = device
-        self.num_blocks = export.num_blocks
+        self.shape = shape_of(export)
         self.stream = torch.cuda.Stream(device)
         handle = runtime.cudaIpcMemHandle_t()
         handle.reserved = export.handle
@@ -78,14 +78,16 @@ class CudaPeerPool:
             raise
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "CudaPull":
-        """One gather kernel."""
-        check_sources(source_ids, self.num_blocks)
-        ids_cpu = torch.tensor([source_ids, target_ids], dtype=torch.int32).pin_memory()
+        """One gather kernel for each group that has some."""
+        check_sources(source_ids, self.shape.num_ids)
+        groups = pairs_by_group(self.shape, source_ids, target.shape, target_ids)
+        pinned = [torch.tensor(pair, dtype=torch.int32).pin_memory() for pair in groups]  # each [2, num_pulled]
         with torch.cuda.stream(self.stream):
             begin = _recorded(self.stream)
-            ids = ids_cpu.to(self.device, non_blocking=True)  # [2, num_pulled] int32
-            gather_blocks(self.address, ids[0], target.blocks, ids[1])
-            return CudaPull(begin, _recorded(self.stream), (ids_cpu, ids))
+            uploaded = [ids_cpu.to(self.device, non_blocking=True) for ids_cpu in pinned]
+            for ids, blocks, offset in zip(uploaded, target.blocks, self.shape.offsets, strict=False):
+                gather_blocks(self.address + offset, ids[0], blocks, ids[1])
+            return CudaPull(begin, _recorded(self.stream), (pinned, uploaded))
 
     def close(self) -> None:
         self.stream.synchronize()
@@ -95,7 +97,9 @@ class CudaPeerPool:
 class CudaPull:
     """A gather kernel under way; keeps its operands alive."""
 
-    def __init__(self, begin: torch.cuda.Event, end: torch.cuda.Event, operands: tuple[Tensor, Tensor]) -> None:
+    def __init__(
+        self, begin: torch.cuda.Event, end: torch.cuda.Event, operands: tuple[list[Tensor], list[Tensor]]
+    ) -> None:
         self.begin, self.end, self.operands = begin, end, operands
 
     def done(self) -> bool:

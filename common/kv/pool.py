@@ -1,4 +1,4 @@
-"""The memory of KV blocks, shaped by a layout. Knows bytes, not who owns them (see `blocks`)."""
+"""The memory of KV blocks, shaped by groups. Knows bytes, not who owns them (see `blocks`)."""
 
 from contextlib import nullcontext
 from typing import Protocol
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from common.dtypes import DTYPES
-from common.wire.kv_layout import KVLayout
+from common.wire.pool_shape import PoolShape
 
 
 class PoolMemory(Protocol):
@@ -25,29 +25,36 @@ class PoolMemory(Protocol):
 
 
 class KVPool:
-    """`num_blocks` blocks over memory that peers can map.
+    """Blocks over memory that peers can map.
 
     Args:
         pool_id: names this very memory.
     """
 
-    def __init__(self, layout: KVLayout, memory: PoolMemory, pool_id: int = 0) -> None:
-        self.layout, self.pool_id = layout, pool_id
+    def __init__(self, shape: PoolShape, memory: PoolMemory, pool_id: int = 0) -> None:
+        self.shape, self.layout, self.pool_id = shape, shape.layout, pool_id
         self.memory = memory
-        self.num_blocks = memory.tensor.numel() // layout.block_bytes
-        used = memory.tensor[: self.num_blocks * layout.block_bytes]
-        self.blocks: Tensor = used.view(self.num_blocks, layout.block_bytes)  # [num_blocks, block_bytes] uint8
-        self.cache: Tensor = used.view(DTYPES[layout.dtype]).view(self.num_blocks, *layout.block_shape)
+        self.blocks: list[Tensor] = []  # of each group `[num_blocks, block_bytes]` uint8
+        self.caches: list[Tensor] = []  # of each group `[num_blocks, *block_shape]`
+        for group, count, offset in zip(shape.layout.groups, shape.num_blocks, shape.offsets, strict=False):
+            used = memory.tensor[offset : offset + count * group.block_bytes]
+            self.blocks.append(used.view(count, group.block_bytes))
+            self.caches.append(used.view(DTYPES[group.dtype]).view(count, *group.block_shape))
+
+    def block(self, block_id: int) -> Tensor:
+        """`[block_bytes]` uint8."""
+        number = self.shape.group_of(block_id)
+        return self.blocks[number][block_id - self.shape.proof_ids[number]]
 
     def write_block(self, block_id: int, data: bytearray) -> None:
-        """Overwrite one block with `block_bytes` bytes from the host."""
-        self.blocks[block_id].copy_(torch.frombuffer(data, dtype=torch.uint8))
+        """Overwrite one block with as many bytes from the host."""
+        self.block(block_id).copy_(torch.frombuffer(data, dtype=torch.uint8))
 
     def read_block(self, block_id: int) -> bytes:
         """The bytes of one block, on the host; what wrote them must be over, and nothing else is waited for."""
-        is_cuda = self.blocks.device.type == "cuda"
-        with torch.cuda.stream(torch.cuda.Stream(self.blocks.device)) if is_cuda else nullcontext():
-            return bytes(self.blocks[block_id].cpu().numpy())
+        block = self.block(block_id)
+        with torch.cuda.stream(torch.cuda.Stream(block.device)) if block.is_cuda else nullcontext():
+            return bytes(block.cpu().numpy())
 
     def close(self) -> None:
         """Give the memory back; no view of it may be used afterwards."""

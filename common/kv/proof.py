@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Generator, Iterator
+from itertools import chain
 
 from common.errors import TransferFailed
 from common.kv.blocks import Allocator
 from common.kv.pool import KVPool
-from common.kv.transport import PeerPool, Pull
+from common.kv.transport import PeerPool, Pull, shape_of
 from common.memory.pattern import pattern_pieces
 from common.wire.handoff_messages import KVPoolExport
-from common.wire.kv_layout import PROOF_BLOCK
+from common.wire.kv_layout import Counts
+from common.wire.pool_shape import PoolShape
 
 Proof = Generator[None, None, float]
 """A proof under way: to be resumed again and again, as it never waits; its value is GB/s."""
@@ -23,38 +25,51 @@ _REPEATS = 3
 
 
 def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: Allocator) -> Proof:
-    """Pull the proof block into ours and compare, then time a larger pull.
+    """Pull the proof block of each group into one of ours and compare, then time a larger pull.
 
     Raises TransferFailed when the bytes differ or do not arrive in time. Needs no free block of a pool of our own, and
-    one of a shared one; borrows more if there are any and gives them back, also when it is closed: what they held is
-    overwritten. One proof at a time, as all use the same block of ours.
+    one of each group of a shared one; borrows more if there are any and gives them back, also when it is closed: what
+    they held is overwritten. One proof at a time, as all use the same blocks of ours.
     """
-    block_bytes = ours.layout.block_bytes
-    measured = min(_MEASURED_BYTES[ours.blocks.device.type] // block_bytes, export.num_blocks - 1)
+    theirs, shape = shape_of(export), ours.shape
+    measured = _measured(ours, theirs, allocator)
     if allocator.has_proof_block:
-        borrowed = allocator.allocate(min(measured, allocator.num_free // 2, allocator.capacity // _AT_MOST))
-        targets = [PROOF_BLOCK, *borrowed]
+        borrowed = allocator.allocate(tuple(map(min, measured, (count // 2 for count in allocator.num_free))))
+        targets = [[proof_id, *ids] for proof_id, ids in zip(shape.proof_ids, borrowed, strict=True)]
     else:
-        yield from _room(allocator, min(measured, allocator.capacity // _AT_MOST))
-        targets = borrowed = allocator.allocate(min(measured, allocator.num_free))
+        yield from _room(allocator, tuple(max(1, count) for count in measured))
+        one_each = (max(1, count) for count in map(min, measured, allocator.num_free))
+        targets = borrowed = allocator.allocate(tuple(one_each))
     durations_s = []
     try:
-        yield from _arrival(peer.pull([export.proof_block], ours, targets[:1]))
-        yield from _comparison(ours.read_block(targets[0]), export.pool_id)
+        firsts = [ids[0] for ids in targets]
+        yield from _arrival(peer.pull(theirs.proof_ids, ours, firsts))
+        for proof_id, first in zip(theirs.proof_ids, firsts, strict=True):
+            yield from _comparison(ours.read_block(first), export.pool_id, proof_id)
+        target_ids = list(chain.from_iterable(targets))
+        sources = (range(begin, begin + len(ids)) for begin, ids in zip(theirs.proof_ids, targets, strict=True))
+        source_ids = list(chain.from_iterable(sources))
         for _ in range(_REPEATS):
-            pull = peer.pull(list(range(len(targets))), ours, targets)
+            pull = peer.pull(source_ids, ours, target_ids)
             yield from _arrival(pull)
             durations_s.append(pull.duration_s())
     finally:
-        allocator.free(borrowed)
-    return len(targets) * block_bytes / min(durations_s) / 1e9
+        allocator.free(chain.from_iterable(borrowed))
+    return sum(shape.place(block_id).num_bytes for block_id in target_ids) / min(durations_s) / 1e9
 
 
-def _room(allocator: Allocator, num_wanted: int) -> Iterator[None]:
-    """Until there are so many blocks of a shared pool to copy into, or at least one after a while."""
+def _measured(ours: KVPool, theirs: PoolShape, allocator: Allocator) -> Counts:
+    """Blocks of each group to time a pull of, beside the proof blocks."""
+    num_bytes = _MEASURED_BYTES[ours.blocks[0].device.type] // len(ours.blocks)
+    wanted = (num_bytes // group.block_bytes for group in ours.layout.groups)
+    return tuple(map(min, wanted, theirs.capacity, (count // _AT_MOST for count in allocator.capacity)))
+
+
+def _room(allocator: Allocator, num_wanted: Counts) -> Iterator[None]:
+    """Until there are so many blocks of a shared pool to copy into, or at least one of each group after a while."""
     deadline_s = time.monotonic() + PROOF_TIMEOUT_S
-    while not allocator.has(max(1, num_wanted)):
-        if time.monotonic() > deadline_s and allocator.num_free:
+    while not allocator.has(num_wanted):
+        if time.monotonic() > deadline_s and all(allocator.num_free):
             return
         if time.monotonic() > deadline_s:
             raise TransferFailed(f"the pool here is full: no block for the proof within {PROOF_TIMEOUT_S:.0f} s")
@@ -69,9 +84,9 @@ def _arrival(pull: Pull) -> Iterator[None]:
         yield
 
 
-def _comparison(arrived: bytes, pool_id: int) -> Iterator[None]:
+def _comparison(arrived: bytes, pool_id: int, block_id: int) -> Iterator[None]:
     begin = 0
-    for piece in pattern_pieces(pool_id, len(arrived)):
+    for piece in pattern_pieces(pool_id, block_id, len(arrived)):
         if arrived[begin : begin + len(piece)] != piece:
             raise TransferFailed("the proof block arrived with other bytes than the peer wrote")
         begin += len(piece)

@@ -20,7 +20,7 @@ from torch import Tensor
 from common.errors import ConfigError, TransferFailed
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
-from common.kv.transport import check_size
+from common.kv.transport import check_size, pairs_by_group, shape_of
 from common.wire.handoff_messages import KVPoolExport
 
 SHM_DIR = Path("/dev/shm")
@@ -71,7 +71,7 @@ class ShmPeerPool:
                 f"cannot open segment {name} of worker {export.worker_id} ({error.strerror}); "
                 "do the workers share /dev/shm (docker: the same ipc namespace)?"
             ) from None
-        self.name, self.num_blocks = name, export.num_blocks
+        self.name, self.shape = name, shape_of(export)
         try:
             check_size(export, os.fstat(self.file.fileno()).st_size)
         except TransferFailed:
@@ -80,13 +80,15 @@ class ShmPeerPool:
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "FinishedPull":
         """Copies before it returns: on a CPU there is nobody else to do it."""
-        check_sources(source_ids, self.num_blocks)
+        check_sources(source_ids, self.shape.num_ids)
         begin_s = time.perf_counter()
-        blocks = target.blocks.numpy()  # [num_blocks, block_bytes]
-        block_bytes = target.layout.block_bytes
-        for source_id, target_id in zip(source_ids, target_ids, strict=True):
-            if os.preadv(self.file.fileno(), [blocks[target_id]], source_id * block_bytes) != block_bytes:
-                raise TransferFailed(f"segment {self.name} has become shorter: block {source_id} is not all there")
+        for number, (sources, targets) in enumerate(pairs_by_group(self.shape, source_ids, target.shape, target_ids)):
+            blocks = target.blocks[number].numpy()  # [num_blocks, block_bytes]
+            offset, block_bytes = self.shape.offsets[number], blocks.shape[1]
+            for source, block in zip(sources, targets, strict=True):
+                if os.preadv(self.file.fileno(), [blocks[block]], offset + source * block_bytes) != block_bytes:
+                    block_id = self.shape.proof_ids[number] + source
+                    raise TransferFailed(f"segment {self.name} has become shorter: block {block_id} is not all there")
         return FinishedPull(time.perf_counter() - begin_s)
 
     def close(self) -> None:

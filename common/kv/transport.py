@@ -14,6 +14,7 @@ import torch
 from common.errors import ConfigError, LayoutMismatch, TransferFailed
 from common.kv.pool import KVPool, PoolMemory
 from common.wire.handoff_messages import KVPoolExport
+from common.wire.pool_shape import PoolShape, shown
 
 
 class Pull(Protocol):
@@ -31,8 +32,13 @@ class Pull(Protocol):
 class PeerPool(Protocol):
     """A peer's pool, mapped into this process."""
 
+    shape: PoolShape
+
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> Pull:
-        """Start copying whole blocks; returns at once. Raises TransferFailed when it cannot, as for ids of no block."""
+        """Start copying whole blocks, each into one of the same group, which are in the same order in both lists.
+
+        Returns at once. Raises TransferFailed when it cannot, as for ids of no block.
+        """
         ...
 
     def close(self) -> None:
@@ -80,6 +86,9 @@ def make_transport(name: str, device: torch.device) -> Transport:
 class SharedPeerPool:
     """A peer's pool that is ours, too: its blocks change hands, and nothing is copied."""
 
+    def __init__(self, shape: PoolShape) -> None:
+        self.shape = shape
+
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> Pull:
         raise TransferFailed("both workers share a pool, in which blocks are offered and not pulled")
 
@@ -87,13 +96,31 @@ class SharedPeerPool:
         """There is nothing to unmap."""
 
 
+def shape_of(export: KVPoolExport) -> PoolShape:
+    """Of a peer's pool."""
+    return PoolShape(export.layout, export.num_blocks)
+
+
+def pairs_by_group(
+    theirs: PoolShape, source_ids: list[int], ours: PoolShape, target_ids: list[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Blocks to copy and those to copy into, counted within each group; raises TransferFailed if groups differ."""
+    sources, targets = theirs.within_groups(source_ids), ours.within_groups(target_ids)
+    if [len(ids) for ids in sources] != [len(ids) for ids in targets]:
+        raise TransferFailed(
+            f"{shown(tuple(map(len, sources)))} blocks of the peer are to be copied into "
+            f"{shown(tuple(map(len, targets)))} of ours"
+        )
+    return list(zip(sources, targets, strict=True))
+
+
 def check_size(export: KVPoolExport, num_bytes: int) -> None:
     """Raise TransferFailed when a peer's memory, of `num_bytes`, is smaller than the pool that it offers."""
-    wanted = export.num_blocks * export.layout.block_bytes
+    wanted = shape_of(export).num_bytes
     if num_bytes < wanted:
         raise TransferFailed(
-            f"worker {export.worker_id} offers {export.num_blocks} blocks, which are {wanted} bytes, its memory has "
-            f"{num_bytes}; restart that worker"
+            f"worker {export.worker_id} offers {shown(export.num_blocks)} blocks, which are {wanted} bytes, its memory "
+            f"has {num_bytes}; restart that worker"
         )
 
 

@@ -17,7 +17,8 @@ from enum import IntEnum
 
 from common.memory.exchange import Misbehaved
 from common.wire.fields import MAX_INT32
-from common.wire.kv_layout import PROOF_BLOCK
+from common.wire.kv_layout import Counts
+from common.wire.pool_shape import PoolShape, are_enough
 
 NOBODY = -1
 
@@ -39,25 +40,27 @@ class OfferKey:
 
 
 class BlockIndex:
-    """Every block of one pool but the proof block.
+    """Every block of one pool but the proof blocks.
 
     Args:
         on_free: told of blocks that come free.
     """
 
-    def __init__(self, num_blocks: int, on_free: Callable[[Sequence[int]], None] | None = None) -> None:
-        self.num_blocks, self.on_free = num_blocks, on_free
-        self.state = bytearray(num_blocks)
-        self.holder = [NOBODY] * num_blocks
-        self.generation = [0] * num_blocks
-        self.free_ids = list(range(num_blocks - 1, PROOF_BLOCK, -1))
+    def __init__(self, shape: PoolShape, on_free: Callable[[Sequence[int]], None] | None = None) -> None:
+        self.shape, self.on_free = shape, on_free
+        self.state = bytearray(shape.num_ids)
+        self.holder = [NOBODY] * shape.num_ids
+        self.generation = [0] * shape.num_ids
+        begins = zip(shape.proof_ids, shape.num_blocks, strict=True)
+        self.free_ids = [list(range(begin + count - 1, begin, -1)) for begin, count in begins]  # by group
         self.offers: dict[OfferKey, list[int]] = {}
         self.num_leased: Counter[int] = Counter()  # by client
         self.num_quarantined: Counter[int] = Counter()
 
     @property
-    def num_free(self) -> int:
-        return len(self.free_ids)
+    def num_free(self) -> Counts:
+        """By group."""
+        return tuple(map(len, self.free_ids))
 
     @property
     def num_offered(self) -> int:
@@ -66,14 +69,15 @@ class BlockIndex:
     def generations(self, block_ids: Iterable[int]) -> list[int]:
         return [self.generation[block_id] for block_id in block_ids]
 
-    def lease(self, client: int, count: int) -> list[int]:
-        """Give that many free blocks, of which there must be so many."""
-        assert count <= self.num_free, "who leases looks first"
-        block_ids = [self.free_ids.pop() for _ in range(count)]
+    def lease(self, client: int, counts: Counts) -> list[int]:
+        """Give that many free blocks of each group, of which there must be so many."""
+        assert are_enough(self.num_free, counts), "who leases looks first"
+        pairs = zip(self.free_ids, counts, strict=True)
+        block_ids = [free_ids.pop() for free_ids, count in pairs for _ in range(count)]
         for block_id in block_ids:
             self.generation[block_id] = self.generation[block_id] % MAX_INT32 + 1
         self._move(block_ids, BlockState.LEASED, client)
-        self.num_leased[client] += count
+        self.num_leased[client] += len(block_ids)
         return block_ids
 
     def free(self, client: int, block_ids: Sequence[int], generations: Sequence[int]) -> None:
@@ -123,8 +127,8 @@ class BlockIndex:
         if len(set(block_ids)) != len(block_ids):
             raise Misbehaved("a block is named twice")
         for block_id, generation in zip(block_ids, generations, strict=True):
-            if block_id >= self.num_blocks:
-                raise Misbehaved(f"block {block_id} of a pool of {self.num_blocks}")
+            if block_id >= self.shape.num_ids:
+                raise Misbehaved(f"block {block_id} of a pool of {self.shape.num_ids}")
             if self.state[block_id] != BlockState.LEASED or self.holder[block_id] != client:
                 raise Misbehaved(f"block {block_id} is {BlockState(self.state[block_id]).name}, and not its own")
             if self.generation[block_id] != generation:
@@ -137,13 +141,14 @@ class BlockIndex:
         return block_ids
 
     def _held(self, client: int, state: BlockState) -> list[int]:
-        return [i for i in range(self.num_blocks) if self.state[i] == state and self.holder[i] == client]
+        return [i for i in range(self.shape.num_ids) if self.state[i] == state and self.holder[i] == client]
 
     def _release(self, block_ids: Sequence[int]) -> None:
         if self.on_free is not None:
             self.on_free(block_ids)
         self._move(block_ids, BlockState.FREE, NOBODY)
-        self.free_ids += block_ids
+        for free_ids, freed in zip(self.free_ids, self.shape.by_group(block_ids), strict=True):
+            free_ids += freed
 
     def _move(self, block_ids: Iterable[int], state: BlockState, client: int) -> None:
         for block_id in block_ids:

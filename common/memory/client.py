@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from common.errors import ConfigError, MemoryLost
 from common.memory.channel import Channel, Gone
-from common.wire.kv_layout import KVLayout
+from common.wire.kv_layout import Counts, KVLayout
 from common.wire.memory_messages import (
     MemoryHello,
     MemoryMessage,
@@ -29,6 +29,7 @@ from common.wire.memory_messages import (
     WeightsWanted,
 )
 from common.wire.messages import Message
+from common.wire.pool_shape import PoolShape
 
 CONNECT_S = 60.0
 ANSWER_S = 60.0
@@ -64,7 +65,7 @@ class PoolClaim(Claim):
     """A pool of KV blocks."""
 
     pool_id: int
-    num_blocks: int
+    shape: PoolShape
 
 
 class MemoryClient:
@@ -103,12 +104,12 @@ class MemoryClient:
         region, descriptor = self._next(ANSWER_S, WeightsRegion)
         return WeightsClaim(region.handle, descriptor, region.num_bytes, region.state)
 
-    def claim_pool(self, layout: KVLayout, num_blocks: int) -> PoolClaim:
+    def claim_pool(self, layout: KVLayout, num_blocks: Counts) -> PoolClaim:
         """The pool of that layout, of so many blocks if there is none yet; raises ConfigError without room for it."""
         self.send(PoolWanted(layout, num_blocks))
         region, descriptor = self._next(ANSWER_S, PoolRegion)
-        num_bytes = region.num_blocks * layout.block_bytes
-        return PoolClaim(region.handle, descriptor, num_bytes, region.pool_id, region.num_blocks)
+        shape = PoolShape(layout, region.num_blocks)
+        return PoolClaim(region.handle, descriptor, shape.num_bytes, region.pool_id, shape)
 
     def report(self, num_filled: int) -> None:
         """Say how far a region is that this worker fills; often, and it is said now and then."""

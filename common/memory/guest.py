@@ -31,6 +31,7 @@ from common.wire.memory_messages import (
     PoolRegion,
 )
 from common.wire.messages import Message
+from common.wire.pool_shape import PoolShape, shown
 
 
 class Guest:
@@ -115,14 +116,23 @@ class Guest:
             case KVOffer():
                 self._offers.append(message)
             case PoolRegion() if self.claim is None:
-                num_bytes = message.num_blocks * self.layout.block_bytes
-                self.claim = PoolClaim(message.handle, descriptor, num_bytes, message.pool_id, message.num_blocks)
+                self.claim = self._claimed(message, descriptor)
             case MemoryTainted():
                 self._lose(message.problem)
             case MemoryRefused():
                 self._lose(message.reason)
             case _:  # a welcome, and answers to our knocks
                 pass
+
+    def _claimed(self, region: PoolRegion, descriptor: int | None) -> PoolClaim | None:
+        """None if it cannot be a pool of the layout."""
+        if len(region.num_blocks) != len(self.layout.groups):
+            self._lose(f"its pool has {shown(region.num_blocks)} blocks, for {len(self.layout.groups)} groups")
+            if descriptor is not None:
+                os.close(descriptor)
+            return None
+        shape = PoolShape(self.layout, region.num_blocks)
+        return PoolClaim(region.handle, descriptor, shape.num_bytes, region.pool_id, shape)
 
     def _send(self, message: MemoryMessage) -> None:
         if self.problem:

@@ -5,15 +5,20 @@
         └───────too many─────┘   └──────free──────┘   └──release──▶ another worker's, by an offer
 
 Who finds too few says with that how many it lacks; what is lacking is asked for, comes whole, and waits a moment to be
-used. While somebody waits for blocks, all but a floor goes back: nobody can wait for what others merely hold.
+used. While somebody waits for blocks, all but a floor goes back: nobody can wait for what others merely hold. So it is
+with blocks of one group that are of no use yet for want of those of another. Counts are by group.
 """
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
 
 from common.errors import KVError, OutOfBlocks
+from common.wire.kv_layout import Counts
 from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksWanted, MemoryMessage
 from common.wire.packing import pack_ids, unpack_ids
+from common.wire.pool_shape import PoolShape, are_enough, minus, shown
 
 LACKING_S = 1.0
 """How long what somebody lacked is kept for him."""
@@ -25,74 +30,80 @@ class Magazine:
     """The allocator of a worker that shares its pool. Torch-free.
 
     Args:
-        num_blocks: of the pool, the proof block included.
+        shape: of the pool.
         send: to the memory server.
     """
 
-    has_proof_block = False  # it is the server's
+    has_proof_block = False  # those are the server's
 
     def __init__(
-        self, num_blocks: int, send: Callable[[MemoryMessage], None], *, clock: Callable[[], float] = time.monotonic
+        self, shape: PoolShape, send: Callable[[MemoryMessage], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.capacity = num_blocks - 1
+        self.shape, self.capacity = shape, shape.capacity
         self._send, self._clock = send, clock
-        self._at_hand: list[int] = []
-        self._is_at_hand = bytearray(num_blocks)
+        self._at_hand: list[list[int]] = [[] for _ in self.capacity]  # by group
+        self._is_at_hand = bytearray(shape.num_ids)
         self._generation: dict[int, int] = {}  # of all that is leased
-        self._lacking, self._lacking_s = 0, 0.0  # blocks that somebody lacked, and when he last said so
-        self._wanted, self._wanted_s = 0, 0.0  # as the server was told, and since when some are
+        self._num_leased = [0] * len(self.capacity)  # by group
+        self._lacking, self._lacking_s = shape.layout.nothing, 0.0  # that somebody lacked, and when he last said so
+        self._wanted, self._wanted_s = shape.layout.nothing, 0.0  # as the server was told, and since when some are
         self._is_short = False
         self._is_lost = False
 
     @property
-    def num_free(self) -> int:
+    def num_free(self) -> Counts:
         """Blocks at hand."""
-        return len(self._at_hand)
+        return tuple(map(len, self._at_hand))
 
     @property
-    def num_unused(self) -> int:
+    def num_unused(self) -> Counts:
         """Blocks of the pool that nothing here uses."""
-        return self.capacity - len(self._generation) + len(self._at_hand)
+        columns = zip(self.capacity, self._num_leased, self._at_hand, strict=True)
+        return tuple(capacity - num_leased + len(at_hand) for capacity, num_leased, at_hand in columns)
 
-    def has(self, count: int) -> bool:
-        """Whether `count` blocks are at hand; if not, they will be fetched."""
-        if count > len(self._at_hand):
-            self._lacking, self._lacking_s = max(self._lacking, count), self._clock()
-        return count <= len(self._at_hand)
+    def has(self, counts: Counts) -> bool:
+        """Whether so many are at hand of each group; if not, they will be fetched."""
+        if are_enough(self.num_free, counts):
+            return True
+        self._lacking, self._lacking_s = tuple(map(max, self._lacking, counts)), self._clock()
+        return False
 
     def is_exhausted(self) -> bool:
         """Whether nobody has blocks to give, and waiting for some has been in vain."""
-        has_waited = self._wanted > 0 and self._clock() - self._wanted_s > PATIENCE_S
+        has_waited = any(self._wanted) and self._clock() - self._wanted_s > PATIENCE_S
         return self._is_lost or (self._is_short and has_waited)
 
-    def allocate(self, count: int) -> list[int]:
-        """`count` blocks, or OutOfBlocks and none."""
-        if count > len(self._at_hand):
-            raise OutOfBlocks(f"{count} blocks wanted, {len(self._at_hand)} at hand")
-        if count >= self._lacking:
-            self._lacking = 0
-        return self._pop(count)
+    def allocate(self, counts: Counts) -> list[list[int]]:
+        """So many blocks of each group, or OutOfBlocks and none."""
+        if not are_enough(self.num_free, counts):
+            raise OutOfBlocks(f"{shown(counts)} blocks wanted, {shown(self.num_free)} at hand")
+        if are_enough(counts, self._lacking):
+            self._lacking = self.shape.layout.nothing
+        return self._pop(counts)
 
     def free(self, block_ids: Iterable[int]) -> None:
         """Take blocks back that nothing on the device touches; raises KVError for what is not in use here."""
-        for block_id in block_ids:
-            self._check_use(block_id)
-            self._is_at_hand[block_id] = 1
-            self._at_hand.append(block_id)
+        for at_hand, freed in zip(self._at_hand, self.shape.by_group(block_ids), strict=True):
+            for block_id in freed:
+                self._check_use(block_id)
+                self._is_at_hand[block_id] = 1
+                at_hand.append(block_id)
 
     def release(self, block_ids: Sequence[int]) -> list[int]:
         """Blocks in use become another's; returns their generations."""
         for block_id in block_ids:
             self._check_use(block_id)
+        self._count(block_ids, -1)
         return [self._generation.pop(block_id) for block_id in block_ids]
 
     def adopt(self, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """Another's blocks are in use here."""
+        self._count(block_ids, 1)
         self._generation.update(zip(block_ids, generations, strict=True))
 
     def leased(self, message: BlocksLeased) -> None:
         """The server gives what was wanted."""
-        self._wanted = 0
+        self._wanted = self.shape.layout.nothing
         block_ids = unpack_ids(message.block_ids)
         self.adopt(block_ids, unpack_ids(message.generations))
         self.free(block_ids)
@@ -105,7 +116,7 @@ class Magazine:
         """The server is gone: what is here is all there will be."""
         self._is_lost = True
 
-    def tend(self, level: int, floor: int) -> None:
+    def tend(self, level: Counts, floor: Counts) -> None:
         """Ask for what is lacking, and give back what is too much; call once a turn.
 
         Args:
@@ -114,42 +125,62 @@ class Magazine:
         """
         if self._is_lost:
             return
-        now_s, at_hand = self._clock(), len(self._at_hand)
+        now_s, at_hand = self._clock(), self.num_free
         if now_s - self._lacking_s > LACKING_S:
-            self._lacking = 0
-        if self._is_short:
-            keep = self._lacking if floor < self._lacking <= at_hand else floor
-            wanted = max(self._lacking, floor) - min(at_hand, keep)
-        else:
-            keep = max(3 * level, self._lacking)
-            wanted = max(2 * level, self._lacking) - at_hand if at_hand < max(level, self._lacking) else 0
-        self._want(min(max(wanted, 0), self.capacity), now_s)
-        if at_hand > keep:  # after what is wanted in its place
-            self._give_back(at_hand - (keep if self._is_short else max(2 * level, self._lacking)))
+            self._lacking = self.shape.layout.nothing
+        is_complete = are_enough(at_hand, self._lacking)  # what is lacking waits to be used
+        levels = zip(at_hand, self._lacking, level, floor, self.capacity, strict=True)
+        decide = partial(_short_of, is_complete=is_complete) if self._is_short else _usual
+        decided = [decide(*of_group) for of_group in levels]
+        self._want(tuple(wanted for wanted, _ in decided), now_s)
+        if any(surplus := tuple(surplus for _, surplus in decided)):  # after what is wanted in its place
+            self._give_back(surplus)
 
-    def check(self, owned: Iterable[list[int]]) -> None:
+    def check(self, owned: Iterable[Iterable[int]]) -> None:
         """Raise KVError unless `owned` are all blocks in use here, each once."""
         in_use = sorted(block_id for block_id in self._generation if not self._is_at_hand[block_id])
         if (seen := sorted(block_id for block_ids in owned for block_id in block_ids)) != in_use:
             raise KVError(f"{len(seen)} blocks accounted for, {len(in_use)} in use")
 
-    def _want(self, count: int, now_s: float) -> None:
+    def _want(self, counts: Counts, now_s: float) -> None:
         """Say so if it is more than the server knows of, or less while that keeps others waiting."""
-        if count > self._wanted or (count < self._wanted and (self._is_short or not count)):
-            self._wanted_s = self._wanted_s if self._wanted else now_s
-            self._wanted = count
-            self._send(BlocksWanted(count))
+        is_more = any(minus(counts, self._wanted))
+        if is_more or (counts != self._wanted and (self._is_short or not any(counts))):
+            self._wanted_s = self._wanted_s if any(self._wanted) else now_s
+            self._wanted = counts
+            self._send(BlocksWanted(counts))
 
-    def _pop(self, count: int) -> list[int]:
-        taken = [self._at_hand.pop() for _ in range(count)]
-        for block_id in taken:
+    def _pop(self, counts: Counts) -> list[list[int]]:
+        pairs = zip(self._at_hand, counts, strict=True)
+        taken = [[at_hand.pop() for _ in range(count)] for at_hand, count in pairs]
+        for block_id in chain.from_iterable(taken):
             self._is_at_hand[block_id] = 0
         return taken
 
-    def _give_back(self, count: int) -> None:
-        block_ids = self._pop(count)
+    def _give_back(self, counts: Counts) -> None:
+        block_ids = list(chain.from_iterable(self._pop(counts)))
         self._send(BlocksFreed(pack_ids(block_ids), pack_ids(self.release(block_ids))))
+
+    def _count(self, block_ids: Sequence[int], sign: int) -> None:
+        for number, of_group in enumerate(self.shape.by_group(block_ids)):
+            self._num_leased[number] += sign * len(of_group)
 
     def _check_use(self, block_id: int) -> None:
         if block_id not in self._generation or self._is_at_hand[block_id]:
             raise KVError(f"block {block_id} is not in use here: it was freed twice, or never leased")
+
+
+def _usual(at_hand: int, lacking: int, level: int, floor: int, capacity: int) -> tuple[int, int]:
+    """Blocks of a group to want, and to give back, when nobody waits for others."""
+    wanted = max(2 * level, lacking) - at_hand if at_hand < max(level, lacking) else 0
+    surplus = at_hand - max(2 * level, lacking) if at_hand > max(3 * level, lacking) else 0
+    return min(max(wanted, 0), capacity), surplus
+
+
+def _short_of(
+    at_hand: int, lacking: int, level: int, floor: int, capacity: int, *, is_complete: bool
+) -> tuple[int, int]:
+    """The same while somebody waits."""
+    keep = lacking if is_complete and lacking > floor else floor
+    wanted = max(lacking, floor) - min(at_hand, keep)
+    return min(max(wanted, 0), capacity), max(0, at_hand - keep)

@@ -1,13 +1,15 @@
 """Pools of KV blocks: who uses one, who gets blocks of it, and what changes hands in it.
 
-A worker asks for blocks ahead of need, so that no step waits for them; it gets what it asks for at once and whole, or
-waits. Those that decode come first, as what they have begun would be lost; prompts leave them a reserve to grow into.
-While somebody waits all others are asked to give back what they hold in hand. Knows clients by number, and no sockets.
+A worker asks for blocks ahead of need, so that no step waits for them; it gets what it asks for at once and whole, of
+every group, or waits: so nobody waits for blocks of one group while it keeps others of another from him. Those that
+decode come first, as what they have begun would be lost; prompts leave them a reserve to grow into. While somebody
+waits all others are asked to give back what they hold in hand. Knows clients by number, and no sockets.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from common.errors import MemoryShort
@@ -15,7 +17,7 @@ from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, OfferKey
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.pattern import pattern
-from common.wire.kv_layout import PROOF_BLOCK, KVLayout
+from common.wire.kv_layout import Counts, KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
@@ -27,6 +29,7 @@ from common.wire.memory_messages import (
     PoolShortage,
 )
 from common.wire.packing import pack_ids, unpack_ids
+from common.wire.pool_shape import PoolShape, are_enough, minus, shown
 
 MAX_BLOCK_BYTES = 128 * 1024 * 1024
 NAN_BYTE = 0xFF
@@ -44,7 +47,7 @@ class User:
 
 
 class Usage(NamedTuple):
-    """What becomes of blocks; those that are left are leased."""
+    """What becomes of blocks, of whatever group; those that are left are leased."""
 
     num_blocks: int
     num_free: int
@@ -61,7 +64,7 @@ class Pool:
     memory: Memory
     index: BlockIndex
     users: dict[int, User] = field(default_factory=dict)
-    wants: dict[int, int] = field(default_factory=dict)  # blocks by client, first come first
+    wants: dict[int, Counts] = field(default_factory=dict)  # by client, first come first
     is_short: bool = False  # as users were told
 
 
@@ -79,18 +82,18 @@ class Pools:
         self.pools: dict[KVLayout, Pool] = {}  # that who comes may use
         self.of_client: dict[int, Pool] = {}  # for those that are gone until they write no more
 
-    def want(self, user: User, layout: KVLayout, num_blocks: int) -> list[Answer]:
+    def want(self, user: User, layout: KVLayout, num_blocks: Counts) -> list[Answer]:
         """Let a worker use the pool of that layout; raises MemoryShort when there is no room for it, then try again."""
         if user.client in self.of_client:
             raise Misbehaved("it has a pool already")
-        if layout.block_bytes > MAX_BLOCK_BYTES:
-            raise Misbehaved(f"blocks of {layout.block_bytes} bytes, at most {MAX_BLOCK_BYTES}")
+        if (block_bytes := max(group.block_bytes for group in layout.groups)) > MAX_BLOCK_BYTES:
+            raise Misbehaved(f"blocks of {block_bytes} bytes, at most {MAX_BLOCK_BYTES}")
         if layout not in self.pools:
-            self.pools[layout] = self._made(layout, num_blocks)
+            self.pools[layout] = self._made(PoolShape(layout, num_blocks))
         pool = self.pools[layout]
         self.of_client[user.client] = pool
         pool.users[user.client] = user
-        region = PoolRegion(pool.pool_id, pool.memory.handle, pool.index.num_blocks)
+        region = PoolRegion(pool.pool_id, pool.memory.handle, pool.index.shape.num_blocks)
         shortage = [Answer(user.client, PoolShortage(True))] if pool.is_short else []
         return [Answer(user.client, region, pool.memory.descriptor), *shortage]
 
@@ -100,7 +103,7 @@ class Pools:
             if pool.pool_id == pool_id:
                 self.of_client[guest.client] = pool
                 pool.users[guest.client] = guest
-                region = PoolRegion(pool.pool_id, pool.memory.handle, pool.index.num_blocks)
+                region = PoolRegion(pool.pool_id, pool.memory.handle, pool.index.shape.num_blocks)
                 return [Answer(guest.client, region, pool.memory.descriptor)]
         return []
 
@@ -120,15 +123,16 @@ class Pools:
             case KVDeclined():
                 return self.declined(client, message)
 
-    def want_blocks(self, client: int, count: int) -> list[Answer]:
+    def want_blocks(self, client: int, counts: Counts) -> list[Answer]:
         """Give blocks now or later; in place of what the client wanted before."""
         pool = self._pool_of(client)
-        if count >= pool.index.num_blocks:
-            raise Misbehaved(f"{count} blocks of a pool of {pool.index.num_blocks}")
-        if count == 0:
+        capacity = pool.index.shape.capacity
+        if len(counts) != len(capacity) or not are_enough(capacity, counts):
+            raise Misbehaved(f"{counts} blocks of a pool that has {capacity} to give")
+        if not any(counts):
             pool.wants.pop(client, None)
         else:
-            pool.wants[client] = count  # who waits already keeps its place
+            pool.wants[client] = counts  # who waits already keeps its place
         return self._deal(pool)
 
     def freed(self, client: int, message: BlocksFreed) -> list[Answer]:
@@ -207,8 +211,8 @@ class Pools:
         """Of all pools together."""
         indexes = [pool.index for pool in set(self.of_client.values())]
         return Usage(
-            num_blocks=sum(index.num_blocks - 1 for index in indexes),
-            num_free=sum(index.num_free for index in indexes),
+            num_blocks=sum(sum(index.shape.capacity) for index in indexes),
+            num_free=sum(sum(index.num_free) for index in indexes),
             num_offered=sum(index.num_offered for index in indexes),
             num_quarantined=sum(index.num_quarantined.total() for index in indexes),
         )
@@ -226,42 +230,47 @@ class Pools:
         if self.pools.get(pool.layout) is pool:
             del self.pools[pool.layout]
 
-    def _made(self, layout: KVLayout, num_blocks: int) -> Pool:
-        memory, pool_id, size = self.allocate(num_blocks * layout.block_bytes), secrets.randbits(63), layout.block_bytes
+    def _made(self, shape: PoolShape) -> Pool:
+        memory, pool_id = self.allocate(shape.num_bytes), secrets.randbits(63)
         try:
-            memory.write(PROOF_BLOCK * size, pattern(pool_id, size))
+            for block_id in shape.proof_ids:
+                offset, size = shape.place(block_id)
+                memory.write(offset, pattern(pool_id, block_id, size))
         except OSError as error:
             memory.close()
-            raise MemoryShort(f"a pool of {num_blocks} blocks of {size} bytes: {error.strerror}") from None
+            counts = shown(shape.num_blocks)
+            raise MemoryShort(f"a pool of {counts} blocks, {shape.num_bytes} bytes: {error.strerror}") from None
 
-        def poison(block_ids: Sequence[int]) -> None:
+        def poison(block_ids: Iterable[int]) -> None:
             for block_id in block_ids:
-                memory.fill(block_id * size, size, NAN_BYTE)
+                memory.fill(*shape.place(block_id), NAN_BYTE)
 
-        index = BlockIndex(num_blocks, poison if self.poisons else None)
+        index = BlockIndex(shape, poison if self.poisons else None)
         if self.poisons:
-            poison(index.free_ids)
-        return Pool(layout, pool_id, memory, index)
+            poison(chain.from_iterable(index.free_ids))
+        return Pool(shape.layout, pool_id, memory, index)
 
     def _deal(self, pool: Pool) -> list[Answer]:
-        """Give blocks to those that wait; nobody passes one that waits for more."""
-        answers = []
+        """Give blocks to those that wait; nobody gets what one before it waits for."""
+        answers, available = [], pool.index.num_free
         for client in sorted(pool.wants, key=lambda client: not pool.users[client].is_decoding):  # stable
-            if not self._may_have(pool, client, pool.wants[client]):
-                break
-            block_ids = pool.index.lease(client, pool.wants.pop(client))
-            generations = pool.index.generations(block_ids)
-            answers.append(Answer(client, BlocksLeased(pack_ids(block_ids), pack_ids(generations))))
+            wanted = pool.wants[client]
+            if are_enough(minus(available, self._reserve_before(pool, client)), wanted):
+                block_ids = pool.index.lease(client, pool.wants.pop(client))
+                generations = pool.index.generations(block_ids)
+                answers.append(Answer(client, BlocksLeased(pack_ids(block_ids), pack_ids(generations))))
+            available = minus(available, wanted)
         if pool.is_short != bool(pool.wants):
             pool.is_short = bool(pool.wants)
             users = [user.client for user in pool.users.values() if not user.is_guest]
             answers += [Answer(client, PoolShortage(pool.is_short)) for client in users]
         return answers
 
-    def _may_have(self, pool: Pool, client: int, count: int) -> bool:
-        index, num_left = pool.index, pool.index.num_free - count
-        if pool.users[client].is_decoding:
-            return num_left >= 0
+    def _reserve_before(self, pool: Pool, client: int) -> Counts:
+        """Blocks that it leaves to what is being decoded."""
+        index = pool.index
         decoding = [user.client for user in pool.users.values() if user.is_decoding]
         is_decoding = bool(index.offers) or any(index.num_leased[client] for client in decoding)
-        return num_left >= (int(self.reserve * index.num_blocks) if is_decoding else 0)
+        if client in decoding or not is_decoding:
+            return index.shape.layout.nothing
+        return tuple(int(self.reserve * count) for count in index.shape.num_blocks)

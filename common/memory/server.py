@@ -48,6 +48,7 @@ from common.wire.memory_messages import (
 )
 from common.wire.memory_reports import MAX_WORKERS, MemoryHeartbeat
 from common.wire.messages import Message
+from common.wire.pool_shape import shown
 
 logger = logging.getLogger(__name__)
 
@@ -199,11 +200,12 @@ class MemoryServer:
             assert client.worker is not None, "who wants something has said who it is"
             user = User(client.number, client.worker, is_decoding=client.is_decoding)
             answers = self.pools.want(user, message.layout, message.num_blocks)
-            num_blocks = self.pools.of_client[client.number].index.num_blocks
+            shape = self.pools.of_client[client.number].index.shape
             logger.info(
-                "%s uses the pool of %d KV blocks, %.2f GB, of %s%s",
-                client, num_blocks, num_blocks * message.layout.block_bytes / 1e9, message.layout.fingerprint,
-                "" if num_blocks == message.num_blocks else f"; it would have made one of {message.num_blocks}",
+                "%s uses the pool of %s KV blocks, %.2f GB, of %s%s",
+                client, shown(shape.num_blocks), shape.num_bytes / 1e9, message.layout.fingerprint,
+                "" if shape.num_blocks == message.num_blocks
+                else f"; it would have made one of {shown(message.num_blocks)}",
             )  # fmt: skip
             return answers
         key = RegionKey(message.fingerprint, message.layout, message.num_bytes)

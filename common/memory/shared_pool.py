@@ -8,6 +8,7 @@ from common.errors import MemoryLost
 from common.memory.client import MemoryClient, PoolClaim
 from common.memory.magazine import Magazine
 from common.memory.pulse import ASK_S, Pulse
+from common.wire.kv_layout import Counts
 from common.wire.memory_messages import (
     BlocksLeased,
     KVAccepted,
@@ -23,7 +24,7 @@ from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 
 FIRST_BLOCKS, FIRST_S = 4, 60.0
-"""At hand when a worker starts, and how long to wait for them: the pool may be full."""
+"""Of each group at hand when a worker starts, and how long to wait for one: the pool may be full."""
 
 
 class SharedPool:
@@ -38,13 +39,14 @@ class SharedPool:
         self.problem, self._is_told = "", False
         self.is_tainted = False  # what is in it may be damaged
         self._pulse = Pulse(clock=clock)
-        self.magazine = Magazine(claim.num_blocks, self._send)
+        self.magazine = Magazine(claim.shape, self._send)
 
     def await_blocks(self) -> None:
         """Wait until there are some at hand, as a worker needs one to start; raises MemoryLost if none come."""
-        end_s = self._clock() + FIRST_S
-        while not self.magazine.has(1):
-            self.magazine.tend(FIRST_BLOCKS, 1)
+        end_s, one = self._clock() + FIRST_S, tuple(1 for _ in self.magazine.capacity)
+        level = tuple(min(FIRST_BLOCKS, count) for count in self.magazine.capacity)
+        while not self.magazine.has(one):
+            self.magazine.tend(level, one)
             select.select([self], [], [], ASK_S)
             self.receive()
             if self.problem or self._clock() > end_s:
@@ -69,7 +71,7 @@ class SharedPool:
                     prompts.append(message)
         return prompts
 
-    def tend(self, level: int, floor: int) -> None:
+    def tend(self, level: Counts, floor: Counts) -> None:
         """See to blocks at hand, as `Magazine.tend` has it, and to the server's being there; call after `receive`."""
         self.magazine.tend(level, floor)
         if self._pulse.asks():
@@ -103,6 +105,10 @@ class SharedPool:
         self.magazine.adopt(block_ids, unpack_ids(offer.generations))
         self._send(KVAccepted(offer.request_id, offer.attempt))
         return block_ids
+
+    def by_group(self, offer: KVOffer) -> list[list[int]]:
+        """The blocks of the offer."""
+        return self.magazine.shape.by_group(unpack_ids(offer.block_ids))
 
     def decline(self, offer: KVOffer) -> None:
         """Let others have the blocks of the offer."""

@@ -19,7 +19,7 @@ class ForwardBatch:
     """Which tokens of which sequences one step computes; ragged, without padding between sequences.
 
     A decode batch has one token a sequence (`max_query_len` 1), the last: its position is seq_len - 1, its
-    slot that position's in the block table.
+    slot that position's in the block table. Layers of the models here are all of the first group of blocks.
     A row may be padding: its slot is -1 and its seq_len 0; nothing is written for it and its output is
     unspecified but finite.
     """
@@ -29,7 +29,7 @@ class ForwardBatch:
     slot_mapping: (
         Tensor | None
     )  # [num_tokens] int64: where K and V of the token go, -1 for padding; None in a decode batch
-    block_tables: Tensor  # [num_seqs, max_blocks] int32
+    block_tables: tuple[Tensor, ...]  # of each group of KV blocks [num_seqs, max_blocks] int32
     seq_lens: Tensor  # [num_seqs] int32: KV length, this step's tokens included
     cu_seqlens: Tensor  # [num_seqs + 1] int32: where each sequence's tokens begin
     last_tokens: Tensor | None  # [num_seqs] int64: each sequence's last token, if only their logits are wanted

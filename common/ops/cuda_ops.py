@@ -69,7 +69,7 @@ class CudaOps:
             return batch
         if batch.slot_mapping is None and not self.fuses_attention(num_q_heads):
             block_size = self.kv_cache.shape[3]
-            slots = row_slots(batch.positions, batch.seq_lens, batch.block_tables, block_size, pdl=self.pdl)
+            slots = row_slots(batch.positions, batch.seq_lens, batch.block_tables[0], block_size, pdl=self.pdl)
             batch = replace(batch, slot_mapping=slots)
         if self.kernels.decode_attention == "torch":
             return batch
@@ -127,13 +127,13 @@ class CudaOps:
             return reference.paged_attention(q, k_cache, v_cache, batch, scale)
         if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys):
             return long_attention(
-                q, k_cache, v_cache, batch.block_tables, batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale
+                q, k_cache, v_cache, batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale
             )
         return prefill_attention(
             q=q,
             k_cache=k_cache,
             v_cache=v_cache,
-            block_tables=batch.block_tables,
+            block_tables=batch.block_tables[0],
             cu_seqlens=batch.cu_seqlens,
             seq_lens=batch.seq_lens,
             max_query_len=batch.max_query_len,
@@ -148,7 +148,7 @@ class CudaOps:
             weights=weights,
             kv_cache=self.kv_cache,
             layer_id=layer_id,
-            block_tables=batch.block_tables,
+            block_tables=batch.block_tables[0],
             seq_lens=batch.seq_lens,
             division=batch.division,
             workspace=self._parts_workspace(weights.num_q_heads),
@@ -167,7 +167,7 @@ class CudaOps:
             q=q,
             k_cache=k_cache,
             v_cache=v_cache,
-            block_tables=batch.block_tables,
+            block_tables=batch.block_tables[0],
             seq_lens=batch.seq_lens,
             scale=scale,
             division=batch.division,

@@ -87,7 +87,7 @@ def paged_attention(
         begin, end = bounds[i], bounds[i + 1]
         if seq_len == 0 or begin == end:
             continue
-        blocks = batch.block_tables[i, : -(-seq_len // k_cache.shape[1])].long()
+        blocks = batch.block_tables[0][i, : -(-seq_len // k_cache.shape[1])].long()
         k = k_cache[blocks].flatten(0, 1)[:seq_len].float()  # [seq_len, kv_heads, head_dim]
         v = v_cache[blocks].flatten(0, 1)[:seq_len].float()
         out[begin:end] = _attend(q[begin:end].float(), k, v, scale).to(q.dtype)

@@ -23,7 +23,7 @@ class TorchOps:
     def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
         if batch.slot_mapping is not None:
             return batch
-        slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables, self.kv_cache.shape[3])
+        slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables[0], self.kv_cache.shape[3])
         return replace(batch, slot_mapping=slots)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Residual:

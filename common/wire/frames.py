@@ -181,8 +181,14 @@ def _read_message(unpacker: msgpack.Unpacker) -> Message:
 
 
 def _fields_of(value: Any) -> list[Any]:
-    fields = (getattr(value, name) for name in value.__dataclass_fields__)
-    return [_fields_of(field) if dataclasses.is_dataclass(field) else field for field in fields]
+    return [_plain(getattr(value, name)) for name in value.__dataclass_fields__]
+
+
+def _plain(field: Any) -> Any:
+    """As msgpack takes it."""
+    if isinstance(field, tuple) and field and dataclasses.is_dataclass(field[0]):
+        return [_plain(item) for item in field]
+    return _fields_of(field) if dataclasses.is_dataclass(field) else field
 
 
 def _fields_reader(cls: type) -> Callable[[msgpack.Unpacker, int], Any]:

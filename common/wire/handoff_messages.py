@@ -19,7 +19,7 @@ from common.wire.fields import (
     TokenIds,
     WorkerId,
 )
-from common.wire.kv_layout import KVLayout
+from common.wire.kv_layout import KVLayout, NumBlocks
 from common.wire.sampling_params import SamplingParams
 
 
@@ -27,7 +27,7 @@ from common.wire.sampling_params import SamplingParams
 class KVPoolExport:
     """prefill worker -> decode worker, once per meeting: where the pool is and how to prove it.
 
-    Block `proof_block` holds the pattern made from `pool_id` by `memory.pattern`.
+    The first block of each group holds the pattern made from `pool_id` by `memory.pattern`.
     """
 
     worker_id: WorkerId
@@ -37,9 +37,8 @@ class KVPoolExport:
     device_uuid: OptionalLabel  # "" on a CPU
     pool_id: Epoch  # who has the same one shares it, and pulls nothing
     handle: Handle  # opaque to everyone but the transport
-    num_blocks: Positive
+    num_blocks: NumBlocks
     layout: KVLayout
-    proof_block: Count
 
 
 @dataclass(frozen=True, slots=True)

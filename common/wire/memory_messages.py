@@ -10,18 +10,16 @@ from common.wire.fields import (
     Epoch,
     Handle,
     Label,
-    Positive,
     Range,
     RequestId,
     Text,
     TokenIds,
     WorkerId,
 )
-from common.wire.kv_layout import KVLayout
+from common.wire.kv_layout import KVLayout, NumBlocks, NumWanted
 from common.wire.sampling_params import SamplingParams
 
 MAX_BYTES = 1 << 44
-MAX_BLOCKS = 1 << 22
 
 NumBytes = Annotated[int, Range(1, MAX_BYTES)]
 Bytes = Annotated[int, Range(0, MAX_BYTES)]
@@ -127,26 +125,26 @@ class PoolWanted:
     """worker -> memory server: the pool of KV blocks of this layout; so large if it is not there yet."""
 
     layout: KVLayout
-    num_blocks: Annotated[int, Range(2, MAX_BLOCKS)]
+    num_blocks: NumBlocks
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRegion:
     """memory server -> worker: where the pool is; on a CPU a descriptor comes along.
 
-    `pool_id` names this very memory: block ids mean nothing elsewhere. The proof block holds the pattern made from it.
+    `pool_id` names this very memory: block ids mean nothing elsewhere. Proof blocks hold patterns made from it.
     """
 
     pool_id: Epoch
     handle: Handle  # of CUDA IPC; "" on a CPU
-    num_blocks: Positive
+    num_blocks: NumBlocks
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksWanted:
-    """worker -> memory server: so many blocks, all at once; in place of what it wanted before."""
+    """worker -> memory server: so many blocks of each group, all at once; in place of what it wanted before."""
 
-    num_blocks: Count
+    num_blocks: NumWanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +175,7 @@ class KVOffer:
     """prefill worker -> memory server -> decode worker: a prompt's blocks, complete, for you to take.
 
     From the server on they are nobody's until they are accepted or declined, whoever dies meanwhile. `token_ids` and
-    `num_outputs` are those of `KVHandoff`.
+    `num_outputs` are those of `KVHandoff`. Blocks are those that the next token sees, in each group by place.
     """
 
     decode_worker_id: WorkerId

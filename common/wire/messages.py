@@ -44,7 +44,7 @@ from common.wire.fields import (
     WorkerId,
 )
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
-from common.wire.kv_layout import KVLayout
+from common.wire.kv_layout import KVLayout, NumWanted
 from common.wire.memory_messages import MemoryMessage
 from common.wire.memory_reports import MemoryReport
 from common.wire.sampling_params import SamplingParams
@@ -74,7 +74,7 @@ class WorkerReady:
     model_fingerprint: Label
     tokenizer_fingerprint: Label
     kv_layout: KVLayout
-    num_blocks: Positive
+    num_blocks: NumWanted  # that can be had at most
     max_model_len: Positive  # tokens
     max_batch_tokens: Count  # prefill: token budget of a step; decode: 0
     max_num_seqs: Positive  # prefill: prompts of a step; decode: rows of the batch
@@ -93,7 +93,7 @@ class Heartbeat:
     epoch: Epoch
     num_waiting: Count
     num_running: Count
-    num_free_blocks: Count
+    num_free_blocks: NumWanted
     num_handoffs: Count  # prefill: blocks kept for a peer; decode: handoffs waiting, being pulled, or begun ahead
     last_step_age_s: Seconds  # 0 while idle
     num_dropped_frames: Count

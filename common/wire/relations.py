@@ -2,7 +2,8 @@
 
 from common.wire.fields import ID_BYTES
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPoolExport, KVProgress
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, KVOffer
+from common.wire.kv_layout import CacheKind, Counts, KVLayout
+from common.wire.memory_messages import BlocksFreed, BlocksLeased, KVOffer, PoolWanted
 from common.wire.messages import (
     Inquiry,
     InquiryReply,
@@ -36,7 +37,8 @@ def contradiction(message: Message) -> str:
             return _too_many_outputs(message) or _unpaired_biases(message.sampling)
         case WorkerReady():
             has_no_budget = message.role is Role.PREFILL and not message.max_batch_tokens
-            return "a prefill worker without a budget of tokens" if has_no_budget else ""
+            problem = "a prefill worker without a budget of tokens" if has_no_budget else ""
+            return problem or _unsound(message.kv_layout, message.num_blocks)
         case _:
             return _contradiction_of_blocks(message)
 
@@ -53,9 +55,8 @@ def _contradiction_of_blocks(message: Message) -> str:
         case KVProgress():
             num_blocks = _num_ids(message.block_ids)
             return f"{num_blocks} blocks of {message.num_tokens} tokens" if num_blocks > message.num_tokens else ""
-        case KVPoolExport():
-            block, num_blocks = message.proof_block, message.num_blocks
-            return f"proof block {block} of {num_blocks}" if block >= num_blocks else ""
+        case KVPoolExport() | PoolWanted():
+            return _unsound(message.layout, message.num_blocks)
         case _:
             return ""
 
@@ -68,6 +69,16 @@ def _uneven(*num_rows: int) -> str:
 def _unversioned(message: BlocksLeased | BlocksFreed | KVOffer) -> str:
     """Each block has its generation."""
     return _uneven(_num_ids(message.block_ids), _num_ids(message.generations))
+
+
+def _unsound(layout: KVLayout, num_blocks: Counts) -> str:
+    """Windows have a width, states no tokens, and each group its blocks."""
+    for number, group in enumerate(layout.groups):
+        if (group.kind is CacheKind.WINDOW) != (group.window > 0):
+            return f"groups[{number}] is {group.kind.name} with a window of {group.window}"
+        if group.kind is CacheKind.STATE and group.block_size != 1:
+            return f"groups[{number}] is {group.kind.name} with a block_size of {group.block_size}"
+    return _uneven(len(layout.groups), len(num_blocks))
 
 
 def _misscored(message: LogprobBatch | PromptLogprobs) -> str:

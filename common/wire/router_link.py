@@ -16,6 +16,7 @@ from common.config import NetSection
 from common.errors import ConfigError, WireError
 from common.wire.endpoints import ROUTER_SOCKET, resolved
 from common.wire.frames import decode, encode
+from common.wire.kv_layout import Counts
 from common.wire.messages import (
     Heartbeat,
     Knock,
@@ -42,9 +43,9 @@ ASK_INTERVAL_S = 0.1
 class Load:
     """How busy the worker is: written by its loop, read by the beat."""
 
+    num_free_blocks: Counts
     num_waiting: int = 0
     num_running: int = 0
-    num_free_blocks: int = 0
     num_handoffs: int = 0
     last_step_s: float = 0.0  # time.monotonic() of the last finished step, or of becoming busy
     num_dropped_frames: int = 0
@@ -68,7 +69,7 @@ class RouterLink:
     ) -> None:
         _require_readable(ready)
         self.ready = ready
-        self.load = Load()
+        self.load = Load(ready.num_blocks)
         self.endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
         self.spoke = Spoke(context, net, self.endpoint, connection_of(ready.worker_id, ready.epoch))
         self.on_new_router = on_new_router

@@ -33,5 +33,5 @@ def test_chunks_are_those_of_a_worker() -> None:
         (64, 128, False),
         (128, 150, True),
     ]
-    assert all(chunk.block_ids == list(range(1, 11)) for chunk in chunks)
+    assert all(chunk.tables == [list(range(1, 11))] for chunk in chunks)
     bench.engine.pool.close()

@@ -6,15 +6,16 @@ from typing import Any, cast
 from common.config import DecodeSection
 from common.device.engine import Engine
 from common.errors import TransferFailed
-from common.kv.blocks import BlockAllocator
 from common.wire.handoff_messages import KVProgress, KVRelease
 from common.wire.messages import Message
 from common.wire.packing import pack_ids
+from common.wire.pool_shape import PoolShape
 from common.wire.sockets import Hub
 from decode_worker.intake import Intake
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 from decode_worker.sources import Source
+from tests.layouts import allocator_of, tiny
 from tests.messages import kv_handoff
 
 BLOCK_SIZE = 4
@@ -47,6 +48,8 @@ class Copy:
 class FakePool:
     """A source's pool; copies end when the test says so, or when it is closed."""
 
+    shape = PoolShape(tiny(BLOCK_SIZE), (1000,))
+
     def __init__(self) -> None:
         self.memory: Memory = {}
         self.copies: list[Copy] = []
@@ -68,8 +71,8 @@ class Rig:
     """An intake with one source, `p`."""
 
     def __init__(self, num_blocks: int = 40, max_num_seqs: int = 8, max_len: int = 1000) -> None:
-        self.allocator, self.memory, self.said = BlockAllocator(num_blocks + 1), Memory(), list[Message]()
-        self.scheduler = DecodeScheduler(self.allocator, BLOCK_SIZE, max_num_seqs, max_len)
+        self.allocator, self.memory, self.said = allocator_of(num_blocks, BLOCK_SIZE), Memory(), list[Message]()
+        self.scheduler = DecodeScheduler(self.allocator, max_num_seqs, max_len)
         engine = cast(Engine, SimpleNamespace(shared=None, pool=self.memory, allocator=self.allocator, vocab_size=1000))
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         self.intake = Intake(engine, self.scheduler, DecodeSection(), hub, "d", 1)

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from common.kv.blocks import BlockAllocator
 from decode_worker import ahead
 from tests.decode_worker.bench import BLOCK_SIZE, Rig
+from tests.layouts import allocator_of, take
 
 
 def test_each_block_is_pulled_once_as_soon_as_it_is_complete() -> None:
@@ -24,7 +24,7 @@ def test_each_block_is_pulled_once_as_soon_as_it_is_complete() -> None:
     [sequence] = rig.turn()
     assert rig.released() == ["a"]
     targets = [target for copy in rig.pool.copies for _, target in copy.pairs]
-    assert targets == sequence.block_ids[:8]
+    assert targets == sequence.tables[0].block_ids[:8]
     assert len(sequence.token_ids) == sequence.num_scheduled == 31
 
 
@@ -36,7 +36,7 @@ def test_a_first_token_that_needs_a_block_of_its_own_has_one() -> None:
     rig.end_copies()
     [sequence] = rig.turn()
     assert rig.copied() == [[5], [6]]
-    assert len(sequence.block_ids) == 3
+    assert len(sequence.tables[0].block_ids) == 3
 
 
 def test_progress_that_found_no_room_costs_nothing() -> None:
@@ -115,7 +115,7 @@ class FakePrefill:
 
     def __init__(self, rig: Rig, rng: random.Random) -> None:
         self.rig, self.rng = rig, rng
-        self.allocator = BlockAllocator(61)
+        self.allocator = allocator_of(60)
         self.lengths: dict[str, int] = {}
         self.computed: dict[str, int] = {}  # of prompts that go on
         self.blocks: dict[str, list[int]] = {}  # until they are aborted or released
@@ -123,9 +123,9 @@ class FakePrefill:
     def begin(self, name: str) -> None:
         num_tokens = self.rng.randint(1, 44)
         num_blocks = -(-num_tokens // BLOCK_SIZE)
-        if num_blocks <= self.allocator.num_free:
+        if self.allocator.has((num_blocks,)):
             self.lengths[name], self.computed[name] = num_tokens, 0
-            self.blocks[name] = self.allocator.allocate(num_blocks)
+            self.blocks[name] = take(self.allocator, num_blocks)
 
     def go_on(self, name: str) -> None:
         num_tokens, ids = self.lengths[name], self.blocks[name]
@@ -174,7 +174,7 @@ def test_whatever_happens_sequences_get_their_own_blocks_and_all_come_back(seed:
         for sequence in rig.turn():
             num_activated += 1
             num_full = -(-(len(sequence.token_ids) - 1) // BLOCK_SIZE)
-            held = [rig.memory.get(block_id) for block_id in sequence.block_ids[:num_full]]
+            held = [rig.memory.get(block_id) for block_id in sequence.tables[0].block_ids[:num_full]]
             assert held == [(sequence.request_id, index) for index in range(num_full)]
         prefill.take_releases()
     assert num_activated > 10

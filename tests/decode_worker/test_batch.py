@@ -13,6 +13,7 @@ from common.wire.sampling_params import SAMPLING_COLUMNS, SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import NO_SLOT, Clear, Fill, Grow, Rows
 from decode_worker.sequence import DecodeSequence
+from tests.layouts import one_table, pool_of
 
 MAX_ROWS, BLOCK_SIZE, MAX_BLOCKS, VOCAB = 6, 4, 12, 50
 EVENTS = st.lists(st.tuples(st.sampled_from(["enter", "leave", "grow", "step", "apply"]), st.integers(0, 1 << 20)))
@@ -36,6 +37,13 @@ class Row:
         return [self.counted.count(token) + IN_PROMPT * (token in self.prompt) for token in range(VOCAB)]
 
 
+def grow(rows: Rows, sequence: DecodeSequence, block_id: int) -> None:
+    """Give it another block."""
+    block_ids = sequence.tables[0].block_ids
+    rows.grown(sequence, 0, len(block_ids), block_id)
+    block_ids.append(block_id)
+
+
 class Pair:
     """Rows and their batch, beside a list that is told each event as it happens."""
 
@@ -43,7 +51,7 @@ class Pair:
         if device == "cuda" and not torch.cuda.is_available():
             pytest.skip("needs a GPU")
         self.rows = Rows()
-        self.batch = DecodeBatch(MAX_ROWS, BLOCK_SIZE * MAX_BLOCKS, BLOCK_SIZE, VOCAB, torch.device(device))
+        self.batch = DecodeBatch(MAX_ROWS, BLOCK_SIZE * MAX_BLOCKS, pool_of(1, BLOCK_SIZE), VOCAB, torch.device(device))
         self.naive: list[Row] = []
 
     def enter(self, number: int) -> None:
@@ -56,7 +64,7 @@ class Pair:
         )  # fmt: skip
         blocks = [number + i for i in range(-(-length // BLOCK_SIZE))]
         token_ids = [(number + i * i) % VOCAB for i in range(length)]
-        self.rows.enter(DecodeSequence(str(number), 0, token_ids, 1, sampling, list(blocks)))
+        self.rows.enter(DecodeSequence(str(number), 0, token_ids, 1, sampling, one_table(blocks, BLOCK_SIZE)))
         self.naive.append(Row(token_ids[-1], length, sampling, blocks, token_ids[:-1], []))
 
     def leave(self, number: int) -> None:
@@ -65,7 +73,7 @@ class Pair:
         row = number % len(self.naive)
         sequence = self.rows.sequences[row]
         self.rows.leave(sequence)
-        sequence.block_ids = []
+        sequence.tables = ()
         last = self.naive.pop()
         if row < len(self.naive):
             self.naive[row] = last
@@ -75,7 +83,7 @@ class Pair:
             row = number % len(self.naive)
             if len(self.naive[row].blocks) < MAX_BLOCKS:
                 self.naive[row].blocks.append(number)
-                self.rows.grow(self.rows.sequences[row], number)
+                grow(self.rows, self.rows.sequences[row], number)
 
     def step(self, number: int) -> None:
         """The host learns of the tokens later: here, never."""
@@ -108,7 +116,7 @@ class Pair:
         for i, row in enumerate(self.naive):
             device_row = [int(column[i]) for column in (state.token_ids, state.positions, state.seq_lens)]
             assert device_row == [row.token, row.seq_len - 1, row.seq_len]
-            assert state.block_tables[i, : len(row.blocks)].tolist() == row.blocks
+            assert self.batch.block_tables[0][i, : len(row.blocks)].tolist() == row.blocks
             for column in SAMPLING_COLUMNS:
                 assert getattr(sampling, column.name)[i] == getattr(row.sampling, column.name)
         self.check_slots()
@@ -154,13 +162,13 @@ def test_what_steps_have_counted_stays_when_rows_move(device: str) -> None:
 def test_a_table_that_fills_its_row_touches_no_other(device: str) -> None:
     pair = Pair(device)
     full = DecodeSequence(
-        "full", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS), 1, SamplingParams(), list(range(100, 100 + MAX_BLOCKS))
+        "full", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS), 1, SamplingParams(), one_table(range(100, 100 + MAX_BLOCKS))
     )
     pair.batch.apply([Fill(1, full)])
-    tables = pair.batch.state.block_tables
-    assert tables[1].tolist() == full.block_ids
+    [tables] = pair.batch.block_tables
+    assert tables[1].tolist() == full.tables[0].block_ids
     assert not tables[0].any() and not tables[2:].any()
-    pair.batch.apply([Clear(1), Grow(2, MAX_BLOCKS - 1, 7), Grow(3, 0, 8)])
+    pair.batch.apply([Clear(1), Grow(2, 0, MAX_BLOCKS - 1, 7), Grow(3, 0, 0, 8)])
     assert pair.batch.state.seq_lens.tolist() == [0] * MAX_ROWS
     assert [int(tables[2, -1]), int(tables[3, 0])] == [7, 8]
     assert not tables[2, :-1].any() and not tables[3, 1:].any()
@@ -171,23 +179,24 @@ def test_a_sequence_longer_than_a_row_stays_within_it(device: str) -> None:
     """Nothing so long is admitted; if it were, its neighbours would not pay for it."""
     rows, batch = Rows(), Pair(device).batch
     neighbours = [
-        DecodeSequence(name, 0, [1] * 5, 1, SamplingParams(), [100 + i, 200 + i]) for i, name in enumerate("ab")
+        DecodeSequence(name, 0, [1] * 5, 1, SamplingParams(), one_table([100 + i, 200 + i]))
+        for i, name in enumerate("ab")
     ]
     long = DecodeSequence(
-        "long", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS + 2), 1, SamplingParams(), list(range(MAX_BLOCKS + 1))
+        "long", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS + 2), 1, SamplingParams(), one_table(range(MAX_BLOCKS + 1))
     )
     for sequence in (neighbours[0], long, neighbours[1]):
         rows.enter(sequence)
     batch.apply(rows.take_changes())
-    rows.grow(long, 99)
+    grow(rows, long, 99)
     batch.apply(rows.take_changes())
     step = batch.forward_batch(3)
     for _ in range(2):
         reference.advance(step, torch.zeros_like(step.token_ids))
-    tables = batch.state.block_tables
+    [tables] = batch.block_tables
     assert tables[1].tolist() == list(range(MAX_BLOCKS))
     for row, sequence in zip((0, 2), neighbours, strict=True):
-        assert tables[row].tolist() == [*sequence.block_ids, *[0] * (MAX_BLOCKS - 2)]
+        assert tables[row].tolist() == [*sequence.tables[0].block_ids, *[0] * (MAX_BLOCKS - 2)]
     assert step.seq_lens.tolist() == [7, BLOCK_SIZE * MAX_BLOCKS, 7]
     assert step.positions.tolist() == [6, BLOCK_SIZE * MAX_BLOCKS - 1, 6]
 
@@ -199,8 +208,10 @@ def test_uploads_in_a_row_do_not_overwrite_one_another(device: str) -> None:
     wanted = []
     for i in range(40):
         blocks = [i * 100 + j for j in range(1 + i % MAX_BLOCKS)]
-        pair.batch.apply([Fill(i % MAX_ROWS, DecodeSequence(str(i), 0, [i] * 3, 1, SamplingParams(seed=i), blocks))])
-        wanted.append((i % MAX_ROWS, i, blocks, pair.batch.state.block_tables.clone()))
+        pair.batch.apply(
+            [Fill(i % MAX_ROWS, DecodeSequence(str(i), 0, [i] * 3, 1, SamplingParams(seed=i), one_table(blocks)))]
+        )
+        wanted.append((i % MAX_ROWS, i, blocks, pair.batch.block_tables[0].clone()))
     for row, _, blocks, tables in wanted:
         assert tables[row, : len(blocks)].tolist() == blocks
     for row, i, _, _ in wanted[-MAX_ROWS:]:

@@ -15,6 +15,7 @@ from common.kv.transport import Transport
 from common.wire.frames import decode, encode
 from common.wire.handoff_messages import KVHandoff, KVPoolExport, KVProgress
 from common.wire.messages import Abort, Message, PrefillRequest
+from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
 from common.wire.worker_id import connection_of
 from decode_worker.sources import Source
@@ -31,13 +32,15 @@ NUM_PEER_BLOCKS = 50
 class Pool(dict[int, Any]):
     """This worker's memory."""
 
-    layout = LAYOUT
+    layout, shape = LAYOUT, PoolShape(LAYOUT, (33,))
 
     def close(self) -> None: ...
 
 
 class CarefulPool(FakePool):
     """A prefill worker's memory: ids outside it are refused, as by every transport, and copies end at once."""
+
+    shape = PoolShape(LAYOUT, (NUM_PEER_BLOCKS,))
 
     def pull(self, source_ids: list[int], target: Any, target_ids: list[int]) -> Copy:
         if max(source_ids) >= NUM_PEER_BLOCKS:
@@ -68,7 +71,7 @@ class Careful(Rig):
 
     def _launch_step(self, num_rows: int, **asked: bool) -> Step:
         for sequence in self.worker.scheduler.rows.sequences:
-            assert sequence.num_scheduled <= 16 * len(sequence.block_ids) and sequence.num_scheduled <= 512
+            assert sequence.num_scheduled <= 16 * len(sequence.tables[0].block_ids) and sequence.num_scheduled <= 512
             assert all(0 <= token < VOCAB for token in sequence.token_ids)
         return super()._launch_step(num_rows, **asked)
 

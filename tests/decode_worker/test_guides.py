@@ -27,6 +27,7 @@ from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 from tests.adjusting import adjusted
 from tests.decode_worker.test_worker import Rig
+from tests.layouts import pool_of
 
 BLOCK_SIZE, MAX_LEN, MAX_ROWS, VOCAB, STOP = 16, 512, 6, 70, 3
 CPU = torch.device("cpu")
@@ -73,7 +74,7 @@ class Device:
     """Runs a step when its outcome, or the next launch, needs it: by then more masks may be there."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, BLOCK_SIZE, VOCAB, CPU)
+        self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, pool_of(1, BLOCK_SIZE), VOCAB, CPU)
         self.trace = Trace()
         self.landing, self.sampler = RingLanding(MAX_ROWS, CPU), Sampler("torch", MAX_ROWS, VOCAB, CPU)
         self.keys: dict[int, int] = {}
@@ -90,7 +91,7 @@ class Device:
 
     def run(self, num_rows: int) -> StepOutput:
         batch, state = self.batch.forward_batch(num_rows), self.batch.state
-        slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables, BLOCK_SIZE)
+        slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables[0], BLOCK_SIZE)
         for slot, token in zip(slots.tolist(), batch.token_ids.tolist(), strict=True):
             self.keys[slot] = token
         logits = torch.stack([logits_after(self._context(row)) for row in range(num_rows)])
@@ -104,7 +105,7 @@ class Device:
 
     def _context(self, row: int) -> list[int]:
         state = self.batch.state
-        table, seq_len = state.block_tables[row].tolist(), int(state.seq_lens[row])
+        table, seq_len = self.batch.block_tables[0][row].tolist(), int(state.seq_lens[row])
         return [self.keys[table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE] for p in range(seq_len)]
 
 
@@ -155,9 +156,9 @@ class GuidedRig(Rig):
     def arrive(self, name: str, prompt: list[int], sampling: SamplingParams) -> DecodeSequence:
         """A prompt whose KV is complete but for its last token, the first output."""
         sequence = DecodeSequence(name, 0, prompt, 1, sampling)
-        self.scheduler.reserve(sequence)
+        assert self.scheduler.reserve_prompt(sequence)
         for position, token in enumerate(prompt[:-1]):
-            slot = sequence.block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+            slot = sequence.tables[0].block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
             self.device.keys[slot] = token
         self.worker.guides.begin(sequence)
         self.worker.guides.enter(sequence)

@@ -20,6 +20,7 @@ from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.offers import Offers
 from decode_worker.scheduler import DecodeScheduler
+from tests.layouts import pool_of
 
 BLOCK_SIZE = 4
 VOCAB = 100
@@ -32,10 +33,10 @@ class Rig:
         self.said: list[MemoryMessage] = []
         self.arriving: list[Message] = []
         client = SimpleNamespace(send=self.said.append, receive=self._arrived, path="memory.sock")
-        self.shared = SharedPool(cast(MemoryClient, client), PoolClaim(b"", None, 0, 7, 41))
+        self.shared = SharedPool(cast(MemoryClient, client), PoolClaim(b"", None, 0, 7, pool_of(40, BLOCK_SIZE)))
         ids = range(1, num_at_hand + 1)
         self.shared.magazine.leased(BlocksLeased(pack_ids(ids), pack_ids([1] * num_at_hand)))
-        self.scheduler = DecodeScheduler(self.shared.magazine, BLOCK_SIZE, max_num_seqs, 1000)
+        self.scheduler = DecodeScheduler(self.shared.magazine, max_num_seqs, 1000)
         self.aborts = Aborts()
         self.offers = Offers(self.shared, self.scheduler, self.aborts, VOCAB)
         self.num_offered = 0
@@ -68,7 +69,7 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
         rig.offers.add(rig.offer(name))
     assert rig.enter() == ["a", "b"] and len(rig.offers) == 1
     assert rig.said == [KVAccepted("a", 0), KVAccepted("b", 0)]
-    assert [rig.scheduler.active[name, 0].block_ids for name in "ab"] == [[20, 21], [22, 23]]
+    assert [rig.scheduler.active[name, 0].tables[0].block_ids for name in "ab"] == [[20, 21], [22, 23]]
     rig.shared.magazine.leased(BlocksLeased(pack_ids([9]), pack_ids([1])))
     assert rig.enter() == ["c"] and not rig.offers.has(("c", 0))
     few = Rig(max_num_seqs=1)
@@ -113,7 +114,7 @@ def test_the_latest_makes_way_for_what_is_decoded_already() -> None:
     for name in "abc":
         rig.offers.add(rig.offer(name))
     assert rig.enter() == ["a"]
-    assert rig.offers.make_way() and rig.shared.magazine.has(2), "its blocks are at hand here, and nobody else's"
+    assert rig.offers.make_way() and rig.shared.magazine.has((2,)), "its blocks are at hand here, and nobody else's"
     assert [(key, code) for key, code, _ in rig.offers.take_failures()] == [(("c", 0), ErrorCode.PREEMPTED)]
     assert [sequence.request_id for sequence in rig.offers.decline_all()] == ["b"]
     assert not rig.offers.make_way()

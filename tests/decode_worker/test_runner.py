@@ -22,14 +22,15 @@ from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.ops.base import ForwardBatch
 from common.ops.cuda_ops import CudaOps
 from common.ops.sampler import Sampler
-from common.wire.kv_layout import KVLayout
 from common.wire.output_token import OutputToken
+from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
 from decode_worker.runner import DecodeRunner, StepKind
 from decode_worker.sequence import DecodeSequence
 from tests.adjusting import adjusted
+from tests.layouts import one_group, one_table, take
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -113,15 +114,15 @@ def start(model: Decoder) -> Iterator[Start]:
     pools = []
 
     def build(num_rows: int, bucket: int, pdl: bool) -> Decoding:
-        layout = KVLayout("", CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE, CONFIG.dtype)
+        layout = one_group("", CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE, CONFIG.dtype)
         transport = make_transport("auto", DEVICE)
-        num_bytes = (max(3, num_rows) * layout.num_blocks_for(MAX_LEN) + 1) * layout.block_bytes
-        pool = KVPool(layout, transport.allocate(num_bytes, DEVICE, "test"))
+        shape = PoolShape(layout, (max(3, num_rows) * layout.groups[0].num_places(MAX_LEN) + 1,))
+        pool = KVPool(shape, transport.allocate(shape.num_bytes, DEVICE, "test"))
         pools.append(pool)
         torch.manual_seed(1)
-        pool.cache.normal_()
+        pool.caches[0].normal_()
         ops, sampler = step_ops(pool, bucket, pdl), WatchedSampler(bucket, pdl=pdl)
-        allocator = BlockAllocator(pool.num_blocks)
+        allocator = BlockAllocator(shape)
         engine = Engine(
             device=DEVICE,
             model=model,
@@ -136,7 +137,7 @@ def start(model: Decoder) -> Iterator[Start]:
             max_len=MAX_LEN,
             graph_safe=True,
         )
-        batch = DecodeBatch(bucket, MAX_LEN, BLOCK_SIZE, CONFIG.vocab_size, DEVICE)
+        batch = DecodeBatch(bucket, MAX_LEN, shape, CONFIG.vocab_size, DEVICE)
         runner = DecodeRunner(engine, batch, bucket, use_graphs=True)
         runner.buckets = [bucket]
         runner.prepare()
@@ -150,13 +151,13 @@ def start(model: Decoder) -> Iterator[Start]:
 
 
 def step_ops(pool: KVPool, max_rows: int, pdl: bool) -> CudaOps:
-    return CudaOps(pool.cache, KernelsSection(), max_rows, pdl=pdl)
+    return CudaOps(pool.caches[0], KernelsSection(), max_rows, pdl=pdl)
 
 
 def fill(batch: DecodeBatch, allocator: BlockAllocator, num_rows: int) -> None:
     for row in range(num_rows):
         context = 40 + 37 * row
-        blocks = allocator.allocate(-(-(context + STEPS + 1) // BLOCK_SIZE))
+        blocks = one_table(take(allocator, -(-(context + STEPS + 1) // BLOCK_SIZE)), BLOCK_SIZE)
         sequence = DecodeSequence("test", row, [row + 7] * context, 0, SamplingParams(temperature=0.0), blocks)
         batch.apply([Fill(row, sequence)])
 
@@ -198,7 +199,7 @@ def test_logits_are_adjusted_in_every_graph_and_every_token_counts(has_logprobs:
     ]  # fmt: skip
     outputs = [[8], [8], [8]]
     for row, each in enumerate(params):
-        sequence = DecodeSequence("test", row, [*prompt, 8], 1, each, runner.engine.allocator.allocate(8))
+        sequence = DecodeSequence("test", row, [*prompt, 8], 1, each, one_table(take(runner.engine.allocator, 8)))
         runner.batch.apply([Fill(row, sequence, state_slot=(2, -1, 0)[row])])
     assert list(runner.graphs) == [StepKind(4)]
     for step in range(40):

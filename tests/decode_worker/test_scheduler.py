@@ -2,22 +2,22 @@ import random
 
 import pytest
 
-from common.kv.blocks import BlockAllocator
 from common.wire.sampling_params import SamplingParams
 from decode_worker.rows import Clear, Fill, Grow
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
+from tests.layouts import allocator_of, one_table
 
 BLOCK_SIZE = 4
 
 
 def make(num_blocks: int = 50, max_num_seqs: int = 8) -> DecodeScheduler:
-    return DecodeScheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_num_seqs, max_len=1000)
+    return DecodeScheduler(allocator_of(num_blocks, BLOCK_SIZE), max_num_seqs, max_len=1000)
 
 
 def arrive(scheduler: DecodeScheduler, name: str, num_tokens: int = 6, max_tokens: int = 10) -> DecodeSequence:
     sequence = DecodeSequence(name, 0, list(range(num_tokens)), 1, SamplingParams(max_tokens=max_tokens))
-    scheduler.reserve(sequence)
+    scheduler.reserve(sequence, one_table([], BLOCK_SIZE))
     scheduler.activate(sequence)
     return sequence
 
@@ -54,7 +54,7 @@ def test_who_came_and_went_between_two_steps_leaves_no_trace() -> None:
     a, b = arrive(scheduler, "a"), arrive(scheduler, "b")
     scheduler.rows.take_changes()
     c = arrive(scheduler, "c")
-    scheduler.rows.grow(c, scheduler.allocator.allocate(1)[0])
+    scheduler.rows.grown(c, 0, 2, 9)
     scheduler.end(c)
     assert scheduler.rows.take_changes() == []
     scheduler.end(a)
@@ -67,12 +67,12 @@ def test_tables_grow_by_a_block_when_the_next_token_needs_one() -> None:
     a = arrive(scheduler, "a", num_tokens=7)
     scheduler.rows.take_changes()
     step(scheduler)
-    assert len(a.block_ids) == 2
+    assert len(a.tables[0].block_ids) == 2
     assert scheduler.rows.take_changes() == []
     step(scheduler)
     assert scheduler.rows.take_changes() == [], "the eighth token still has a slot"
     step(scheduler)
-    assert scheduler.rows.take_changes() == [Grow(0, 2, a.block_ids[2])]
+    assert scheduler.rows.take_changes() == [Grow(0, 0, 2, a.tables[0].block_ids[2])]
 
 
 def test_nothing_is_scheduled_past_max_tokens() -> None:
@@ -94,7 +94,7 @@ def test_blocks_linger_while_a_step_in_flight_touches_them() -> None:
     first, second = step(scheduler), step(scheduler)
     scheduler.end(a)
     scheduler.collected(first)
-    assert a.block_ids, "the second step still writes there"
+    assert a.tables, "the second step still writes there"
     scheduler.collected(second)
     scheduler.allocator.check([])
 
@@ -117,7 +117,7 @@ def test_who_gets_no_block_sits_out_and_the_others_go_on() -> None:
     collect(scheduler, [a])
     assert step(scheduler) == [b]
     assert scheduler.rows.take_changes()[0] == Fill(0, b), "its last token is the host's"
-    scheduler.allocator.check([b.block_ids])
+    scheduler.allocator.check([b.tables[0].block_ids])
 
 
 def test_the_youngest_goes_when_no_block_comes_free() -> None:
@@ -127,7 +127,7 @@ def test_the_youngest_goes_when_no_block_comes_free() -> None:
     assert step(scheduler) == [] and scheduler.is_starved()
     assert scheduler.preempt() is b and b.ended
     assert step(scheduler) == [a]
-    scheduler.allocator.check([a.block_ids])
+    scheduler.allocator.check([a.tables[0].block_ids])
 
 
 def test_the_longest_rest_ends_first() -> None:
@@ -153,7 +153,7 @@ def test_admission_leaves_every_sequence_a_block_to_grow() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "max_len"), [(6, 1000), (100, 24)])
 def test_a_sequence_is_decoded_only_where_all_of_it_will_have_room(num_blocks: int, max_len: int) -> None:
-    scheduler = DecodeScheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, 8, max_len)
+    scheduler = DecodeScheduler(allocator_of(num_blocks, BLOCK_SIZE), 8, max_len)
     fits, too_long = (DecodeSequence("a", 0, [0] * 15, 1, SamplingParams(max_tokens=n)) for n in (10, 11))
     assert scheduler.objection(fits) == ""
     assert "25 tokens" in scheduler.objection(too_long) and "at most 24" in scheduler.objection(too_long)
@@ -163,7 +163,7 @@ def test_rows_are_limited_by_reserved_sequences_too() -> None:
     scheduler = make(max_num_seqs=2)
     arrive(scheduler, "a")
     waiting = DecodeSequence("b", 0, [1], 1, SamplingParams())
-    scheduler.reserve(waiting)
+    assert scheduler.reserve_prompt(waiting)
     assert not scheduler.has_room(1)
     scheduler.unreserve(waiting)
     assert scheduler.has_room(1)
@@ -184,7 +184,7 @@ def test_the_changes_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(see
             scheduler.preempt()
             scheduler.make_slots()
         replay(scheduler, table)
-        expected = {s.row: (s.request_id, s.block_ids) for s in scheduler.rows.sequences}
+        expected = {s.row: (s.request_id, s.tables[0].block_ids) for s in scheduler.rows.sequences}
         assert {row: (name, ids) for row, (name, ids) in table.items()} == expected
         launched = scheduler.launched()
         collect(scheduler, in_flight)
@@ -199,9 +199,9 @@ def replay(scheduler: DecodeScheduler, table: dict[int, tuple[str, list[int]]]) 
         match change:
             case Fill(row, sequence, source):
                 assert source < 0 or before[source][0] == sequence.request_id
-                table[row] = (sequence.request_id, list(sequence.block_ids))
+                table[row] = (sequence.request_id, list(sequence.tables[0].block_ids))
             case Clear(row):
                 del table[row]
-            case Grow(row, index, block_id):
+            case Grow(row, 0, index, block_id):
                 name, block_ids = table[row]
                 table[row] = (name, [*block_ids[:index], block_id])

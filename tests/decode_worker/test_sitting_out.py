@@ -8,12 +8,12 @@ import random
 import pytest
 import torch
 
-from common.kv.blocks import BlockAllocator
 from common.ops import reference
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
+from tests.layouts import allocator_of, pool_of
 
 BLOCK_SIZE, MAX_LEN, MAX_ROWS = 4, 64, 6
 Step = tuple[list[DecodeSequence], list[int]]
@@ -29,16 +29,16 @@ class Device:
 
     def __init__(self, num_blocks: int) -> None:
         self.keys: dict[int, int] = {}
-        self.scheduler = DecodeScheduler(BlockAllocator(num_blocks + 1), BLOCK_SIZE, MAX_ROWS, MAX_LEN)
-        self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, BLOCK_SIZE, 300, torch.device("cpu"))
+        self.scheduler = DecodeScheduler(allocator_of(num_blocks, BLOCK_SIZE), MAX_ROWS, MAX_LEN)
+        self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, pool_of(num_blocks, BLOCK_SIZE), 300, torch.device("cpu"))
         self.num_rested = self.num_preempted = 0
 
     def arrive(self, name: str, prompt: list[int], max_tokens: int) -> None:
         """A prompt whose KV is complete but for its last token."""
         sequence = DecodeSequence(name, 0, prompt, 1, SamplingParams(max_tokens=max_tokens))
-        self.scheduler.reserve(sequence)
+        assert self.scheduler.reserve_prompt(sequence)
         for position, token in enumerate(prompt[:-1]):
-            self.keys[sequence.block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE] = token
+            self.keys[sequence.tables[0].block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE] = token
         self.scheduler.activate(sequence)
 
     def launch(self) -> Step:
@@ -52,7 +52,7 @@ class Device:
         self.batch.apply(self.scheduler.rows.take_changes())
         num_rows = len(self.scheduler.rows)
         batch = self.batch.forward_batch(num_rows)
-        slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables, BLOCK_SIZE)
+        slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables[0], BLOCK_SIZE)
         for slot, token in zip(slots.tolist(), batch.token_ids.tolist(), strict=True):
             self.keys[slot] = token
         tokens = [next_token(self._context(row)) for row in range(num_rows)]
@@ -72,7 +72,7 @@ class Device:
 
     def _context(self, row: int) -> list[int]:
         state = self.batch.state
-        table, seq_len = state.block_tables[row].tolist(), int(state.seq_lens[row])
+        table, seq_len = self.batch.block_tables[0][row].tolist(), int(state.seq_lens[row])
         return [self.keys[table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE] for p in range(seq_len)]
 
 

@@ -7,22 +7,22 @@ import pytest
 
 from common.device.engine import Engine
 from common.kv import proof
-from common.kv.blocks import BlockAllocator
 from common.memory.pattern import pattern
 from common.wire.handoff_messages import KVPathResult, KVPoolExport
-from common.wire.kv_layout import PROOF_BLOCK
 from common.wire.messages import KVPathReport, Message
+from common.wire.pool_shape import PoolShape
 from common.wire.sockets import Hub
 from decode_worker.sources import Sources
 from tests.decode_worker.bench import FakePool
+from tests.layouts import allocator_of
 from tests.messages import LAYOUT, pool_export
 
 
 class Pool(dict[int, Any]):
     """This worker's memory."""
 
-    layout = LAYOUT
-    blocks = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    layout, shape = LAYOUT, PoolShape(LAYOUT, (9,))
+    blocks = (SimpleNamespace(device=SimpleNamespace(type="cpu")),)
 
     def read_block(self, block_id: int) -> bytes:
         return bytes(self[block_id])
@@ -32,14 +32,14 @@ class Rig:
     """Sources of a decode worker; the pools of prefill workers copy when the test says so."""
 
     def __init__(self) -> None:
-        self.allocator, self.pools, self.said = BlockAllocator(9), dict[str, FakePool](), list[Message]()
+        self.allocator, self.pools, self.said = allocator_of(8), dict[str, FakePool](), list[Message]()
         transport = SimpleNamespace(name="shm", open_peer=self._open)
         engine = SimpleNamespace(pool=Pool(), allocator=self.allocator, transport=transport, device=None, shared=None)
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         self.sources = Sources(cast(Engine, engine), hub, "d", 1)
 
     def meet(self, worker_id: str, epoch: int = 1) -> None:
-        self.sources.meet(worker_id.encode(), pool_export(worker_id, epoch, proof_block=PROOF_BLOCK))
+        self.sources.meet(worker_id.encode(), pool_export(worker_id, epoch))
 
     def tend(self, num_turns: int = 50) -> list[KVPathReport]:
         reports = [self.sources.tend() for _ in range(num_turns)]
@@ -59,7 +59,7 @@ class Rig:
 
     def _open(self, export: KVPoolExport, device: object) -> FakePool:
         pool = self.pools[export.worker_id] = FakePool()
-        pool.memory[PROOF_BLOCK] = pattern(export.pool_id, LAYOUT.block_bytes)
+        pool.memory[0] = pattern(export.pool_id, 0, LAYOUT.groups[0].block_bytes)
         return pool
 
 
@@ -95,7 +95,7 @@ def test_a_pull_that_cannot_begin_and_a_pattern_that_is_another_are_reported() -
     rig = Rig()
     rig.meet("p", 2)
     rig.tend(1)
-    rig.pools["p"].memory[PROOF_BLOCK] = pattern(3, LAYOUT.block_bytes)
+    rig.pools["p"].memory[0] = pattern(3, 0, LAYOUT.groups[0].block_bytes)
     assert ["other bytes" in report.error for report in rig.end_copies()] == [True]
     rig.meet("p", 2)
     rig.tend(1)

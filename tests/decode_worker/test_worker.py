@@ -22,7 +22,6 @@ from common.device.step_trace import Trace
 from common.errors import ErrorCode
 from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE
-from common.kv.blocks import BlockAllocator
 from common.serving.drain import Drain
 from common.serving.inquiry import question
 from common.wire.messages import (
@@ -49,7 +48,8 @@ from decode_worker.worker import DecodeWorker
 from tests.decode_worker.bench import FakePool
 from tests.fakes import free_endpoint
 from tests.guided import DEMO_MODEL
-from tests.messages import kv_handoff, prefill_request, worker_ready
+from tests.layouts import allocator_of
+from tests.messages import LAYOUT, kv_handoff, prefill_request, worker_ready
 from tests.scoring import scores_of
 
 FIRST, NEXT = 7, 8
@@ -114,13 +114,13 @@ class Rig:
         self.chunks: list[Chunk] = []
         self.without_choice: set[str] = set()  # requests whose logits are all NaN from now on
         self.num_chosen = 1  # tokens of each row and step
-        self.allocator = BlockAllocator(num_blocks + 1)
-        pool = SimpleNamespace(close=lambda: None)
+        self.allocator = allocator_of(num_blocks, 16)
+        pool = SimpleNamespace(close=lambda: None, layout=LAYOUT)
         config = Config(
             net=NetSection(router_endpoint=self.router.endpoint), decode=DecodeSection(local_chunk_tokens=16)
         )
         grammars = make_grammar_masks(16, 8, VOCAB, torch.device("cpu"))
-        batch = SimpleNamespace(apply=lambda changes: None, block_size=16, max_len=512, grammars=grammars)
+        batch = SimpleNamespace(apply=lambda changes: None, max_len=512, grammars=grammars)
         runner = SimpleNamespace(trace=Trace(), launch=self._launch_step, bucket=lambda num_rows: num_rows, batch=batch)
         self.worker = DecodeWorker(
             config,
@@ -130,7 +130,7 @@ class Rig:
             runner=cast(DecodeRunner, runner),
             prompt_runner=cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
             hub=Hub(self.context, NetSection(), free_endpoint()),
-            ready=worker_ready("d", Role.DECODE, num_blocks=num_blocks, max_model_len=512),
+            ready=worker_ready("d", Role.DECODE, num_blocks=(num_blocks,), max_model_len=512),
             drain=Drain(1.0),
             followers=make_followers(DEMO_MODEL, VOCAB),
         )

@@ -11,6 +11,7 @@ from common.device.engine import Engine, build_engine
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.wire.sampling_params import SamplingParams
+from tests.layouts import take
 
 GREEDY = SamplingParams(temperature=0.0)
 Spans = list[tuple[int, int]]
@@ -42,18 +43,18 @@ def written(engine: Engine, runner: PromptRunner, steps: list[Spans]) -> list[to
 
     The pool was full of NaN before.
     """
-    engine.pool.cache.fill_(float("nan"))
+    engine.pool.caches[0].fill_(float("nan"))
     ends = [end for _, end in steps[-1]]
-    blocks = [engine.allocator.allocate(-(-end // 16)) for end in ends]
+    blocks = [take(engine.allocator, -(-end // 16)) for end in ends]
     for spans in steps:
         chunks = [
-            PromptChunk([(row * 7 + i) % 1000 for i in range(begin, end)], begin, blocks[row], GREEDY, is_last=True)
+            PromptChunk([(row * 7 + i) % 1000 for i in range(begin, end)], begin, [blocks[row]], GREEDY, is_last=True)
             for row, (begin, end) in enumerate(spans)
         ]
         runner.run(chunks)
     for ids in blocks:
         engine.allocator.free(ids)
-    return [engine.pool.cache[ids].movedim(3, 1).flatten(0, 1)[:end] for ids, end in zip(blocks, ends, strict=True)]
+    return [engine.pool.caches[0][ids].movedim(3, 1).flatten(0, 1)[:end] for ids, end in zip(blocks, ends, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from common.wire.output_token import Logprobs, OutputToken
 from common.wire.packing import unpack_floats, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from tests.adjusting import adjusted
+from tests.layouts import take
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 GREEDY = SamplingParams(temperature=0.0)
@@ -38,14 +39,14 @@ def engine(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Iterator[E
         kv=KVSection(pool_bytes=4 << 20),
     )
     engine = build_engine(config, f"test-prompts-{id(config)}", step_tokens=64, logit_rows=8)
-    engine.pool.cache.fill_(float("nan"))
+    engine.pool.caches[0].fill_(float("nan"))
     yield engine
     engine.pool.close()
 
 
 def prompt(length: int, engine: Engine, sampling: SamplingParams = GREEDY) -> PromptChunk:
     ids = torch.randint(2, 290, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-    return PromptChunk(ids, 0, engine.allocator.allocate(-(-length // 16)), sampling, is_last=True)
+    return PromptChunk(ids, 0, [take(engine.allocator, -(-length // 16))], sampling, is_last=True)
 
 
 def expected(checkpoint: Checkpoint, chunks: list[PromptChunk]) -> list[OutputToken]:
@@ -90,7 +91,7 @@ def test_a_prompt_in_chunks_gives_a_token_at_its_end_only(engine: Engine, checkp
     tokens = []
     for begin, end in ((0, 16), (16, 47), (47, 50)):
         ids = whole.token_ids[begin:end]
-        tokens += runner.run([PromptChunk(ids, begin, whole.block_ids, GREEDY, is_last=end == 50)])
+        tokens += runner.run([PromptChunk(ids, begin, whole.tables, GREEDY, is_last=end == 50)])
     assert tokens == [None, None, *expected(checkpoint, [whole])]
 
 
@@ -197,7 +198,7 @@ def test_a_share_of_the_gpu_changes_no_token(use_graphs: bool, engine: Engine, c
 def test_a_prompt_whose_chunks_alternate_between_streams_finds_its_keys(engine: Engine, checkpoint: Checkpoint) -> None:
     runner, whole = PromptRunner(engine, 64, 8, make_share(50, engine.device)), prompt(120, engine)
     pieces = [whole.token_ids[begin : begin + 24] for begin in range(0, 120, 24)]
-    chunks = [PromptChunk(ids, 24 * i, whole.block_ids, GREEDY, is_last=i == 4) for i, ids in enumerate(pieces)]
+    chunks = [PromptChunk(ids, 24 * i, whole.tables, GREEDY, is_last=i == 4) for i, ids in enumerate(pieces)]
     pending = []
     for i, chunk in enumerate(chunks):
         pending.append(runner.launch([chunk], whole_gpu=bool(i % 2)))
@@ -212,14 +213,14 @@ def test_padding_to_a_bucket_changes_nothing_and_writes_nothing(
 ) -> None:
     runner, chunks = PromptRunner(engine, 64, 8), [prompt(length, engine) for length in (23, 17)]
     runner.run([prompt(9, engine), prompt(11, engine), prompt(13, engine)])  # leaves its traces in the buffers
-    before = engine.pool.cache.clone()
+    before = engine.pool.caches[0].clone()
     with torch.inference_mode():
         runner.buffers.fill(chunks, *bucket)
         sampled, _ = runner._step(*bucket, max_query_len=bucket[0], max_seq_len=engine.max_len)
     assert sampled[:2].tolist() == [token.token_id for token in expected(checkpoint, chunks)]
-    owned = [block_id for chunk in chunks for block_id in chunk.block_ids]
-    others = [i for i in range(engine.pool.num_blocks) if i not in owned]
-    assert torch.equal(engine.pool.cache[others].nan_to_num(7.0), before[others].nan_to_num(7.0))
+    owned = [block_id for chunk in chunks for block_id in chunk.tables[0]]
+    others = [i for i in range(engine.pool.shape.num_ids) if i not in owned]
+    assert torch.equal(engine.pool.caches[0][others].nan_to_num(7.0), before[others].nan_to_num(7.0))
 
 
 def test_a_seeded_draw_does_not_depend_on_its_neighbours(engine: Engine) -> None:
@@ -273,8 +274,8 @@ def test_a_prompt_in_chunks_beside_others_tells_of_each_of_its_tokens_once(
             assert not before and not after and not set(found) & set(new)
             found |= new
             for other in others:
-                engine.allocator.free(other.block_ids)
-        engine.allocator.free(whole.block_ids)
+                engine.allocator.free(other.tables[0])
+        engine.allocator.free(whole.tables[0])
         assert set(found) == set(range(max(1, first_scored), 50 - num_outputs))
         with torch.inference_mode():
             law = model(torch.tensor([whole.token_ids])).logits[0].log_softmax(dim=-1)

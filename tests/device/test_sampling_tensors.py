@@ -9,6 +9,7 @@ from common.device.prompt_buffers import PromptBuffers, PromptChunk
 from common.device.sampling_tensors import sampling_tensors, sampling_words
 from common.kernels.operands import SamplingTensors
 from common.wire.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
+from tests.layouts import pool_of
 
 CPU = torch.device("cpu")
 PARAMS = [
@@ -36,9 +37,9 @@ def test_tensors_and_words_hold_what_was_asked_for() -> None:
 
 
 def test_a_prompt_step_is_told_the_same_and_its_padding_is_least_work() -> None:
-    buffers = PromptBuffers(8, 6, 16, 4, 100, CPU)
+    buffers = PromptBuffers(8, 6, 16, pool_of(1, 4), 100, CPU)
     for params in (PARAMS[::-1], PARAMS):  # twice, so that padding meets what was there before
-        buffers.fill([PromptChunk([1], 0, [1], each, is_last=True) for each in [*params, params[0]]], 5, 5)
-        buffers.fill([PromptChunk([1], 0, [1], each, is_last=True) for each in params], 6, 6)
+        buffers.fill([PromptChunk([1], 0, [[1]], each, is_last=True) for each in [*params, params[0]]], 5, 5)
+        buffers.fill([PromptChunk([1], 0, [[1]], each, is_last=True) for each in params], 6, 6)
         tensors, _ = buffers.sampling(6)
         assert [tensor.tolist() for tensor in tensors.columns()] == declared([*params, PADDING, PADDING])

@@ -17,6 +17,7 @@ from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
 from decode_worker.runner import DecodeRunner, batch_buckets
 from decode_worker.sequence import DecodeSequence
+from tests.layouts import one_table, pool_of, take
 
 SAMPLINGS = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, seed=3)]
 MAX_ROWS = 64
@@ -57,9 +58,9 @@ def test_prompts_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
     warm_up_prompts(runner)
     runner.capture()
     for lengths in ([1], [2], [17], [63, 64, 65], [700], [1030], [400] * 4, [2048], [3] * 8):
-        blocks = [engine.allocator.allocate(-(-length // 16)) for length in lengths]
+        blocks = [take(engine.allocator, -(-length // 16)) for length in lengths]
         chunks = [
-            PromptChunk([7] * length, 0, ids, SAMPLINGS[i % 2], is_last=True)
+            PromptChunk([7] * length, 0, [ids], SAMPLINGS[i % 2], is_last=True)
             for i, (length, ids) in enumerate(zip(lengths, blocks, strict=True))
         ]
         runner.run(chunks)
@@ -73,13 +74,13 @@ def test_prompts_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
     engine = engine_of(real_shapes, lambda engine: compile_decode_kernels(engine, batch_buckets(MAX_ROWS)))
-    batch = DecodeBatch(MAX_ROWS, engine.max_len, 16, engine.vocab_size, engine.device)
+    batch = DecodeBatch(MAX_ROWS, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
     runner = DecodeRunner(engine, batch, MAX_ROWS, use_graphs=True)
     compiled.clear()
     runner.prepare()
     for num_rows in (1, 3, 9, MAX_ROWS):
         changes = [
-            Fill(row, DecodeSequence("x", 0, [5] * 20, 1, SAMPLINGS[row % 2], engine.allocator.allocate(2)))
+            Fill(row, DecodeSequence("x", 0, [5] * 20, 1, SAMPLINGS[row % 2], one_table(take(engine.allocator, 2))))
             for row in range(num_rows)
         ]
         batch.apply(list(changes))
@@ -89,7 +90,7 @@ def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled) -> 
 
 
 def test_inputs_of_prompts_lie_as_memory_of_their_own_would() -> None:
-    buffers = PromptBuffers(100, 7, 300, 16, 290, torch.device("cpu"))
+    buffers = PromptBuffers(100, 7, 300, pool_of(1, 16), 290, torch.device("cpu"))
     assert {view.data_ptr() % ALIGNMENT for view in buffers._views.values()} == {0}
     for staging in buffers._stagings:
         assert {array.ctypes.data % ALIGNMENT for array in staging.arrays.values()} == {0}

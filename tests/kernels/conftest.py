@@ -135,7 +135,7 @@ def _make_paged(
         token_ids=torch.zeros(len(slots), dtype=torch.int32, device=device),
         positions=torch.tensor(positions, dtype=torch.int32, device=device),
         slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
-        block_tables=tables.to(device),
+        block_tables=(tables.to(device),),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         cu_seqlens=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
         last_tokens=None,

@@ -118,7 +118,7 @@ def make_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
         token_ids=empty(num_tokens),
         positions=empty(num_tokens),
         slot_mapping=empty(num_tokens, dtype=torch.int64),
-        block_tables=empty(num_seqs, 64),
+        block_tables=(empty(num_seqs, 64),),
         seq_lens=empty(num_seqs),
         cu_seqlens=empty(num_seqs + 1),
         last_tokens=None if is_decode else empty(num_seqs, dtype=torch.int64),

@@ -25,7 +25,7 @@ def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, num_slots: int, scale: 
         q=q,
         k_cache=pool[:, 1, 0],
         v_cache=pool[:, 1, 1],
-        block_tables=batch.block_tables,
+        block_tables=batch.block_tables[0],
         seq_lens=batch.seq_lens,
         scale=scale or head_dim**-0.5,
         division=divide(batch.seq_lens, num_kv, num_slots, num_layers=2),
@@ -74,8 +74,8 @@ def test_a_sequence_has_the_same_bits_in_any_company(make_paged: MakePaged) -> N
     q = torch.randn(len(seq_lens), 4, 64).to(pool)
     together = attend(q, pool, batch, 1)
     for row in range(len(seq_lens)):
-        tables, lens = batch.block_tables[row : row + 1], batch.seq_lens[row : row + 1]
-        alone = replace(batch, block_tables=tables, seq_lens=lens)
+        tables, lens = batch.block_tables[0][row : row + 1], batch.seq_lens[row : row + 1]
+        alone = replace(batch, block_tables=(tables,), seq_lens=lens)
         assert torch.equal(attend(q[row : row + 1], pool, alone, 396), together[row : row + 1])
     assert torch.equal(attend(q, pool, batch, 4), together)
     assert torch.equal(attend(q, pool, batch, 396), together)

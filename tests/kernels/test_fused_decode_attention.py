@@ -100,7 +100,7 @@ class Step:
             weights=self.weights,
             kv_cache=pool,
             layer_id=layer_id,
-            block_tables=self.batch.block_tables,
+            block_tables=self.batch.block_tables[0],
             seq_lens=self.batch.seq_lens,
             division=divide(self.batch.seq_lens, self.shape.num_kv, self.shape.num_slots, pool.shape[1]),
             workspace=workspace,
@@ -187,7 +187,7 @@ def test_a_sequence_has_the_same_bits_in_any_company(make_step: MakeStep) -> Non
     together = step.run(step.pool.clone(), step.workspace())
     for row, seq_len in enumerate(SEQ_LENS):
         one = slice(row, row + 1)
-        batch = replace(step.batch, block_tables=step.batch.block_tables[one], seq_lens=step.batch.seq_lens[one])
+        batch = replace(step.batch, block_tables=(step.batch.block_tables[0][one],), seq_lens=step.batch.seq_lens[one])
         for num_slots, programs_per_sm in ((2700, 3), (80, 2)):
             shape = replace(step.shape, num_slots=num_slots, programs_per_sm=programs_per_sm)
             alone = replace(step, qkv=step.qkv[one], batch=batch, shape=shape)

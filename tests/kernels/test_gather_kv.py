@@ -31,14 +31,14 @@ def test_every_key_has_its_row(
     k_cache, v_cache = pool[:, 1, 0], pool[:, 1, 1]
     count = torch.tensor([7], dtype=torch.int32, device=pool.device)
     num_keys = sum(seq_lens) + unused_keys
-    kv = gather_kv(k_cache, v_cache, batch.block_tables, batch.seq_lens, num_keys, zeroed=count)
+    kv = gather_kv(k_cache, v_cache, batch.block_tables[0], batch.seq_lens, num_keys, zeroed=count)
     assert count.item() == 0
     assert kv.shape[2] == num_kv * head_dim
     keys_before = 0
     for seq, seq_len in enumerate(seq_lens):
         begin = (keys_before // TILE + seq) * TILE
         end = begin + -(-seq_len // TILE) * TILE
-        blocks = batch.block_tables[seq, : -(-seq_len // block_size)].long()
+        blocks = batch.block_tables[0][seq, : -(-seq_len // block_size)].long()
         for rows, cache in zip(kv, (k_cache, v_cache), strict=True):
             assert torch.equal(rows[begin : begin + seq_len], cache[blocks].flatten(0, 1)[:seq_len].flatten(1))
             assert not rows[begin + seq_len : end].any()

@@ -28,7 +28,7 @@ def target(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
 def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, num_keys: int | None = None, scale: float = 0.1) -> Tensor:
     num_keys = int(batch.seq_lens.sum()) if num_keys is None else num_keys
     k, v = pool[:, 1, 0], pool[:, 1, 1]
-    return long_attention(q, k, v, batch.block_tables, batch.cu_seqlens, batch.seq_lens, num_keys, scale)
+    return long_attention(q, k, v, batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, num_keys, scale)
 
 
 def expected(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float = 0.1) -> Tensor:
@@ -86,7 +86,7 @@ def test_bad_numbers_stay_in_their_sequence(bad_seq: int, bad: float, make_paged
     q = torch.randn(sum(QUERY_LENS), 8, 128).to(pool)
     before = attend(q, pool, batch)
     begin, end = batch.cu_seqlens[bad_seq : bad_seq + 2].tolist()
-    blocks = batch.block_tables[bad_seq, : -(-SEQ_LENS[bad_seq] // 16)].long()
+    blocks = batch.block_tables[0][bad_seq, : -(-SEQ_LENS[bad_seq] // 16)].long()
     pool[blocks] = bad
     q[begin:end] = bad
     after = attend(q, pool, batch)

@@ -20,7 +20,7 @@ def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float) -> Tensor
         q=q,
         k_cache=pool[:, 1, 0],
         v_cache=pool[:, 1, 1],
-        block_tables=batch.block_tables,
+        block_tables=batch.block_tables[0],
         cu_seqlens=batch.cu_seqlens,
         seq_lens=batch.seq_lens,
         max_query_len=batch.max_query_len,

@@ -70,7 +70,7 @@ def make_step(token_ids: Tensor, positions: Tensor, seq_lens: Tensor) -> Forward
         token_ids=token_ids,
         positions=positions,
         slot_mapping=None,
-        block_tables=torch.empty((num_rows, 1), dtype=torch.int32, device=device),
+        block_tables=(torch.empty((num_rows, 1), dtype=torch.int32, device=device),),
         seq_lens=seq_lens,
         cu_seqlens=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
         last_tokens=None,

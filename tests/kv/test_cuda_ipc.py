@@ -15,7 +15,7 @@ from tests.messages import LAYOUT, pool_export
 
 ADDRESS = 0x7F00_0020_0000
 NUM_BLOCKS = 9
-NUM_BYTES = NUM_BLOCKS * LAYOUT.block_bytes
+NUM_BYTES = NUM_BLOCKS * LAYOUT.groups[0].block_bytes
 
 
 class Result(enum.Enum):
@@ -40,7 +40,7 @@ class Cuda:
 
     def open(self) -> None:
         module = importlib.import_module("common.kv.cuda_ipc")
-        export = pool_export(handle=bytes(64), num_blocks=NUM_BLOCKS)
+        export = pool_export(handle=bytes(64), num_blocks=(NUM_BLOCKS,))
         module.TRANSPORT.open_peer(export, torch.device("cuda:0"))
 
 

@@ -9,7 +9,8 @@ import torch
 from common.errors import ConfigError, TransferFailed
 from common.kv.pool import KVPool
 from common.kv.shm import SHM_DIR, ShmMemory, ShmPeerPool, remove_abandoned
-from tests.kv.peer_process import LAYOUT
+from common.wire.pool_shape import PoolShape
+from tests.kv.peer_process import BLOCK_BYTES, LAYOUT
 from tests.messages import pool_export
 
 
@@ -54,13 +55,13 @@ def test_a_segment_is_for_its_own_user_alone() -> None:
 
 
 def test_a_segment_that_becomes_shorter_after_it_was_opened_fails_the_pull_and_not_the_process() -> None:
-    theirs = ShmMemory(4 * LAYOUT.block_bytes, f"shorter-{os.getpid()}")
+    theirs = ShmMemory(4 * BLOCK_BYTES, f"shorter-{os.getpid()}")
     theirs.tensor.fill_(7)
-    ours = KVPool(LAYOUT, ShmMemory(4 * LAYOUT.block_bytes, f"ours-{os.getpid()}"))
-    peer = ShmPeerPool(pool_export(handle=theirs.handle(), num_blocks=4, layout=LAYOUT))
+    ours = KVPool(PoolShape(LAYOUT, (4,)), ShmMemory(4 * BLOCK_BYTES, f"ours-{os.getpid()}"))
+    peer = ShmPeerPool(pool_export(handle=theirs.handle(), num_blocks=(4,), layout=LAYOUT))
     assert peer.pull([3], ours, [0]).done()
-    assert torch.equal(ours.blocks[0], torch.full((LAYOUT.block_bytes,), 7, dtype=torch.uint8))
-    os.truncate(theirs.path, LAYOUT.block_bytes + 1)
+    assert torch.equal(ours.blocks[0][0], torch.full((BLOCK_BYTES,), 7, dtype=torch.uint8))
+    os.truncate(theirs.path, BLOCK_BYTES + 1)
     with pytest.raises(TransferFailed, match="has become shorter: block 1 is not all there"):
         peer.pull([0, 1], ours, [1, 2])
     peer.close()

@@ -19,10 +19,13 @@ from common.kv.proof import prove_path
 from common.kv.transport import TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
 from common.wire.frames import decode
 from common.wire.handoff_messages import KVPoolExport
-from tests.kv.peer_process import LAYOUT, random_bytes
+from common.wire.kv_layout import KVLayout
+from common.wire.pool_shape import PoolShape
+from tests.kv.peer_process import BLOCK_BYTES, LAYOUT, random_bytes
 
 ROOT = Path(__file__).parents[2]
 NUM_BLOCKS = 40
+SHAPE = PoolShape(LAYOUT, (NUM_BLOCKS,))
 EPOCH = 77
 
 
@@ -116,8 +119,8 @@ def lives(case: Case) -> Iterator[PeerProcess]:
 
 def meet(case: Case, peer: PeerProcess) -> Iterator[Meeting]:
     transport, device = case[0], torch.device(case[1])
-    memory = make_transport(transport, device).allocate(NUM_BLOCKS * LAYOUT.block_bytes, device, f"ours-{os.getpid()}")
-    pool = KVPool(LAYOUT, memory)
+    memory = make_transport(transport, device).allocate(NUM_BLOCKS * BLOCK_BYTES, device, f"ours-{os.getpid()}")
+    pool = KVPool(SHAPE, memory)
     yield Meeting(peer, pool, device, transport)
     pool.close()
 
@@ -154,12 +157,12 @@ def test_blocks_arrive_byte_for_byte_and_no_other_is_touched(meeting: Meeting) -
     opened = meeting.open()
     for seed, sources in ((1, [3, 1, 39, 20]), (2, [5]), (3, list(range(1, 40))), (4, [])):
         meeting.peer.fill(seed)
-        meeting.pool.blocks.fill_(0xAB)
+        meeting.pool.blocks[0].fill_(0xAB)
         targets = [39 - i for i in range(len(sources))]
         wait(opened.pull(sources, meeting.pool, targets))
-        expected = torch.full((NUM_BLOCKS, LAYOUT.block_bytes), 0xAB, dtype=torch.uint8)
+        expected = torch.full((NUM_BLOCKS, BLOCK_BYTES), 0xAB, dtype=torch.uint8)
         expected[targets] = random_bytes(seed, NUM_BLOCKS)[sources]
-        assert torch.equal(meeting.pool.blocks.cpu(), expected)
+        assert torch.equal(meeting.pool.blocks[0].cpu(), expected)
     opened.close()
 
 
@@ -172,18 +175,18 @@ def test_blocks_that_the_peer_does_not_have_are_refused(meeting: Meeting) -> Non
 
 
 def test_the_path_is_proven_and_its_blocks_given_back(meeting: Meeting) -> None:
-    opened, allocator = meeting.open(), BlockAllocator(NUM_BLOCKS)
+    opened, allocator = meeting.open(), BlockAllocator(SHAPE)
     assert proven(meeting, opened, meeting.peer.export, allocator) > 0
     allocator.check([])
-    held = allocator.allocate(allocator.num_free)
-    meeting.pool.blocks[held] = 0xAB
+    held = allocator.allocate(allocator.num_free)[0]
+    meeting.pool.blocks[0][held] = 0xAB
     assert proven(meeting, opened, meeting.peer.export, allocator) > 0, "a full pool is no broken path"
-    assert bool((meeting.pool.blocks[held] == 0xAB).all())
+    assert bool((meeting.pool.blocks[0][held] == 0xAB).all())
     opened.close()
 
 
 def test_a_path_that_delivers_other_bytes_is_no_path(meeting: Meeting) -> None:
-    opened, allocator = meeting.open(), BlockAllocator(NUM_BLOCKS)
+    opened, allocator = meeting.open(), BlockAllocator(SHAPE)
     lied = dataclasses.replace(meeting.peer.export, pool_id=EPOCH + 1)
     with pytest.raises(TransferFailed, match="other bytes"):
         proven(meeting, opened, lied, allocator)
@@ -199,7 +202,7 @@ def test_blocks_survive_the_death_of_their_owner_until_we_let_go(last_meeting: M
     meeting.peer.kill()
     wait(pull)
     wait(opened.pull([9], meeting.pool, [3]))
-    assert torch.equal(meeting.pool.blocks[1:4].cpu(), random_bytes(9, NUM_BLOCKS)[7:10])
+    assert torch.equal(meeting.pool.blocks[0][1:4].cpu(), random_bytes(9, NUM_BLOCKS)[7:10])
     opened.close()
 
 
@@ -218,14 +221,15 @@ def test_a_handle_that_is_none_is_refused(meeting: Meeting) -> None:
 
 def test_a_pool_larger_than_the_memory_behind_it_is_refused(meeting: Meeting) -> None:
     with pytest.raises(TransferFailed, match="worker p offers 400 blocks, which are 9830400 bytes, its memory has"):
-        meeting.open(dataclasses.replace(meeting.peer.export, num_blocks=10 * NUM_BLOCKS))
+        meeting.open(dataclasses.replace(meeting.peer.export, num_blocks=(10 * NUM_BLOCKS,)))
 
 
 def test_another_layout_is_refused_and_every_difference_named(meeting: Meeting) -> None:
     check_compatible(meeting.peer.export, meeting.pool, meeting.transport)
-    theirs = dataclasses.replace(LAYOUT, fingerprint="another", head_dim=64)
+    [group] = LAYOUT.groups
+    theirs = KVLayout("another", (dataclasses.replace(group, head_dim=64),))
     with pytest.raises(
-        LayoutMismatch, match=r"fingerprint: 'model' here, 'another' there; head_dim: 32 here, 64 there"
+        LayoutMismatch, match=r"fingerprint: 'model' here, 'another' there; groups\[0\]\.head_dim: 32 here, 64 there"
     ):
         check_compatible(dataclasses.replace(meeting.peer.export, layout=theirs), meeting.pool, meeting.transport)
     with pytest.raises(LayoutMismatch, match="transport"):

@@ -12,8 +12,8 @@ from tests.messages import LAYOUT
 
 def main(path: Path, num_blocks: int, num_leased: int) -> None:
     client = MemoryClient(path, "decode-0", 1, is_decoding=True)
-    client.claim_pool(LAYOUT, num_blocks)
-    client.send(BlocksWanted(num_leased))
+    client.claim_pool(LAYOUT, (num_blocks,))
+    client.send(BlocksWanted((num_leased,)))
     client.send(MemoryKnock())  # as its loop does; answered after all else
     while not client.receive(MemoryKnock):
         time.sleep(0.005)

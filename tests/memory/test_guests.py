@@ -25,6 +25,7 @@ from common.wire.memory_messages import (
 )
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
+from tests.layouts import take
 from tests.memory.test_server import Backed, eventually
 from tests.messages import LAYOUT
 
@@ -37,7 +38,7 @@ class House:
     def __init__(self, backed: Backed) -> None:
         self.backed = backed
         self.home = backed.connect("prefill-0")
-        claim = self.home.claim_pool(LAYOUT, NUM_BLOCKS)
+        claim = self.home.claim_pool(LAYOUT, (NUM_BLOCKS,))
         self.pool = SharedPool(self.home, claim, clock=lambda: 0.0)  # it never knocks: who does is killed if it hangs
         self.guest = self.visit()
 
@@ -55,12 +56,12 @@ class House:
         """Made, and arrived at the guest."""
 
         def has() -> bool:
-            self.pool.tend(num_blocks, 0)
+            self.pool.tend((num_blocks,), (0,))
             self.pool.receive()
-            return self.pool.magazine.has(num_blocks)
+            return self.pool.magazine.has((num_blocks,))
 
         eventually(has)
-        block_ids = self.pool.magazine.allocate(num_blocks)
+        block_ids = take(self.pool.magazine, num_blocks)
         assert self.pool.offer(("decode-0", 1), (name, 0), [1, 2], 1, SamplingParams(), block_ids)
         offers: list[KVOffer] = []
 
@@ -100,14 +101,14 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 def test_a_guest_reads_what_is_offered_and_then_gives_it_back(house: House) -> None:
     offer = house.offer()
-    block_id, size = unpack_ids(offer.block_ids)[1], LAYOUT.block_bytes
+    block_id, size = unpack_ids(offer.block_ids)[1], LAYOUT.groups[0].block_bytes
     [pool] = house.backed.server.pools.pools.values()
     pool.memory.write(block_id * size, b"\x07" * size)
     house.guest.accept(offer)
     eventually(lambda: house.num_claimed() == 2)
     claim = house.guest.claim
     assert claim is not None and claim.descriptor is not None
-    assert (claim.num_blocks, claim.num_bytes) == (NUM_BLOCKS, NUM_BLOCKS * size)
+    assert (claim.shape.num_blocks, claim.num_bytes) == ((NUM_BLOCKS,), NUM_BLOCKS * size)
     assert os.pread(claim.descriptor, size, block_id * size) == b"\x07" * size
     house.guest.free(offer)
     eventually(lambda: house.num_claimed() == 0)
@@ -143,8 +144,8 @@ def test_claims_are_void_when_the_connection_ends_although_the_process_lives(hou
 @pytest.mark.parametrize(
     "message",
     [
-        BlocksWanted(1),
-        PoolWanted(LAYOUT, NUM_BLOCKS),
+        BlocksWanted((1,)),
+        PoolWanted(LAYOUT, (NUM_BLOCKS,)),
         WeightsWanted("m", "l", 10),
         BlocksFreed(pack_ids([1]), pack_ids([1])),
         KVAccepted("never offered", 0),
@@ -180,8 +181,8 @@ def test_a_guest_that_hangs_loses_its_claims_when_others_wait_and_hears_of_it(
     eventually(lambda: house.num_claimed() == 2)
     monkeypatch.setattr(server_module, "HUNG_S", 0.05)
     neighbour = house.backed.connect("prefill-1")
-    neighbour.claim_pool(LAYOUT, NUM_BLOCKS)
-    neighbour.send(BlocksWanted(house.usage()[1] + 1))
+    neighbour.claim_pool(LAYOUT, (NUM_BLOCKS,))
+    neighbour.send(BlocksWanted((house.usage()[1] + 1,)))
     eventually(lambda: bool(neighbour.receive(BlocksLeased)))
     assert house.is_let_go(), "so what it pulled meanwhile does not count"
 

@@ -3,6 +3,7 @@
 import errno
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import chain
 
 import pytest
 from hypothesis import settings
@@ -16,7 +17,7 @@ from common.memory.exchange import Answer, Misbehaved
 from common.memory.magazine import LACKING_S, PATIENCE_S, Magazine
 from common.memory.pattern import pattern
 from common.memory.pools import NAN_BYTE, Pools, User
-from common.wire.kv_layout import PROOF_BLOCK, KVLayout
+from common.wire.kv_layout import Counts, KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
@@ -29,11 +30,16 @@ from common.wire.memory_messages import (
     PoolShortage,
 )
 from common.wire.packing import pack_ids, unpack_ids
+from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
+from tests.layouts import one_group, state, window
 
-LAYOUT = KVLayout("model", 1, 1, 1, 1, "float16")  # 4 bytes a block
+LAYOUT = one_group("model", 1, 1, 1, 1, "float16")  # 4 bytes a block
 NUM_BLOCKS = 13
 CAPACITY = NUM_BLOCKS - 1
+ONE = PoolShape(LAYOUT, (NUM_BLOCKS,))
+TWO = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (NUM_BLOCKS, 6))
+THREE = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2), state(5))), (8, 6, 4))
 
 
 class Bytes:
@@ -65,6 +71,7 @@ class Worker:
 
     client: int
     is_decoding: bool
+    shape: PoolShape
     said: deque[MemoryMessage] = field(default_factory=deque)
     heard: deque[MemoryMessage] = field(default_factory=deque)
     sequences: list[list[int]] = field(default_factory=list)
@@ -73,7 +80,7 @@ class Worker:
     now_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.magazine = Magazine(NUM_BLOCKS, self.said.append, clock=lambda: self.now_s)
+        self.magazine = Magazine(self.shape, self.said.append, clock=lambda: self.now_s)
 
     @property
     def writable(self) -> set[int]:
@@ -82,6 +89,8 @@ class Worker:
 
 
 class Machine(RuleBasedStateMachine):
+    shape = ONE
+
     def __init__(self) -> None:
         super().__init__()
         self.made: list[Bytes] = []
@@ -96,10 +105,10 @@ class Machine(RuleBasedStateMachine):
         return self.made[-1]
 
     def _start(self, is_decoding: bool) -> None:
-        worker = Worker(sum(1 for _ in self.workers), is_decoding)
+        worker = Worker(sum(1 for _ in self.workers), is_decoding, self.shape)
         self.workers.append(worker)
         user = User(worker.client, (f"w{worker.client}", 1), is_decoding)
-        self._answer(self.pools.want(user, LAYOUT, NUM_BLOCKS))
+        self._answer(self.pools.want(user, self.shape.layout, self.shape.num_blocks))
 
     def _answer(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -112,8 +121,8 @@ class Machine(RuleBasedStateMachine):
 
     def _server_reads(self, worker: Worker) -> None:
         match worker.said.popleft():
-            case BlocksWanted(count):
-                self._answer(self.pools.want_blocks(worker.client, count))
+            case BlocksWanted(counts):
+                self._answer(self.pools.want_blocks(worker.client, counts))
             case BlocksFreed() as freed:
                 self._answer(self.pools.freed(worker.client, freed))
             case KVOffer() as offer:
@@ -130,9 +139,9 @@ class Machine(RuleBasedStateMachine):
             case BlocksLeased() as leased:
                 worker.magazine.leased(leased)
                 for block_id in unpack_ids(leased.block_ids):
-                    at = block_id * LAYOUT.block_bytes
-                    content = self.made[-1].content[at : at + LAYOUT.block_bytes]
-                    assert content == bytes([NAN_BYTE]) * LAYOUT.block_bytes, "somebody wrote what is free"
+                    at, size = self.shape.place(block_id)
+                    content = self.made[-1].content[at : at + size]
+                    assert content == bytes([NAN_BYTE]) * size, "somebody wrote what is free"
             case PoolShortage(is_short):
                 worker.magazine.shortage(is_short=is_short)
             case KVOffer() as offer:
@@ -152,18 +161,20 @@ class Machine(RuleBasedStateMachine):
             for _ in range(min(count, len(worker.said if to_server else worker.heard))):
                 self._server_reads(worker) if to_server else self._worker_reads(worker)
 
-    @rule(index=st.integers(0, 9), count=st.integers(1, CAPACITY))
-    def begin(self, index: int, count: int) -> None:
+    @rule(index=st.integers(0, 9), numbers=st.tuples(*[st.integers(0, CAPACITY)] * 3))
+    def begin(self, index: int, numbers: Counts) -> None:
         alive = self._alive()
-        if alive and (worker := alive[index % len(alive)]).magazine.has(count):
-            worker.sequences.append(worker.magazine.allocate(count))
+        counts = tuple(map(min, numbers, self.shape.capacity))
+        if alive and any(counts) and (worker := alive[index % len(alive)]).magazine.has(counts):
+            worker.sequences.append(list(chain.from_iterable(worker.magazine.allocate(counts))))
 
     @rule(index=st.integers(0, 9))
     def write(self, index: int) -> None:
         """Also what a dead worker's device has not done yet."""
         worker = self.workers[index % len(self.workers)]
         for block_id in (block_id for sequence in worker.sequences for block_id in sequence):
-            self.made[-1].write(block_id * LAYOUT.block_bytes, bytes([worker.client]) * LAYOUT.block_bytes)
+            at, size = self.shape.place(block_id)
+            self.made[-1].write(at, bytes([worker.client]) * size)
 
     @rule(index=st.integers(0, 9))
     def end(self, index: int) -> None:
@@ -203,7 +214,8 @@ class Machine(RuleBasedStateMachine):
         alive = self._alive()
         if alive:
             worker = alive[index % len(alive)]
-            worker.magazine.tend(level, len(worker.sequences) if worker.is_decoding else 0)
+            floor = len(worker.sequences) if worker.is_decoding else 0
+            worker.magazine.tend(*(tuple(min(each, count) for count in self.shape.capacity) for each in (level, floor)))
 
     @rule(index=st.integers(0, 9), num_unread=st.integers(0, 3))
     def die(self, index: int, num_unread: int) -> None:
@@ -244,14 +256,19 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_somewhere_once(self) -> None:
-        index = self.pools.pools[LAYOUT].index
-        states = Counter(BlockState(state) for state in index.state[1:])
-        assert states[BlockState.FREE] == index.num_free == len(set(index.free_ids))
+        index, proof_ids = self.pools.pools[self.shape.layout].index, self.shape.proof_ids
+        states = Counter(BlockState(state) for state in index.state)
+        free_ids = list(chain.from_iterable(index.free_ids))
+        assert states[BlockState.FREE] - len(proof_ids) == sum(index.num_free) == len(set(free_ids))
+        assert self.shape.by_group(free_ids) == index.free_ids
         assert states[BlockState.LEASED] == index.num_leased.total()
         assert states[BlockState.OFFERED] == index.num_offered
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
-        assert index.state[PROOF_BLOCK] == BlockState.FREE and PROOF_BLOCK not in index.free_ids
-        assert self.made[-1].content[: LAYOUT.block_bytes] == pattern(self.pools.pools[LAYOUT].pool_id, 4)
+        for proof_id in proof_ids:
+            at, size = self.shape.place(proof_id)
+            assert index.state[proof_id] == BlockState.FREE and proof_id not in free_ids
+            expected = pattern(self.pools.pools[self.shape.layout].pool_id, proof_id, size)
+            assert self.made[-1].content[at : at + size] == expected
 
     def teardown(self) -> None:
         """Who is left can have the whole pool in the end, whatever the others did."""
@@ -265,12 +282,12 @@ class Machine(RuleBasedStateMachine):
                     self._hear_all(worker)
             for worker in self._alive():
                 self._let_everything_go(worker)
-            if turn > 8 and last.magazine.has(CAPACITY):
+            if turn > 8 and last.magazine.has(self.shape.capacity):
                 return
             for worker in self._alive():
                 worker.now_s += LACKING_S / 2
-                worker.magazine.tend(2, 0)
-        raise AssertionError(f"{last.magazine.num_free} of {CAPACITY} blocks at hand in the end")
+                worker.magazine.tend(tuple(min(2, count) for count in self.shape.capacity), self.shape.layout.nothing)
+        raise AssertionError(f"{last.magazine.num_free} of {self.shape.capacity} blocks at hand in the end")
 
     def _hear_all(self, worker: Worker) -> None:
         while worker.said:
@@ -286,8 +303,19 @@ class Machine(RuleBasedStateMachine):
             worker.said.append(KVDeclined(offer.request_id, offer.attempt))
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+class MachineOfTwo(Machine):
+    shape = TWO
+
+
+class MachineOfThree(Machine):
+    shape = THREE
+
+
+for machine in (Machine, MachineOfTwo, MachineOfThree):
+    machine.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 test_no_block_is_ever_two_workers = Machine.TestCase
+test_no_block_of_two_groups_is_ever_two_workers = MachineOfTwo.TestCase
+test_no_block_of_three_groups_is_ever_two_workers = MachineOfThree.TestCase
 
 
 def offer_of(client: int, request_id: str, block_ids: list[int], generations: list[int]) -> KVOffer:
@@ -302,14 +330,14 @@ class Rig:
         self.made: list[Bytes] = []
         self.pools = Pools(self._allocate, reserve, poisons=False)
         for client, is_decoding in ((0, False), (1, True)):
-            self.pools.want(User(client, (f"w{client}", 1), is_decoding), LAYOUT, NUM_BLOCKS)
+            self.pools.want(User(client, (f"w{client}", 1), is_decoding), LAYOUT, (NUM_BLOCKS,))
 
     def _allocate(self, num_bytes: int) -> Memory:
         self.made.append(Bytes(num_bytes))
         return self.made[-1]
 
     def lease(self, client: int, count: int) -> BlocksLeased:
-        [answer] = self.pools.want_blocks(client, count)
+        [answer] = self.pools.want_blocks(client, (count,))
         assert isinstance(answer.message, BlocksLeased) and answer.client == client
         return answer.message
 
@@ -332,24 +360,24 @@ def test_what_is_said_of_another_lease_of_a_block_or_of_anothers_is_refused_by_n
     with pytest.raises(Misbehaved, match="named twice"):
         rig.pools.freed(0, BlocksFreed(second.block_ids * 2, second.generations * 2))
     with pytest.raises(Misbehaved, match="is FREE, and not its own"):
-        rig.pools.freed(0, BlocksFreed(pack_ids([PROOF_BLOCK]), pack_ids([0])))
+        rig.pools.freed(0, BlocksFreed(pack_ids([0]), pack_ids([0])))
     with pytest.raises(Misbehaved, match="not offered to it"):
         rig.pools.accepted(1, KVAccepted("r", 0))
-    with pytest.raises(Misbehaved, match=f"{NUM_BLOCKS} blocks of a pool"):
-        rig.pools.want_blocks(0, NUM_BLOCKS)
+    with pytest.raises(Misbehaved, match="has \\(12,\\) to give"):
+        rig.pools.want_blocks(0, (NUM_BLOCKS,))
     with pytest.raises(Misbehaved, match="no pool"):
-        rig.pools.want_blocks(7, 1)
+        rig.pools.want_blocks(7, (1,))
     rig.free(0, second)
 
 
 def test_who_decodes_comes_first_and_prompts_leave_it_a_reserve_to_grow_into() -> None:
     rig = Rig(reserve=0.25)  # 3 blocks
     decoding = rig.lease(1, 1)
-    assert rig.pools.want_blocks(0, 9) == [Answer(client, PoolShortage(True)) for client in (0, 1)]
+    assert rig.pools.want_blocks(0, (9,)) == [Answer(client, PoolShortage(True)) for client in (0, 1)]
     rig.lease(1, 3)
     answers = rig.free(1, decoding)
     assert answers == [], "9 and the reserve are more than are free"
-    [leased, *shortages] = rig.pools.want_blocks(0, 6)
+    [leased, *shortages] = rig.pools.want_blocks(0, (6,))
     assert (leased.client, type(leased.message)) == (0, BlocksLeased)
     assert shortages == [Answer(client, PoolShortage(False)) for client in (0, 1)]
 
@@ -367,20 +395,20 @@ def test_an_offer_outlives_who_made_it_and_is_free_when_who_it_is_for_dies() -> 
     assert rig.pools.offered(0, offer) == [Answer(1, offer)]
     rig.pools.leave(0)
     rig.pools.cure(0)
-    assert index.num_offered == 5 and index.num_free == CAPACITY - 5
+    assert index.num_offered == 5 and index.num_free == (CAPACITY - 5,)
     rig.pools.accepted(1, KVAccepted("r", 0))
     assert index.num_leased[1] == 5
-    rig.pools.want(User(2, ("w2", 1), False), LAYOUT, 5)
+    rig.pools.want(User(2, ("w2", 1), False), LAYOUT, (5,))
     leased = rig.lease(2, 3)
     rig.pools.offered(2, offer_of(1, "s", unpack_ids(leased.block_ids), unpack_ids(leased.generations)))
     rig.pools.leave(1)
-    assert index.num_free == CAPACITY - 5, "what it had accepted it may still write, what it had not it may not"
+    assert index.num_free == (CAPACITY - 5,), "what it had accepted it may still write, what it had not it may not"
     rig.pools.cure(1)
-    assert index.num_free == CAPACITY
+    assert index.num_free == (CAPACITY,)
     late = rig.lease(2, 2)
     refused = offer_of(1, "t", unpack_ids(late.block_ids), unpack_ids(late.generations))
     assert rig.pools.offered(2, refused) == [Answer(2, KVDeclined("t", 0))]
-    assert index.num_free == CAPACITY, "nobody is there to take it"
+    assert index.num_free == (CAPACITY,), "nobody is there to take it"
 
 
 def test_a_pool_ends_with_its_last_user_and_not_before_that_one_writes_no_more() -> None:
@@ -392,7 +420,7 @@ def test_a_pool_ends_with_its_last_user_and_not_before_that_one_writes_no_more()
     assert leased.block_ids and not rig.made[0].is_closed
     rig.pools.cure(0)
     assert rig.made[0].is_closed and not rig.pools.pools
-    rig.pools.want(User(3, ("w3", 1), False), LAYOUT, 7)
+    rig.pools.want(User(3, ("w3", 1), False), LAYOUT, (7,))
     assert rig.pools.usage() == (6, 6, 0, 0)
 
 
@@ -400,7 +428,7 @@ def test_a_pool_that_may_be_damaged_goes_to_nobody_who_comes_and_ends_with_those
     rig = Rig()
     leased = rig.lease(1, 5)
     assert rig.pools.taint(0) == {0, 1} and rig.pools.taint(7) == set()
-    rig.pools.want(User(2, ("w2", 1), True), LAYOUT, NUM_BLOCKS)
+    rig.pools.want(User(2, ("w2", 1), True), LAYOUT, (NUM_BLOCKS,))
     assert len(rig.made) == 2 and rig.pools.of_client[2].pool_id != rig.pools.of_client[0].pool_id
     assert rig.pools.usage() == (2 * CAPACITY, 2 * CAPACITY - 5, 0, 0)
     assert rig.pools.taint(0) == {0, 1}, "as often as they say so"
@@ -416,7 +444,7 @@ def test_a_pool_that_may_be_damaged_goes_to_nobody_who_comes_and_ends_with_those
 
 def test_an_offer_to_who_does_not_decode_is_an_offer_to_nobody() -> None:
     rig = Rig()
-    rig.pools.want(User(2, ("w2", 1), False), LAYOUT, NUM_BLOCKS)
+    rig.pools.want(User(2, ("w2", 1), False), LAYOUT, (NUM_BLOCKS,))
     leased = rig.lease(0, 2)
     offer = offer_of(2, "r", unpack_ids(leased.block_ids), unpack_ids(leased.generations))
     assert rig.pools.offered(0, offer) == [Answer(0, KVDeclined("r", 0))]
@@ -425,11 +453,11 @@ def test_an_offer_to_who_does_not_decode_is_an_offer_to_nobody() -> None:
 
 def test_other_layouts_have_pools_of_their_own_and_blocks_beyond_reason_are_refused() -> None:
     rig = Rig()
-    other = KVLayout("model", 2, 1, 1, 1, "float16")
-    rig.pools.want(User(2, ("w2", 1), True), other, 5)
+    other = one_group("model", 2, 1, 1, 1, "float16")
+    rig.pools.want(User(2, ("w2", 1), True), other, (5,))
     assert rig.pools.usage() == (CAPACITY + 4, CAPACITY + 4, 0, 0)
     with pytest.raises(Misbehaved, match="at most"):
-        rig.pools.want(User(3, ("w3", 1), True), KVLayout("m", 1 << 16, 8, 1 << 10, 16, "float16"), 5)
+        rig.pools.want(User(3, ("w3", 1), True), one_group("m", 1 << 16, 8, 1 << 10, 16, "float16"), (5,))
 
 
 def test_without_room_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +466,7 @@ def test_without_room_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
 
     pools = Pools(refuse, 0.0, poisons=False)
     with pytest.raises(MemoryShort):
-        pools.want(User(0, ("w0", 1), False), LAYOUT, NUM_BLOCKS)
+        pools.want(User(0, ("w0", 1), False), LAYOUT, (NUM_BLOCKS,))
     assert not pools.of_client and not pools.leave(0)
 
     def full(self: Bytes, offset: int, data: bytes | bytearray) -> None:
@@ -448,14 +476,14 @@ def test_without_room_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     rig, made = Rig.__new__(Rig), list[Bytes]()
     rig.made = made
     with pytest.raises(MemoryShort, match="No space left"):
-        Pools(rig._allocate, 0.0, poisons=False).want(User(0, ("w0", 1), False), LAYOUT, NUM_BLOCKS)
+        Pools(rig._allocate, 0.0, poisons=False).want(User(0, ("w0", 1), False), LAYOUT, (NUM_BLOCKS,))
     assert made[0].is_closed
 
 
 def test_generations_go_round() -> None:
-    index = BlockIndex(2)
+    index = BlockIndex(PoolShape(LAYOUT, (2,)))
     index.generation[1] = (1 << 31) - 1
-    assert index.lease(0, 1) == [1] and index.generation[1] == 1
+    assert index.lease(0, (1,)) == [1] and index.generation[1] == 1
     assert index.holder == [NOBODY, 0]
     index.offer(0, OfferKey(1, "r", 0), [1], [1])
     index.accept(OfferKey(1, "r", 0))
@@ -464,25 +492,27 @@ def test_generations_go_round() -> None:
 
 def test_what_is_lacking_is_kept_a_moment_and_a_shortage_is_told_from_a_late_answer() -> None:
     now_s, said = 0.0, list[MemoryMessage]()
-    magazine = Magazine(NUM_BLOCKS, said.append, clock=lambda: now_s)
-    magazine.tend(1, 0)
-    assert said.pop() == BlocksWanted(2)
+    magazine = Magazine(ONE, said.append, clock=lambda: now_s)
+    magazine.tend((1,), (0,))
+    assert said.pop() == BlocksWanted((2,))
     magazine.leased(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
-    assert not magazine.has(5)
-    magazine.tend(1, 0)
-    assert said.pop() == BlocksWanted(3)
+    assert not magazine.has((5,))
+    magazine.tend((1,), (0,))
+    assert said.pop() == BlocksWanted((3,))
     now_s = 5 * PATIENCE_S
     assert not magazine.is_exhausted(), "the server has not answered yet"
     magazine.shortage(is_short=True)
-    magazine.tend(1, 0)
-    assert said == [BlocksWanted(5), BlocksFreed(pack_ids([2, 1]), pack_ids([1, 1]))], "nobody waits for what it holds"
+    magazine.tend((1,), (0,))
+    assert said == [BlocksWanted((5,)), BlocksFreed(pack_ids([2, 1]), pack_ids([1, 1]))], (
+        "nobody waits for what it holds"
+    )
     assert not magazine.is_exhausted()
     now_s += 2 * PATIENCE_S
     assert magazine.is_exhausted()
     said.clear()
     magazine.leased(BlocksLeased(pack_ids(range(1, 6)), pack_ids([2] * 5)))
-    magazine.tend(1, 0)
-    assert said == [] and magazine.has(5), "it came, and is kept for who lacked it"
+    magazine.tend((1,), (0,))
+    assert said == [] and magazine.has((5,)), "it came, and is kept for who lacked it"
     now_s += 2 * LACKING_S
-    magazine.tend(1, 0)
-    assert [type(message) for message in said] == [BlocksFreed] and magazine.num_free == 0
+    magazine.tend((1,), (0,))
+    assert [type(message) for message in said] == [BlocksFreed] and magazine.num_free == (0,)

@@ -33,7 +33,6 @@ from common.memory.pulse import ASK_S, MAX_UNANSWERED
 from common.memory.server import MemoryServer
 from common.memory.shared_pool import SharedPool
 from common.wire.frames import encode
-from common.wire.kv_layout import PROOF_BLOCK
 from common.wire.memory_messages import (
     BlocksLeased,
     BlocksWanted,
@@ -50,6 +49,7 @@ from common.wire.messages import Message
 from common.wire.packing import unpack_ids
 from common.wire.sampling_params import SamplingParams
 from tests.announcing import announcer
+from tests.layouts import take
 from tests.messages import LAYOUT
 from tests.wire.values import messages
 
@@ -260,7 +260,7 @@ def test_blocks_of_who_hung_up_are_nobodys_until_its_process_is_over(
     caplog.set_level("INFO")
     monkeypatch.setattr(server_module, "LINGER_S", 0.0)
     neighbour = backed.connect("prefill-0")
-    assert neighbour.claim_pool(LAYOUT, 9).num_blocks == 9
+    assert neighbour.claim_pool(LAYOUT, (9,)).shape.num_blocks == (9,)
     [pool] = backed.server.pools.pools.values()
     with holder(backed, launcher) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -268,7 +268,7 @@ def test_blocks_of_who_hung_up_are_nobodys_until_its_process_is_over(
         process.stdin.flush()
         assert process.stdout.readline() == "closed\n"
         late = backed.connect("prefill-1")
-        assert late.claim_pool(LAYOUT, 100).num_blocks == 9, "it is as large as who came first wanted it"
+        assert late.claim_pool(LAYOUT, (100,)).shape.num_blocks == (9,), "it is as large as who came first wanted it"
         eventually(lambda: "its process lives on" in caplog.text)
         assert pool.index.num_quarantined.total() == 3 and backed.server.pools.usage()[:2] == (8, 5)
     eventually(lambda: backed.server.pools.usage() == (8, 8, 0, 0))
@@ -300,8 +300,8 @@ def test_who_hangs_with_blocks_that_others_wait_for_is_ended(backed: Backed, mon
 
     def has_all() -> bool:
         pool.receive()
-        pool.tend(0, 0)
-        return pool.magazine.has(8)
+        pool.tend((0,), (0,))
+        return pool.magazine.has((8,))
 
     with holder(backed) as process:
         process.send_signal(signal.SIGSTOP)
@@ -318,9 +318,9 @@ def test_who_hangs_in_a_pid_namespace_out_of_reach_is_named_and_keeps_what_it_ma
     monkeypatch.setattr(signal, "pidfd_send_signal", out_of_reach)
     monkeypatch.setattr(server_module, "HUNG_S", 0.3)
     client = backed.connect("prefill-0")
-    client.claim_pool(LAYOUT, 9)
+    client.claim_pool(LAYOUT, (9,))
     with holder(backed):
-        client.send(BlocksWanted(8))
+        client.send(BlocksWanted((8,)))
         eventually(lambda: "cannot be killed from here (Invalid argument): restart it" in caplog.text)
         assert backed.server.pools.usage()[:2] == (8, 5)
     eventually(lambda: backed.server.pools.usage()[1] == 0)
@@ -328,18 +328,18 @@ def test_who_hangs_in_a_pid_namespace_out_of_reach_is_named_and_keeps_what_it_ma
 
 def test_who_hangs_in_nobodys_way_is_left_alone(backed: Backed) -> None:
     pools, client = backed.server.pools, backed.connect("prefill-0")
-    client.claim_pool(LAYOUT, 9)
+    client.claim_pool(LAYOUT, (9,))
     with holder(backed):
         [number] = [each.number for each in backed.server.clients.values() if each.worker == ("decode-0", 1)]
         assert not pools.holds_up_others(number)
-        client.send(BlocksWanted(7))
+        client.send(BlocksWanted((7,)))
         eventually(lambda: pools.holds_up_others(number))
         assert not pools.holds_up_others(number + 7)
 
 
 def test_who_is_killed_again_and_again_takes_nothing_along(backed: Backed) -> None:
     neighbour = backed.connect("prefill-0")
-    neighbour.claim_pool(LAYOUT, 9)
+    neighbour.claim_pool(LAYOUT, (9,))
     for _ in range(4):
         with holder(backed):
             assert backed.server.pools.usage()[:2] == (8, 5)
@@ -350,7 +350,7 @@ def test_who_is_killed_again_and_again_takes_nothing_along(backed: Backed) -> No
 
 def shared_pool(backed: Backed, name: str, clock: Callable[[], float] = time.monotonic) -> SharedPool:
     client = backed.connect(name)
-    return SharedPool(client, client.claim_pool(LAYOUT, 9), clock=clock)
+    return SharedPool(client, client.claim_pool(LAYOUT, (9,)), clock=clock)
 
 
 def test_word_of_weights_waits_for_who_waits_for_them(backed: Backed) -> None:
@@ -358,16 +358,16 @@ def test_word_of_weights_waits_for_who_waits_for_them(backed: Backed) -> None:
     claim(first)
     assert claim(second).state is RegionState.FILLING
     first.publish(SIZE)
-    made = ServedPool(second, 0).make(LAYOUT, 9, make_transport("auto", CPU), CPU)
-    assert made.allocator.has(1), "a worker needs one to start"
+    made = ServedPool(second, 0).make(LAYOUT, (9,), make_transport("auto", CPU), CPU)
+    assert made.allocator.has((1,)), "a worker needs one to start"
     assert second.wait_filled(SIZE, lambda done, total: None) is RegionState.FILLED
 
 
 def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
     giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
-    giver.tend(2, 0)
-    eventually(lambda: bool(giver.receive() or giver.magazine.has(2)))
-    block_ids, token_ids = giver.magazine.allocate(2), range(1_000_000)  # 4 MB, a socket takes some 200 kB
+    giver.tend((2,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.magazine.has((2,))))
+    block_ids, token_ids = take(giver.magazine, 2), range(1_000_000)  # 4 MB, a socket takes some 200 kB
     assert giver.offer(("decode-0", 1), ("r", 3), token_ids, 1, SamplingParams(), block_ids)
     offers: list[KVOffer | KVDeclined] = []
 
@@ -381,7 +381,7 @@ def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
     assert isinstance(offer, KVOffer) and unpack_ids(offer.token_ids) == list(token_ids)
     assert not giver.is_sending and taker.accept(offer) == block_ids
     taker.magazine.free(block_ids)
-    taker.tend(0, 0)
+    taker.tend((0,), (0,))
     eventually(lambda: backed.server.pools.usage() == (8, 6, 0, 0))
     with pytest.raises(KVError, match="not in use here"):
         giver.magazine.free(block_ids)
@@ -389,12 +389,12 @@ def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
 
 def test_what_a_dead_worker_said_last_is_heeded_although_it_read_nothing(backed: Backed) -> None:
     giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
-    giver.tend(2, 0)
-    eventually(lambda: bool(giver.receive() or giver.magazine.has(2)))
+    giver.tend((2,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.magazine.has((2,))))
     [client] = [each for each in backed.server.clients.values() if each.worker == ("prefill-0", 1)]
     while not client.channel.unsent:  # the server has answers that it cannot send
         giver.client.send(MemoryKnock())
-    giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), giver.magazine.allocate(1))
+    giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), take(giver.magazine, 1))
     while giver.is_sending:
         giver.client.channel.flush()
     giver.client.close()
@@ -411,18 +411,18 @@ def test_what_a_dead_worker_said_last_is_heeded_although_it_read_nothing(backed:
 def test_who_reads_nothing_of_too_much_is_let_go(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "MAX_UNSENT_BYTES", 1000)
     client, neighbour = backed.connect(), backed.connect("decode-0")
-    client.claim_pool(LAYOUT, 9)
+    client.claim_pool(LAYOUT, (9,))
     with pytest.raises(MemoryLost):
         for _ in range(1_000_000):
             client.send(MemoryKnock())
-    assert neighbour.claim_pool(LAYOUT, 9).num_blocks == 9
+    assert neighbour.claim_pool(LAYOUT, (9,)).shape.num_blocks == (9,)
 
 
 def test_an_offer_to_nobody_comes_back_and_its_blocks_are_free(backed: Backed) -> None:
     giver = shared_pool(backed, "prefill-0")
-    giver.tend(2, 0)
-    eventually(lambda: bool(giver.receive() or giver.magazine.has(2)))
-    giver.offer(("decode-7", 1), ("r", 3), [1, 2], 1, SamplingParams(), giver.magazine.allocate(2))
+    giver.tend((2,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.magazine.has((2,))))
+    giver.offer(("decode-7", 1), ("r", 3), [1, 2], 1, SamplingParams(), take(giver.magazine, 2))
     declined: list[KVOffer | KVDeclined] = []
 
     def came_back() -> bool:
@@ -437,7 +437,7 @@ def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Ba
     now_s = 0.0
     pool = shared_pool(backed, "prefill-0", lambda: now_s)
     for _ in range(3 * MAX_UNANSWERED):
-        pool.tend(0, 0)
+        pool.tend((0,), (0,))
         now_s += 2 * ASK_S
         eventually(lambda: bool(pool.receive() or pool._pulse._num_unanswered == 0))
     assert not pool.take_problem()
@@ -446,7 +446,7 @@ def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Ba
         pool.receive()
         assert not pool.take_problem()
         now_s += 2 * ASK_S
-        pool.tend(0, 0)
+        pool.tend((0,), (0,))
     assert "not a word for 2" in pool.take_problem()
     assert not pool.take_problem(), "it is told once"
     assert pool.magazine.is_exhausted() and not pool.offer(("decode-0", 1), ("r", 0), [1, 2], 1, SamplingParams(), [])
@@ -455,13 +455,13 @@ def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Ba
 def test_a_pool_that_is_not_the_one_it_is_said_to_be_is_not_used(backed: Backed) -> None:
     client = backed.connect()
     owner = ServedPool(client, 0)
-    made = owner.make(LAYOUT, 9, make_transport("auto", CPU), CPU)
-    assert made.pool.num_blocks == 9 and made.shared is not None
+    made = owner.make(LAYOUT, (9,), make_transport("auto", CPU), CPU)
+    assert made.pool.shape.num_blocks == (9,) and made.shared is not None
     assert made.shared.pool_id == made.pool.pool_id
     other = ServedPool(backed.connect("decode-0"), 0)
-    made.pool.write_block(PROOF_BLOCK, bytearray(LAYOUT.block_bytes))
-    with pytest.raises(ConfigError, match="its proof block has other bytes"):
-        other.make(LAYOUT, 9, make_transport("auto", CPU), CPU)
+    made.pool.write_block(0, bytearray(LAYOUT.groups[0].block_bytes))
+    with pytest.raises(ConfigError, match="its proof blocks have other bytes"):
+        other.make(LAYOUT, (9,), make_transport("auto", CPU), CPU)
 
 
 def test_who_greets_without_its_process_or_twice_is_let_go(backed: Backed) -> None:
@@ -477,7 +477,7 @@ def test_who_greets_without_its_process_or_twice_is_let_go(backed: Backed) -> No
     with raw(backed, HELLO) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):  # it may be let go before all is said
             for _ in range(50):
-                socket.send_fds(connection, [framed(BlocksWanted(0))[:1]], [0] * 10)
+                socket.send_fds(connection, [framed(BlocksWanted((0,)))[:1]], [0] * 10)
         assert is_let_go(connection)
     eventually(lambda: not backed.server.clients)
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= num_files + 1)

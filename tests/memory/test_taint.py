@@ -10,11 +10,12 @@ from common.memory.guest import Guest
 from common.memory.shared_pool import SharedPool
 from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import BlocksWanted, RegionState
+from tests.layouts import one_group
 from tests.memory.test_server import SIZE, Backed, claim, eventually
 from tests.messages import LAYOUT
 
 FAULT = "an illegal memory access was encountered"
-OTHER = KVLayout("another model", 1, 1, 1, 1, "float16")
+OTHER = one_group("another model", 1, 1, 1, 1, "float16")
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def pool_of(backed: Backed, name: str, layout: KVLayout = LAYOUT) -> SharedPool:
     client = backed.connect(name)
     if client.claim_weights(layout.fingerprint, "layout", SIZE).state is RegionState.EMPTY:
         client.publish(SIZE)
-    return SharedPool(client, client.claim_pool(layout, 9))
+    return SharedPool(client, client.claim_pool(layout, (9,)))
 
 
 def hears(pool: SharedPool) -> bool:
@@ -57,14 +58,14 @@ def test_who_maps_the_same_stops_and_who_comes_gets_other_memory(
     for pool in (faulty, sharer):
         pool.client.close()
     eventually(lambda: backed.server.regions.num_bytes == 2 * SIZE)
-    late.client.send(BlocksWanted(8))
-    eventually(lambda: bool(late.receive() or late.magazine.has(8)))
+    late.client.send(BlocksWanted((8,)))
+    eventually(lambda: bool(late.receive() or late.magazine.has((8,))))
 
 
 def test_blocks_are_asked_for_and_given_back_as_ever_by_who_has_not_heard_of_it(backed: Backed) -> None:
     faulty, sharer = pool_of(backed, "decode-0"), pool_of(backed, "prefill-0")
     faulty.client.report_fault(FAULT)
-    sharer.client.send(BlocksWanted(3))
+    sharer.client.send(BlocksWanted((3,)))
     [pool] = set(backed.server.pools.of_client.values())
     eventually(lambda: pool.index.num_leased.total() == 3)
     eventually(lambda: hears(sharer))

@@ -12,13 +12,12 @@ import torch
 from common.config import KernelsSection
 from common.device.weights_memory import OwnWeights
 from common.dtypes import DTYPES
-from common.kv.blocks import BlockAllocator
 from common.models.decoder import Decoder
 from common.models.loader import architectures, load_model, read_config
 from common.ops.base import ForwardBatch, Ops
 from common.ops.torch_ops import TorchOps
-from common.wire.kv_layout import KVLayout
 from tests.checkpoints import VARIANTS, VOCAB, write_checkpoint
+from tests.layouts import allocator_of, full, take
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 BLOCK_SIZE = 16
@@ -67,16 +66,16 @@ class Cache:
 
     def __init__(self, model: Decoder, backend: Backend = CPU, num_blocks: int = 100) -> None:
         config = model.config
-        layout = KVLayout("", config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, backend.dtype)
+        group = full(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, backend.dtype)
         self.cache = torch.full(
-            (num_blocks, *layout.block_shape), torch.nan, dtype=DTYPES[backend.dtype], device=backend.device
+            (num_blocks, *group.block_shape), torch.nan, dtype=DTYPES[backend.dtype], device=backend.device
         )
-        self.allocator = BlockAllocator(num_blocks)
+        self.allocator = allocator_of(num_blocks - 1)
         self.ops = backend.ops(self.cache)
 
     def blocks(self, num_tokens: int) -> list[int]:
         wanted = -(-num_tokens // BLOCK_SIZE)
-        taken = self.allocator.allocate(2 * wanted)
+        taken = take(self.allocator, 2 * wanted)
         self.allocator.free(taken[1::2])
         return taken[::2]
 
@@ -95,7 +94,7 @@ def batch_of(chunks: list[tuple[list[int], int, list[int]]], device: str = "cpu"
         token_ids=torch.tensor([i for ids, _, _ in chunks for i in ids], dtype=torch.int32, device=device),
         positions=positions.int().to(device),
         slot_mapping=slots.to(device),
-        block_tables=tables.to(device),
+        block_tables=(tables.to(device),),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         cu_seqlens=torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device),
         last_tokens=None,

@@ -77,7 +77,7 @@ def make_batch(chunks: list[tuple[int, int]], tables: Tensor) -> ForwardBatch:
         token_ids=torch.randint(0, VOCAB, (len(positions),), dtype=torch.int32).to(device),
         positions=positions.int().to(device),
         slot_mapping=slots.to(device),
-        block_tables=tables,
+        block_tables=(tables,),
         seq_lens=torch.tensor([end for _, end in chunks], dtype=torch.int32, device=device),
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
         last_tokens=torch.tensor(lengths, device=device).cumsum(0) - 1,

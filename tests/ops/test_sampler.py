@@ -43,7 +43,7 @@ def make_step(num_rows: int, num_blocks: int, device: torch.device) -> ForwardBa
         token_ids=torch.arange(num_rows, dtype=torch.int32, device=device),
         positions=positions,
         slot_mapping=None,
-        block_tables=tables,
+        block_tables=(tables,),
         seq_lens=seq_lens,
         cu_seqlens=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
         last_tokens=None,
@@ -96,7 +96,7 @@ def test_a_captured_chain_of_dependent_launches_decodes_what_the_references_deco
     ring = make_ring(num_rows, device)
 
     def step() -> torch.Tensor:
-        slots = row_slots(batch.positions, batch.seq_lens, batch.block_tables, 4, pdl=True)
+        slots = row_slots(batch.positions, batch.seq_lens, batch.block_tables[0], 4, pdl=True)
         sampler.sample_and_advance(torch.nn.functional.embedding(batch.token_ids, table), params, batch, ring)
         return slots
 
@@ -108,7 +108,7 @@ def test_a_captured_chain_of_dependent_launches_decodes_what_the_references_deco
     for i in range(30):
         if i > 0:
             graph.replay()
-            wanted = reference.row_slots(expected.positions, expected.seq_lens, expected.block_tables, 4)
+            wanted = reference.row_slots(expected.positions, expected.seq_lens, expected.block_tables[0], 4)
             assert torch.equal(slots, wanted)
         logits = torch.nn.functional.embedding(expected.token_ids, table)
         reference.advance(expected, reference.sample(logits, params, expected.seq_lens))

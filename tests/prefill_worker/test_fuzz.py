@@ -20,10 +20,10 @@ class Careful(Rig):
     """Its device stands no wrong operand."""
 
     def _launch(self, chunks: list[PromptChunk], *, whole_gpu: bool) -> Step:
-        blocks = [block_id for chunk in chunks for block_id in chunk.block_ids]
-        assert len(set(blocks)) == len(blocks) and all(0 < i <= self.allocator.capacity for i in blocks)
+        blocks = [block_id for chunk in chunks for block_id in chunk.tables[0]]
+        assert len(set(blocks)) == len(blocks) and all(0 < i <= self.allocator.capacity[0] for i in blocks)
         assert all(0 <= token < VOCAB for chunk in chunks for token in chunk.token_ids)
-        assert all(chunk.end <= 16 * len(chunk.block_ids) for chunk in chunks)
+        assert all(chunk.end <= 16 * len(chunk.tables[0]) for chunk in chunks)
         return super()._launch(chunks, whole_gpu=whole_gpu)
 
     def meet(self) -> None:

@@ -4,18 +4,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from common.kv.blocks import BlockAllocator
 from prefill_worker.handoff_table import HandoffTable
+from tests.layouts import allocator_of, take
 
 LEASE_S = 30.0
 
 
 def make() -> tuple[HandoffTable, BlockAllocator]:
-    allocator = BlockAllocator(101)
+    allocator = allocator_of(100)
     return HandoffTable(allocator, LEASE_S), allocator
 
 
 def test_a_release_frees_once_and_only_for_the_holder() -> None:
     table, allocator = make()
-    table.keep(("r", 0), "d", 1, allocator.allocate(5), 0.0)
+    table.keep(("r", 0), "d", 1, take(allocator, 5), 0.0)
     assert not table.release("other", 1, ("r", 0))
     assert not table.release("d", 2, ("r", 0)), "another incarnation is somebody else"
     assert not table.release("d", 1, ("r", 1)), "another attempt is something else"
@@ -27,7 +28,7 @@ def test_a_release_frees_once_and_only_for_the_holder() -> None:
 def test_a_lease_runs_out_unless_it_is_renewed() -> None:
     table, allocator = make()
     for name in "ab":
-        table.keep((name, 0), "d", 1, allocator.allocate(5), 0.0)
+        table.keep((name, 0), "d", 1, take(allocator, 5), 0.0)
     assert table.renew("d", 1, [("a", 0), ("unknown", 0)], 20.0) == [("a", 0)]
     assert table.renew("d", 2, [("b", 0)], 20.0) == []
     assert table.expire(LEASE_S + 1) == [("b", 0)]
@@ -37,8 +38,8 @@ def test_a_lease_runs_out_unless_it_is_renewed() -> None:
 
 def test_a_dead_target_frees_what_was_kept_for_it() -> None:
     table, allocator = make()
-    table.keep(("a", 0), "d", 1, allocator.allocate(5), 0.0)
-    table.keep(("b", 0), "d", 2, allocator.allocate(5), 0.0)
+    table.keep(("a", 0), "d", 1, take(allocator, 5), 0.0)
+    table.keep(("b", 0), "d", 2, take(allocator, 5), 0.0)
     assert table.drop_target("d", 1) == [("a", 0)]
     allocator.check(table.blocks())
 
@@ -54,9 +55,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(holder=st.sampled_from("de"), blocks=st.integers(0, 8))
     def keep(self, holder: str, blocks: int) -> None:
-        if blocks <= self.allocator.num_free:
+        if self.allocator.has((blocks,)):
             self.count += 1
-            self.table.keep((f"r{self.count}", 0), holder, 1, self.allocator.allocate(blocks), self.now_s)
+            self.table.keep((f"r{self.count}", 0), holder, 1, take(self.allocator, blocks), self.now_s)
 
     @rule(holder=st.sampled_from("de"), number=st.integers(1, 30))
     def release(self, holder: str, number: int) -> None:

@@ -3,17 +3,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config import PrefillSection
-from common.kv.blocks import BlockAllocator
 from common.wire.sampling_params import SamplingParams
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
+from tests.layouts import allocator_of
 
 BLOCK_SIZE = 16
 
 
 def make(num_blocks: int = 100, *, batching: bool = True, **section: object) -> PromptScheduler:
     limits = PrefillSection(**section).on("cuda")  # type: ignore[arg-type]
-    return PromptScheduler(limits, BlockAllocator(num_blocks + 1), BLOCK_SIZE, 1000, batching=batching)
+    return PromptScheduler(limits, allocator_of(num_blocks, BLOCK_SIZE), 1000, batching=batching)
 
 
 def prompt(name: str, num_tokens: int) -> PromptSequence:
@@ -95,7 +95,7 @@ def test_a_prompt_that_overtakes_leaves_blocks_for_the_one_whose_turn_it_is() ->
 @pytest.mark.parametrize(("num_blocks", "max_len"), [(4, 1000), (100, 64)])
 def test_a_prompt_that_no_step_and_no_pool_has_room_for_is_refused(num_blocks: int, max_len: int) -> None:
     section = PrefillSection().on("cuda")
-    scheduler = PromptScheduler(section, BlockAllocator(num_blocks + 1), BLOCK_SIZE, max_len, batching=True)
+    scheduler = PromptScheduler(section, allocator_of(num_blocks, BLOCK_SIZE), max_len, batching=True)
     assert scheduler.objection(prompt("a", 64)) == ""
     assert "65 tokens" in scheduler.objection(prompt("b", 65)) and "at most 64" in scheduler.objection(prompt("b", 65))
 
@@ -128,9 +128,11 @@ def test_a_prompt_removed_while_its_step_is_in_flight_gives_its_blocks_to_the_ne
     assert launch(scheduler) == [("a", 32)]
     assert scheduler.remove("a", 0)
     assert gone.ended and gone not in scheduler.sequences()
-    assert launch(scheduler) == [] and scheduler.blocks() == [[], gone.block_ids], "a step may still write them"
+    assert launch(scheduler) == [] and scheduler.blocks() == [[], gone.tables[0].block_ids], (
+        "a step may still write them"
+    )
     scheduler.collected([gone])
-    assert launch(scheduler) == [("b", 20)] and not gone.block_ids
+    assert launch(scheduler) == [("b", 20)] and not gone.tables
     last = scheduler.ending[0]
     assert scheduler.remove("b", 0)
     scheduler.collected([last])

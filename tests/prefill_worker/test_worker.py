@@ -17,7 +17,6 @@ from common.device.step_trace import Trace
 from common.errors import ErrorCode
 from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE
-from common.kv.blocks import BlockAllocator
 from common.serving.drain import Drain
 from common.wire.handoff_messages import KVHandoff, KVPathResult, KVPoolExport, KVProgress
 from common.wire.messages import (
@@ -40,7 +39,8 @@ from common.wire.worker_id import connection_of
 from prefill_worker.worker import PrefillWorker
 from tests.fakes import free_endpoint
 from tests.guided import DEMO_MODEL
-from tests.messages import pool_export, prefill_request, worker_ready
+from tests.layouts import allocator_of
+from tests.messages import LAYOUT, pool_export, prefill_request, worker_ready
 from tests.scoring import scores_of
 
 TOKEN = 7
@@ -90,16 +90,16 @@ class Rig:
         self.announced: list[tuple[str, list[int]]] = []  # request, complete blocks
         self.handed_off: list[KVHandoff] = []
         self.asked: list[tuple[bytes, Inquiry]] = []  # what the decode worker was asked, and by which connection
-        self.allocator = BlockAllocator(num_blocks + 1)
-        pool = SimpleNamespace(close=lambda: None)
+        self.allocator = allocator_of(num_blocks, 16)
+        pool = SimpleNamespace(close=lambda: None, layout=LAYOUT)
         self.worker = PrefillWorker(
             Config(net=NetSection(router_endpoint=self.router.endpoint), prefill=PrefillSection(**section)),
             cast(
                 Engine, SimpleNamespace(shared=None, allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)
             ),
             runner=cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
-            ready=worker_ready("p", Role.PREFILL, num_blocks=num_blocks, max_model_len=512, max_batch_tokens=64),
-            export=pool_export(num_blocks=num_blocks),
+            ready=worker_ready("p", Role.PREFILL, num_blocks=(num_blocks,), max_model_len=512, max_batch_tokens=64),
+            export=pool_export(num_blocks=(num_blocks + 1,)),
             drain=Drain(1.0),
             followers=make_followers(DEMO_MODEL, VOCAB),
         )
@@ -235,7 +235,7 @@ def test_chunks_of_one_prompt_follow_each_other_without_waiting(rig: Rig) -> Non
     rig.turn_until(lambda: len(rig.handed_off) == 1)
     [handoff] = rig.handed_off
     assert unpack_ids(handoff.token_ids) == [*range(100), TOKEN]
-    assert unpack_ids(handoff.block_ids) == rig.steps[1].chunks[0].block_ids
+    assert unpack_ids(handoff.block_ids) == rig.steps[1].chunks[0].tables[0]
 
 
 def test_complete_blocks_of_a_prompt_that_goes_on_are_announced(rig: Rig) -> None:
@@ -308,7 +308,7 @@ def test_blocks_are_handed_off_only_when_their_step_is_over(rig: Rig) -> None:
     rig.steps[0].over = True
     rig.turn_until(lambda: len(rig.handed_off) == 1)
     assert rig.handed_off[0].request_id == "a"
-    assert rig.worker.handoffs.blocks() == [rig.steps[0].chunks[0].block_ids]
+    assert rig.worker.handoffs.blocks() == [rig.steps[0].chunks[0].tables[0]]
     rig.steps[1].over = True
     rig.turn_until(lambda: len(rig.handed_off) == 2)
 
@@ -384,7 +384,7 @@ def test_blocks_of_an_aborted_prompt_serve_the_next_one_when_its_steps_are_over(
     rig.turn()
     rig.turn()
     assert rig.launched() == [[64], [64], [64]]
-    assert set(rig.steps[2].chunks[0].block_ids) <= set(rig.steps[1].chunks[0].block_ids)
+    assert set(rig.steps[2].chunks[0].tables[0]) <= set(rig.steps[1].chunks[0].tables[0])
     rig.steps[2].over = True
     rig.turn_until_over("next")
     rig.allocator.check(rig.worker.handoffs.blocks())
@@ -448,7 +448,7 @@ def test_a_prompt_without_a_token_to_choose_fails_and_the_others_go_on(rig: Rig)
     failed = [(m.request_id, m.code) for m in rig.said if isinstance(m, RequestFailed)]
     assert failed == [("bad", ErrorCode.NO_CHOICE)]
     rig.turn_until(lambda: rig.announced[-1] == ("bad", []))
-    assert rig.allocator.num_free == rig.allocator.capacity - 2, "the blocks of the other alone are kept"
+    assert rig.allocator.num_free == (rig.allocator.capacity[0] - 2,), "the blocks of the other alone are kept"
 
 
 def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given_back(rig: Rig) -> None:

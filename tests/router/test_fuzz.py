@@ -50,7 +50,7 @@ class Rig:
                 model_name=self.model.name,
                 model_fingerprint=self.model.fingerprint,
                 tokenizer_fingerprint=self.model.tokenizer_fingerprint,
-                num_blocks=100,
+                num_blocks=(100,),
                 max_model_len=600,
                 handoff_endpoint="ipc:///nowhere",
                 memory_server_id=MEMORY[0],

@@ -51,7 +51,7 @@ class Crew:
         self.pool.remove(self[name])
 
     def speak(self, name: str) -> None:
-        assert self.pool.beat(heartbeat(name, self[name].epoch, num_free_blocks=100), self.now_s)
+        assert self.pool.beat(heartbeat(name, self[name].epoch, num_free_blocks=(100,)), self.now_s)
 
     def be_silent(self, name: str) -> None:
         """For so long that it may be dead, while all others that were not silent speak."""
@@ -80,7 +80,8 @@ class Crew:
             self.pool.assign(route, 0)
             chosen.add(route.decode.id)
         for worker in self.pool:
-            worker.num_assigned = worker.expected_blocks = worker.num_unproven = worker.num_outstanding = 0
+            worker.num_assigned = worker.num_unproven = worker.num_outstanding = 0
+            worker.expected_blocks = (0,)
         return chosen
 
 
@@ -152,11 +153,11 @@ def test_who_leaves_is_silent_or_has_no_path_is_not_there() -> None:
     assert crew.serving == {"s0"}
     crew.prove(crew["d0"])
     assert crew.serving == {"d0"}
-    crew.pool.beat(heartbeat("s0", crew["s0"].epoch, num_free_blocks=100), 1.0)
-    crew.pool.beat(heartbeat("p0", num_free_blocks=100), 1.0)
+    crew.pool.beat(heartbeat("s0", crew["s0"].epoch, num_free_blocks=(100,)), 1.0)
+    crew.pool.beat(heartbeat("p0", num_free_blocks=(100,)), 1.0)
     assert crew.pool.losses(2.0) == []
     assert crew.serving == {"s0"}
-    crew.pool.beat(heartbeat("d0", crew["d0"].epoch, num_free_blocks=100), 2.0)
+    crew.pool.beat(heartbeat("d0", crew["d0"].epoch, num_free_blocks=(100,)), 2.0)
     assert crew.serving == {"d0"}
     crew.pool.drain(crew["d0"])
     assert crew.serving == {"s0"}

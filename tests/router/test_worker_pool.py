@@ -14,7 +14,7 @@ NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0, step_timeout_s=100.0)
 def ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> WorkerReady:
     is_prefill = role is Role.PREFILL
     ordinary: dict[str, Any] = {
-        "num_blocks": 100,
+        "num_blocks": (100,),
         "max_model_len": 1000,
         "max_batch_tokens": 100 if is_prefill else 0,
         "handoff_endpoint": "" if is_prefill else "ipc:///tmp/nobody.sock",
@@ -209,7 +209,7 @@ def test_decode_by_blocks_that_are_held_or_will_be() -> None:
     pool, _, (d0, d1) = pool_of(1, 2)
     long, short = Demand(800, 1000), Demand(16, 32)
     first = pool.choose(long)
-    assert first is not None and first.expected_blocks == 63
+    assert first is not None and first.expected_blocks == (63,)
     pool.assign(first, 0)
     for _ in range(3):
         route = pool.choose(short)
@@ -217,10 +217,10 @@ def test_decode_by_blocks_that_are_held_or_will_be() -> None:
         assert route.decode is not first.decode, "63 of 100 blocks weigh more than 3 of 8 rows"
         pool.assign(route, 0)
     pool.release(first)
-    assert pool.beat(heartbeat(first.decode.id, num_running=1, num_free_blocks=20), 0.0)
+    assert pool.beat(heartbeat(first.decode.id, num_running=1, num_free_blocks=(20,)), 0.0)
     route = pool.choose(short)
     assert route is not None and route.decode is not first.decode, "80 blocks are held there for whatever reason"
-    assert {d0.expected_blocks, d1.expected_blocks} == {0, 6}
+    assert {d0.expected_blocks, d1.expected_blocks} == {(0,), (6,)}
 
 
 def test_a_worker_that_may_be_dead_gets_nothing_until_it_speaks() -> None:
@@ -229,5 +229,5 @@ def test_a_worker_that_may_be_dead_gets_nothing_until_it_speaks() -> None:
     assert pool.choose(LEAST) is None
     assert pool.is_usable()
     for worker in (p0, d0):
-        assert pool.beat(heartbeat(worker.id, num_free_blocks=100), 1.7)
+        assert pool.beat(heartbeat(worker.id, num_free_blocks=(100,)), 1.7)
     assert pool.choose(LEAST) is not None

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from common.config import NetSection, PrefillSection, RouterSection
-from common.kv.blocks import BlockAllocator
 from common.serving.prompt_order import PromptOrder
 from common.wire.messages import FinishReason, Message, PrefillRequest, Role, TokenBatch, WorkerReady
 from common.wire.packing import pack_ids
@@ -24,6 +23,7 @@ from router.dispatcher import Dispatcher
 from router.metrics import Metrics
 from router.request_state import Completion, Mailbox
 from router.worker_pool import WorkerPool
+from tests.layouts import allocator_of
 from tests.messages import kv_path, worker_ready
 
 MESSAGE_S = 0.0005
@@ -67,7 +67,7 @@ class SimulatedWorker:
 
     def __init__(self, simulation: "Simulation", worker_id: str, num_blocks: int, first_come: bool) -> None:
         self.simulation, self.worker_id = simulation, worker_id
-        self.scheduler = PromptScheduler(SECTION, BlockAllocator(num_blocks + 1), BLOCK_SIZE, 1 << 30, batching=True)
+        self.scheduler = PromptScheduler(SECTION, allocator_of(num_blocks, BLOCK_SIZE), 1 << 30, batching=True)
         if first_come:
             self.scheduler.order = FirstComeOrder(SECTION.max_batch_tokens, SECTION.max_num_seqs, 1 << 30)
         self.in_flight: deque[list[Chunk]] = deque()
@@ -157,7 +157,7 @@ class Simulation:
     def _ready(self, name: str, role: Role) -> WorkerReady:
         budget, endless = SECTION.max_batch_tokens if role is Role.PREFILL else 0, 1 << 30
         return worker_ready(
-            name, role, num_blocks=endless, max_model_len=endless, max_batch_tokens=budget, max_num_seqs=endless
+            name, role, num_blocks=(endless,), max_model_len=endless, max_batch_tokens=budget, max_num_seqs=endless
         )
 
     def _completion(self, number: int, asked: Asked) -> Completion:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from common.errors import ErrorCode, WireError
 from common.wire.frames import MAX_FRAME_BYTES, WIRE_VERSION, _shape, decode, encode
 from common.wire.handoff_messages import KVLease, KVProgress
-from common.wire.kv_layout import KVLayout
 from common.wire.messages import (
     Abort,
     LogprobBatch,
@@ -25,6 +24,7 @@ from common.wire.messages import (
 )
 from common.wire.packing import pack_floats, pack_ids, unpack_ids
 from common.wire.sampling_params import MAX_GRAMMAR_CHARS, SamplingParams
+from tests.layouts import one_group
 from tests.messages import LAYOUT, kv_handoff, pool_export, prefill_request, worker_ready
 from tests.wire.values import messages, wild_values
 
@@ -70,6 +70,7 @@ def _refused_or_real(frame: bytes) -> None:
 PROMPT = prefill_request("r", [1, 2, 3])
 HANDOFF = kv_handoff("r", [1, 2, 3], [4])
 EXPORT = pool_export()
+[GROUP] = LAYOUT.groups
 READY = worker_ready("p", Role.PREFILL)
 COLUMNS = (("r", "s"), pack_ids([0, 0]), pack_ids([1, 1]), pack_ids([5, 6]), bytes(2))
 BATCH = TokenBatch("p", 1, *COLUMNS)
@@ -96,12 +97,12 @@ SCORED = LogprobBatch("p", 1, *COLUMNS, pack_ids([0, 2]), pack_ids([6, 7]), pack
         replace(HANDOFF, num_outputs=0),
         replace(HANDOFF, block_ids=b"123"),
         replace(HANDOFF, lease_s=float("inf")),
-        replace(EXPORT, num_blocks=0),
-        replace(EXPORT, num_blocks=-1),
-        replace(EXPORT, proof_block=10**6),
+        replace(EXPORT, num_blocks=(0,)),
+        replace(EXPORT, num_blocks=(-1,)),
+        replace(EXPORT, num_blocks=(9, 9)),
         replace(EXPORT, handle=bytes(1000)),
-        replace(EXPORT, layout=replace(LAYOUT, dtype="int4")),
-        replace(EXPORT, layout=replace(LAYOUT, head_dim=0)),
+        replace(EXPORT, layout=replace(LAYOUT, groups=(replace(GROUP, dtype="int4"),))),
+        replace(EXPORT, layout=replace(LAYOUT, groups=(replace(GROUP, head_dim=0),))),
         replace(READY, max_model_len=0),
         replace(READY, max_batch_tokens=0),
         replace(READY, worker_id="x" * 101),
@@ -189,8 +190,9 @@ def test_a_prompt_of_a_million_tokens_fits_a_frame() -> None:
 
 
 def test_layouts_say_how_they_differ() -> None:
-    ours = KVLayout("m", 36, 8, 128, 16, "bfloat16")
-    assert (ours.token_bytes, ours.block_bytes) == (147_456, 2_359_296)
+    ours = one_group("m", 36, 8, 128, 16, "bfloat16")
+    [group] = ours.groups
+    assert (ours.token_bytes, group.block_bytes) == (147_456, 2_359_296)
     assert ours.differences(ours) == []
-    assert ours.differences(KVLayout("m", 36, 8, 128, 32, "bfloat16")) == ["block_size: 16 here, 32 there"]
-    assert [ours.num_blocks_for(n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
+    assert ours.differences(one_group("m", 36, 8, 128, 32, "bfloat16")) == ["groups[0].block_size: 16 here, 32 there"]
+    assert [group.num_places(n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, PackedFloats, Prose, Range, Rule, Source
 from common.wire.frames import TAGS
-from common.wire.handoff_messages import KVHandoff, KVPoolExport, KVProgress
+from common.wire.handoff_messages import KVHandoff, KVProgress
+from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.memory_messages import KVOffer
 from common.wire.messages import (
     InquiryReply,
@@ -133,6 +134,7 @@ def _packed(ids: Iterable[int]) -> bytes:
 
 def _consistent(message: Any) -> Any:
     """The message, with fields that depend on others drawn into what those allow."""
+    message = _with_a_sound_layout(message)
     if "generations" in message.__dataclass_fields__:
         message = dataclasses.replace(message, generations=message.block_ids)
     match message:
@@ -152,8 +154,6 @@ def _consistent(message: Any) -> Any:
         case InquiryReply():
             num_rows = len(message.request_ids)
             return dataclasses.replace(message, are_here=message.are_here[:num_rows].ljust(num_rows, b"\0"))
-        case KVPoolExport():
-            return dataclasses.replace(message, proof_block=message.proof_block % message.num_blocks)
         case LogprobBatch():
             ones = _packed([1] * len(message.request_ids))
             return dataclasses.replace(message, token_ids=message.output_indices, num_logprobs=ones)
@@ -166,6 +166,25 @@ def _consistent(message: Any) -> Any:
             return dataclasses.replace(message, max_batch_tokens=max(message.max_batch_tokens, 1))
         case _:
             return message
+
+
+def _with_a_sound_layout(message: Any) -> Any:
+    """If it has a layout."""
+    for name in ("layout", "kv_layout"):
+        if isinstance(layout := getattr(message, name, None), KVLayout):
+            groups = tuple(map(_sound, layout.groups))
+            num_blocks = (message.num_blocks * len(groups))[: len(groups)]
+            layout = dataclasses.replace(layout, groups=groups)
+            message = dataclasses.replace(message, num_blocks=num_blocks, **{name: layout})
+    return message
+
+
+def _sound(group: KVGroup) -> KVGroup:
+    """A group of its kind."""
+    window = max(1, group.window) if group.kind is CacheKind.WINDOW else 0
+    return dataclasses.replace(
+        group, window=window, block_size=1 if group.kind is CacheKind.STATE else group.block_size
+    )
 
 
 _STRATEGIES = {cls: _messages_of(cls) for cls in TAGS.values()}
