@@ -38,7 +38,7 @@ class Grammars:
         begin_s = time.monotonic()
         text = (path / "tokenizer.json").read_text(encoding="utf-8")
         self.vocab = vocab
-        self._tokens = llguidance.LLTokenizer(text, n_vocab=vocab, eos_token=list(end_ids) or None)
+        self._tokens = _tokens(text, vocab, end_ids)
         self.end_ids = tuple(self._tokens.eos_tokens)
         self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._lock = Lock()
@@ -60,3 +60,16 @@ class Grammars:
                 if len(self._compiled) > MAX_COMPILED:
                     self._compiled.popitem(last=False)
         return known.deep_copy()
+
+
+def _tokens(text: str, vocab: int, end_ids: Sequence[int]) -> llguidance.LLTokenizer:
+    """Of a tokenizer.json; end ids that are not in it, which no tokenizer can say, are left out."""
+    try:
+        return llguidance.LLTokenizer(text, n_vocab=vocab, eos_token=list(end_ids) or None)
+    except ValueError:
+        size = llguidance.LLTokenizer(text).vocab_size
+        known = [token_id for token_id in end_ids if token_id < size]
+        if len(known) == len(end_ids):
+            raise
+        logger.warning("grammars end no text with %s: tokenizer.json has %d tokens", set(end_ids) - set(known), size)
+        return llguidance.LLTokenizer(text, n_vocab=vocab, eos_token=known or None)

@@ -173,6 +173,7 @@ def test_cublas_knows_the_share_and_computes_the_same() -> None:
     share, limit = make_share(50, device), share_of(gpu_of(device).num_sms, 50)
     x, weight = torch.randn(2, 700, 700, device=device, dtype=torch.bfloat16).unbind()
     expected = x.float() @ weight.float()
+    torch.cuda.synchronize()  # the streams of a share do not wait for others
     for whole, known in ((False, limit), (True, 0), (False, limit)):
         with share.stream(whole=whole):
             assert cublas.sm_count() == known

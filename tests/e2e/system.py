@@ -45,10 +45,10 @@ class System:
             process.wait(TIMEOUT_S)
         self.directory.cleanup()
 
-    def start(self, prefill: int = 1, decode: int = 1, *, memory: bool | None = None) -> Self:
-        """Start all and wait until it is ready; if not told, with a memory server where `baton serve` has one."""
+    def start(self, prefill: int = 1, decode: int = 1, *, memory: bool = True) -> Self:
+        """Start all and wait until it is ready."""
         self.start_router()
-        if self.device == "cpu" if memory is None else memory:
+        if memory:
             self.start_memory()
         for i in range(prefill):
             self.start_worker(f"prefill-{i}")

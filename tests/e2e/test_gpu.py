@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from common.wire.messages import SHARED_POOL
 from tests.checkpoints import VARIANTS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.system import START_TIMEOUT_S, System
@@ -32,7 +33,7 @@ async def test_text_equals_a_single_process(variant: str, checkpoint: Checkpoint
     directory, model = checkpoint(variant)
     reference, asked = Reference(directory, model), prompts(16, 1, 200, seed=20)
     with System(directory, *FLAGS, device="cuda:0").start() as system:
-        assert system.health()["kv_paths"][0]["transport"] == "cuda_ipc"
+        assert system.health()["kv_paths"][0]["transport"] == SHARED_POOL
         assert "graphs for 1 to 12 rows" in system.log("decode-0")
         assert await texts(system, asked, max_tokens=32) == [reference.text(p, 32) for p in asked]
         system.until(system.all_blocks_free)
@@ -44,7 +45,7 @@ async def test_weights_of_a_memory_server_give_the_same_text_and_outlive_their_l
     directory, model = checkpoint("qwen3-untied")
     reference, asked = Reference(directory, model), prompts(8, 1, 120, seed=23)
     expected = [reference.text(p, 24) for p in asked]
-    with System(directory, *FLAGS, device="cuda:0").start(memory=True) as system:
+    with System(directory, *FLAGS, device="cuda:0").start() as system:
         assert await texts(system, asked, max_tokens=24) == expected
         for name in ("prefill-0", "decode-0"):
             await asyncio.to_thread(system.kill, name)

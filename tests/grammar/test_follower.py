@@ -119,6 +119,12 @@ def test_end_tokens_may_follow_where_a_text_may_end(model: tuple[Grammars, Token
     assert ends & set(allowed(outcome)) == {first}, "the others end no text"
 
 
+def test_end_ids_that_the_tokenizer_does_not_have_end_nothing() -> None:
+    grammars = Grammars(DEMO_MODEL, 4096, [0, 3000])
+    assert grammars.end_ids == (0,)
+    assert Follower(of_regex("a"), grammars.end_ids).follow(grammars, ()).mask is not None
+
+
 @pytest.mark.parametrize(
     "grammar", ["", "{", "[]", of_schema(5), of_schema({"type": "nothing"}), of_regex("("), of_regex("a{2}(?=b)")]
 )
