@@ -17,24 +17,22 @@ LAST_OUTPUT_DEADLINE_S = 1.0
 
 
 class Backoff:
-    """Delays of 0.5 s doubling to 30 s between restarts, from the start again after 60 s of life."""
+    """Delays between restarts: none, then 0.5 s doubling to 30 s; from the start again after 30 s of life."""
 
-    def __init__(self, first_s: float = 0.5, longest_s: float = 30.0, forgiven_after_s: float = 60.0) -> None:
+    def __init__(self, first_s: float = 0.5, longest_s: float = 30.0, forgiven_after_s: float = 30.0) -> None:
         self._first_s = first_s
         self._longest_s = longest_s
         self._forgiven_after_s = forgiven_after_s
-        self._next_s = first_s
         self.num_crashes = 0
 
     def after(self, lived_s: float) -> float:
         """Seconds to wait before the next start of a process that lived for `lived_s`."""
         if lived_s >= self._forgiven_after_s:
-            self._next_s = self._first_s
             self.num_crashes = 0
-        delay_s = self._next_s
-        self._next_s = min(2 * self._next_s, self._longest_s)
         self.num_crashes += 1
-        return delay_s
+        if self.num_crashes == 1:
+            return 0.0
+        return min(self._first_s * 2.0 ** min(self.num_crashes - 2, 30), self._longest_s)
 
 
 class Child:

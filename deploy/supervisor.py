@@ -114,13 +114,14 @@ class Supervisor:
             del self._children[spec.name]
             if self._stopping.is_set():
                 return
-            delay_s = backoff.after(child.lived_s)
+            delay_s = backoff.after(child.lived_s if self.ready.is_set() else 0.0)  # what never served is not forgiven
             wrong = code == CONFIG_EXIT_CODE
             if not self.ready.is_set() and (wrong or backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
                 reason = f"{spec.name} ended with {describe_exit(code)} before the system was ready"
                 self._fail(reason, CONFIG_EXIT_CODE if wrong else 1)
                 return
-            self._console.say(f"{spec.name} ended with {describe_exit(code)}; restarting in {delay_s:g} s", "W")
+            when = f"in {delay_s:g} s" if delay_s else "at once"
+            self._console.say(f"{spec.name} ended with {describe_exit(code)}; restarting {when}", "W")
             await self._sleep(delay_s)
 
     async def _sleep(self, delay_s: float) -> None:

@@ -11,9 +11,9 @@ from deploy.launch_plan import SOURCE_ROOT, Kind, ProcessSpec
 
 def test_backoff_doubles_to_its_limit_and_forgives_a_long_life() -> None:
     backoff = Backoff()
-    assert [backoff.after(1.0) for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert backoff.num_crashes == 8
-    assert [backoff.after(60.0), backoff.after(1.0)] == [0.5, 1]
+    assert [backoff.after(1.0) for _ in range(9)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert backoff.num_crashes == 9
+    assert [backoff.after(30.0), backoff.after(1.0)] == [0, 0.5]
     assert backoff.num_crashes == 2
 
 
