@@ -23,6 +23,7 @@ class Member:
 
     ready: WorkerReady
     last_seen_s: float
+    joined_s: float = 0.0
     beat: Heartbeat | None = None
     draining: bool = False
     replaced: bool = False  # by another of its id, while it lived

@@ -26,6 +26,10 @@ class Loss:
     stuck: bool = False
 
 
+MEETING_S = 3.0
+"""For a prefill and a decode worker to prove their path, once both are here: until then prompts wait for that."""
+
+
 class WorkerPool:
     """All registered workers.
 
@@ -40,6 +44,7 @@ class WorkerPool:
         self._workers: dict[str, Member] = {}
         self._paths: dict[tuple[str, int, str, int], KVPathReport] = {}
         self._turn = 0
+        self._clock = clock
         self._was_paired = False
         self.standbys = Standbys(self._is_proven, clock)
 
@@ -72,7 +77,7 @@ class WorkerPool:
 
     def add(self, ready: WorkerReady, now_s: float) -> Member:
         """Register; the caller has removed an earlier incarnation."""
-        worker = self._workers[ready.worker_id] = Member(ready, now_s)
+        worker = self._workers[ready.worker_id] = Member(ready, now_s, joined_s=now_s)
         self._review(f"{worker} joined")
         return worker
 
@@ -237,14 +242,15 @@ class WorkerPool:
     def _pairs(self, demand: Demand) -> list[tuple[Member, list[Member]]]:
         """Decode workers that take what is asked for, best first, each with those that can compute its prompt.
 
-        It is one of those itself if it takes no handoffs, or while no path to any decode worker is proven.
+        It is one of those itself if it takes no handoffs, or while no path to any decode worker is proven or
+        about to be: a worker that has just come has met nobody yet.
         """
         decodes = [w for w in self._takers(Role.DECODE) if demand.max_total_tokens <= w.ready.max_model_len]
         decodes = [worker for worker in decodes if _is_open(worker, demand)]
         decodes.sort(key=lambda worker: (worker is demand.avoided, worker.decode_load, worker.last_turn))
         prefills = [w for w in self._takers(Role.PREFILL) if demand.num_tokens <= w.ready.max_model_len]
         proven = [[prefill for prefill in prefills if self._is_proven(prefill, decode)] for decode in decodes]
-        alone = not any(proven)
+        alone = not any(proven) and not any(self._are_meeting(p, d) for p in prefills for d in decodes)
         return [
             (decode, [decode] if alone or decode.ready.transport == NO_TRANSPORT else partners)
             for decode, partners in zip(decodes, proven, strict=True)
@@ -253,6 +259,11 @@ class WorkerPool:
     def _is_proven(self, prefill: Member, decode: Member) -> bool:
         path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
         return path is not None and not path.error
+
+    def _are_meeting(self, prefill: Member, decode: Member) -> bool:
+        is_tried = (prefill.id, prefill.epoch, decode.id, decode.epoch) in self._paths
+        since_s = max(prefill.joined_s, decode.joined_s)
+        return not is_tried and decode.ready.transport != NO_TRANSPORT and self._clock() - since_s < MEETING_S
 
     def _is_shared(self, prefill: Member, decode: Member) -> bool:
         path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))

@@ -5,7 +5,7 @@ from common.config import NetSection
 from common.wire.messages import KVPathReport, Role, WorkerReady
 from router.member import Member
 from router.route import LEAST, Demand
-from router.worker_pool import WorkerPool
+from router.worker_pool import MEETING_S, WorkerPool
 from tests.messages import heartbeat, kv_path, worker_ready
 
 NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0, step_timeout_s=100.0)
@@ -146,6 +146,30 @@ def test_silence_and_missing_steps_are_losses() -> None:
     pool.forgive_silence(100.0)
     assert [loss.worker for loss in pool.losses(102.0)] == [d0]
     assert p0.last_seen_s == 100.0
+
+
+def test_prompts_wait_for_workers_that_are_meeting_but_not_for_long() -> None:
+    now_s = 100.0
+    pool = WorkerPool(NET, 2.0, lambda: now_s)
+    decode = pool.add(ready("d0", Role.DECODE), now_s)
+    route = pool.choose(LEAST)
+    assert route is not None and route.is_local, "there is nobody to meet"
+    now_s += 60.0
+    prefill = pool.add(ready("p0", Role.PREFILL), now_s)
+    assert pool.choose(LEAST) is None
+    now_s += 0.9 * MEETING_S
+    assert pool.choose(LEAST) is None
+    now_s += 0.2 * MEETING_S
+    route = pool.choose(LEAST)
+    assert route is not None and route.is_local, "they do not find together"
+    decode = pool.add(ready("d1", Role.DECODE), now_s)
+    assert pool.choose(LEAST) is None
+    pool.set_path(path(prefill, decode, error="no way"))
+    route = pool.choose(LEAST)
+    assert route is not None and route.is_local, "there is nothing to wait for"
+    pool.set_path(path(prefill, decode))
+    route = pool.choose(LEAST)
+    assert route is not None and route.workers == {prefill, decode}
 
 
 def test_a_path_ends_with_either_incarnation() -> None:
