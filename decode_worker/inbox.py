@@ -8,7 +8,7 @@ from common.serving.inquiry import answer
 from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVHandoff, KVLease, KVPoolExport, KVProgress
 from common.wire.messages import Abort, Inquiry, Message, PeerGone, PrefillRequest, RequestFailed
-from common.wire.packing import unpack_ids
+from common.wire.packing import unpack_array
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.worker_id import is_from
@@ -105,7 +105,7 @@ class Inbox:
         self.intake.sources.meet(identity, export)
 
     def _accept_local(self, message: PrefillRequest) -> None:
-        token_ids = unpack_ids(message.token_ids)
+        token_ids = unpack_array(message.token_ids)
         sequence = DecodeSequence(
             request_id=message.request_id,
             attempt=message.attempt,

@@ -18,7 +18,7 @@ from common.errors import ErrorCode
 from common.kv.tables import num_handed_over, num_seen, tables_handed_over
 from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVHandoff, KVLease, KVProgress, KVRelease
-from common.wire.packing import pack_ids, unpack_ids
+from common.wire.packing import pack_ids, unpack_array, unpack_ids
 from common.wire.pool_shape import shown
 from common.wire.sockets import Hub
 from common.wire.worker_id import connection_of
@@ -86,7 +86,7 @@ class Intake:
                 )
             )
             return
-        token_ids = unpack_ids(message.token_ids)
+        token_ids = unpack_array(message.token_ids)
         sequence = DecodeSequence(*key, token_ids, message.num_outputs, message.sampling)
         lease = Lease.begun(message.lease_s, time.monotonic())
         handoff = Handoff(sequence, source, source.pool.shape.by_group(unpack_ids(message.block_ids)), lease)

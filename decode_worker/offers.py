@@ -12,7 +12,7 @@ from common.kv.tables import Tables, num_handed_over, num_lacking, tables_handed
 from common.memory.shared_pool import SharedPool
 from common.serving.vocabulary import stranger
 from common.wire.memory_messages import KVOffer
-from common.wire.packing import unpack_ids
+from common.wire.packing import unpack_array
 from common.wire.pool_shape import shown
 from decode_worker.aborts import Aborts
 from decode_worker.intake import Failure
@@ -79,7 +79,7 @@ class Offers:
 
     def add(self, offer: KVOffer) -> None:
         """Queue an offer, or decline what can never be decoded here or was aborted before."""
-        key, token_ids = (offer.request_id, offer.attempt), unpack_ids(offer.token_ids)
+        key, token_ids = (offer.request_id, offer.attempt), unpack_array(offer.token_ids)
         sequence = DecodeSequence(*key, token_ids, offer.num_outputs, offer.sampling)
         layout, num_tokens = self.scheduler.layout, len(token_ids) - 1
         offered, num_blocks = self.shared.by_group(offer), num_handed_over(layout, num_tokens)

@@ -1,5 +1,6 @@
 """A request being decoded here."""
 
+from collections.abc import MutableSequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ class DecodeSequence:
 
     request_id: str
     attempt: int
-    token_ids: list[int]
+    token_ids: MutableSequence[int]
     num_outputs: int
     sampling: SamplingParams
     tables: Tables = ()

@@ -28,6 +28,7 @@ from common.grammar.followers import Followers
 from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
+from common.serving.idling import Idling
 from common.wire.messages import FinishReason, WorkerReady
 from common.wire.output_token import OutputToken
 from common.wire.router_link import RouterLink
@@ -84,17 +85,16 @@ class DecodeWorker:
         self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
         self.in_flight: DecodeStep | None = None
         self.pace = Pace()
-        self.num_idle_polls = 0
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.inbox = Inbox(
             self.link, hub, self.scheduler, self.intake, self.offers, self.local_prompts, self.guides, drain
         )
         self.poller = zmq.Poller()
-        self.poller.register(self.link.spoke.socket, zmq.POLLIN)
-        self.poller.register(hub.socket, zmq.POLLIN)
-        if engine.shared is not None:
-            self.poller.register(engine.shared, zmq.POLLIN)
+        for source in (self.link.spoke.socket, hub.socket, engine.shared):
+            if source is not None:
+                self.poller.register(source, zmq.POLLIN)
+        self.idling = Idling(self.poller, stays_awake=engine.device.type == "cuda")
 
     def run(self) -> None:
         """Work until drained."""
@@ -327,15 +327,12 @@ class DecodeWorker:
     def _await_work(self) -> None:
         """Sleep until a message comes, or a copy or a chunk may be over; not at all with steps to launch or collect."""
         if self.in_flight is not None or self._can_get_on():
+            self.idling.worked()
             return
         if self.intake.is_copying() or self.scheduler.active or len(self.local_prompts):
             time.sleep(LOOK_INTERVAL_S)
-        elif self.poller.poll(IDLE_POLL_MS):
-            self.num_idle_polls = 0
-        else:
-            self.num_idle_polls += 1
-            if self.num_idle_polls >= QUIET_POLLS:
-                self.runner.capture_ahead()
+        elif not self.idling.await_message(IDLE_POLL_MS) and self.idling.num_vain >= QUIET_POLLS:
+            self.runner.capture_ahead()
 
     def _can_get_on(self) -> bool:
         """Whether some row gets a token in the next step, or in the one in flight."""

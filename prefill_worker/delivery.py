@@ -113,7 +113,8 @@ class Delivery:
     def _offer(self, target: Target, sequence: PromptSequence, token_id: int, block_ids: list[int]) -> None:
         shared, holder = self.engine.shared, (target.worker_id, target.epoch)
         assert shared is not None, "a decode worker shares no pool of ours alone"
-        token_ids, num_outputs = [*sequence.token_ids, token_id], sequence.num_outputs + 1
+        token_ids, num_outputs = sequence.token_ids[:], sequence.num_outputs + 1
+        token_ids.append(token_id)
         if not shared.offer(holder, sequence.key, token_ids, num_outputs, sequence.sampling, block_ids):
             self.fail(sequence.key, ErrorCode.DRAINING, shared.problem)
 

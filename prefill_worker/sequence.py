@@ -1,5 +1,6 @@
 """A prompt on its way through this worker."""
 
+from collections.abc import MutableSequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ from common.grammar.follower import Follower
 from common.kv.tables import Tables
 from common.wire.messages import PrefillRequest
 from common.wire.output_token import OutputToken
-from common.wire.packing import unpack_ids
+from common.wire.packing import unpack_array
 from common.wire.sampling_params import SamplingParams
 
 Key = tuple[str, int]
@@ -21,7 +22,7 @@ class PromptSequence:
 
     request_id: str
     attempt: int
-    token_ids: list[int]
+    token_ids: MutableSequence[int]
     num_outputs: int
     sampling: SamplingParams
     decode_worker_id: str
@@ -45,7 +46,7 @@ class PromptSequence:
         return PromptSequence(
             request_id=request.request_id,
             attempt=request.attempt,
-            token_ids=unpack_ids(request.token_ids),
+            token_ids=unpack_array(request.token_ids),
             num_outputs=request.num_outputs,
             sampling=request.sampling,
             decode_worker_id=request.decode_worker_id,

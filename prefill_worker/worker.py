@@ -34,6 +34,7 @@ from common.kernels.operands import NO_CHOICE
 from common.kv.tables import complete_blocks
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
+from common.serving.idling import Idling
 from common.serving.inquiry import answer
 from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVPoolExport
@@ -104,6 +105,7 @@ class PrefillWorker:
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         if engine.shared is not None:
             self.poller.register(engine.shared, zmq.POLLIN)
+        self.idling = Idling(self.poller, stays_awake=engine.device.type == "cuda")
 
     def run(self) -> None:
         """Work until drained."""
@@ -213,12 +215,14 @@ class PrefillWorker:
 
     def _await_work(self) -> None:
         """Sleep until a message comes, or until it is time to look whether a step is over."""
+        if self.in_flight:
+            self.idling.worked()
         if (not self.in_flight and self.guides.followers.num_pending) or (
             not self.in_flight and self.delivery.is_sending()
         ):
             time.sleep(LOOK_INTERVAL_S)
         elif not self.in_flight:  # what waits now waits for blocks: a message or a lease's end brings them
-            self.poller.poll(IDLE_POLL_MS)
+            self.idling.await_message(IDLE_POLL_MS)
         elif not self.in_flight[0].pending.ready():
             time.sleep(LOOK_INTERVAL_S)
 

@@ -28,7 +28,7 @@ ALIGNMENT = 16
 class PromptChunk:
     """Tokens `[start, start + len(token_ids))` of one sequence."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     start: int
     tables: Sequence[list[int]]  # block ids by group and place; they cover at least the chunk's end
     sampling: SamplingParams

@@ -58,6 +58,9 @@ class Backing(Protocol):
     settle_s: float
     """How long after its end a process may still write there."""
 
+    awake_s: float
+    """How long its server sleeps for moments only after a message: a core that slept longer is slow when it wakes."""
+
     def allocate(self, num_bytes: int) -> Memory:
         """Raises MemoryShort."""
         ...
@@ -67,6 +70,7 @@ class HostBacking:
     """Anonymous files: they need no name and no room in /dev/shm, and end with their last user."""
 
     settle_s = 0.0
+    awake_s = 0.0
     device, device_uuid = "cpu", ""
 
     def free_bytes(self) -> int:
@@ -116,6 +120,7 @@ class CudaBacking:
     """
 
     settle_s = 2.0
+    awake_s = 1.0
 
     def __init__(self, index: int) -> None:
         try:

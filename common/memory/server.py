@@ -26,6 +26,7 @@ from common.memory.pools import Pools, User
 from common.memory.processes import Processes
 from common.memory.regions import RegionKey, Regions
 from common.memory.taint import taint
+from common.memory.vigil import Vigil
 from common.wire.memory_messages import (
     MAX_BYTES,
     BlocksFreed,
@@ -83,6 +84,7 @@ class MemoryServer:
         self.is_stopped = False
         self.listener = Listener(path)
         self.selector = selectors.DefaultSelector()
+        self.vigil = Vigil(self.selector, backing.awake_s)
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.selector.register(self.processes, selectors.EVENT_READ)
         announcer.announce()
@@ -98,7 +100,7 @@ class MemoryServer:
 
     def turn(self, wait_s: float) -> None:
         """What has arrived within `wait_s`, and what is due."""
-        for key, _ in self.selector.select(wait_s):
+        for key in self.vigil.select(wait_s):
             if key.fileobj is self.listener:
                 self._accept()
             elif (client := self.clients.get(key.data)) is not None:

@@ -11,9 +11,14 @@ def pack_ids(ids: Iterable[int]) -> bytes:
 
 def unpack_ids(data: bytes) -> list[int]:
     """Inverse of `pack_ids`; raises ValueError when the length is not a multiple of 4."""
+    return unpack_array(data).tolist()
+
+
+def unpack_array(data: bytes) -> "array[int]":
+    """The same, as it is: of a long prompt no number is looked at."""
     ids = array("i")
     ids.frombytes(data)
-    return ids.tolist()
+    return ids
 
 
 def pack_floats(values: Iterable[float]) -> bytes:

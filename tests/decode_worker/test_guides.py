@@ -168,7 +168,7 @@ class GuidedRig(Rig):
 
 def expected(sequence: DecodeSequence, num_prompt: int, num_tokens: int) -> list[int]:
     """What it would be alone, with every mask at hand."""
-    ids, sampling = sequence.token_ids[: num_prompt + 1], sequence.sampling
+    ids, sampling = list(sequence.token_ids[: num_prompt + 1]), sequence.sampling
     while len(ids) < num_tokens:
         outputs = ids[num_prompt:]
         logits = logits_after(ids)

@@ -93,6 +93,6 @@ def test_texts_are_those_of_sequences_that_never_had_to_wait(seed: int) -> None:
         in_flight = launched
     assert device.num_rested > 20 and device.num_preempted
     for sequence in seen.values():
-        ids = sequence.token_ids
+        ids = list(sequence.token_ids)
         for position in range(len(ids) - sequence.num_outputs + 1, len(ids)):
             assert ids[position] == next_token(ids[:position])

@@ -125,7 +125,15 @@ class Rig:
         self.worker = DecodeWorker(
             config,
             cast(
-                Engine, SimpleNamespace(shared=None, allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)
+                Engine,
+                SimpleNamespace(
+                    shared=None,
+                    allocator=self.allocator,
+                    pool=pool,
+                    max_len=512,
+                    vocab_size=VOCAB,
+                    device=torch.device("cpu"),
+                ),
             ),
             runner=cast(DecodeRunner, runner),
             prompt_runner=cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),

@@ -39,6 +39,7 @@ class FakeMemory:
 class FakeBacking:
     device, device_uuid = "fake", ""
     settle_s = 0.0
+    awake_s = 0.0
 
     def __init__(self) -> None:
         self.room, self.made = ROOM, list[FakeMemory]()

@@ -68,7 +68,7 @@ class Backed:
     device, device_uuid = "cpu", ""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.room, self.host, self.settle_s = path, True, HostBacking(), 0.0
+        self.path, self.room, self.host, self.settle_s, self.awake_s = path, True, HostBacking(), 0.0, 0.0
         self.clients: list[MemoryClient] = []
         self.is_closed = False
         backing: Backing = self

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 import zmq
 
 from common.config import Config, NetSection, PrefillSection
@@ -95,7 +96,15 @@ class Rig:
         self.worker = PrefillWorker(
             Config(net=NetSection(router_endpoint=self.router.endpoint), prefill=PrefillSection(**section)),
             cast(
-                Engine, SimpleNamespace(shared=None, allocator=self.allocator, pool=pool, max_len=512, vocab_size=VOCAB)
+                Engine,
+                SimpleNamespace(
+                    shared=None,
+                    allocator=self.allocator,
+                    pool=pool,
+                    max_len=512,
+                    vocab_size=VOCAB,
+                    device=torch.device("cpu"),
+                ),
             ),
             runner=cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
             ready=worker_ready("p", Role.PREFILL, num_blocks=(num_blocks,), max_model_len=512, max_batch_tokens=64),
