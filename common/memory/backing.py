@@ -3,6 +3,7 @@
 import fcntl
 import os
 import uuid
+from contextlib import suppress
 from typing import Any, Protocol
 
 from common.errors import ConfigError, MemoryShort
@@ -95,8 +96,12 @@ class HostMemory:
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.descriptor = os.memfd_create("baton", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, num_bytes)
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        try:
+            os.ftruncate(self.descriptor, num_bytes)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        except OSError:
+            self.close()
+            raise
 
     def write(self, offset: int, data: bytes | bytearray) -> None:
         done = 0
@@ -134,6 +139,8 @@ class CudaBacking:
         _, properties = runtime.cudaGetDeviceProperties(index)
         self.device_uuid = str(uuid.UUID(bytes=properties.uuid.bytes))
         self.device = f"cuda:{index} {properties.name.decode()} {self.device_uuid}"
+        with suppress(MemoryShort):  # and say now if this GPU cannot share its memory
+            self.allocate(ALIGNMENT_BYTES).close()
 
     def free_bytes(self) -> int:
         _, free, _ = self.runtime.cudaMemGetInfo()

@@ -16,6 +16,8 @@ from common.wire.messages import Message
 
 LENGTH_BYTES = 4
 READ_BYTES = 65_536
+READ_AT_ONCE_BYTES = 4 * READ_BYTES
+"""Then others have their turn: who sends without end holds up nobody."""
 MAX_UNSENT_BYTES = 4 * MAX_FRAME_BYTES
 """Who reads none of so much is gone."""
 MAX_DESCRIPTORS = 16
@@ -98,8 +100,9 @@ class Channel:
 
     def _read(self) -> bool:
         """Take what has arrived; False when no more will."""
+        num_read = 0
         try:
-            while len(self.received) <= MAX_FRAME_BYTES + LENGTH_BYTES:
+            while num_read < READ_AT_ONCE_BYTES:
                 data, ancillary, _, _ = self.connection.recvmsg(READ_BYTES, self.room, socket.MSG_CMSG_CLOEXEC)
                 for level, kind, content in ancillary:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -109,6 +112,7 @@ class Channel:
                 if not data:
                     return False
                 self.received += data
+                num_read += len(data)
         except BlockingIOError:
             return True
         except OSError:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from common.memory.channel import Channel, Gone
 from common.memory.exchange import Answer
+from common.wire.memory_messages import PoolWanted, WeightsWanted
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     """Memory for which there was no room yet."""
 
+    message: WeightsWanted | PoolWanted
     grant: Callable[[], list[Answer]]  # raises MemoryShort
     until_s: float
 

@@ -232,22 +232,22 @@ class Pools:
 
     def _made(self, shape: PoolShape) -> Pool:
         memory, pool_id = self.allocate(shape.num_bytes), secrets.randbits(63)
-        try:
-            for block_id in shape.proof_ids:
-                offset, size = shape.place(block_id)
-                memory.write(offset, pattern(pool_id, block_id, size))
-        except OSError as error:
-            memory.close()
-            counts = shown(shape.num_blocks)
-            raise MemoryShort(f"a pool of {counts} blocks, {shape.num_bytes} bytes: {error.strerror}") from None
 
         def poison(block_ids: Iterable[int]) -> None:
             for block_id in block_ids:
                 memory.fill(*shape.place(block_id), NAN_BYTE)
 
         index = BlockIndex(shape, poison if self.poisons else None)
-        if self.poisons:
-            poison(chain.from_iterable(index.free_ids))
+        try:
+            for block_id in shape.proof_ids:
+                offset, size = shape.place(block_id)
+                memory.write(offset, pattern(pool_id, block_id, size))
+            if self.poisons:
+                poison(chain.from_iterable(index.free_ids))
+        except OSError as error:
+            memory.close()
+            counts = shown(shape.num_blocks)
+            raise MemoryShort(f"a pool of {counts} blocks, {shape.num_bytes} bytes: {error.strerror}") from None
         return Pool(shape.layout, pool_id, memory, index)
 
     def _deal(self, pool: Pool) -> list[Answer]:

@@ -24,6 +24,7 @@ from common.memory.exchange import Answer, Misbehaved
 from common.memory.listener import Listener
 from common.memory.pools import Pools, User
 from common.memory.processes import Processes
+from common.memory.refusal import refusal
 from common.memory.regions import RegionKey, Regions
 from common.memory.taint import taint
 from common.memory.vigil import Vigil
@@ -179,7 +180,7 @@ class MemoryServer:
     def _answers(self, client: Client, message: MemoryMessage) -> Iterable[Answer]:
         match message:
             case WeightsWanted() | PoolWanted() if client.wish is None:
-                client.wish = Wish(partial(self._granted, client, message), time.monotonic() + PATIENCE_S)
+                client.wish = Wish(message, partial(self._granted, client, message), time.monotonic() + PATIENCE_S)
                 self._grant(client)
                 return []
             case WeightsProgress():
@@ -225,8 +226,10 @@ class MemoryServer:
             answers = client.wish.grant()
         except MemoryShort as short:
             if time.monotonic() > client.wish.until_s:
-                client.channel.send(MemoryRefused(f"{short}, for {PATIENCE_S:.0f} s; lower kv.memory_fraction"))
-                raise Gone(f"it wants more than there is: {short}") from None
+                short_for = f"{short}, for {PATIENCE_S:.0f} s"
+                reason = refusal(short_for, client.wish.message, self.regions, self.pools)
+                client.channel.send(MemoryRefused(reason))
+                raise Gone(f"it wants more than there is: {reason}") from None
             return
         client.wish = None
         self._answer(answers)

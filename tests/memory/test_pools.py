@@ -478,6 +478,11 @@ def test_without_room_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MemoryShort, match="No space left"):
         Pools(rig._allocate, 0.0, poisons=False).want(User(0, ("w0", 1), False), LAYOUT, (NUM_BLOCKS,))
     assert made[0].is_closed
+    monkeypatch.undo()
+    monkeypatch.setattr(Bytes, "fill", lambda self, offset, num_bytes, byte: full(self, offset, b""))
+    with pytest.raises(MemoryShort, match="No space left"):
+        Pools(rig._allocate, 0.0, poisons=True).want(User(0, ("w0", 1), False), LAYOUT, (NUM_BLOCKS,))
+    assert made[1].is_closed
 
 
 def test_generations_go_round() -> None:

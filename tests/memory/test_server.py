@@ -1,6 +1,7 @@
 """A real server on a real socket: what clients get, and what becomes of those that do not keep to the protocol."""
 
 import errno
+import itertools
 import mmap
 import os
 import signal
@@ -12,7 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -25,8 +29,11 @@ from common.errors import ConfigError, KVError, MemoryLost, MemoryShort
 from common.kv.transport import make_transport
 from common.memory import channel as channel_module
 from common.memory import client as client_module
+from common.memory import listener as listener_module
 from common.memory import server as server_module
 from common.memory.backing import Backing, HostBacking, Memory
+from common.memory.block_index import BlockState
+from common.memory.channel import Channel
 from common.memory.client import MemoryClient, WeightsClaim
 from common.memory.mapping import Mapping
 from common.memory.pulse import ASK_S, MAX_UNANSWERED
@@ -34,12 +41,16 @@ from common.memory.server import MemoryServer
 from common.memory.shared_pool import SharedPool
 from common.wire.frames import encode
 from common.wire.memory_messages import (
+    BlocksFreed,
     BlocksLeased,
     BlocksWanted,
+    KVAccepted,
     KVDeclined,
     KVOffer,
     MemoryHello,
     MemoryKnock,
+    MemoryTainted,
+    PoolWanted,
     RegionState,
     WeightsFilled,
     WeightsProgress,
@@ -51,7 +62,7 @@ from common.wire.sampling_params import SamplingParams
 from tests.announcing import announcer
 from tests.layouts import take
 from tests.messages import LAYOUT
-from tests.wire.values import messages
+from tests.wire.values import aimed_messages, messages
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 if os.getuid() != 0:
@@ -188,8 +199,62 @@ def test_who_wants_more_than_there_is_waits_and_then_hears_why(backed: Backed, m
     assert claim(backed.connect()).state is RegionState.EMPTY, "room was found in time"
     backed.room = False
     monkeypatch.setattr(server_module, "PATIENCE_S", 0.1)
-    with pytest.raises(ConfigError, match="nothing is left"):
+    with pytest.raises(ConfigError, match=r"nothing is left, for 0 s; here are weights of model, 0\.00 GB; stop who"):
         backed.connect("decode-0").claim_weights("model", "another layout", SIZE)
+
+
+def test_a_second_pool_of_a_device_is_made_if_there_is_room_and_else_refused_with_what_differs(
+    backed: Backed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [group] = LAYOUT.groups
+    mine, yours = LAYOUT, replace(LAYOUT, groups=(replace(group, block_size=32, dtype="bfloat16"),))
+    backed.connect("prefill-0").claim_pool(mine, (9,))
+    assert backed.connect("decode-0").claim_pool(yours, (5,)).shape.num_blocks == (5,)
+    backed.room = False
+    monkeypatch.setattr(server_module, "PATIENCE_S", 0.1)
+    third = replace(mine, groups=(replace(group, num_layers=2),))
+    with pytest.raises(ConfigError, match=r"num_layers: 1 here, 2 there") as refused:
+        backed.connect("decode-1").claim_pool(third, (9,))
+    assert "give all workers of a model the same [model] and [kv] section" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"lower kv\.pool_bytes or kv\.cpu_pool_bytes"):
+        backed.connect("decode-2").claim_pool(replace(mine, fingerprint="another"), (9,))
+    assert backed.connect("prefill-1").claim_pool(mine, (9,)).shape.num_blocks == (9,), "the others are served as ever"
+
+
+def test_a_connection_of_another_user_is_refused(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    neighbour, uid = backed.connect("neighbour"), os.getuid()
+    monkeypatch.setattr(listener_module, "os", SimpleNamespace(getuid=lambda: uid + 1))
+    with raw(backed) as connection:
+        assert is_let_go(connection)
+    monkeypatch.undo()
+    assert claim(neighbour).num_bytes == SIZE
+
+
+def test_half_a_frame_holds_up_nobody(backed: Backed) -> None:
+    neighbour, frame = backed.connect("neighbour"), framed(WeightsWanted("model", "layout", SIZE))
+    with raw(backed, HELLO, frame[:-1]) as connection, raw(backed, (1 << 20).to_bytes(4, "little")):
+        assert claim(neighbour).state is RegionState.EMPTY
+        say(connection, frame[-1:])
+        eventually(lambda: any(len(region.users) == 2 for region in backed.server.regions.regions.values()))
+
+
+def test_who_sends_without_end_has_its_turn_and_no_more() -> None:
+    class Endless:
+        """A connection of which there is always more to read."""
+
+        num_read = 0
+
+        def setblocking(self, blocks: bool) -> None: ...
+
+        def recvmsg(self, size: int, *_: int) -> tuple[bytes, list[object], int, None]:
+            knocks = knock * (size // len(knock))
+            self.num_read += len(knocks)
+            return knocks, [], 0, None
+
+    knock, endless = framed(MemoryKnock()), Endless()
+    heard = list(Channel(cast(socket.socket, endless)).receive())
+    assert endless.num_read <= channel_module.READ_AT_ONCE_BYTES + channel_module.READ_BYTES
+    assert len(heard) * len(knock) == endless.num_read
 
 
 def test_who_hangs_while_others_wait_loses_its_place(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,6 +613,34 @@ def test_frames_that_come_byte_by_byte_are_understood(backed: Backed) -> None:
             connection.sendall(bytes([byte]))
         eventually(lambda: any(client.worker for client in backed.server.clients.values()))
         assert connection.recv(4096)
+
+
+HOSTILE = ("hostile", 1)
+numbers = itertools.count()
+OF_BLOCKS = (BlocksWanted, BlocksFreed, KVOffer, KVAccepted, KVDeclined)
+
+
+@settings(max_examples=100)
+@given(st.lists(aimed_messages(HOSTILE, [HOSTILE, ("decode-0", 1)], OF_BLOCKS), max_size=6))
+def test_nothing_that_is_said_of_blocks_takes_one_from_another(backed: Backed, said: list[Message]) -> None:
+    """But for a fault, of which everybody who maps the same has to hear. This process lives, so each has a new pool."""
+    layout, neighbour = replace(LAYOUT, fingerprint=f"model {next(numbers)}"), backed.connect("neighbour")
+    mine = SharedPool(neighbour, neighbour.claim_pool(layout, (9,)))
+    mine.tend((1,), (0,))
+    eventually(lambda: bool(mine.receive() or mine.magazine.has((1,))))
+    with raw(backed, MemoryHello(*HOSTILE, False), PoolWanted(layout, (9,))) as connection, suppress(OSError):
+        for part in said:
+            if not isinstance(part, MemoryTainted):
+                say(connection, part)
+    eventually(lambda: all(client.worker != HOSTILE for client in backed.server.clients.values()))
+    assert not mine.receive() and not mine.problem
+    index = backed.server.pools.pools[layout].index
+    [number] = [client.number for client in backed.server.clients.values() if client.worker == ("neighbour", 1)]
+    for block_id, generation in mine.magazine._generation.items():
+        assert (index.state[block_id], index.holder[block_id]) == (BlockState.LEASED, number)
+        assert index.generation[block_id] == generation
+    neighbour.close()
+    eventually(lambda: not backed.server.clients)
 
 
 @settings(max_examples=100)
