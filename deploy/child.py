@@ -43,15 +43,17 @@ class Child:
         self.pid = process.pid
         self._process = process
         self._started_s = time.monotonic()
-        self._output = asyncio.create_task(_forward(spec.name, process, console))
+        self._output = asyncio.create_task(self._forward(console))
 
     @classmethod
-    async def start(cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console) -> "Child":
+    async def start(
+        cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console, *, has_input: bool = False
+    ) -> "Child":
         launcher = [sys.executable, "-I", "-S", str(EXEC_CHILD), str(os.getpid())]
         process = await asyncio.create_subprocess_exec(
             *launcher,
             *spec.argv,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if has_input else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={**child_environment(environ), **spec.env},
@@ -59,6 +61,18 @@ class Child:
             limit=MAX_LINE_BYTES,
         )
         return cls(spec, process, console)
+
+    async def become(self, spec: ProcessSpec, order: bytes) -> bool:
+        """Have it go on as another, by what it reads; false if it has ended."""
+        assert self._process.stdin is not None, "it was started with an input"
+        self.spec, self._started_s = spec, time.monotonic()
+        try:
+            self._process.stdin.write(order)
+            await self._process.stdin.drain()
+        except ConnectionError:
+            return False
+        self._process.stdin.close()
+        return self._process.returncode is None
 
     @property
     def lived_s(self) -> float:
@@ -82,6 +96,22 @@ class Child:
         except ProcessLookupError:
             pass  # already gone, which is what a signal is for
 
+    async def _forward(self, console: Console) -> None:
+        """Its lines to the console, until it has ended."""
+        assert self._process.stdout is not None
+        while True:
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:  # longer than MAX_LINE_BYTES: the reader dropped it
+                name = self.spec.name
+                console.child_line(name, f"[{name}] a line longer than {MAX_LINE_BYTES} bytes was dropped")
+                continue
+            if not line:
+                return
+            text = line.decode("utf-8", "replace").rstrip()
+            if text:
+                console.child_line(self.spec.name, text)
+
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The supervisor's environment, with our source findable and GPUs numbered as nvidia-smi does."""
@@ -102,18 +132,3 @@ def describe_exit(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
         return f"signal {-code}"
-
-
-async def _forward(name: str, process: asyncio.subprocess.Process, console: Console) -> None:
-    assert process.stdout is not None
-    while True:
-        try:
-            line = await process.stdout.readline()
-        except ValueError:  # longer than MAX_LINE_BYTES: the reader dropped it
-            console.child_line(name, f"[{name}] a line longer than {MAX_LINE_BYTES} bytes was dropped")
-            continue
-        if not line:
-            return
-        text = line.decode("utf-8", "replace").rstrip()
-        if text:
-            console.child_line(name, text)

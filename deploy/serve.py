@@ -18,6 +18,7 @@ from deploy.model_source import find_model, is_hub_id, weights_bytes
 from deploy.mps import Mps, MpsOptions, open_mps
 from deploy.placement import Placement, choose_gpus, place_standbys, place_workers
 from deploy.runtime_dir import make_runtime_dir
+from deploy.spares import spare_modules
 from deploy.supervisor import Deadlines, Supervisor
 
 
@@ -32,6 +33,7 @@ class Fleet:
     mps: MpsOptions = field(default_factory=MpsOptions)
     memory: str = "auto"  # one of MEMORY_MODES
     standby: str = "none"  # one of STANDBYS
+    spare: str = "auto"  # one of SPARE_MODES
 
 
 def with_model(config: Config, name: str) -> Config:
@@ -78,6 +80,7 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
                 Deadlines(fleet.start_timeout_s, config.router.drain_s, config.worker.drain_s),
                 os.environ,
                 console,
+                spare_modules(fleet.spare, placements),
             )
             yield supervisor, mps
 

@@ -18,6 +18,7 @@ from deploy.child import Backoff, Child, describe_exit
 from deploy.console import Console
 from deploy.health import Health, fetch_health
 from deploy.launch_plan import Kind, ProcessSpec
+from deploy.spares import Spares
 
 CONFIG_EXIT_CODE = 2
 MAX_CRASHES_BEFORE_READY = 3
@@ -36,7 +37,11 @@ class Deadlines:
 
 
 class Supervisor:
-    """Runs `specs` until stopped."""
+    """Runs `specs` until stopped.
+
+    Args:
+        spare_modules: what a spare process for workers imports ahead; empty for none.
+    """
 
     def __init__(
         self,
@@ -45,6 +50,7 @@ class Supervisor:
         deadlines: Deadlines,
         environ: Mapping[str, str],
         console: Console,
+        spare_modules: tuple[str, ...] = (),
     ) -> None:
         self.ready: asyncio.Event = asyncio.Event()
         self.health: Health | None = None
@@ -54,6 +60,7 @@ class Supervisor:
         self._deadlines = deadlines
         self._environ = environ
         self._console = console
+        self._spares = Spares(spare_modules, environ, console)
         self._failed_with = 0
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
@@ -106,7 +113,8 @@ class Supervisor:
     async def _keep_running(self, spec: ProcessSpec) -> None:
         backoff = Backoff()
         while not self._stopping.is_set():
-            child = await Child.start(spec, self._environ, self._console)
+            spare = await self._spares.become(spec) if spec.kind is Kind.WORKER else None
+            child = spare or await Child.start(spec, self._environ, self._console)
             self._children[spec.name] = child
             if self._stopping.is_set():  # while it was being started
                 child.signal(signal.SIGTERM)
@@ -138,6 +146,7 @@ class Supervisor:
                 if health is not None and self._all_there(health):
                     self.health = health
                     self.ready.set()
+                    self._spares.renew()
                     self._console.end_loading()
                     on_ready(health)
                     return
@@ -156,6 +165,7 @@ class Supervisor:
     async def _drain(self) -> None:
         """The router first, while the workers still finish what it waits for; then the workers; then their memory."""
         self._console.end_loading()
+        await self._spares.end()
         drains_s = {Kind.ROUTER: self._deadlines.router_drain_s, Kind.WORKER: self._deadlines.worker_drain_s}
         if self._children and not self._killing.is_set():
             self._console.say("draining; once more to kill")

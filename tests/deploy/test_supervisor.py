@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy import spares
 from deploy.console import Console
 from deploy.health import Health
 from deploy.launch_plan import SOURCE_ROOT, Kind, ProcessSpec
@@ -89,14 +90,24 @@ class Stage:
             for name in ("router", *workers)
         ]
 
-    def supervisor(self, *workers: str, start_s: float = DEADLINE_S) -> Supervisor:
+    def supervisor(self, *workers: str, start_s: float = DEADLINE_S, spare_modules: tuple[str, ...] = ()) -> Supervisor:
         return Supervisor(
             self.specs(*workers),
             f"http://127.0.0.1:{self.port}",
             Deadlines(start_s=start_s, router_drain_s=DEADLINE_S, worker_drain_s=DEADLINE_S),
             self.environ,
             Console(self.log, None),
+            spare_modules,
         )
+
+    def spare_pids(self) -> set[int]:
+        """Of processes that were started as spares, whatever they have become."""
+        found = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"deploy.spare\0mark_{self.port}\0".encode() in (process / "cmdline").read_bytes():
+                    found.add(int(process.name))
+        return found
 
     def pid(self, name: str) -> int:
         return int((self.directory / f"{name}.pid").read_text())
@@ -165,6 +176,31 @@ async def test_a_killed_worker_comes_back(stage: Stage) -> None:
         supervisor.stop()
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
     assert not is_alive(stage.pid("decode-0"))
+
+
+async def test_a_killed_worker_comes_back_in_the_spare_process_and_a_killed_spare_costs_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spares, "NEXT_S", 0.0)
+    mark = f"mark_{stage.port}"
+    (stage.directory / f"{mark}.py").write_text("")
+    supervisor = stage.supervisor("decode-0", spare_modules=(mark,))
+    async with running(supervisor, lambda _: None) as run:
+        first = stage.pid("decode-0")
+        await eventually(lambda: len(stage.spare_pids()) == 1)
+        [spare] = stage.spare_pids()
+        os.kill(first, signal.SIGKILL)
+        await eventually(lambda: stage.pid("decode-0") == spare)
+        assert f"decode-0 is started in the spare process, pid {spare}" in stage.log.getvalue()
+        await eventually(lambda: len(stage.spare_pids()) == 2)
+        for pid in sorted(stage.spare_pids(), key=lambda pid: pid == spare):  # the next spare first
+            os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: stage.pid("decode-0") not in (first, spare) and is_alive(stage.pid("decode-0")))
+        await eventually(lambda: bool(stage.spare_pids()))
+        supervisor.stop()
+        assert await asyncio.wait_for(run, DEADLINE_S) == 0
+    assert not is_alive(stage.pid("decode-0"))
+    assert not stage.spare_pids()
 
 
 @pytest.mark.parametrize(("worker", "code"), [("misconfigured", 2), ("crashing", 1)])
