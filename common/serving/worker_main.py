@@ -23,7 +23,7 @@ from common.memory.starter import Starter
 from common.options import parse
 from common.serving.drain import Drain
 from common.serving.open_files import raise_open_files
-from common.serving.settle import settle_memory, sharpen_sleeps
+from common.serving.settle import keep_imports, settle_memory, sharpen_sleeps
 from common.wire.endpoints import AUTO, memory_socket
 from common.wire.fingerprint import tokenizer_fingerprint
 from common.wire.messages import Role, WorkerReady
@@ -74,6 +74,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     except BatonError as error:
         print(f"{prog}: {error}", file=sys.stderr)  # noqa: T201 - there is no log before there are settings
         return 2
+    keep_imports()
     worker_id = make_worker_id(role, config.worker.id)
     setup_logging(worker_id, config.log.level)
     raise_open_files()
