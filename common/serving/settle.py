@@ -9,7 +9,7 @@ TIMER_SLACK_NS = 1000
 
 
 def keep_imports() -> None:
-    """No collection walks what imports have made: the one of `settle_memory` would take 50 ms, with requests waiting."""
+    """No collection walks what imports made: that of `settle_memory` would take 50 ms, with requests waiting."""
     gc.freeze()
 
 
