@@ -39,7 +39,7 @@ class SharedPool:
         self.problem, self._is_told = "", False
         self.is_tainted = False  # what is in it may be damaged
         self._pulse = Pulse(clock=clock)
-        self.magazine = Magazine(claim.shape, self._send)
+        self.magazine = Magazine(claim.shape, self._send, clock=clock)
 
     def await_blocks(self) -> None:
         """Wait until there are some at hand, as a worker needs one to start; raises MemoryLost if none come."""
