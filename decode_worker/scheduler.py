@@ -60,7 +60,7 @@ class DecodeScheduler:
 
     def has_blocks(self, counts: Counts) -> bool:
         """Whether there are so many, and one for each sequence to grow."""
-        return self.allocator.has(plus(counts, self.num_growing))
+        return self.allocator.fetch(plus(counts, self.num_growing))
 
     def reserve_prompt(self, sequence: DecodeSequence) -> bool:
         """Admit one whose prompt is computed here, to a row to come, if there is room."""
@@ -197,7 +197,7 @@ class DecodeScheduler:
         if sequence.num_scheduled <= sequence.num_slots:
             return True
         lacking = self._num_lacking(sequence)
-        if not self.allocator.has(lacking):
+        if not self.allocator.fetch(lacking):
             return False
         num_tokens, fresh = sequence.num_scheduled, self.allocator.allocate(lacking)
         for number, (table, block_ids) in enumerate(zip(sequence.tables, fresh, strict=True)):

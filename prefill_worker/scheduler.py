@@ -124,7 +124,7 @@ class PromptScheduler:
     def _admit(self, sequence: PromptSequence) -> bool:
         """Give it blocks for its whole prompt, if there are so many."""
         num_blocks = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
-        if not self.allocator.has(num_blocks):
+        if not self.allocator.fetch(num_blocks):
             return False
         sequence.tables = tables_of(self.layout, self.allocator.allocate(num_blocks))
         self.waiting.remove(sequence)

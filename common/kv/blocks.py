@@ -34,7 +34,11 @@ class Allocator(Protocol):
         ...
 
     def has(self, counts: Counts) -> bool:
-        """Whether so many can be had now, of every group; if not, and others have some, that they are wanted."""
+        """Whether so many can be had now, of every group."""
+        ...
+
+    def fetch(self, counts: Counts) -> bool:
+        """The same; if not, and others have some, they are asked for."""
         ...
 
     def is_exhausted(self) -> bool:
@@ -85,6 +89,10 @@ class BlockAllocator:
     def has(self, counts: Counts) -> bool:
         """Whether so many are free."""
         return are_enough(self.num_free, counts)
+
+    def fetch(self, counts: Counts) -> bool:
+        """The same: there is nobody to ask."""
+        return self.has(counts)
 
     def is_exhausted(self) -> bool:
         """Always: nobody else has blocks."""

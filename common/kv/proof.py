@@ -68,7 +68,7 @@ def _measured(ours: KVPool, theirs: PoolShape, allocator: Allocator) -> Counts:
 def _room(allocator: Allocator, num_wanted: Counts) -> Iterator[None]:
     """Until there are so many blocks of a shared pool to copy into, or at least one of each group after a while."""
     deadline_s = time.monotonic() + PROOF_TIMEOUT_S
-    while not allocator.has(num_wanted):
+    while not allocator.fetch(num_wanted):
         if time.monotonic() > deadline_s and all(allocator.num_free):
             return
         if time.monotonic() > deadline_s:

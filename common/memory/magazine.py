@@ -5,8 +5,9 @@
         └───────too many─────┘   └──────free──────┘   └──release──▶ another worker's, by an offer
 
 Who finds too few says with that how many it lacks; what is lacking is asked for, comes whole, and waits a moment to be
-used. While somebody waits for blocks, all but a floor goes back: nobody can wait for what others merely hold. So it is
-with blocks of one group that are of no use yet for want of those of another. Counts are by group.
+used. Who lacks least is served first: so a sequence that grows never waits for a prompt that is to begin. While
+somebody waits for blocks, all but a floor goes back: nobody can wait for what others merely hold. So it is with blocks
+of one group that are of no use yet for want of those of another. Counts are by group.
 """
 
 import time
@@ -45,7 +46,7 @@ class Magazine:
         self._is_at_hand = bytearray(shape.num_ids)
         self._generation: dict[int, int] = {}  # of all that is leased
         self._num_leased = [0] * len(self.capacity)  # by group
-        self._lacking, self._lacking_s = shape.layout.nothing, 0.0  # that somebody lacked, and when he last said so
+        self._lacking, self._lacking_s = shape.layout.nothing, 0.0  # the least that somebody lacks, and when he said so
         self._wanted, self._wanted_s = shape.layout.nothing, 0.0  # as the server was told, and since when some are
         self._is_short = False
         self._is_lost = False
@@ -62,10 +63,15 @@ class Magazine:
         return tuple(capacity - num_leased + len(at_hand) for capacity, num_leased, at_hand in columns)
 
     def has(self, counts: Counts) -> bool:
-        """Whether so many are at hand of each group; if not, they will be fetched."""
-        if are_enough(self.num_free, counts):
+        """Whether so many are at hand of each group."""
+        return are_enough(self.num_free, counts)
+
+    def fetch(self, counts: Counts) -> bool:
+        """Whether so many are at hand of each group; if not, they are asked for, before all that is more."""
+        if self.has(counts):
             return True
-        self._lacking, self._lacking_s = tuple(map(max, self._lacking, counts)), self._clock()
+        if not any(self._lacking) or sum(counts) <= sum(self._lacking):
+            self._lacking, self._lacking_s = counts, self._clock()
         return False
 
     def is_exhausted(self) -> bool:
@@ -75,7 +81,7 @@ class Magazine:
 
     def allocate(self, counts: Counts) -> list[list[int]]:
         """So many blocks of each group, or OutOfBlocks and none."""
-        if not are_enough(self.num_free, counts):
+        if not self.has(counts):
             raise OutOfBlocks(f"{shown(counts)} blocks wanted, {shown(self.num_free)} at hand")
         if are_enough(counts, self._lacking):
             self._lacking = self.shape.layout.nothing

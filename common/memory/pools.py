@@ -7,6 +7,7 @@ waits all others are asked to give back what they hold in hand. Knows clients by
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -65,7 +66,28 @@ class Pool:
     index: BlockIndex
     users: dict[int, User] = field(default_factory=dict)
     wants: dict[int, Counts] = field(default_factory=dict)  # by client, first come first
+    passed: Counter[int] = field(default_factory=Counter)  # blocks that others got before one that waits for longer
     is_short: bool = False  # as users were told
+
+    def in_order(self) -> list[int]:
+        """Those that wait: who decodes, and wants least, before all others, first come first."""
+
+        def place(client: int) -> tuple[bool, int]:
+            is_decoding = self.users[client].is_decoding
+            return not is_decoding, sum(self.wants[client]) if is_decoding else 0
+
+        return sorted(self.wants, key=place)  # stable
+
+    def may_pass(self, waiting: list[int], wanted: Counts) -> bool:
+        """Whether prompts that wait for much may wait for that longer: for half as many blocks as they want, in all."""
+        return not any(self.users[client].is_decoding for client in waiting) and all(
+            self.passed[client] + sum(wanted) <= sum(self.wants[client]) // 2 for client in waiting
+        )
+
+    def forget(self, client: int) -> None:
+        """It waits no more."""
+        self.wants.pop(client, None)
+        del self.passed[client]
 
 
 class Pools:
@@ -130,7 +152,7 @@ class Pools:
         if len(counts) != len(capacity) or not are_enough(capacity, counts):
             raise Misbehaved(f"{counts} blocks of a pool that has {capacity} to give")
         if not any(counts):
-            pool.wants.pop(client, None)
+            pool.forget(client)
         else:
             pool.wants[client] = counts  # who waits already keeps its place
         return self._deal(pool)
@@ -171,7 +193,7 @@ class Pools:
             return []
         pool = self._pool_of(client)
         user = pool.users.pop(client)
-        pool.wants.pop(client, None)
+        pool.forget(client)
         pool.index.leave(client)
         return self.cure(client) if user.is_guest else self._deal(pool)
 
@@ -251,14 +273,20 @@ class Pools:
         return Pool(shape.layout, pool_id, memory, index)
 
     def _deal(self, pool: Pool) -> list[Answer]:
-        """Give blocks to those that wait; nobody gets what one before it waits for."""
+        """Give blocks to those that wait, in order; who wants little may pass who wants much, for a while."""
         answers, available = [], pool.index.num_free
-        for client in sorted(pool.wants, key=lambda client: not pool.users[client].is_decoding):  # stable
-            wanted = pool.wants[client]
-            if are_enough(minus(available, self._reserve_before(pool, client)), wanted):
-                block_ids = pool.index.lease(client, pool.wants.pop(client))
+        waiting: list[int] = []
+        for client in pool.in_order():
+            wanted, reserve = pool.wants[client], self._reserve_before(pool, client)
+            is_next = are_enough(minus(available, reserve), wanted)
+            if is_next or (pool.may_pass(waiting, wanted) and are_enough(minus(pool.index.num_free, reserve), wanted)):
+                pool.passed.update(dict.fromkeys(waiting, sum(wanted)))
+                pool.forget(client)
+                block_ids = pool.index.lease(client, wanted)
                 generations = pool.index.generations(block_ids)
                 answers.append(Answer(client, BlocksLeased(pack_ids(block_ids), pack_ids(generations))))
+            else:
+                waiting.append(client)
             available = minus(available, wanted)
         if pool.is_short != bool(pool.wants):
             pool.is_short = bool(pool.wants)

@@ -45,7 +45,7 @@ class SharedPool:
         """Wait until there are some at hand, as a worker needs one to start; raises MemoryLost if none come."""
         end_s, one = self._clock() + FIRST_S, tuple(1 for _ in self.magazine.capacity)
         level = tuple(min(FIRST_BLOCKS, count) for count in self.magazine.capacity)
-        while not self.magazine.has(one):
+        while not self.magazine.fetch(one):
             self.magazine.tend(level, one)
             select.select([self], [], [], ASK_S)
             self.receive()

@@ -306,14 +306,14 @@ def test_nobody_keeps_blocks_of_one_group_while_it_waits_for_those_of_another() 
                 worker.shared.receive()
 
     for worker, counts in ((first, (capacity[0], 0)), (second, (0, capacity[1]))):
-        assert not worker.shared.magazine.has(counts)
+        assert not worker.shared.magazine.fetch(counts)
         turn()
         assert worker.shared.magazine.num_free == counts
     wanted = (capacity[0] // 2 + 1, capacity[1] // 2 + 1)
     had = []
     for _ in range(40):
         for worker in workers:
-            if worker not in had and worker.shared.magazine.has(wanted):
+            if worker not in had and worker.shared.magazine.fetch(wanted):
                 worker.shared.magazine.free(chain.from_iterable(worker.shared.magazine.allocate(wanted)))
                 had.append(worker)
         turn()

@@ -58,7 +58,7 @@ class House:
         def has() -> bool:
             self.pool.tend((num_blocks,), (0,))
             self.pool.receive()
-            return self.pool.magazine.has((num_blocks,))
+            return self.pool.magazine.fetch((num_blocks,))
 
         eventually(has)
         block_ids = take(self.pool.magazine, num_blocks)

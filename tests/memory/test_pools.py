@@ -165,7 +165,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, index: int, numbers: Counts) -> None:
         alive = self._alive()
         counts = tuple(map(min, numbers, self.shape.capacity))
-        if alive and any(counts) and (worker := alive[index % len(alive)]).magazine.has(counts):
+        if alive and any(counts) and (worker := alive[index % len(alive)]).magazine.fetch(counts):
             worker.sequences.append(list(chain.from_iterable(worker.magazine.allocate(counts))))
 
     @rule(index=st.integers(0, 9))
@@ -282,7 +282,7 @@ class Machine(RuleBasedStateMachine):
                     self._hear_all(worker)
             for worker in self._alive():
                 self._let_everything_go(worker)
-            if turn > 8 and last.magazine.has(self.shape.capacity):
+            if turn > 8 and last.magazine.fetch(self.shape.capacity):
                 return
             for worker in self._alive():
                 worker.now_s += LACKING_S / 2
@@ -485,6 +485,61 @@ def test_without_room_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made[1].is_closed
 
 
+def test_a_block_to_grow_into_never_waits_for_a_prompt() -> None:
+    """Be it of another decode worker, which computes one, or in the same."""
+    rig = Rig(reserve=0.25)
+    rig.pools.want(User(2, ("w2", 1), True), LAYOUT, (NUM_BLOCKS,))
+    rig.lease(1, 8)
+    assert rig.pools.want_blocks(1, (9,)) == [Answer(client, PoolShortage(True)) for client in (0, 1, 2)]
+    assert rig.pools.want_blocks(0, (4,)) == []
+    assert len(unpack_ids(rig.lease(2, 1).block_ids)) == 1
+    now_s, said = 0.0, list[MemoryMessage]()
+    magazine = Magazine(ONE, said.append, clock=lambda: now_s)
+    magazine.shortage(is_short=True)
+    for _ in range(3):
+        assert not magazine.fetch((9,))
+        magazine.tend((0,), (0,))
+        now_s += LACKING_S / 2
+    assert not magazine.fetch((1,))
+    magazine.tend((0,), (0,))
+    assert said == [BlocksWanted((9,)), BlocksWanted((1,))]
+    magazine.leased(BlocksLeased(pack_ids([1]), pack_ids([1])))
+    assert not magazine.fetch((9,)) and magazine.fetch((1,)) and magazine.allocate((1,)) == [[1]]
+    assert not magazine.fetch((9,))
+    magazine.tend((0,), (0,))
+    assert said.pop() == BlocksWanted((9,)), "and then the prompt's turn has come"
+    assert not magazine.fetch((1,))
+    for _ in range(4):  # whoever lacked one is gone
+        assert not magazine.fetch((9,))
+        now_s += LACKING_S / 2
+        magazine.tend((0,), (0,))
+    assert said[-1] == BlocksWanted((9,))
+
+
+def test_prompts_that_want_little_pass_one_that_wants_much_but_not_for_ever() -> None:
+    rig = Rig()
+    for client in (2, 3):
+        rig.pools.want(User(client, (f"w{client}", 1), False), LAYOUT, (NUM_BLOCKS,))
+    held = rig.lease(3, 4)
+    rig.pools.want_blocks(0, (10,))
+    passing = [rig.lease(2, 2), rig.lease(2, 2)]
+    assert rig.pools.want_blocks(2, (2,)) == [], "6 are more than half of 10"
+    assert rig.pools.usage().num_free == 4
+    assert rig.pools.want_blocks(2, (1,))[0].client == 2, "5 are not"
+    for blocks in passing:
+        assert rig.free(2, blocks) == []
+    [answer] = rig.free(3, held)[:1]
+    assert answer.client == 0 and isinstance(answer.message, BlocksLeased)
+    assert rig.pools.usage().num_free == 1 and not rig.pools.pools[LAYOUT].passed
+
+
+def test_nobody_passes_what_is_wanted_to_go_on_decoding() -> None:
+    rig = Rig()
+    rig.lease(0, 8)
+    rig.pools.want_blocks(1, (6,))
+    assert rig.pools.want_blocks(0, (1,)) == []
+
+
 def test_generations_go_round() -> None:
     index = BlockIndex(PoolShape(LAYOUT, (2,)))
     index.generation[1] = (1 << 31) - 1
@@ -501,7 +556,7 @@ def test_what_is_lacking_is_kept_a_moment_and_a_shortage_is_told_from_a_late_ans
     magazine.tend((1,), (0,))
     assert said.pop() == BlocksWanted((2,))
     magazine.leased(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
-    assert not magazine.has((5,))
+    assert not magazine.fetch((5,))
     magazine.tend((1,), (0,))
     assert said.pop() == BlocksWanted((3,))
     now_s = 5 * PATIENCE_S

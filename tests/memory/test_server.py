@@ -366,7 +366,7 @@ def test_who_hangs_with_blocks_that_others_wait_for_is_ended(backed: Backed, mon
     def has_all() -> bool:
         pool.receive()
         pool.tend((0,), (0,))
-        return pool.magazine.has((8,))
+        return pool.magazine.fetch((8,))
 
     with holder(backed) as process:
         process.send_signal(signal.SIGSTOP)
@@ -431,7 +431,7 @@ def test_word_of_weights_waits_for_who_waits_for_them(backed: Backed) -> None:
 def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
     giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
     giver.tend((2,), (0,))
-    eventually(lambda: bool(giver.receive() or giver.magazine.has((2,))))
+    eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
     block_ids, token_ids = take(giver.magazine, 2), range(1_000_000)  # 4 MB, a socket takes some 200 kB
     assert giver.offer(("decode-0", 1), ("r", 3), token_ids, 1, SamplingParams(), block_ids)
     offers: list[KVOffer | KVDeclined] = []
@@ -455,7 +455,7 @@ def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
 def test_what_a_dead_worker_said_last_is_heeded_although_it_read_nothing(backed: Backed) -> None:
     giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
     giver.tend((2,), (0,))
-    eventually(lambda: bool(giver.receive() or giver.magazine.has((2,))))
+    eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
     [client] = [each for each in backed.server.clients.values() if each.worker == ("prefill-0", 1)]
     while not client.channel.unsent:  # the server has answers that it cannot send
         giver.client.send(MemoryKnock())
@@ -486,7 +486,7 @@ def test_who_reads_nothing_of_too_much_is_let_go(backed: Backed, monkeypatch: py
 def test_an_offer_to_nobody_comes_back_and_its_blocks_are_free(backed: Backed) -> None:
     giver = shared_pool(backed, "prefill-0")
     giver.tend((2,), (0,))
-    eventually(lambda: bool(giver.receive() or giver.magazine.has((2,))))
+    eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
     giver.offer(("decode-7", 1), ("r", 3), [1, 2], 1, SamplingParams(), take(giver.magazine, 2))
     declined: list[KVOffer | KVDeclined] = []
 
@@ -627,7 +627,7 @@ def test_nothing_that_is_said_of_blocks_takes_one_from_another(backed: Backed, s
     layout, neighbour = replace(LAYOUT, fingerprint=f"model {next(numbers)}"), backed.connect("neighbour")
     mine = SharedPool(neighbour, neighbour.claim_pool(layout, (9,)))
     mine.tend((1,), (0,))
-    eventually(lambda: bool(mine.receive() or mine.magazine.has((1,))))
+    eventually(lambda: bool(mine.receive() or mine.magazine.fetch((1,))))
     with raw(backed, MemoryHello(*HOSTILE, False), PoolWanted(layout, (9,))) as connection, suppress(OSError):
         for part in said:
             if not isinstance(part, MemoryTainted):

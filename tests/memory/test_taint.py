@@ -59,7 +59,7 @@ def test_who_maps_the_same_stops_and_who_comes_gets_other_memory(
         pool.client.close()
     eventually(lambda: backed.server.regions.num_bytes == 2 * SIZE)
     late.client.send(BlocksWanted((8,)))
-    eventually(lambda: bool(late.receive() or late.magazine.has((8,))))
+    eventually(lambda: bool(late.receive() or late.magazine.fetch((8,))))
 
 
 def test_blocks_are_asked_for_and_given_back_as_ever_by_who_has_not_heard_of_it(backed: Backed) -> None:
