@@ -20,6 +20,7 @@ import torch
 from common.device.adjustments import Adjustments, make_grammar_masks
 from common.device.engine import Engine
 from common.device.landing import make_logprob_ring, make_ring
+from common.device.launchers import launchers_apart
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.sampling_tensors import sampling_tensors
@@ -81,10 +82,16 @@ def compile_prompt_kernels(engine: Engine) -> None:
 def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
     """Run the tasks side by side; a kernel that several of them need is compiled for the first, the others wait."""
     from triton import AsyncCompileMode  # here, so that a process on a CPU loads no triton
+    from triton.runtime import build
 
     begin_s = time.monotonic()
     threads = min(MAX_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(threads) as compilers, AsyncCompileMode(compilers), ThreadPoolExecutor(threads) as runners:
+    with (
+        ThreadPoolExecutor(threads) as compilers,
+        AsyncCompileMode(compilers),
+        launchers_apart(build),
+        ThreadPoolExecutor(threads) as runners,
+    ):
         for future in [runners.submit(copy_context().run, _run, engine.device, task) for task in tasks]:
             future.result()
     torch.cuda.synchronize(engine.device)

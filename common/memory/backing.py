@@ -183,7 +183,10 @@ class CudaMemory:
         self.runtime.cudaFree(self.address)
 
     def _check(self, returned: tuple[Any]) -> None:
+        """What was begun is over when this returns: who gets these bytes next may write them."""
         (status,) = returned
+        if status == self.runtime.cudaError_t.cudaSuccess:
+            (status,) = self.runtime.cudaDeviceSynchronize()
         if status != self.runtime.cudaError_t.cudaSuccess:
             raise ConfigError(f"device memory cannot be written: {status.name}; restart the memory server")
 
