@@ -25,6 +25,8 @@ from common.wire.sampling_params import SamplingParams
 
 FIRST_BLOCKS, FIRST_S = 4, 60.0
 """Of each group at hand when a worker starts, and how long to wait for one: the pool may be full."""
+FIRST_SHARE = 16
+"""Of a group that has few, at most one part in so many: who starts gives nothing back until it serves."""
 
 
 class SharedPool:
@@ -44,7 +46,7 @@ class SharedPool:
     def await_blocks(self) -> None:
         """Wait until there are some at hand, as a worker needs one to start; raises MemoryLost if none come."""
         end_s, one = self._clock() + FIRST_S, tuple(1 for _ in self.magazine.capacity)
-        level = tuple(min(FIRST_BLOCKS, count) for count in self.magazine.capacity)
+        level = tuple(min(FIRST_BLOCKS, count // FIRST_SHARE) for count in self.magazine.capacity)
         while not self.magazine.fetch(one):
             self.magazine.tend(level, one)
             select.select([self], [], [], ASK_S)

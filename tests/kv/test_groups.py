@@ -1,0 +1,145 @@
+"""Blocks of several groups between two pools in real memory: each arrives in its own place, byte for byte."""
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from common.errors import LayoutMismatch, TransferFailed
+from common.kv.blocks import BlockAllocator
+from common.kv.pool import KVPool
+from common.kv.proof import prove_path
+from common.kv.shm import ShmMemory, ShmPeerPool
+from common.kv.transport import check_compatible
+from common.memory.pattern import pattern
+from common.wire.handoff_messages import KVPoolExport
+from common.wire.kv_layout import Counts, KVLayout
+from common.wire.pool_shape import PoolShape
+from tests.layouts import full, latent, state, window
+from tests.messages import pool_export
+
+CPU = torch.device("cpu")
+LAYOUTS = {
+    "windowed": KVLayout("model", (full(2, 2, 8, 16, "bfloat16"), window(8, 30, 5))),
+    "hybrid": KVLayout("model", (full(1, 1, 16, 16, "float32"), window(4, 9, 3), state(1001))),
+    "latent": KVLayout("model", (latent(16, 72),)),
+}
+
+
+@dataclass
+class Pools:
+    """A peer's, of other sizes than ours, and ours."""
+
+    theirs: KVPool
+    ours: KVPool
+    peer: ShmPeerPool
+
+    @staticmethod
+    def of(layout: KVLayout) -> "Pools":
+        theirs, ours = made(layout, "theirs", tuple(9 + 2 * i for i in range(3))), made(layout, "ours", (12, 10, 7))
+        for blocks in theirs.blocks:
+            blocks.copy_(torch.randint(0, 256, blocks.shape, dtype=torch.uint8))
+        for proof_id in theirs.shape.proof_ids:
+            theirs.write_block(proof_id, pattern(77, proof_id, theirs.shape.place(proof_id).num_bytes))
+        return Pools(theirs, ours, ShmPeerPool(export_of(theirs)))
+
+    def close(self) -> None:
+        self.peer.close()
+        self.theirs.close()
+        self.ours.close()
+
+
+def made(layout: KVLayout, label: str, num_blocks: Counts) -> KVPool:
+    shape = PoolShape(layout, num_blocks[: len(layout.groups)])
+    return KVPool(shape, ShmMemory(shape.num_bytes, f"groups-{label}-{os.getpid()}"))
+
+
+def export_of(pool: KVPool) -> KVPoolExport:
+    return pool_export(
+        "p", pool_id=77, handle=pool.memory.handle(), num_blocks=pool.shape.num_blocks, layout=pool.layout
+    )
+
+
+@pytest.fixture(params=LAYOUTS.values(), ids=list(LAYOUTS))
+def pools(request: pytest.FixtureRequest) -> Iterator[Pools]:
+    pools = Pools.of(request.param)
+    yield pools
+    pools.close()
+
+
+def scattered(shape: PoolShape, counts: Counts, rng: random.Random) -> list[int]:
+    """So many blocks of each group, in any order within it."""
+    ids = shape.by_group(range(shape.num_ids))
+    return [block_id for of_group, count in zip(ids, counts, strict=True) for block_id in rng.sample(of_group, count)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_blocks_of_every_group_arrive_and_no_other_is_touched(pools: Pools, seed: int) -> None:
+    rng, num_groups = random.Random(seed), len(pools.ours.blocks)
+    counts = tuple(rng.randint(0, 6) for _ in range(num_groups))
+    sources = scattered(pools.theirs.shape, counts, rng)
+    targets = scattered(pools.ours.shape, counts, rng)
+    pools.ours.memory.tensor.fill_(0xAB)
+    assert pools.peer.pull(sources, pools.ours, targets).done()
+    arrived = dict(zip(targets, sources, strict=True))
+    for block_id in range(pools.ours.shape.num_ids):
+        size = pools.ours.shape.place(block_id).num_bytes
+        wanted = pools.theirs.read_block(arrived[block_id]) if block_id in arrived else b"\xab" * size
+        assert pools.ours.read_block(block_id) == wanted
+
+
+def test_caches_are_the_blocks_of_their_group_as_kernels_see_them(pools: Pools) -> None:
+    for number, group in enumerate(pools.ours.layout.groups):
+        cache = pools.ours.caches[number]
+        assert cache.shape == (pools.ours.shape.num_blocks[number], *group.block_shape)
+        cache[3] = number + 1
+        block = pools.ours.read_block(pools.ours.shape.proof_ids[number] + 3)
+        assert block == cache[3].contiguous().view(torch.uint8).numpy().tobytes()
+    for number, cache in enumerate(pools.ours.caches):
+        assert bool((cache[3] == number + 1).all()), "groups lie side by side"
+
+
+def test_the_path_of_every_group_is_proven(pools: Pools) -> None:
+    allocator = BlockAllocator(pools.ours.shape)
+    for group in range(len(pools.ours.blocks)):
+        proof_id = pools.theirs.shape.proof_ids[group]
+        kept = bytearray(pools.theirs.read_block(proof_id))
+        assert is_proven(pools, allocator)
+        pools.theirs.write_block(proof_id, bytearray(len(kept)))
+        assert not is_proven(pools, allocator)
+        pools.theirs.write_block(proof_id, kept)
+    allocator.check([])
+
+
+def is_proven(pools: Pools, allocator: BlockAllocator) -> bool:
+    try:
+        for _ in prove_path(pools.peer, export_of(pools.theirs), pools.ours, allocator):
+            pass
+    except TransferFailed as error:
+        assert "other bytes" in str(error)
+        return False
+    return True
+
+
+def test_a_block_is_copied_into_one_of_its_group_or_not_at_all() -> None:
+    pools = Pools.of(LAYOUTS["hybrid"])
+    last = pools.theirs.shape.num_ids - 1
+    with pytest.raises(
+        TransferFailed, match=r"1 \+ 0 \+ 1 blocks of the peer are to be copied into 2 \+ 0 \+ 0 of ours"
+    ):
+        pools.peer.pull([1, last], pools.ours, [1, 2])
+    with pytest.raises(TransferFailed, match="the peer has"):
+        pools.peer.pull([last + 1], pools.ours, [pools.ours.shape.num_ids - 1])
+    pools.close()
+
+
+def test_groups_that_differ_are_named() -> None:
+    pools = Pools.of(LAYOUTS["windowed"])
+    other = made(KVLayout("model", (full(2, 2, 8, 16, "bfloat16"), window(8, 31, 5))), "other", (4, 4))
+    with pytest.raises(LayoutMismatch, match=r"groups\[1\]\.window: 31 here, 30 there"):
+        check_compatible(export_of(pools.theirs), other, "shm")
+    other.close()
+    pools.close()

@@ -1,0 +1,80 @@
+"""A pool of several groups, of a server that runs, in memory that is real."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.device.pool_memory import ServedPool
+from common.errors import MemoryLost
+from common.kv.transport import make_transport
+from common.wire.kv_layout import KVLayout
+from common.wire.memory_messages import BlocksLeased, BlocksWanted, KVDeclined, KVOffer, PoolWanted
+from common.wire.sampling_params import SamplingParams
+from tests.layouts import full, state, window
+from tests.memory.test_server import CPU, SIZE, Backed, eventually
+
+
+@pytest.fixture
+def backed(tmp_path: Path) -> Iterator[Backed]:
+    running = Backed(tmp_path / "memory.sock")
+    yield running
+    for client in running.clients:
+        client.close()
+    running.stop()
+
+
+def test_a_pool_of_several_groups_is_one_region_that_all_see_alike(backed: Backed) -> None:
+    layout = KVLayout("model", (full(1, 1, 4, 2, "float32"), window(3, 5, 7), state(100)))
+    transport = make_transport("auto", CPU)
+    made = [
+        ServedPool(backed.connect(name), 0).make(layout, (9, 5, 3), transport, CPU)
+        for name in ("prefill-0", "decode-0")
+    ]
+    assert [each.pool.shape.num_blocks for each in made] == [(9, 5, 3)] * 2
+    giver, taker = made
+    assert giver.shared is not None and taker.shared is not None
+
+    def is_at_hand() -> bool:
+        assert giver.shared is not None
+        giver.shared.receive()
+        giver.shared.tend(layout.nothing, layout.nothing)
+        return giver.allocator.fetch((2, 1, 1))
+
+    eventually(is_at_hand)
+    block_ids = [block_id for of_group in giver.allocator.allocate((2, 1, 1)) for block_id in of_group]
+    written = {block_id: bytearray(os.urandom(giver.pool.shape.place(block_id).num_bytes)) for block_id in block_ids}
+    for block_id, data in written.items():
+        giver.pool.write_block(block_id, data)
+    assert giver.shared.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), block_ids)
+    offers: list[KVOffer | KVDeclined] = []
+
+    def arrived() -> bool:
+        assert taker.shared is not None
+        offers.extend(taker.shared.receive())
+        return bool(offers)
+
+    eventually(arrived)
+    [offer] = offers
+    assert isinstance(offer, KVOffer) and taker.shared.accept(offer) == block_ids
+    assert [len(of_group) for of_group in taker.shared.by_group(offer)] == [2, 1, 1]
+    assert all(taker.pool.read_block(block_id) == data for block_id, data in written.items())
+    backed.clients[1].close()
+    eventually(lambda: backed.server.pools.num_quarantined(1) > 0)
+
+
+def test_a_pool_is_asked_for_by_its_groups(backed: Backed) -> None:
+    layout = KVLayout("model", (full(1, 1, 4, 2, "float32"), state(100)))
+    for said in (PoolWanted(layout, (9,)), BlocksWanted((1,)), BlocksWanted((1, 3)), BlocksWanted((1, 1, 1))):
+        neighbour, culprit = backed.connect("neighbour"), backed.connect()
+        neighbour.claim_pool(layout, (9, 3))
+        if isinstance(said, BlocksWanted):
+            culprit.claim_pool(layout, (9, 3))
+        culprit.send(said)
+        with pytest.raises(MemoryLost):
+            eventually(lambda culprit=culprit: bool(culprit.receive(BlocksLeased)))  # type: ignore[misc]
+        assert neighbour.claim_weights("model", "layout", SIZE).num_bytes == SIZE
+        for client in (neighbour, culprit):
+            client.close()
+        eventually(lambda: not backed.server.clients)
