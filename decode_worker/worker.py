@@ -106,6 +106,7 @@ class DecodeWorker:
                 self.turn()
         self.give_everything_back()
         self.link.farewell(self.drain.reason)
+        self.engine.leave()
         self.close()
         self.trace.finish()
 

@@ -123,6 +123,7 @@ class PrefillWorker:
                 self.beat()
         self.give_everything_back()
         self.link.farewell(self.drain.reason)
+        self.engine.leave()
         self.close()
         self.trace.finish()
 

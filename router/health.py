@@ -66,7 +66,7 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
         "num_running": beat.num_running if beat else None,
         "num_waiting": beat.num_waiting if beat else None,
         "num_handoffs": beat.num_handoffs if beat else None,
-        "free_blocks": sum(beat.num_free_blocks) if beat else None,
+        "used_blocks": worker.num_used_blocks if beat else None,
         "blocks": sum(ready.num_blocks),
         "last_step_age_s": round(beat.last_step_age_s, 3) if beat else None,
     }

@@ -75,6 +75,11 @@ class Member:
         return self.ready.standby > 0 and self.need is None
 
     @property
+    def num_used_blocks(self) -> int:
+        """Of its pool, which others may share, those that it uses itself."""
+        return sum(self.ready.num_blocks) - sum(self.beat.num_free_blocks) if self.beat else 0
+
+    @property
     def decode_load(self) -> float:
         """The fullest of what it has: rows, and blocks, expected to be held or held already; 1 is full."""
         ready = self.ready

@@ -155,8 +155,11 @@ class _StateCollector(Collector):
             "baton_worker_running": ("sequences in the worker's batch", _beat("num_running")),
             "baton_worker_waiting": ("requests waiting in the worker", _beat("num_waiting")),
             "baton_worker_handoffs": ("KV handoffs under way", _beat("num_handoffs")),
-            "baton_worker_free_blocks": ("KV blocks free", _free_blocks),
-            "baton_worker_blocks": ("KV blocks in all", lambda worker: sum(worker.ready.num_blocks)),
+            "baton_worker_used_blocks": ("KV blocks of its pool that it uses", lambda worker: worker.num_used_blocks),
+            "baton_worker_blocks": (
+                "KV blocks of its pool, which others may share",
+                lambda worker: sum(worker.ready.num_blocks),
+            ),
         }
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(name, text, labels=["worker", "role"])
@@ -198,7 +201,3 @@ def _name(role: Role) -> str:
 
 def _beat(field: str) -> Callable[[Member], float]:
     return lambda worker: getattr(worker.beat, field) if worker.beat else 0.0
-
-
-def _free_blocks(worker: Member) -> float:
-    return sum(worker.beat.num_free_blocks) if worker.beat else 0.0

@@ -58,6 +58,11 @@ class Engine:
     max_len: int  # tokens
     graph_safe: bool  # whether a decode step may be captured in a CUDA graph
 
+    def leave(self) -> None:
+        """Let others have what is at hand here; nothing more is launched."""
+        if self.shared is not None:
+            self.shared.leave()
+
     @property
     def vocab_size(self) -> int:
         """Token ids are below it."""

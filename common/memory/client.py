@@ -157,6 +157,10 @@ class MemoryClient:
     def report_fault(self, problem: str) -> None:
         """Say, last of all, that the device met a fault here; raises MemoryLost."""
         self.send(MemoryTainted(problem))
+        self.finish_sending()
+
+    def finish_sending(self) -> None:
+        """Wait a moment until all is said; raises MemoryLost."""
         end_s = time.monotonic() + LAST_WORDS_S
         while self.channel.unsent and (left_s := end_s - time.monotonic()) > 0:
             select.select([], [self.channel], [], left_s)

@@ -142,6 +142,12 @@ class Magazine:
         if any(surplus := tuple(surplus for _, surplus in decided)):  # after what is wanted in its place
             self._give_back(surplus)
 
+    def give_all_back(self) -> None:
+        """What is at hand; from now on nobody tends to it."""
+        if not self._is_lost:
+            self._want(self.shape.layout.nothing, self._clock())
+            self._give_back(self.num_free)
+
     def check(self, owned: Iterable[Iterable[int]]) -> None:
         """Raise KVError unless `owned` are all blocks in use here, each once."""
         in_use = sorted(block_id for block_id in self._generation if not self._is_at_hand[block_id])

@@ -3,6 +3,7 @@
 import select
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from common.errors import MemoryLost
 from common.memory.client import MemoryClient, PoolClaim
@@ -115,6 +116,13 @@ class SharedPool:
     def decline(self, offer: KVOffer) -> None:
         """Let others have the blocks of the offer."""
         self._send(KVDeclined(offer.request_id, offer.attempt))
+
+    def leave(self) -> None:
+        """Give back what is at hand, last of all."""
+        self.magazine.give_all_back()
+        if not self.problem:
+            with suppress(MemoryLost):
+                self.client.finish_sending()
 
     def take_problem(self) -> str:
         """Why the server is lost, once; it must not be polled any more."""

@@ -126,10 +126,10 @@ class System:
             with error:
                 return json.load(error)
 
-    def free_blocks(self) -> dict[str, tuple[int, int]]:
-        """(free, all) blocks of every worker, by its last heartbeat."""
-        workers = self.health()["workers"]
-        return {w["id"]: (w["free_blocks"], w["blocks"]) for role in workers.values() for w in role}
+    def used_blocks(self) -> dict[str, int]:
+        """Blocks that every worker uses, by its last heartbeat; -1 before the first."""
+        workers = (worker for role in self.health()["workers"].values() for worker in role)
+        return {w["id"]: -1 if w["used_blocks"] is None else w["used_blocks"] for w in workers}
 
     def in_reserve(self) -> set[str]:
         """The standbys that get nothing."""
@@ -140,7 +140,7 @@ class System:
         """Nothing is used by a worker, on its way between two, or kept for one that is gone."""
         pools = [server for server in self.health()["memory_servers"] if server["blocks"] is not None]
         on_their_way = [server["offered_blocks"] + server["quarantined_blocks"] for server in pools]
-        return not any(on_their_way) and all(free == blocks for free, blocks in self.free_blocks().values())
+        return not any(on_their_way) and not any(self.used_blocks().values())
 
     def until(self, condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
         """Wait for a condition."""

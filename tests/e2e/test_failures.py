@@ -157,6 +157,7 @@ async def test_terminated_processes_finish_what_runs_and_exit_0(checkpoint: Chec
         assert await end == 0
         for name in ("prefill-0", "decode-0"):
             assert await asyncio.to_thread(system.kill, name, signal.SIGTERM) == 0
+        assert "are kept until" not in system.log("memory"), "they gave back what they had at hand"
         reference = Reference(directory, model)
         assert [c.text for c in await task] == [reference.text(p, 100, ignore_eos=True) for p in asked]
 

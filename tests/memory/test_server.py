@@ -483,6 +483,22 @@ def test_who_reads_nothing_of_too_much_is_let_go(backed: Backed, monkeypatch: py
     assert neighbour.claim_pool(LAYOUT, (9,)).shape.num_blocks == (9,)
 
 
+def test_who_leaves_in_order_gives_back_what_it_has_at_hand_and_wants_nothing_more(
+    backed: Backed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    pool = shared_pool(backed, "prefill-0")
+    pool.tend((2,), (0,))
+    eventually(lambda: bool(pool.receive() or pool.magazine.fetch((2,))))
+    pool.magazine.fetch((8,))
+    pool.tend((2,), (0,))
+    pool.leave()
+    pool.client.close()
+    eventually(lambda: not backed.server.clients)
+    assert backed.server.pools.usage()[:2] == (8, 8) and "are kept" not in caplog.text
+    pool.leave()
+
+
 def test_an_offer_to_nobody_comes_back_and_its_blocks_are_free(backed: Backed) -> None:
     giver = shared_pool(backed, "prefill-0")
     giver.tend((2,), (0,))
