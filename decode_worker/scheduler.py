@@ -114,7 +114,8 @@ class DecodeScheduler:
                 self.rows.enter(sequence)
             else:
                 self.resting.append(sequence)
-        for sequence in list(self.rows.sequences):
+        lacking = [sequence for sequence in self.rows.sequences if sequence.num_scheduled > sequence.num_slots]
+        for sequence in lacking:
             if not self._has_slot(sequence):
                 self.rows.leave(sequence)
                 self.resting.append(sequence)

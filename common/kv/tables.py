@@ -5,7 +5,7 @@ their launch, so a step that writes such a block runs after all that have read i
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from common.wire.fields import MAX_INT32
 from common.wire.kv_layout import Counts, KVGroup, KVLayout
@@ -35,19 +35,21 @@ class BlockTable:
 
     def num_lacking(self, seen: int, reach: int) -> int:
         """Blocks that `extend` needs."""
-        num_spare = max(0, self.group.first_seen(seen) - self.num_gone)
-        return max(0, self.group.num_places(reach) - len(self.block_ids) - num_spare)
+        num_new = self.group.num_places(reach) - len(self.block_ids)
+        return max(0, num_new - max(0, self.group.first_seen(seen) - self.num_gone)) if num_new > 0 else 0
 
     def extend(self, seen: int, reach: int, fresh: Iterable[int] = ()) -> range:
         """Have places for `reach` tokens, with what token `seen` no longer sees, and then `fresh` blocks.
 
         Returns the places that are new.
         """
-        begin, supply = len(self.block_ids), iter(fresh)
-        while len(self.block_ids) < self.group.num_places(reach):
-            is_spare = self.num_gone < self.group.first_seen(seen)
-            self.block_ids.append(self._let_go() if is_spare else next(supply))
-        return range(begin, len(self.block_ids))
+        begin, end = len(self.block_ids), self.group.num_places(reach)
+        if begin < end:
+            num_spare = min(end - begin, self.group.first_seen(seen) - self.num_gone)
+            self.block_ids += [self._let_go() for _ in range(num_spare)]
+            self.block_ids += islice(fresh, end - len(self.block_ids))
+            assert len(self.block_ids) == end, "who extends a table brings what it lacks"
+        return range(begin, max(begin, end))
 
     def trim(self, seen: int) -> list[int]:
         """Let go of all that token `seen` no longer sees; returns those blocks."""
@@ -80,13 +82,12 @@ def num_held(tables: Tables) -> Counts:
 
 def num_lacking(tables: Tables, seen: int, reach: int) -> Counts:
     """Blocks that `extend` of all of them needs."""
-    return tuple(table.num_lacking(seen, reach) for table in tables)
+    return tuple([table.num_lacking(seen, reach) for table in tables])
 
 
 def num_slots(tables: Tables) -> int:
     """Tokens that there are places for, whichever of them are seen."""
-    growing = (table for table in tables if table.group.grows)
-    return min((len(table.block_ids) * table.group.block_size for table in growing), default=MAX_INT32)
+    return min([len(table.block_ids) * table.group.block_size if table.group.grows else MAX_INT32 for table in tables])
 
 
 def complete_blocks(tables: Tables, num_tokens: int) -> list[int]:

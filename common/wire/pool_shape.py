@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from operator import add, ge
 from typing import NamedTuple
 
 from common.wire.kv_layout import ALIGNMENT_BYTES, Counts, KVLayout
@@ -89,7 +90,7 @@ class PoolShape:
 
 def are_enough(have: Counts, wanted: Counts) -> bool:
     """Whether there are so many of each group."""
-    return all(mine >= count for mine, count in zip(have, wanted, strict=True))
+    return all(map(ge, have, wanted))
 
 
 def shown(counts: Counts) -> str:
@@ -98,9 +99,9 @@ def shown(counts: Counts) -> str:
 
 
 def plus(some: Counts, others: Counts) -> Counts:
-    return tuple(count + other for count, other in zip(some, others, strict=True))
+    return tuple(map(add, some, others))
 
 
 def minus(some: Counts, others: Counts) -> Counts:
     """Not below 0."""
-    return tuple(max(0, count - other) for count, other in zip(some, others, strict=True))
+    return tuple([max(0, count - other) for count, other in zip(some, others, strict=True)])
