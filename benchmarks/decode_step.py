@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
+from benchmarks.own_memory import own_memory
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from benchmarks.workload import numbers
@@ -33,6 +34,7 @@ from common.device.engine import Engine, build_engine
 from common.device.gpu_share import limited_stream
 from common.device.landing import PendingOutput
 from common.kv.tables import BlockTable
+from common.memory.client import MemoryClient
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import NO_SLOT, Change, Fill
@@ -55,7 +57,7 @@ ASKS = {
 class StepBench:
     """A decode worker's engine with made-up sequences in it; `args` as by `add_engine_flags`."""
 
-    def __init__(self, args: argparse.Namespace, device: str = "cuda") -> None:
+    def __init__(self, args: argparse.Namespace, memory: MemoryClient, device: str) -> None:
         self.max_rows = max(args.batches)
         config = Config(
             model=ModelSection(path=args.model_dir),
@@ -63,7 +65,7 @@ class StepBench:
             decode=DecodeSection(max_num_seqs=self.max_rows),
             kernels=KernelsSection(pdl=not args.no_pdl, linear="torch" if args.cublas else "triton"),
         )
-        self.engine: Engine = build_engine(config, "bench", step_tokens=2048, logit_rows=self.max_rows)
+        self.engine: Engine = build_engine(config, memory, step_tokens=2048, logit_rows=self.max_rows)
         self.block_size = config.kv.block_size
         engine = self.engine
         [self.group] = engine.pool.layout.groups
@@ -192,16 +194,15 @@ def parse_args() -> argparse.Namespace:
 def main() -> int:
     args = parse_args()
     bytes_per_s = read_ceiling()
-    with confined(args.sms):
-        rows = measure(args, bytes_per_s)
+    with confined(args.sms), own_memory("cuda") as memory:
+        rows = measure(args, StepBench(args, memory, "cuda"), bytes_per_s)
     if args.results:
         append_rows(args.results, rows)
     return 0
 
 
-def measure(args: argparse.Namespace, bytes_per_s: float) -> list[Row]:
+def measure(args: argparse.Namespace, bench: StepBench, bytes_per_s: float) -> list[Row]:
     """Time and show what is asked for; what there is to be kept of it."""
-    bench = StepBench(args)
     bench.sampling = ASKS[args.asks]
     table = Table("batch", "ms", "beside ms", "%", title=f"decode step, {bytes_per_s / 1e12:.2f} TB/s")
     rows = []

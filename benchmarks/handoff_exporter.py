@@ -1,22 +1,22 @@
-"""The other process of `benchmarks.handoff`: owns the pool that is pulled from, as a prefill worker does.
+"""The other process of `benchmarks.handoff`: fills the pool that is pulled from, as a prefill worker does.
 
     python -m benchmarks.handoff_exporter DEVICE HEX_OF_POOL_WANTED
 
 Prints the hex of its `KVPoolExport` and ends when its stdin does, so it never outlives the benchmark.
 """
 
-import os
 import sys
 
 import torch
 from torch import Tensor
 
+from benchmarks.own_memory import own_memory
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
+from common.memory.mapping import Mapping
 from common.wire.frames import decode, encode
 from common.wire.handoff_messages import KVPoolExport
 from common.wire.memory_messages import PoolWanted
-from common.wire.pool_shape import PoolShape
 
 BLOCKS_AT_ONCE = 32
 """Blocks written or compared together, which bounds the memory it takes beside the pool."""
@@ -32,29 +32,24 @@ def words_of(block_ids: Tensor, block_bytes: int) -> Tensor:
 
 def main(device_name: str, wanted: PoolWanted) -> None:
     device = torch.device(device_name)
-    transport = make_transport("auto", device)
-    shape = PoolShape(wanted.layout, wanted.num_blocks)
-    pool = KVPool(shape, transport.allocate(shape.num_bytes, device, f"handoff-{os.getpid()}"))
-    [blocks] = pool.blocks
-    for ids in torch.arange(len(blocks), device=device).split(BLOCKS_AT_ONCE):
-        blocks[ids] = words_of(ids, blocks.shape[1]).view(torch.uint8)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    handle = pool.memory.handle()
-    export = KVPoolExport(
-        worker_id="exporter",
-        epoch=1,
-        pid=os.getpid(),
-        transport=transport.name,
-        device_uuid="",
-        pool_id=1,
-        handle=handle,
-        num_blocks=shape.num_blocks,
-        layout=shape.layout,
-    )
-    print(encode(export).hex(), flush=True)
-    sys.stdin.read()
-    pool.close()
+    with own_memory(device_name) as client:
+        claim = client.claim_pool(wanted.layout, wanted.num_blocks)
+        [blocks] = KVPool(claim.shape, Mapping(claim, device).tensor(writable=True)).blocks
+        for ids in torch.arange(len(blocks), device=device).split(BLOCKS_AT_ONCE):
+            blocks[ids] = words_of(ids, blocks.shape[1]).view(torch.uint8)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        export = KVPoolExport(
+            worker_id="exporter",
+            epoch=1,
+            transport=make_transport("auto", device).name,
+            device_uuid="",
+            pool_id=claim.pool_id,
+            memory_socket=str(client.path),
+            layout=wanted.layout,
+        )
+        print(encode(export).hex(), flush=True)
+        sys.stdin.read()
 
 
 def _decoded(frame_hex: str) -> PoolWanted:

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.own_memory import own_memory
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from benchmarks.workload import numbers
@@ -25,6 +26,7 @@ from common.device.gpu_share import make_share
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.warm_up import warm_up_prompts
+from common.memory.client import MemoryClient
 from common.wire.sampling_params import SamplingParams
 
 LENGTHS = [128, 512, 1024, 2048, 8192, 16_000]
@@ -37,14 +39,14 @@ NUM_SEQS = 8
 class PromptBench:
     """A prefill worker's engine, and a runner for each share of the GPU."""
 
-    def __init__(self, model_dir: str, chunk_tokens: int, device: str = "cuda") -> None:
+    def __init__(self, model_dir: str, chunk_tokens: int, memory: MemoryClient, device: str) -> None:
         config = Config(
             model=ModelSection(path=model_dir),
             worker=WorkerSection(device=device),
             prefill=PrefillSection(max_batch_tokens=chunk_tokens),
         )
         self.chunk_tokens = chunk_tokens
-        self.engine: Engine = build_engine(config, "bench", step_tokens=chunk_tokens, logit_rows=NUM_SEQS)
+        self.engine: Engine = build_engine(config, memory, step_tokens=chunk_tokens, logit_rows=NUM_SEQS)
 
     def runner(self, percent: int) -> PromptRunner:
         """Ready as a worker with `prefill.sm_share` = percent."""
@@ -115,7 +117,15 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
-    bench = PromptBench(args.model_dir, args.chunk, args.device)
+    with own_memory(args.device) as memory:
+        rows = measure(args, PromptBench(args.model_dir, args.chunk, memory, args.device))
+    if args.results:
+        append_rows(args.results, rows)
+    return 0
+
+
+def measure(args: argparse.Namespace, bench: PromptBench) -> list[Row]:
+    """Time and show what is asked for; what there is to be kept of it."""
     table, rows = Table("share, %", "tokens", "ms", "tokens/s", title="one prompt in its worker"), []
     for percent in args.shares:
         runner = bench.runner(percent)
@@ -129,11 +139,8 @@ def main(argv: list[str]) -> int:
             rows.append(_row(args, percent, num_tokens, prompt_ms))
             if args.profile:
                 print(bench.profile(runner, num_tokens, whole_gpu=whole_gpu))
-    bench.engine.pool.close()
     Console().print(table)
-    if args.results:
-        append_rows(args.results, rows)
-    return 0
+    return rows
 
 
 def _row(args: argparse.Namespace, percent: int, num_tokens: int, prompt_ms: float) -> Row:

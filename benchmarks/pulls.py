@@ -6,6 +6,7 @@ Block ids are scattered on both sides and new for every pull, so that no cache h
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -13,7 +14,9 @@ from benchmarks.handoff_exporter import BLOCKS_AT_ONCE, words_of
 from benchmarks.stats import Figure, percentile
 from common.errors import TransferFailed
 from common.kv.pool import KVPool
-from common.kv.transport import PeerPool, Pull, check_compatible, make_transport, shape_of
+from common.kv.transport import PeerPool, Pull, check_compatible, make_transport
+from common.memory.client import PoolClaim
+from common.memory.guest import Guest
 from common.wire.handoff_messages import KVPoolExport
 
 PULL_DEADLINE_S = 30.0
@@ -51,19 +54,19 @@ class HandoffBench:
     """A pool of ours and a peer's, and pulls between random blocks of them."""
 
     def __init__(self, export: KVPoolExport, device: torch.device) -> None:
-        shape, transport = shape_of(export), make_transport("auto", device)
-        memory = transport.allocate(shape.num_bytes, device, f"handoff-target-{export.pid}")
-        self.device = device
-        self.pool = KVPool(shape, memory)
-        [self.group], [self.blocks] = shape.layout.groups, self.pool.blocks
+        layout, transport = export.layout, make_transport("auto", device)
+        self.device, self.guest = device, Guest(Path(export.memory_socket), ("target", 1), export.pool_id, layout)
+        claim = answered(self.guest)
+        self.pool = KVPool(claim.shape, torch.empty(claim.num_bytes, dtype=torch.uint8, device=device))
+        [self.group], [self.blocks] = layout.groups, self.pool.blocks
         check_compatible(export, self.pool, transport.name)
-        self.peer: PeerPool = transport.open_peer(export, device)
+        self.peer: PeerPool = transport.open_peer(claim, export.worker_id, device)
         self.num_covers = 1
         self._generator = torch.Generator().manual_seed(0)
 
     def close(self) -> None:
         self.peer.close()
-        self.pool.close()
+        self.guest.close()
 
     def verify(self, num_blocks: int) -> None:
         """Pull once and compare every byte of the target pool; raises TransferFailed naming a wrong block."""
@@ -133,6 +136,16 @@ class HandoffBench:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def answered(guest: Guest) -> PoolClaim:
+    """Where the pool is that it visits."""
+    deadline_s = time.monotonic() + PULL_DEADLINE_S
+    while guest.claim is None:
+        guest.look()
+        if guest.problem or time.monotonic() > deadline_s:
+            raise TransferFailed(guest.problem or "the memory server does not answer")
+    return guest.claim
 
 
 def wait(pull: Pull) -> None:

@@ -21,7 +21,7 @@ ORIGINS = (
 )
 ENDPOINT = (r"auto|(ipc|tcp)://[!-~]{1,180}", "auto, ipc://PATH or tcp://HOST:PORT")
 DEVICE = (r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
-SOCKET = (r"auto|(/[!-~]{1,99})?", "auto, or an absolute path of at most 100 ASCII characters")
+SOCKET = (r"auto|/[!-~]{1,99}", "auto, or an absolute path of at most 100 ASCII characters")
 MAX_TOKENS = 1 << 24
 """Of a sequence; longer than any model's context."""
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 16, 1 << 20
@@ -171,7 +171,7 @@ class WorkerSection:
     memory_socket: str = option(
         "auto",
         "socket of the device's memory server, which has the weights and the KV blocks; auto is in /tmp/baton-UID, by "
-        "device, where one is started if there is none; empty: this process has its own",
+        "device, where one is started if there is none",
         form=SOCKET,
     )
     standby: int = option(
@@ -228,7 +228,6 @@ class PrefillSection:
     )
     max_num_seqs: int = option(64, "prompts in one step", within=(1, 1024))
     chunking: bool = option(True, "split prompts longer than a step's budget; false computes every prompt in one piece")
-    lease_s: float = option(30.0, "blocks handed off and not claimed for this long are freed", within=(1.0, DAY_S))
     sm_share: int = option(
         100,
         "percent of the GPU's multiprocessors that prompts may use while something else is being served; "
@@ -277,23 +276,20 @@ class DecodeSection:
 
 @dataclass(frozen=True, slots=True)
 class KVSection:
-    """The block pool of a worker."""
+    """The pool of KV blocks, which workers of a device share."""
 
     block_size: int = option(16, "tokens a block", choices=(16, 32, 64))
     pool_bytes: int = option(
         0,
-        "size of the pool, as the first of its workers has it if they share one; 0 follows memory_fraction",
+        "size of the pool, as the first of its workers has it; 0 follows memory_fraction",
         within=(0, MAX_POOL_BYTES),
     )
     memory_fraction: float = option(
         0.85,
-        "share of a GPU's memory for this process, its weights included; with a memory server for all workers of its "
-        "pool and their weights",
+        "share of a GPU's memory for the weights, the pool and the workers that share them",
         within=(0.01, 0.98),
     )
-    sharers: int = option(
-        1, "workers that share a memory server's pool: each leaves room for the steps of all", within=(1, 64)
-    )
+    sharers: int = option(1, "workers that share the pool: each leaves room for the steps of all", within=(1, 64))
     cpu_pool_bytes: int = option(
         268_435_456, "size of the pool on a CPU when pool_bytes is 0, likewise", within=(1 << 20, MAX_POOL_BYTES)
     )

@@ -45,9 +45,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
     engine = build_engine(
         config,
-        incarnation.label,
-        pool_id=incarnation.epoch,
-        memory=incarnation.memory,
+        incarnation.memory,
         step_tokens=section.local_chunk_tokens,
         logit_rows=max_rows,
         meanwhile=compile_meanwhile,

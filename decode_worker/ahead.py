@@ -1,10 +1,10 @@
 """Blocks of prompts that are still being computed, pulled while the prefill worker goes on.
 
-    KVProgress ──▶ begun ──KVHandoff, take──▶ the handoff's, which pulls the rest
+    KVProgress ──▶ begun ──KVOffer, take──▶ the handoff's, which pulls the rest
                      └──abort, silence, source lost, blocks wanted──▶ leaving ──copies over──▶ free
 
-Nobody keeps the source blocks for us: they may be another prompt's before a copy ends. What was copied
-counts only if the handoff of the same attempt follows, as then they have been this prompt's all the time.
+Nobody keeps the source blocks for us: they may be another prompt's before a copy ends. What was copied counts only if
+the same generations of them are offered, as then they have been this prompt's all the time.
 So nothing here is owed to anyone, and it is the first to go when a sequence wants blocks.
 """
 
@@ -19,7 +19,7 @@ from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import Key
 
 SILENCE_S = 30.0
-"""After so long without progress or handoff, a prompt is not expected any more."""
+"""After so long without progress or offer, a prompt is not expected any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +31,7 @@ class Begun:
     tables: Tables
     heard_s: float
     source_ids: list[list[int]]  # by group, that pulls were started for
+    generations: dict[int, int] = field(default_factory=dict)  # of those
     copies: Copies = field(default_factory=Copies)
 
 
@@ -54,7 +55,7 @@ class Ahead:
             tables = tables_handed_over(layout, num_tokens, fresh)
             self.begun[key] = Begun(source_pool, num_tokens, tables, time.monotonic(), [[] for _ in tables])
 
-    def pull(self, key: Key, source_ids: list[int]) -> None:
+    def pull(self, key: Key, source_ids: list[int], generations: list[int]) -> None:
         """The first blocks of a prompt are complete: start pulling those that are new, if it was begun."""
         begun = self.begun.get(key)
         if begun is None:
@@ -68,13 +69,23 @@ class Ahead:
             if new.source_ids:
                 begun.copies.start(begun.source_pool, new.source_ids, self.pool, new.target_ids)
                 begun.source_ids = complete
-        if begun.copies.problem and key in self.begun:  # the handoff may have better luck
+                begun.generations = dict(zip(source_ids, generations, strict=True)) | begun.generations  # as they were
+        if begun.copies.problem and key in self.begun:  # what is offered may have better luck
             self._give_up([key])
 
-    def find(self, key: Key, source_pool: PeerPool, num_tokens: int, source_ids: list[list[int]]) -> Begun | None:
-        """What was begun of a handoff of a prompt of so many tokens, in these blocks by group."""
+    def find(
+        self,
+        key: Key,
+        source_pool: PeerPool,
+        num_tokens: int,
+        source_ids: list[list[int]],
+        generations: dict[int, int],
+    ) -> Begun | None:
+        """What was begun of a prompt of so many tokens, in these blocks by group, of these generations."""
         begun = self.begun.get(key)
         if begun is None or begun.source_pool is not source_pool or begun.num_tokens != num_tokens:
+            return None
+        if not begun.generations.items() <= generations.items():
             return None
         pairs = zip(begun.source_ids, source_ids, strict=True)
         return begun if all(ids == handed[: len(ids)] for ids, handed in pairs) else None

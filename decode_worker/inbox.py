@@ -6,16 +6,17 @@ from common.errors import ErrorCode
 from common.serving.drain import Drain
 from common.serving.inquiry import answer
 from common.serving.vocabulary import stranger
-from common.wire.handoff_messages import KVHandoff, KVLease, KVPoolExport, KVProgress
+from common.wire.handoff_messages import KVPoolExport, KVProgress
+from common.wire.memory_messages import KVOffer
 from common.wire.messages import Abort, Inquiry, Message, PeerGone, PrefillRequest, RequestFailed
 from common.wire.packing import unpack_array
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.worker_id import is_from
 from decode_worker.guides import Guides
-from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.offers import Offers
+from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 
@@ -30,7 +31,7 @@ class Inbox:
         link: RouterLink,
         hub: Hub,
         scheduler: DecodeScheduler,
-        intake: Intake,
+        pulls: Pulls,
         offers: Offers,
         local_prompts: LocalPrompts,
         guides: Guides,
@@ -38,16 +39,17 @@ class Inbox:
     ) -> None:
         self.worker_id, self.epoch = link.ready.worker_id, link.ready.epoch
         self.link, self.hub, self.drain = link, hub, drain
-        self.scheduler, self.intake, self.offers = scheduler, intake, offers
+        self.scheduler, self.pulls, self.offers = scheduler, pulls, offers
         self.local_prompts, self.guides = local_prompts, guides
 
     def receive(self) -> None:
         """Act on everything that has arrived; on offers first, as the router may ask whether they are here."""
         for offer in self.offers.receive():
-            if self._has((offer.request_id, offer.attempt)):
-                logger.error("[%s #%d] is offered, and is here already", offer.request_id, offer.attempt)
-            else:
+            if self._is_new(offer):
                 self.offers.add(offer)
+        for visit, offer in self.pulls.sources.visits.receive():
+            if self._is_new(offer):
+                self.pulls.add(visit, offer)
         for message in self.link.receive():
             self._from_router(message)
         for identity, message in self.hub.receive():
@@ -73,36 +75,27 @@ class Inbox:
             case Inquiry():
                 self.link.send(answer(message, self.worker_id, self.epoch, self._has))
             case PeerGone():
-                self.intake.forget(message.worker_id, message.epoch)
+                self.pulls.forget(message.worker_id, message.epoch)
             case _:
                 self.link.spoke.refuse(message, "a router does not send it to a decode worker")
 
     def _from_prefill(self, identity: bytes, message: Message) -> None:
-        if isinstance(message, Inquiry):  # it names nobody: whoever asks is answered
-            self.hub.send(identity, answer(message, self.worker_id, self.epoch, self._has))
-            return
         if not is_from(identity, message):
             self.hub.refuse(identity, message, "not in the name of the worker whose connection it is")
             return
         match message:
             case KVPoolExport():
                 self._meet(identity, message)
-            case KVHandoff() if self._has((message.request_id, message.attempt)):
-                self.hub.refuse(identity, message, f"attempt {message.attempt} of {message.request_id} is here already")
-            case KVHandoff():
-                self.intake.accept(message)
             case KVProgress():
-                self.intake.progress(message)
-            case KVLease():
-                self.intake.confirm(message)
+                self.pulls.progress(message)
             case _:
                 self.hub.refuse(identity, message, "a prefill worker does not send it")
 
     def _meet(self, identity: bytes, export: KVPoolExport) -> None:
-        """A prefill worker offers its pool; what an earlier incarnation of it held is lost."""
-        for epoch in self.intake.sources.epochs(export.worker_id) - {export.epoch}:
-            self.intake.forget(export.worker_id, epoch)
-        self.intake.sources.meet(identity, export)
+        """A prefill worker says where its pool is; an earlier incarnation of it is gone."""
+        for epoch in self.pulls.sources.epochs(export.worker_id) - {export.epoch}:
+            self.pulls.forget(export.worker_id, epoch)
+        self.pulls.sources.meet(identity, export)
 
     def _accept_local(self, message: PrefillRequest) -> None:
         token_ids = unpack_array(message.token_ids)
@@ -119,7 +112,7 @@ class Inbox:
             self.link.spoke.refuse(message, f"attempt {message.attempt} of {message.request_id} is here already")
         elif self.drain.asked:
             self.fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
-        elif problem := stranger(token_ids, self.intake.engine.vocab_size):
+        elif problem := stranger(token_ids, self.pulls.engine.vocab_size):
             self.fail(sequence.key, ErrorCode.INTERNAL, problem)
         elif objection := self.scheduler.objection(sequence):
             self.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
@@ -128,13 +121,18 @@ class Inbox:
             self.local_prompts.accept(sequence, message.priority, message.turn)
 
     def _abort(self, request_id: str, attempt: int) -> None:
-        self.intake.abort(request_id, attempt)
+        self.pulls.abort(request_id, attempt)
         self.offers.abort(request_id, attempt)
         self.local_prompts.abort(request_id, attempt)
         for sequence in self.scheduler.find(request_id, attempt):
             self.scheduler.end(sequence)
 
+    def _is_new(self, offer: KVOffer) -> bool:
+        if is_here := self._has((offer.request_id, offer.attempt)):
+            logger.error("[%s #%d] is offered, and is here already", offer.request_id, offer.attempt)
+        return not is_here
+
     def _has(self, key: Key) -> bool:
         """Whether that attempt is being served: a second one of it would take its blocks' owner away."""
-        is_handed_over = self.intake.has(key) or self.offers.has(key)
+        is_handed_over = self.pulls.has(key) or self.offers.has(key)
         return is_handed_over or self.scheduler.has(key) or self.local_prompts.has(key)

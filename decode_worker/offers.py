@@ -15,12 +15,35 @@ from common.wire.memory_messages import KVOffer
 from common.wire.packing import unpack_array
 from common.wire.pool_shape import shown
 from decode_worker.aborts import Aborts
-from decode_worker.intake import Failure
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 
 BLOCKS_AT_HAND = 16
 """Of each group while nothing is decoded, unless the pool is small."""
+
+
+Failure = tuple[Key, ErrorCode, str]
+"""A handoff that will not come, and why."""
+
+
+def sequence_of(offer: KVOffer) -> DecodeSequence:
+    """What will be decoded of an offer."""
+    token_ids = unpack_array(offer.token_ids)
+    return DecodeSequence(offer.request_id, offer.attempt, token_ids, offer.num_outputs, offer.sampling)
+
+
+def flaw(
+    offered: list[list[int]], sequence: DecodeSequence, scheduler: DecodeScheduler, vocab_size: int
+) -> tuple[ErrorCode, str] | None:
+    """Why a prompt in these blocks, by group, can never be decoded here: nobody else shall wait behind it."""
+    num_offered = tuple(map(len, offered))
+    if objection := scheduler.objection(sequence):
+        return ErrorCode.NEVER_FITS, objection
+    if problem := stranger(sequence.token_ids, vocab_size):
+        return ErrorCode.INTERNAL, problem
+    if num_offered != (num_blocks := num_handed_over(scheduler.layout, len(sequence.token_ids) - 1)):
+        return ErrorCode.INTERNAL, f"{shown(num_offered)} blocks offered, its tokens fill {shown(num_blocks)}"
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,68 +56,46 @@ class Waiting:
 
 
 class Offers:
-    """Keeps offers until there is room; nobody else may take them meanwhile.
+    """Keeps offers until there is room; nobody else may take them meanwhile."""
 
-    Args:
-        shared: None where the pool is this worker's own: then nothing is offered.
-    """
-
-    def __init__(self, shared: SharedPool | None, scheduler: DecodeScheduler, aborts: Aborts, vocab_size: int) -> None:
-        self._shared, self.scheduler, self.aborts, self.vocab_size = shared, scheduler, aborts, vocab_size
+    def __init__(self, shared: SharedPool, scheduler: DecodeScheduler, aborts: Aborts, vocab_size: int) -> None:
+        self.shared, self.scheduler, self.aborts, self.vocab_size = shared, scheduler, aborts, vocab_size
         self.waiting: deque[Waiting] = deque()
         self._failures: list[Failure] = []
 
     def __len__(self) -> int:
         return len(self.waiting)
 
-    @property
-    def shared(self) -> SharedPool:
-        """In which something was offered."""
-        assert self._shared is not None, "nothing is offered in a pool of one"
-        return self._shared
-
     def receive(self) -> list[KVOffer]:
         """What has arrived."""
-        if self._shared is None:
-            return []
-        return [message for message in self._shared.receive() if isinstance(message, KVOffer)]
+        return [message for message in self.shared.receive() if isinstance(message, KVOffer)]
 
     @property
     def shortage(self) -> str:
         """Why there are no blocks, when there are none."""
-        is_lost = self._shared is not None and bool(self._shared.problem)
-        return "no KV blocks come any more without the memory server" if is_lost else "out of KV blocks"
+        return "no KV blocks come any more without the memory server" if self.shared.problem else "out of KV blocks"
 
     def tend(self) -> str:
         """See that blocks are at hand for every sequence to grow, and for some that may come.
 
         Returns why the owner of the pool is lost, once.
         """
-        if self._shared is None:
-            return ""
         floor = self.scheduler.num_growing
         idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
-        self._shared.tend(level=tuple(map(max, floor, idle)), floor=floor)
-        return self._shared.take_problem()
+        self.shared.tend(level=tuple(map(max, floor, idle)), floor=floor)
+        return self.shared.take_problem()
 
     def add(self, offer: KVOffer) -> None:
         """Queue an offer, or decline what can never be decoded here or was aborted before."""
-        key, token_ids = (offer.request_id, offer.attempt), unpack_array(offer.token_ids)
-        sequence = DecodeSequence(*key, token_ids, offer.num_outputs, offer.sampling)
-        layout, num_tokens = self.scheduler.layout, len(token_ids) - 1
-        offered, num_blocks = self.shared.by_group(offer), num_handed_over(layout, num_tokens)
-        num_offered = tuple(map(len, offered))
-        if self.aborts.cover(*key):
+        sequence, offered = sequence_of(offer), self.shared.by_group(offer)
+        if self.aborts.cover(*sequence.key):
             self.shared.decline(offer)
-        elif objection := self.scheduler.objection(sequence):
-            self._refuse(offer, ErrorCode.NEVER_FITS, objection)
-        elif problem := stranger(token_ids, self.vocab_size):
-            self._refuse(offer, ErrorCode.INTERNAL, problem)
-        elif num_offered != num_blocks:
-            problem = f"{shown(num_offered)} blocks offered, its tokens fill {shown(num_blocks)}"
-            self._refuse(offer, ErrorCode.INTERNAL, problem)
+        elif found := flaw(offered, sequence, self.scheduler, self.vocab_size):
+            self.shared.decline(offer)
+            self._failures.append((sequence.key, *found))
         else:
-            self.waiting.append(Waiting(offer, sequence, tables_handed_over(layout, num_tokens, offered)))
+            tables = tables_handed_over(self.scheduler.layout, len(sequence.token_ids) - 1, offered)
+            self.waiting.append(Waiting(offer, sequence, tables))
 
     def accept(self) -> list[DecodeSequence]:
         """The oldest that there is room for, reserved: their KV is complete."""
@@ -143,7 +144,3 @@ class Offers:
         num_tokens = len(waiting.sequence.token_ids)
         lacking = num_lacking(waiting.tables, num_tokens, num_tokens)
         return self.scheduler.has_row() and self.scheduler.has_blocks(lacking)
-
-    def _refuse(self, offer: KVOffer, code: ErrorCode, reason: str) -> None:
-        self.shared.decline(offer)
-        self._failures.append(((offer.request_id, offer.attempt), code, reason))

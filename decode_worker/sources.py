@@ -1,34 +1,36 @@
-"""The prefill workers that this decode worker can pull from.
+"""The prefill workers that this decode worker takes prompts from.
 
-Each offers its pool; it is mapped and proven before anything is pulled, and the answer goes to the prefill
-worker and to the router. A pool that cannot be proven is offered again. The running batch never waits for a proof.
+Each says where its pool is. One that is ours, too, needs nothing else; another is visited at its memory server, mapped
+and proven before anything is pulled. The answer goes to the prefill worker and to the router. A pool that cannot be
+proven is named again. The running batch never waits for a proof.
 """
 
 import logging
 from collections import deque
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 
 from common.device.engine import Engine
 from common.errors import KVError, TransferFailed
 from common.kv.proof import prove_path
-from common.kv.transport import PeerPool, SharedPeerPool, check_compatible
+from common.kv.transport import check_compatible
 from common.wire.handoff_messages import KVPathResult, KVPoolExport
 from common.wire.messages import SHARED_POOL, KVPathReport
 from common.wire.sockets import Hub
+from decode_worker.visits import Visit, Visits
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Source:
-    """One incarnation of a prefill worker whose pool we can pull from."""
+    """One incarnation of a prefill worker that we can take prompts from."""
 
-    worker_id: str
-    epoch: int
+    export: KVPoolExport
     identity: bytes
-    pool: PeerPool
     gb_per_s: float
+    visit: Visit | None  # where its pool is another one than ours
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +45,11 @@ class Meeting:
 class Sources:
     """Prefill workers by id, and those whose pools are to be proven, one after the other."""
 
-    def __init__(self, engine: Engine, hub: Hub, worker_id: str, epoch: int) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, visits: Visits, hub: Hub, worker_id: str, epoch: int) -> None:
+        self.engine, self.visits = engine, visits
         self.hub = hub
         self.worker_id, self.epoch = worker_id, epoch
+        self._reports: list[KVPathReport] = []
         self.by_id: dict[str, Source] = {}
         self.meetings: deque[Meeting] = deque()
 
@@ -55,50 +58,65 @@ class Sources:
         if not any(_is_of(meeting, export.worker_id, export.epoch) for meeting in self.meetings):
             self.meetings.append(Meeting(identity, export, self._prove(identity, export)))
 
-    def tend(self) -> KVPathReport | None:
-        """Go on with a proof; when it is over answer the prefill worker, and return what the router should know."""
-        if not self.meetings:
-            return None
-        error, gb_per_s, meeting = "", 0.0, self.meetings[0]
+    def tend(self) -> list[KVPathReport]:
+        """Go on with a proof; when one is over the prefill worker is answered. Returns what the router should know."""
+        if self.meetings:
+            self._go_on(self.meetings[0])
+        reports, self._reports = self._reports, []
+        return reports
+
+    def find(self, worker_id: str, epoch: int) -> Source | None:
+        """That very incarnation, if we can pull from it."""
+        source = self.by_id.get(worker_id)
+        return source if source is not None and source.export.epoch == epoch else None
+
+    def epochs(self, worker_id: str) -> set[int]:
+        """Of its incarnations that are proven or to be proven."""
+        proven = {source.export.epoch for source in self.by_id.values() if source.export.worker_id == worker_id}
+        return proven | {m.export.epoch for m in self.meetings if m.export.worker_id == worker_id}
+
+    def forget(self, worker_id: str, epoch: int) -> Source | None:
+        """That incarnation is dead. Returns it if it was proven."""
+        for meeting in [m for m in self.meetings if _is_of(m, worker_id, epoch)]:
+            self.meetings.remove(meeting)
+            meeting.proof.close()
+        source = self.find(worker_id, epoch)
+        if source is not None:
+            self._drop(source)
+        return source
+
+    def lose(self, visit: Visit) -> None:
+        """A visit has ended for want of its server: who meets us there has no path, until one is proven again."""
+        for source in [source for source in self.by_id.values() if source.visit is visit]:
+            self._drop(source)
+            self._tell(source.identity, source.export, 0.0, visit.problem)
+
+    def close(self) -> None:
+        for meeting in self.meetings:
+            meeting.proof.close()
+        self.visits.close()
+
+    def _go_on(self, meeting: Meeting) -> None:
+        error, gb_per_s = "", 0.0
         try:
             next(meeting.proof)
-            return None
+            return
         except StopIteration as proven:
             gb_per_s = proven.value.gb_per_s
         except KVError as problem:
             error = str(problem)
             logger.error("no KV path from %s: %s", meeting.export.worker_id, error)
         self.meetings.popleft()
-        is_shared = self._is_shared(meeting.export)
-        self.hub.send(meeting.identity, KVPathResult(self.worker_id, self.epoch, is_shared, error))
-        return self._report(meeting.export, gb_per_s, error)
+        self._tell(meeting.identity, meeting.export, gb_per_s, error)
 
-    def find(self, worker_id: str, epoch: int) -> Source | None:
-        """That very incarnation, if we can pull from it."""
-        source = self.by_id.get(worker_id)
-        return source if source is not None and source.epoch == epoch else None
+    def _drop(self, source: Source) -> None:
+        del self.by_id[source.export.worker_id]
+        if source.visit is not None:
+            self.visits.leave(source.visit)
 
-    def epochs(self, worker_id: str) -> set[int]:
-        """Of its incarnations that are proven or to be proven."""
-        proven = {source.epoch for source in self.by_id.values() if source.worker_id == worker_id}
-        return proven | {m.export.epoch for m in self.meetings if m.export.worker_id == worker_id}
-
-    def forget(self, worker_id: str, epoch: int) -> Source | None:
-        """That incarnation is dead; waits for copies under way. Returns it if it was proven."""
-        for meeting in [m for m in self.meetings if _is_of(m, worker_id, epoch)]:
-            self.meetings.remove(meeting)
-            meeting.proof.close()
-        source = self.find(worker_id, epoch)
-        if source is not None:
-            del self.by_id[worker_id]
-            source.pool.close()
-        return source
-
-    def close(self) -> None:
-        for meeting in self.meetings:
-            meeting.proof.close()
-        for source in self.by_id.values():
-            source.pool.close()
+    def _tell(self, identity: bytes, export: KVPoolExport, gb_per_s: float, error: str) -> None:
+        self.hub.send(identity, KVPathResult(self.worker_id, self.epoch, self._is_shared(export), error))
+        self._reports.append(self._report(export, gb_per_s, error))
 
     def _prove(self, identity: bytes, export: KVPoolExport) -> Generator[None, None, Source]:
         """Map a pool and prove it; a worker met before is only answered again, as a restarted router has forgotten."""
@@ -106,25 +124,37 @@ class Sources:
             return known
         if self._is_shared(export):  # both have seen the proof block of its owner
             logger.info("KV path from %s: a pool that both share", export.worker_id)
-            source = Source(export.worker_id, export.epoch, identity, SharedPeerPool(self.engine.pool.shape), 0.0)
-            self.by_id[export.worker_id] = source
+            source = self.by_id[export.worker_id] = Source(export, identity, 0.0, None)
             return source
         check_compatible(export, self.engine.pool, self.engine.transport.name)
-        pool = self.engine.transport.open_peer(export, self.engine.device)
+        visit = yield from self.visits.open(export)
         try:
-            gb_per_s = yield from prove_path(pool, export, self.engine.pool, self.engine.allocator)
-        except KVError as error:
-            pool.close()
-            raise TransferFailed(f"{export.transport} from {export.worker_id}: {error}") from None
-        except GeneratorExit:  # it is forgotten meanwhile
-            pool.close()
-            raise
+            gb_per_s = yield from self._proven(visit, export.pool_id)
+        except BaseException as error:
+            self.visits.leave(visit)
+            if isinstance(error, KVError):
+                raise TransferFailed(f"{export.transport} from {export.worker_id}: {error}") from None
+            raise  # it is forgotten meanwhile
         logger.info("KV path from %s: %s, %.1f GB/s", export.worker_id, export.transport, gb_per_s)
-        source = self.by_id[export.worker_id] = Source(export.worker_id, export.epoch, identity, pool, gb_per_s)
+        source = self.by_id[export.worker_id] = Source(export, identity, gb_per_s, visit)
         return source
 
+    def _proven(self, visit: Visit, pool_id: int) -> Generator[None, None, float]:
+        """GB/s."""
+        assert visit.pool is not None, "what is open is mapped"
+        proof = prove_path(visit.pool, pool_id, self.engine.pool, self.engine.allocator)
+        with closing(proof):
+            while True:
+                try:
+                    next(proof)
+                except StopIteration as over:
+                    return float(over.value)
+                if visit.problem:
+                    raise TransferFailed(visit.problem)
+                yield
+
     def _is_shared(self, export: KVPoolExport) -> bool:
-        return self.engine.shared is not None and export.pool_id == self.engine.shared.pool_id
+        return export.pool_id == self.engine.shared.pool_id
 
     def _report(self, export: KVPoolExport, gb_per_s: float, error: str) -> KVPathReport:
         return KVPathReport(

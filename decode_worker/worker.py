@@ -6,8 +6,8 @@ that a sequence ended by a stop token runs one step too many, whose token is dro
 until shortly before the running step ends (see `pace`), so that what arrives joins early.
 
 Life of a request here:
-    1. `KVHandoff` waits until there is a row and blocks, then its blocks are pulled (see `intake`);
-       or `PrefillRequest` waits and is computed here (see `local_prompts`).
+    1. `KVOffer` waits until there is a row and blocks. In a pool of ours its blocks change hands (see `offers`), from
+       another they are pulled (see `pulls`). Or `PrefillRequest` waits and is computed here (see `local_prompts`).
     2. It enters a row and gets a token each step.
     3. It ends by a stop token, by max_tokens, by `Abort`, or by preemption.
 """
@@ -34,15 +34,18 @@ from common.wire.output_token import OutputToken
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.token_columns import TokenColumns
+from decode_worker.aborts import Aborts
 from decode_worker.guides import Guides
 from decode_worker.inbox import Inbox
-from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.offers import Offers
 from decode_worker.pace import Pace
+from decode_worker.pulls import Pulls
 from decode_worker.runner import DecodeRunner
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
+from decode_worker.sources import Sources
+from decode_worker.visits import Visits
 
 IDLE_POLL_MS = 50
 QUIET_POLLS = 10
@@ -79,8 +82,11 @@ class DecodeWorker:
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, runner.batch, runner, hub, drain
         chunk_tokens = config.decode.local_chunk_tokens
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
-        self.intake = Intake(engine, self.scheduler, config.decode, hub, self.worker_id, self.epoch)
-        self.offers = Offers(engine.shared, self.scheduler, self.intake.aborts, engine.vocab_size)
+        self.poller, aborts = zmq.Poller(), Aborts()
+        visits = Visits(engine, (self.worker_id, self.epoch), self.poller)
+        self.sources = Sources(engine, visits, hub, self.worker_id, self.epoch)
+        self.pulls = Pulls(engine, self.scheduler, config.decode, self.sources, aborts)
+        self.offers = Offers(engine.shared, self.scheduler, aborts, engine.vocab_size)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler)
         self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
         self.in_flight: DecodeStep | None = None
@@ -88,12 +94,10 @@ class DecodeWorker:
         self.columns = TokenColumns()
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.inbox = Inbox(
-            self.link, hub, self.scheduler, self.intake, self.offers, self.local_prompts, self.guides, drain
+            self.link, hub, self.scheduler, self.pulls, self.offers, self.local_prompts, self.guides, drain
         )
-        self.poller = zmq.Poller()
         for source in (self.link.spoke.socket, hub.socket, engine.shared):
-            if source is not None:
-                self.poller.register(source, zmq.POLLIN)
+            self.poller.register(source, zmq.POLLIN)
         self.idling = Idling(self.poller, stays_awake=engine.device.type == "cuda")
 
     def run(self) -> None:
@@ -126,15 +130,15 @@ class DecodeWorker:
 
     def admit(self) -> None:
         """Move handoffs along; nothing here waits for a copy."""
-        for sequence in [*self.offers.accept(), *self.intake.finish_pulls()]:
+        for sequence in [*self.offers.accept(), *self.pulls.finish()]:
             self.guides.begin(sequence)
             self.guides.enter(sequence)
             self.scheduler.activate(sequence)
-        self.intake.start_pulls()
-        self.intake.tend()
-        for failure in [*self.offers.take_failures(), *self.intake.take_failures()]:
+        self.pulls.start()
+        self.pulls.tend()
+        for failure in [*self.offers.take_failures(), *self.pulls.take_failures()]:
             self.inbox.fail(*failure)
-        if (report := self.intake.sources.tend()) is not None:
+        for report in self.sources.tend():
             self.link.send(report)
 
     def heed(self) -> None:
@@ -214,7 +218,7 @@ class DecodeWorker:
 
     def _make_way(self) -> bool:
         """Whether blocks come free of what has not begun to decode."""
-        return self.intake.make_way() or self.offers.make_way()
+        return self.pulls.make_way() or self.offers.make_way()
 
     def _collect(self, step: DecodeStep) -> None:
         """A step is over."""
@@ -284,7 +288,7 @@ class DecodeWorker:
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""
         load = self.link.load
-        load.num_waiting = len(self.intake.waiting) + len(self.local_prompts)
+        load.num_waiting = len(self.pulls.waiting) + len(self.local_prompts)
         load.num_running, load.num_handoffs = len(self.scheduler.active), self._num_handoffs()
         load.num_free_blocks = self.engine.allocator.num_unused
         load.num_dropped_frames = self.hub.drops.dropped
@@ -304,7 +308,7 @@ class DecodeWorker:
     def give_everything_back(self) -> None:
         """Leave every request to the router: there is no more time for it here."""
         sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
-        sequences += [*self.intake.release_all(), *self.local_prompts.waiting, *self.offers.decline_all()]
+        sequences += [*self.pulls.decline_all(), *self.local_prompts.waiting, *self.offers.decline_all()]
         for sequence in sequences:
             self.inbox.fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
 
@@ -312,25 +316,28 @@ class DecodeWorker:
         """The router restarted: nobody waits for what we hold."""
         for sequence in list(self.scheduler.active.values()):
             self.scheduler.end(sequence)
-        for handoff in self.intake.pulling:
+        for handoff in self.pulls.pulling:
             handoff.aborted = True
-        self.intake.release_all()
+        self.pulls.decline_all()
         self.offers.decline_all()
         self.local_prompts.drop_all()
 
+    def tell_fault(self, problem: str) -> None:
+        """To the owners of pools that are mapped here beside our own."""
+        self.sources.visits.report_fault(problem)
+
     def close(self) -> None:
         self.guides.close()
-        self.intake.sources.close()
+        self.sources.close()
         self.hub.close()
         self.link.close()
-        self.engine.pool.close()
 
     def _await_work(self) -> None:
         """Sleep until a message comes, or a copy or a chunk may be over; not at all with steps to launch or collect."""
         if self.in_flight is not None or self._can_get_on():
             self.idling.worked()
             return
-        if self.intake.is_copying() or self.scheduler.active or len(self.local_prompts):
+        if self.pulls.is_copying() or self.scheduler.active or len(self.local_prompts):
             time.sleep(LOOK_INTERVAL_S)
         elif not self.idling.await_message(IDLE_POLL_MS) and self.idling.num_vain >= QUIET_POLLS:
             self.runner.capture_ahead()
@@ -340,7 +347,7 @@ class DecodeWorker:
         return any(not sequence.awaits_mask for sequence in self.scheduler.rows.sequences)
 
     def _num_handoffs(self) -> int:
-        return self.intake.num_handoffs() + len(self.offers)
+        return len(self.pulls) + len(self.offers)
 
     def _owns_something(self) -> bool:
         return bool(

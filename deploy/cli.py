@@ -18,7 +18,7 @@ from common.errors import ConfigError
 from common.options import add_flags, from_flags, number
 from common.wire.messages import Role
 from deploy.demo import DEMO_MODEL, Verse, demo
-from deploy.launch_plan import MEMORY_MODES, STANDBYS
+from deploy.launch_plan import STANDBYS
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.serve import Fleet, serve, with_model, with_port
 from deploy.spares import SPARE_MODES
@@ -53,8 +53,9 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "serve",
         usage="baton serve MODEL [option ...]",
         help="serve a model: one router, prefill workers and decode workers",
-        description="Start and watch one router, prefill workers and decode workers on this machine. "
-        "Workers on one GPU divide --kv-memory-fraction of it among themselves, or share it with --memory on.",
+        description="Start and watch one router, prefill workers and decode workers on this machine, and a memory "
+        "server for each device, at which its workers share one copy of the weights and one pool of KV blocks: on a "
+        "GPU they take --kv-memory-fraction of it together.",
         allow_abbrev=False,
     )
     parser.add_argument("model.path", metavar="MODEL", help="model directory, or Hub id such as Qwen/Qwen3-4B")
@@ -115,21 +116,12 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         help=f"give up when not ready by then (1 to {DAY_S:.0f}, default: 1800)",
     )
     parser.add_argument(
-        "--memory",
-        choices=MEMORY_MODES,
-        default="auto",
-        help="a memory server for each device: its workers have one copy of the weights, which outlives them, so that "
-        "one that is started again does not load them, and one pool of KV blocks, in which prompts change hands "
-        "without a copy; off gives each worker its own; auto is on for workers on a CPU (default: auto)",
-    )
-    parser.add_argument(
         "--standby",
         choices=STANDBYS,
         default="none",
         help="one worker more of this kind on each device that has any: as ready as they are, and without requests "
         "until one of them dies or leaves, so that its streams do not wait for its restart. It costs what a process "
-        "takes; weights and KV blocks it shares with them if there is a memory server, and on GPUs there has to be "
-        "one, --memory on (default: none)",
+        "takes; weights and KV blocks it shares with them (default: none)",
     )
     parser.add_argument(
         "--spare",
@@ -185,7 +177,7 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
     if Role.PREFILL in STANDBYS[args.standby] and not num_prefill:
         raise ConfigError(f"--standby {args.standby}: there are no prefill workers to stand by for; use decode or none")
     mps = MpsOptions(args.mps, args.mps_prefill_percent)
-    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps, args.memory, args.standby, args.spare)
+    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps, args.standby, args.spare)
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -20,7 +20,6 @@ from common.wire.messages import Role
 from deploy.placement import Gpu, Placement, memory_fraction, threads_per_worker
 from deploy.runtime_dir import MAX_SOCKET_PATH_BYTES
 
-MEMORY_MODES = ("auto", "on", "off")
 STANDBYS = {"none": (), "prefill": (Role.PREFILL,), "decode": (Role.DECODE,), "both": (Role.PREFILL, Role.DECODE)}
 """Of which roles there are standbys, by what `--standby` is."""
 SOURCE_ROOT = Path(__file__).resolve().parents[1]
@@ -57,28 +56,21 @@ def plan_processes(
     runtime_dir: Path,
     num_cores: int,
     weights_bytes: int,
-    *,
-    shares_memory: bool,
 ) -> list[ProcessSpec]:
-    """The router first, then memory servers, if there are to be any, then workers. Endpoints of the user's stay."""
+    """The router first, then memory servers, then workers. Endpoints of the user's stay."""
     net = _router_net(config.net, runtime_dir)
     router = ProcessSpec("router", "router", tuple(to_flags(replace(config, net=net), ROUTER_SECTIONS)), Kind.ROUTER)
-    sockets = _memory_sockets(placements, runtime_dir) if shares_memory else {}
+    sockets = _memory_sockets(placements, runtime_dir)
     specs = [router, *(_memory_server(replace(config, net=net), *each) for each in sockets.items())]
     for placement in placements:
         worker_config = replace(
-            _worker_config(config, placement, placements, num_cores, weights_bytes, sockets.get(placement.gpu, "")),
+            _worker_config(config, placement, placements, num_cores, weights_bytes, sockets[placement.gpu]),
             net=_worker_net(net, placement, runtime_dir),
         )
         sections = PREFILL_SECTIONS if placement.role == Role.PREFILL else DECODE_SECTIONS
         module = f"{placement.role.name.lower()}_worker"
         specs.append(ProcessSpec(placement.name, module, tuple(to_flags(worker_config, sections)), Kind.WORKER))
     return specs
-
-
-def shares_memory(mode: str, placements: Sequence[Placement]) -> bool:
-    """Whether workers have a memory server, for one of `MEMORY_MODES`; auto is where that has been measured."""
-    return mode == "on" or (mode == "auto" and all(each.gpu is None for each in placements))
 
 
 def _memory_sockets(placements: Sequence[Placement], runtime_dir: Path) -> dict[Gpu | None, str]:
@@ -124,11 +116,11 @@ def _worker_config(
         num_busy = sum(not other.standby for other in everyone)
         num_threads = config.worker.num_threads or threads_per_worker(num_cores, num_busy)
         return replace(config, worker=replace(section, device="cpu", num_threads=num_threads))
-    share = memory_fraction(mine, everyone, config.kv.memory_fraction, weights_bytes, has_server=bool(memory_socket))
+    share = memory_fraction(mine.gpu, config.kv.memory_fraction, weights_bytes)
     return replace(
         config,
         worker=replace(section, device=f"cuda:{mine.gpu.index}"),
-        kv=replace(config.kv, memory_fraction=share, sharers=len(mine.neighbours(everyone)) if memory_socket else 1),
+        kv=replace(config.kv, memory_fraction=share, sharers=len(mine.neighbours(everyone))),
     )
 
 

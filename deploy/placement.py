@@ -1,8 +1,4 @@
-"""Which worker runs on which GPU, and how much of the machine each may take: pure rules, no processes.
-
-Invariant: the shares of the workers on one GPU that have pools of their own never add up to more than the share
-given for it; those that share a pool have one share together.
-"""
+"""Which worker runs on which GPU, and how much of the machine they may take: pure rules, no processes."""
 
 import re
 from collections import Counter
@@ -13,8 +9,6 @@ from itertools import count
 from common.errors import ConfigError
 from common.wire.messages import Role
 
-POOL_WEIGHTS = {Role.PREFILL: 1.0, Role.DECODE: 2.0}
-"""How workers on one GPU divide what is left for pools of their own: a prompt's blocks soon move on, a reply's stay."""
 SERVER_BYTES = 600 * 10**6
 """What a memory server takes of a GPU beside the weights."""
 
@@ -90,37 +84,20 @@ def place_standbys(workers: Sequence[Placement], roles: Collection[Role]) -> lis
     ]
 
 
-def memory_fraction(
-    mine: Placement, everyone: Sequence[Placement], total: float, weights_bytes: int, *, has_server: bool
-) -> float:
-    """The share of its GPU's memory that one worker may take.
+def memory_fraction(gpu: Gpu, total: float, weights_bytes: int) -> float:
+    """The share of a GPU's memory that its workers take together, with the weights: `total` but for the memory server.
 
-    First the weights, which a share includes: a copy for each worker on the GPU, or one with the memory server. What is
-    left of `total` is for the pool that all share there, or is divided by `POOL_WEIGHTS`. Raises ConfigError when the
-    weights leave less than a tenth of `total`, and for a standby that would have weights of its own.
+    Raises ConfigError when the weights leave less than a tenth of `total`.
     """
-    if mine.gpu is None:
-        raise ValueError(f"{mine.name} is not on a GPU")
-    neighbours = mine.neighbours(everyone)
-    if not has_server and any(other.standby for other in neighbours):
+    if not gpu.memory_bytes:
+        return total
+    share = total - SERVER_BYTES / gpu.memory_bytes
+    if share - weights_bytes / gpu.memory_bytes < 0.1 * total:
         raise ConfigError(
-            f"a standby on GPU {mine.gpu.index} would have a copy of the weights for itself; set --memory on, with "
-            "which the workers of a GPU have one, or leave --standby out"
+            f"GPU {gpu.index}: {weights_bytes / 1e9:.1f} GB of weights do not leave room for KV in {total:.0%} of "
+            f"{gpu.memory_bytes / 1e9:.1f} GB; use a smaller model, or raise kv.memory_fraction"
         )
-    taken_bytes = weights_bytes + SERVER_BYTES if has_server else weights_bytes * len(neighbours)
-    left = total - (taken_bytes / mine.gpu.memory_bytes if mine.gpu.memory_bytes else 0.0)
-    if left < 0.1 * total:
-        copies = "once" if has_server else f"for each of {len(neighbours)} workers"
-        raise ConfigError(
-            f"GPU {mine.gpu.index}: {weights_bytes / 1e9:.1f} GB of weights {copies} do not leave room for KV in "
-            f"{total:.0%} of {mine.gpu.memory_bytes / 1e9:.1f} GB; use fewer workers a GPU or a smaller model"
-        )
-    own = weights_bytes / mine.gpu.memory_bytes if mine.gpu.memory_bytes else 0.0
-    if has_server:
-        return int((own + left) * 10_000) / 10_000
-    all_pools = sum(POOL_WEIGHTS[other.role] for other in neighbours)
-    share = own + left * POOL_WEIGHTS[mine.role] / all_pools
-    return int(share * 10_000) / 10_000  # rounded down, so that the sum stays below the total
+    return int(share * 10_000) / 10_000  # rounded down
 
 
 def threads_per_worker(num_cores: int, num_workers: int) -> int:

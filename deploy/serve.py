@@ -12,7 +12,7 @@ from pathlib import Path
 from common.config import Config
 from deploy.console import Console
 from deploy.health import Health, local_url
-from deploy.launch_plan import STANDBYS, Kind, ProcessSpec, plan_processes, shares_memory
+from deploy.launch_plan import STANDBYS, Kind, ProcessSpec, plan_processes
 from deploy.machine import detect_gpus, num_cores
 from deploy.model_source import find_model, is_hub_id, weights_bytes
 from deploy.mps import Mps, MpsOptions, open_mps
@@ -31,7 +31,6 @@ class Fleet:
     gpus: str
     start_timeout_s: float
     mps: MpsOptions = field(default_factory=MpsOptions)
-    memory: str = "auto"  # one of MEMORY_MODES
     standby: str = "none"  # one of STANDBYS
     spare: str = "auto"  # one of SPARE_MODES
 
@@ -71,7 +70,6 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
             runtime_dir,
             num_cores(),
             model_bytes,
-            shares_memory=shares_memory(fleet.memory, placements),
         )
         async with open_mps(fleet.mps, placements, os.environ, runtime_dir, console) as mps:
             supervisor = Supervisor(

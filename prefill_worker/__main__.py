@@ -23,14 +23,12 @@ many as the load asks for, on any GPU. SIGTERM finishes what it owns, a second o
 
 
 def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
-    """Load, warm up and export the pool."""
+    """Load, warm up and say where the pool is."""
     section = config.prefill.on(resolve_device(config.worker.device).type)
     config = replace(config, prefill=section)
     engine = build_engine(
         config,
-        incarnation.label,
-        pool_id=incarnation.epoch,
-        memory=incarnation.memory,
+        incarnation.memory,
         step_tokens=section.max_batch_tokens,
         logit_rows=section.max_num_seqs,
         meanwhile=_compile,
@@ -52,12 +50,10 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     export = KVPoolExport(
         worker_id=incarnation.worker_id,
         epoch=incarnation.epoch,
-        pid=ready.pid,
         transport=engine.transport.name,
         device_uuid=describe_device(engine.device)[1],
-        pool_id=engine.pool.pool_id,
-        handle=engine.pool.memory.handle(),
-        num_blocks=engine.pool.shape.num_blocks,
+        pool_id=engine.shared.pool_id,
+        memory_socket=str(engine.shared.client.path.absolute()),
         layout=engine.pool.layout,
     )
     followers = make_followers(Path(config.model.path), engine.vocab_size)

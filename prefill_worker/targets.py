@@ -1,7 +1,7 @@
 """The decode workers that this prefill worker hands blocks to.
 
-The router names them; we dial each, offer the pool until it has proven that it can pull, and send it
-nothing else before.
+The router names them; we dial each, say where our pool is until it has proven a path from there, and offer it nothing
+before.
 """
 
 import logging
@@ -94,10 +94,12 @@ class Targets:
         target = self.by_id.get(result.worker_id)
         if target is None or target.epoch != result.epoch:
             return
-        target.proven, target.is_shared = not result.error, result.is_shared
+        was_proven, target.proven, target.is_shared = target.proven, not result.error, result.is_shared
         if target.proven:
             target.next_offer_s = math.inf
-        elif result.error != target.problem:
+        elif was_proven:
+            target.next_offer_s, target.pause_s = time.monotonic() + FIRST_PAUSE_S, FIRST_PAUSE_S
+        if result.error and result.error != target.problem:
             logger.error("no KV path to decode worker %s, trying on: %s", target.worker_id, result.error)
         target.problem = result.error
 

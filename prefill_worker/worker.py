@@ -1,4 +1,4 @@
-"""The prefill worker's loop: receive, sweep, collect, hand off, launch, beat.
+"""The prefill worker's loop: receive, collect, hand off, launch, beat.
 
 The next step is launched while one runs: the device never waits for what the host does with a step,
 which is to send its tokens and hand its blocks off. While steps are in flight the loop sleeps for
@@ -10,11 +10,9 @@ Life of a request here:
     3. When a step is over that leaves some of it to compute, the decode worker is told which blocks are
        complete, and may pull them meanwhile.
     4. When the step of its last chunk is over and its first token is not the last, its blocks are offered to the
-       decode worker, or go to the handoff table and that one is told which they are (see `delivery`).
+       decode worker (see `delivery`), and it is forgotten here.
     5. Then its first token is sent to the router.
-    6. What is in the table `KVRelease` frees, or the decode worker's death, or, and the router is told, a lease that
-       runs out or a handoff that did not arrive: when the router asks about it, the decode worker is asked behind it.
-`Abort` ends it in 1 to 3; later the decode worker is told as well, and declines or releases.
+`Abort` ends it in 1 to 3; later the decode worker is told as well, and declines.
 """
 
 import logging
@@ -54,7 +52,6 @@ from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
 from prefill_worker.delivery import Delivery
 from prefill_worker.guides import PromptGuides
-from prefill_worker.handoff_table import HandoffTable
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import Key, PromptSequence
 from prefill_worker.step import PromptStep, launch_chunks
@@ -63,7 +60,7 @@ from prefill_worker.targets import Targets
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 100
-"""Longest sleep without a message, so that leases expire although nothing arrives."""
+"""Longest sleep without a message."""
 AT_HAND_SHARE = 16
 """Of a shared pool, at most one part in so many is at hand here for prompts to come."""
 MAX_IN_FLIGHT = 2
@@ -71,7 +68,7 @@ MAX_IN_FLIGHT = 2
 
 
 class PrefillWorker:
-    """Owns the scheduler, the handoff table and the sockets; `run` returns when drained."""
+    """Owns the scheduler and the sockets; `run` returns when drained."""
 
     def __init__(
         self,
@@ -95,16 +92,14 @@ class PrefillWorker:
         num_tokens, capacity = config.prefill.max_batch_tokens, engine.allocator.capacity
         num_blocks = engine.pool.layout.most_blocks(num_tokens, num_tokens)
         self.blocks_a_step = tuple(map(min, num_blocks, (count // AT_HAND_SHARE for count in capacity)))
-        self.handoffs = HandoffTable(engine.allocator, config.prefill.lease_s)
         self.runner, self.trace = runner, runner.trace
         self.in_flight: deque[PromptStep] = deque()  # oldest first
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export, self.poller)
-        self.delivery = Delivery(engine, self.targets, self.handoffs, self.worker_id, self.epoch, self._fail)
+        self.delivery = Delivery(engine.shared, self.targets, self.worker_id, self.epoch, self._fail)
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
-        if engine.shared is not None:
-            self.poller.register(engine.shared, zmq.POLLIN)
+        self.poller.register(engine.shared, zmq.POLLIN)
         self.idling = Idling(self.poller, stays_awake=engine.device.type == "cuda")
 
     def run(self) -> None:
@@ -117,7 +112,6 @@ class PrefillWorker:
                 with self.trace.phase("receive"):
                     self.receive()
                     self.heed()
-                self.delivery.sweep()
                 self.step()
                 self.tend()
                 self.beat()
@@ -179,8 +173,7 @@ class PrefillWorker:
 
     def tend(self) -> None:
         """See that blocks of the shared pool are at hand for the next step's prompts; without its owner, leave."""
-        if (shared := self.engine.shared) is None:
-            return
+        shared = self.engine.shared
         shared.tend(level=self.blocks_a_step, floor=self.engine.pool.layout.nothing)
         if problem := shared.take_problem():
             self.poller.unregister(shared)
@@ -192,13 +185,13 @@ class PrefillWorker:
         load = self.link.load
         scheduler = self.scheduler
         load.num_waiting, load.num_running = len(scheduler.waiting), len(scheduler.running) + len(scheduler.ending)
-        load.num_free_blocks, load.num_handoffs = self.engine.allocator.num_unused, len(self.handoffs.kept)
+        load.num_free_blocks = self.engine.allocator.num_unused
         load.num_dropped_frames = self.targets.num_dropped_frames()
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
     def give_everything_back(self) -> None:
-        """Leave every request that is not handed off to the router: there is no more time for it here."""
+        """Leave every request that is here to the router: there is no more time for it here."""
         for sequence in self.scheduler.sequences():
             self._fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
             self.scheduler.remove(sequence.request_id, sequence.attempt)
@@ -208,11 +201,13 @@ class PrefillWorker:
         for sequence in self.scheduler.sequences():
             self.scheduler.remove(sequence.request_id, sequence.attempt)
 
+    def tell_fault(self, problem: str) -> None:
+        """Nobody else's memory is mapped here."""
+
     def close(self) -> None:
         self.guides.followers.close()
         self.targets.close()
         self.link.close()
-        self.engine.pool.close()
 
     def _await_work(self) -> None:
         """Sleep until a message comes, or until it is time to look whether a step is over."""
@@ -222,7 +217,7 @@ class PrefillWorker:
             not self.in_flight and self.delivery.is_sending()
         ):
             time.sleep(LOOK_INTERVAL_S)
-        elif not self.in_flight:  # what waits now waits for blocks: a message or a lease's end brings them
+        elif not self.in_flight:  # what waits now waits for blocks: a message brings them
             self.idling.await_message(IDLE_POLL_MS)
         elif not self.in_flight[0].pending.ready():
             time.sleep(LOOK_INTERVAL_S)
@@ -260,7 +255,6 @@ class PrefillWorker:
                 self.scheduler.remove(message.request_id, message.attempt)
             case Inquiry():
                 self.link.send(answer(message, self.worker_id, self.epoch, self._has))
-                self.delivery.ask_on(message)
             case DecodePeer():
                 self.targets.join(message)
             case PeerGone():
@@ -287,7 +281,7 @@ class PrefillWorker:
         self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
 
     def _has(self, key: Key) -> bool:
-        return key in self.handoffs.kept or any(sequence.key == key for sequence in self.scheduler.sequences())
+        return any(sequence.key == key for sequence in self.scheduler.sequences())
 
     def _owns_something(self) -> bool:
-        return bool(self.scheduler.sequences() or self.handoffs.kept)
+        return bool(self.scheduler.sequences()) or self.delivery.is_sending()

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from common import options
 from common.config import Config
-from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
+from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
 from common.wire.memory_messages import MemoryMessage
 from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, MemoryReport, WorkerEnded
 from common.wire.messages import (
@@ -163,7 +163,7 @@ class Service:
             case (
                 Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort()
                 | Inquiry() | StillBound() | Knock()
-                | KVPoolExport() | KVHandoff() | KVProgress() | KVLease() | KVRelease() | KVPathResult()
+                | KVPoolExport() | KVProgress() | KVPathResult()
             ):  # fmt: skip
                 self.hub.refuse(identity, message, "only workers receive it")
             case _:

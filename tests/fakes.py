@@ -19,7 +19,8 @@ from common.config import NetSection
 from common.errors import ErrorCode
 from common.serving.inquiry import answer
 from common.wire.endpoints import AUTO, resolved
-from common.wire.handoff_messages import KVHandoff, KVPathResult, KVPoolExport, KVRelease
+from common.wire.handoff_messages import KVPathResult, KVPoolExport
+from common.wire.memory_messages import KVOffer
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -220,7 +221,7 @@ class FakeWorker:
 
     def _knows(self, key: tuple[str, int]) -> bool:
         """Whether it was ever told of an attempt, and so has it, for all that a test can tell."""
-        requests = [message for message in self.received if isinstance(message, PrefillRequest | KVHandoff)]
+        requests = [message for message in self.received if isinstance(message, PrefillRequest | KVOffer)]
         return key in {(request.request_id, request.attempt) for request in requests}
 
     def _failed(self, request: PrefillRequest, code: ErrorCode) -> RequestFailed:
@@ -267,7 +268,7 @@ class FakeWorker:
                     )
                 )
 
-    def _sequence(self, request: PrefillRequest | KVHandoff) -> FakeSequence:
+    def _sequence(self, request: PrefillRequest | KVOffer) -> FakeSequence:
         last = unpack_ids(request.token_ids)[-1]
         return FakeSequence(request.request_id, request.attempt, last, request.num_outputs, request.sampling)
 
@@ -296,7 +297,7 @@ class FakePrefill(FakeWorker):
                 self._peers.pop(message.worker_id).close()
             peer = Spoke(self._context, self.net, message.handoff_endpoint, self.connection)
             self._peers[message.worker_id] = peer
-            peer.send(pool_export(self.worker_id, self.epoch, num_blocks=(1000,)))
+            peer.send(pool_export(self.worker_id, self.epoch))
 
     def _work(self) -> None:
         for peer in self._peers.values():
@@ -306,18 +307,18 @@ class FakePrefill(FakeWorker):
         sequence = self._sequence(request)
         self._tell_prompt(request)
         if self._send_tokens([sequence]):
-            handoff = KVHandoff(
-                worker_id=self.worker_id,
-                epoch=self.epoch,
+            offer = KVOffer(  # to the decode worker itself: there is no memory server between
+                request.decode_worker_id,
+                request.decode_epoch,
                 request_id=request.request_id,
                 attempt=request.attempt,
                 token_ids=request.token_ids + pack_ids([sequence.last]),
                 num_outputs=sequence.num_outputs,
                 sampling=request.sampling,
                 block_ids=pack_ids([1]),
-                lease_s=30.0,
+                generations=pack_ids([1]),
             )
-            self._peers[request.decode_worker_id].send(handoff)
+            self._peers[request.decode_worker_id].send(offer)
 
 
 class FakeDecode(FakeWorker):
@@ -367,8 +368,7 @@ class FakeDecode(FakeWorker):
                         error=self.path_error,
                     )
                 )
-            elif isinstance(message, KVHandoff):
-                self._hub.send(identity, KVRelease(self.worker_id, self.epoch, message.request_id, message.attempt))
+            elif isinstance(message, KVOffer):
                 self.running.append(self._sequence(message))
         going = [sequence for sequence in self.running if sequence.num_outputs < self.most_outputs]
         if going and not self.mute and time.monotonic() >= self._next_step_s:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 
-from common.kv.blocks import Allocator, BlockAllocator
+from common.kv.blocks import Allocator
 from common.kv.tables import BlockTable
 from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.pool_shape import PoolShape
+from tests.allocator import BlockAllocator
 
 
 def full(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> KVGroup:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from common.wire.handoff_messages import KVHandoff, KVPoolExport
+from common.wire.handoff_messages import KVPoolExport
+from common.wire.memory_messages import KVOffer
 from common.wire.messages import Heartbeat, KVPathReport, PrefillRequest, Role, WorkerReady
 from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
@@ -46,18 +47,19 @@ def prefill_request(request_id: str, token_ids: Iterable[int], **fields: Any) ->
     return PrefillRequest(request_id=request_id, token_ids=pack_ids(token_ids), **ordinary | fields)
 
 
-def kv_handoff(request_id: str, token_ids: Iterable[int], block_ids: Iterable[int], **fields: Any) -> KVHandoff:
-    """From prefill worker `p`."""
+def kv_offer(request_id: str, token_ids: Iterable[int], block_ids: Iterable[int], **fields: Any) -> KVOffer:
+    """To decode worker `d`; every block is of the generation that is its number."""
+    ids = pack_ids(block_ids)
     ordinary: dict[str, Any] = {
-        "worker_id": "p", "epoch": 1, "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(), "lease_s": 30.0,
+        "decode_worker_id": "d", "decode_epoch": 1, "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(),
+        "token_ids": pack_ids(token_ids), "block_ids": ids, "generations": ids,
     }  # fmt: skip
-    columns = {"token_ids": pack_ids(token_ids), "block_ids": pack_ids(block_ids)}
-    return KVHandoff(request_id=request_id, **columns | ordinary | fields)
+    return KVOffer(request_id=request_id, **ordinary | fields)
 
 
 def pool_export(worker_id: str = "p", epoch: int = 1, **fields: Any) -> KVPoolExport:
     ordinary: dict[str, Any] = {
-        "pid": 1, "transport": "shm", "device_uuid": "", "pool_id": epoch, "handle": b"", "num_blocks": (9,),
+        "transport": "shm", "device_uuid": "", "pool_id": epoch, "memory_socket": "/nowhere/theirs.sock",
         "layout": LAYOUT,
     }  # fmt: skip
     return KVPoolExport(worker_id=worker_id, epoch=epoch, **ordinary | fields)

@@ -1,11 +1,10 @@
-"""What processes hold: file descriptors, memory, shared memory segments; and what a storm has left of them."""
+"""What processes hold: file descriptors and memory; and what a storm has left of them."""
 
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.kv.shm import SHM_DIR
 from tests.e2e.system import System
 
 MORE_FILES = 16
@@ -18,7 +17,6 @@ class Holding:
     """What one process and its children hold."""
 
     num_files: int
-    num_removed_segments: int  # shared memory of workers that are gone
     private_bytes: int
 
 
@@ -38,14 +36,7 @@ def excess(before: dict[str, Holding], after: dict[str, Holding]) -> list[str]:
             found.append(f"{name} has {now.num_files} files open, more than {most_files}")
         if now.private_bytes > most_bytes:
             found.append(f"{name} holds {now.private_bytes >> 20} MB, more than {most_bytes >> 20}")
-        if now.num_removed_segments:
-            found.append(f"{name} holds {now.num_removed_segments} segments of workers that are gone")
     return found
-
-
-def segments(tag: str) -> list[str]:
-    """Shared memory of workers whose ids hold `tag`."""
-    return sorted(path.name for path in SHM_DIR.glob(f"*baton-*{tag}*"))
 
 
 def errors(system: System) -> list[str]:
@@ -60,14 +51,8 @@ def errors(system: System) -> list[str]:
 
 def _holding(pid: int) -> Holding:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    links = []
-    for file in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            links.append(os.readlink(file))
-        except FileNotFoundError:
-            continue  # closed meanwhile
-    removed = sum(link.startswith(str(SHM_DIR / "baton-")) and link.endswith("(deleted)") for link in links)
-    return Holding(len(links), removed, sum(map(_private_bytes, [str(pid), *children])))
+    num_files = len(os.listdir(f"/proc/{pid}/fd"))
+    return Holding(num_files, sum(map(_private_bytes, [str(pid), *children])))
 
 
 def _private_bytes(pid: str) -> int:

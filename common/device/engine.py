@@ -14,8 +14,8 @@ from threading import Thread
 import torch
 
 from common.config import Config
-from common.device.pool_memory import OwnPool, PoolOwner, ServedPool
-from common.device.weights_memory import OwnWeights, SharedWeights
+from common.device.pool_memory import claimed_pool
+from common.device.weights_memory import ServedWeights
 from common.errors import ConfigError
 from common.kernels.gpu import MIN_CAPABILITY, gpu_of
 from common.kv.blocks import Allocator
@@ -25,7 +25,6 @@ from common.memory.client import MemoryClient
 from common.memory.shared_pool import SharedPool
 from common.models.decoder import Decoder, DecoderConfig
 from common.models.loader import load_model, model_bytes, read_config, resolve_dtype, resolve_max_len
-from common.models.weights import WeightsMemory
 from common.ops.base import Ops
 from common.ops.limits import check_model
 from common.ops.sampler import Sampler
@@ -53,7 +52,7 @@ class Engine:
     sampler: Sampler
     pool: KVPool
     allocator: Allocator
-    shared: SharedPool | None  # where the pool is the memory server's
+    shared: SharedPool
     transport: Transport
     max_len: int  # tokens
     graph_safe: bool  # whether a decode step may be captured in a CUDA graph
@@ -71,20 +70,16 @@ class Engine:
 
 def build_engine(
     config: Config,
-    label: str,
+    memory: MemoryClient,
     *,
-    pool_id: int = 0,
-    memory: MemoryClient | None = None,
     step_tokens: int,
     logit_rows: int,
     meanwhile: Callable[[Engine], None] = lambda engine: None,
 ) -> Engine:
-    """Load the model and reserve the pool.
+    """Load the model and claim the pool.
 
     Args:
-        label: names the pool's memory where the system shows names.
-        pool_id: names the pool, if it is this worker's own.
-        memory: of the device's memory server, which then has the weights and the pool.
+        memory: the device's memory server, which has the weights and the pool.
         step_tokens: most tokens of one step, for the memory that activations take.
         logit_rows: most rows of logits of one step.
         meanwhile: called with the engine while its weights are still being written: what is computed then is void.
@@ -101,9 +96,7 @@ def build_engine(
     dtype = resolve_dtype(config.model.dtype, model_config, device)
     max_len = resolve_max_len(config.model, model_config)
     layout = _kv_layout(config, model_config, dtype)
-    weights: WeightsMemory = OwnWeights(device, LoadProgress())
-    if memory is not None:
-        weights = SharedWeights(memory, layout.fingerprint, device, LoadProgress())
+    weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())
     model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
     with loading:
         engine = _assemble(
@@ -111,7 +104,7 @@ def build_engine(
             device,
             model,
             layout,
-            OwnPool(label, pool_id) if memory is None else ServedPool(memory, model_bytes(model_config, dtype)),
+            memory,
             max_len=max_len,
             step_tokens=step_tokens,
             logit_rows=logit_rows,
@@ -129,7 +122,7 @@ def _assemble(
     device: torch.device,
     model: Decoder,
     layout: KVLayout,
-    owner: PoolOwner,
+    memory: MemoryClient,
     *,
     max_len: int,
     step_tokens: int,
@@ -139,9 +132,10 @@ def _assemble(
     model_config = model.config
     transport = make_transport(config.kv.transport, device)
     activation_bytes = _activation_bytes(model_config, layout, step_tokens, logit_rows)
-    num_blocks = _num_blocks(config, layout, device, activation_bytes, owner.weights_bytes)
-    pool, allocator, shared = owner.make(layout, num_blocks, transport, device)
-    max_len = min(max_len, layout.most_tokens(allocator.capacity, step_tokens))
+    weights_bytes = model_bytes(model_config, layout.groups[0].dtype)
+    num_blocks = _num_blocks(config, layout, device, activation_bytes, weights_bytes)
+    pool, shared = claimed_pool(memory, layout, num_blocks, device)
+    max_len = min(max_len, layout.most_tokens(shared.magazine.capacity, step_tokens))
     _log_pool(config, pool, device)
     pdl = launches_early(config, device)
     ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
@@ -155,7 +149,7 @@ def _assemble(
         pdl=pdl,
         sampler=sampler,
         pool=pool,
-        allocator=allocator,
+        allocator=shared.magazine,
         shared=shared,
         transport=transport,
         max_len=max_len,
@@ -286,7 +280,7 @@ def _activation_bytes(config: DecoderConfig, layout: KVLayout, step_tokens: int,
 def _num_blocks(
     config: Config, layout: KVLayout, device: torch.device, activation_bytes: int, weights_bytes: int
 ) -> Counts:
-    """Of a pool, beside weights that are not this process's own."""
+    """Of a pool, beside the weights."""
     if config.kv.pool_bytes:
         pool_bytes = config.kv.pool_bytes
     elif device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Where the weights lie: in this process, or with the memory server of the device."""
+"""The weights, which are the memory server's."""
 
 from contextlib import ExitStack
 from typing import Any, Self
@@ -13,18 +13,7 @@ from common.models.weights import Fill, Loading, WeightsLayout
 from common.wire.memory_messages import RegionState
 
 
-class OwnWeights:
-    """Memory of this process."""
-
-    def __init__(self, device: torch.device, progress: Progress) -> None:
-        self.device, self.progress = device, progress
-
-    def begin(self, layout: WeightsLayout, fill: Fill) -> tuple[Tensor, Loading]:
-        region = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self.device)
-        return region, fill(region, self.progress)
-
-
-class SharedWeights:
+class ServedWeights:
     """Memory of the server: whoever comes first fills it for all.
 
     Args:
@@ -38,7 +27,7 @@ class SharedWeights:
     def begin(self, layout: WeightsLayout, fill: Fill) -> tuple[Tensor, Loading]:
         claim = self.client.claim_weights(self.fingerprint, layout.name, layout.num_bytes)
         mapping = Mapping(claim, self.device)
-        loading = SharedLoading(self, mapping, claim.state, fill)
+        loading = ServedLoading(self, mapping, claim.state, fill)
         return mapping.tensor(writable=False), loading
 
     def report(self, num_filled: int, num_bytes: int) -> None:
@@ -47,10 +36,10 @@ class SharedWeights:
         self.client.report(num_filled)
 
 
-class SharedLoading:
+class ServedLoading:
     """Weights that this worker or another brings; the model reads them through a mapping that cannot write."""
 
-    def __init__(self, weights: SharedWeights, mapping: Mapping, state: RegionState, fill: Fill) -> None:
+    def __init__(self, weights: ServedWeights, mapping: Mapping, state: RegionState, fill: Fill) -> None:
         self.weights, self.mapping, self.state, self.fill = weights, mapping, state, fill
         self.num_bytes = mapping.claim.num_bytes
         self.begun = ExitStack()

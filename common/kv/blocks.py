@@ -1,11 +1,11 @@
-"""Which blocks of a pool are free: ids only, no memory, no torch."""
+"""Ids of blocks: which are somebody's to use, and which a peer has. No memory, no torch."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from common.errors import KVError, OutOfBlocks, TransferFailed
+from common.errors import TransferFailed
 from common.wire.kv_layout import Counts
-from common.wire.pool_shape import PoolShape, are_enough, shown
+from common.wire.pool_shape import PoolShape
 
 
 def check_sources(block_ids: Sequence[int], num_blocks: int) -> None:
@@ -20,8 +20,6 @@ class Allocator(Protocol):
     shape: PoolShape
     capacity: Counts
     """Blocks that can be had at most."""
-    has_proof_block: bool
-    """Whether the pool's proof blocks are this worker's, to copy a peer's into."""
 
     @property
     def num_free(self) -> Counts:
@@ -56,70 +54,3 @@ class Allocator(Protocol):
     def check(self, owned: Iterable[Iterable[int]]) -> None:
         """Raise KVError unless `owned` are all blocks in use, each once."""
         ...
-
-
-class BlockAllocator:
-    """Of a pool of this worker's own: all or nothing, and every id but the proof blocks is free or has one owner."""
-
-    has_proof_block = True
-
-    def __init__(self, shape: PoolShape) -> None:
-        if min(shape.num_blocks) < 2:
-            counts = shown(shape.num_blocks)
-            raise KVError(f"a pool of {counts} blocks holds nothing beside the proof block; enlarge kv.pool_bytes")
-        self.shape = shape
-        self.capacity = shape.capacity
-        self._free = [
-            list(range(begin + count - 1, begin, -1))
-            for begin, count in zip(shape.proof_ids, shape.num_blocks, strict=True)
-        ]
-        self._is_free = bytearray([1]) * shape.num_ids
-        for block_id in shape.proof_ids:
-            self._is_free[block_id] = 0
-
-    @property
-    def num_free(self) -> Counts:
-        return tuple(map(len, self._free))
-
-    @property
-    def num_unused(self) -> Counts:
-        """The same as those that are free."""
-        return self.num_free
-
-    def has(self, counts: Counts) -> bool:
-        """Whether so many are free."""
-        return are_enough(self.num_free, counts)
-
-    def fetch(self, counts: Counts) -> bool:
-        """The same: there is nobody to ask."""
-        return self.has(counts)
-
-    def is_exhausted(self) -> bool:
-        """Always: nobody else has blocks."""
-        return True
-
-    def allocate(self, counts: Counts) -> list[list[int]]:
-        """So many blocks of each group, or OutOfBlocks and none."""
-        if not self.has(counts):
-            free, capacity = shown(self.num_free), shown(self.capacity)
-            raise OutOfBlocks(f"{shown(counts)} blocks wanted, {free} of {capacity} free")
-        taken = [[free.pop() for _ in range(count)] for free, count in zip(self._free, counts, strict=True)]
-        for block_ids in taken:
-            for block_id in block_ids:
-                self._is_free[block_id] = 0
-        return taken
-
-    def free(self, block_ids: Iterable[int]) -> None:
-        """Take blocks back; raises KVError when one is free already, which would give it two owners."""
-        for free, freed in zip(self._free, self.shape.by_group(block_ids), strict=True):
-            for block_id in freed:
-                if self._is_free[block_id] or block_id in self.shape.proof_ids:
-                    raise KVError(f"block {block_id} was freed twice")
-                self._is_free[block_id] = 1
-                free.append(block_id)
-
-    def check(self, owned: Iterable[Iterable[int]]) -> None:
-        """Raise KVError unless `owned` and the free lists together are every block, each once."""
-        seen = [block_id for block_ids in (*owned, *self._free) for block_id in block_ids]
-        if sorted(seen) != [i for i in range(self.shape.num_ids) if i not in self.shape.proof_ids]:
-            raise KVError(f"{len(seen)} blocks accounted for, {sum(self.capacity)} in the pool")

@@ -1,78 +1,44 @@
-"""Pools in GPU memory that a peer maps through a CUDA IPC handle, on the same GPU or another one.
+"""Pools in GPU memory, mapped through a CUDA IPC handle of their memory server, on the same GPU or another one.
 
-The pool is one raw `cudaMalloc`: torch's caching allocator may hand out segments that legacy IPC
-cannot export. A pull is one kernel that gathers all blocks of a request over the mapping, on a
-stream of its own; nobody waits for it, `done` polls an event.
+A pull is a kernel for each group of blocks that gathers them over the mapping, on a stream of its own; nobody waits for
+it, `done` polls an event.
 """
 
-import os
 from typing import Any
 
 import torch
 from cuda.bindings import driver, runtime
 from torch import Tensor
 
-from common.errors import ConfigError, TransferFailed
+from common.errors import TransferFailed
 from common.kernels.gather_blocks import gather_blocks
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
-from common.kv.transport import check_size, pairs_by_group, shape_of
-from common.memory.mapping import tensor_at
-from common.wire.handoff_messages import KVPoolExport
-
-ALIGNMENT_BYTES = 2 * 1024 * 1024
-"""A handle exposes whole 2 MiB pieces, so a pool must fill its own."""
-
-
-class CudaMemory:
-    """Device memory that this process owns."""
-
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
-        torch.cuda.set_device(device)
-        padded = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        status, self.address = runtime.cudaMalloc(padded)
-        if status != runtime.cudaError_t.cudaSuccess:
-            raise ConfigError(
-                f"cudaMalloc of {padded} bytes on {device}: {_text(status)}; lower kv.memory_fraction or kv.pool_bytes"
-            )
-        self.tensor = tensor_at(self.address, num_bytes, device)
-
-    def handle(self) -> bytes:
-        status, handle = runtime.cudaIpcGetMemHandle(self.address)
-        if status != runtime.cudaError_t.cudaSuccess:
-            raise TransferFailed(f"cudaIpcGetMemHandle: {_text(status)}")
-        return bytes(handle.reserved)
-
-    def close(self) -> None:
-        runtime.cudaFree(self.address)
+from common.kv.transport import check_size, pairs_by_group
+from common.memory.client import PoolClaim
 
 
 class CudaPeerPool:
     """A peer's device memory, mapped."""
 
-    def __init__(self, export: KVPoolExport, device: torch.device) -> None:
-        if export.pid == os.getpid():
-            raise TransferFailed(
-                f"worker {export.worker_id} has our process id {export.pid} in another PID namespace, and CUDA IPC "
-                "takes the two for one process; share the PID namespace (docker: pid: host)"
-            )
-        if len(export.handle) != 64:
-            raise TransferFailed(f"a CUDA IPC handle has 64 bytes, worker {export.worker_id} sent {len(export.handle)}")
+    def __init__(self, claim: PoolClaim, worker_id: str, device: torch.device) -> None:
+        if len(claim.handle) != 64:
+            raise TransferFailed(f"pool of worker {worker_id}: a CUDA IPC handle of {len(claim.handle)} bytes, not 64")
         torch.cuda.set_device(device)
         self.device = device
-        self.shape = shape_of(export)
+        self.shape = claim.shape
         self.stream = torch.cuda.Stream(device)
         handle = runtime.cudaIpcMemHandle_t()
-        handle.reserved = export.handle
+        handle.reserved = claim.handle
         status, self.address = runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)
         if status != runtime.cudaError_t.cudaSuccess:
             raise TransferFailed(
-                f"cannot map the pool of worker {export.worker_id} on GPU {export.device_uuid}: {_text(status)}; both "
-                "workers need to see both GPUs and to share the PID and IPC namespaces (docker: pid: host, ipc: host)"
+                f"cannot map the pool of worker {worker_id}: {_text(status)}; both workers need to see both GPUs and "
+                "to share the PID and IPC namespaces (docker: pid: host, ipc: host) with its memory server"
             )
         try:
             if (num_bytes := _mapped_bytes(self.address)) is not None:
-                check_size(export, num_bytes)
+                check_size(claim, worker_id, num_bytes)
         except TransferFailed:
             self.close()
             raise
@@ -114,11 +80,8 @@ class CudaIpcTransport:
 
     name = "cuda_ipc"
 
-    def allocate(self, num_bytes: int, device: torch.device, label: str) -> CudaMemory:
-        return CudaMemory(num_bytes, device)
-
-    def open_peer(self, export: KVPoolExport, device: torch.device) -> CudaPeerPool:
-        return CudaPeerPool(export, device)
+    def open_peer(self, claim: PoolClaim, worker_id: str, device: torch.device) -> CudaPeerPool:
+        return CudaPeerPool(claim, worker_id, device)
 
 
 def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:

@@ -7,9 +7,8 @@ from itertools import chain
 from common.errors import TransferFailed
 from common.kv.blocks import Allocator
 from common.kv.pool import KVPool
-from common.kv.transport import PeerPool, Pull, shape_of
+from common.kv.transport import PeerPool, Pull
 from common.memory.pattern import pattern_pieces
-from common.wire.handoff_messages import KVPoolExport
 from common.wire.kv_layout import Counts
 from common.wire.pool_shape import PoolShape
 
@@ -24,28 +23,23 @@ _AT_MOST = 16
 _REPEATS = 3
 
 
-def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: Allocator) -> Proof:
-    """Pull the proof block of each group into one of ours and compare, then time a larger pull.
+def prove_path(peer: PeerPool, pool_id: int, ours: KVPool, allocator: Allocator) -> Proof:
+    """Pull the proof block of each group of that pool into one of ours and compare, then time a larger pull.
 
-    Raises TransferFailed when the bytes differ or do not arrive in time. Needs no free block of a pool of our own, and
-    one of each group of a shared one; borrows more if there are any and gives them back, also when it is closed: what
-    they held is overwritten. One proof at a time, as all use the same blocks of ours.
+    Raises TransferFailed when the bytes differ or do not arrive in time, or there is no block to pull into. What it
+    borrows it gives back, also when it is closed.
     """
-    theirs, shape = shape_of(export), ours.shape
+    theirs, shape = peer.shape, ours.shape
     measured = _measured(ours, theirs, allocator)
-    if allocator.has_proof_block:
-        borrowed = allocator.allocate(tuple(map(min, measured, (count // 2 for count in allocator.num_free))))
-        targets = [[proof_id, *ids] for proof_id, ids in zip(shape.proof_ids, borrowed, strict=True)]
-    else:
-        yield from _room(allocator, tuple(max(1, count) for count in measured))
-        one_each = (max(1, count) for count in map(min, measured, allocator.num_free))
-        targets = borrowed = allocator.allocate(tuple(one_each))
+    yield from _room(allocator, tuple(max(1, count) for count in measured))
+    one_each = (max(1, count) for count in map(min, measured, allocator.num_free))
+    targets = allocator.allocate(tuple(one_each))
     durations_s = []
     try:
         firsts = [ids[0] for ids in targets]
         yield from _arrival(peer.pull(theirs.proof_ids, ours, firsts))
         for proof_id, first in zip(theirs.proof_ids, firsts, strict=True):
-            yield from _comparison(ours.read_block(first), export.pool_id, proof_id)
+            yield from _comparison(ours.read_block(first), pool_id, proof_id)
         target_ids = list(chain.from_iterable(targets))
         sources = (range(begin, begin + len(ids)) for begin, ids in zip(theirs.proof_ids, targets, strict=True))
         source_ids = list(chain.from_iterable(sources))
@@ -54,7 +48,7 @@ def prove_path(peer: PeerPool, export: KVPoolExport, ours: KVPool, allocator: Al
             yield from _arrival(pull)
             durations_s.append(pull.duration_s())
     finally:
-        allocator.free(chain.from_iterable(borrowed))
+        allocator.free(chain.from_iterable(targets))
     return sum(shape.place(block_id).num_bytes for block_id in target_ids) / min(durations_s) / 1e9
 
 
@@ -66,12 +60,13 @@ def _measured(ours: KVPool, theirs: PoolShape, allocator: Allocator) -> Counts:
 
 
 def _room(allocator: Allocator, num_wanted: Counts) -> Iterator[None]:
-    """Until there are so many blocks of a shared pool to copy into, or at least one of each group after a while."""
+    """Until there are so many blocks to copy into, or at least one of each group after a while."""
     deadline_s = time.monotonic() + PROOF_TIMEOUT_S
     while not allocator.fetch(num_wanted):
-        if time.monotonic() > deadline_s and all(allocator.num_free):
+        is_late = time.monotonic() > deadline_s
+        if is_late and all(allocator.num_free):
             return
-        if time.monotonic() > deadline_s:
+        if is_late:
             raise TransferFailed(f"the pool here is full: no block for the proof within {PROOF_TIMEOUT_S:.0f} s")
         yield
 

@@ -1,8 +1,7 @@
 """How KV blocks get from a prefill worker's pool into a decode worker's: the protocol and the choices.
 
-The decode worker pulls. A transport is one file with a `Transport` in it and one line in
-`TRANSPORTS`: memory that can be mapped by another process, and the opening of a peer's memory.
-Handles are opaque bytes to everyone else. Nothing is sent per request but block ids.
+The decode worker pulls. A transport is one file with a `Transport` in it and one line in `TRANSPORTS`: how memory of
+another process's memory server is mapped. Nothing is sent per request but block ids.
 """
 
 import importlib
@@ -12,7 +11,8 @@ from typing import Protocol
 import torch
 
 from common.errors import ConfigError, LayoutMismatch, TransferFailed
-from common.kv.pool import KVPool, PoolMemory
+from common.kv.pool import KVPool
+from common.memory.client import PoolClaim
 from common.wire.handoff_messages import KVPoolExport
 from common.wire.pool_shape import PoolShape, shown
 
@@ -51,12 +51,11 @@ class Transport(Protocol):
 
     name: str
 
-    def allocate(self, num_bytes: int, device: torch.device, label: str) -> PoolMemory:
-        """Memory for a pool; `label` (worker id and epoch) names it where the system shows names."""
-        ...
+    def open_peer(self, claim: PoolClaim, worker_id: str, device: torch.device) -> PeerPool:
+        """Map the pool of a worker there; raises TransferFailed naming the reason and the remedy.
 
-    def open_peer(self, export: KVPoolExport, device: torch.device) -> PeerPool:
-        """Map a peer's pool; raises TransferFailed naming the reason and the remedy."""
+        The claim's descriptor, if it has one, stays the caller's, who closes it after the pool.
+        """
         ...
 
 
@@ -83,24 +82,6 @@ def make_transport(name: str, device: torch.device) -> Transport:
     return transport
 
 
-class SharedPeerPool:
-    """A peer's pool that is ours, too: its blocks change hands, and nothing is copied."""
-
-    def __init__(self, shape: PoolShape) -> None:
-        self.shape = shape
-
-    def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> Pull:
-        raise TransferFailed("both workers share a pool, in which blocks are offered and not pulled")
-
-    def close(self) -> None:
-        """There is nothing to unmap."""
-
-
-def shape_of(export: KVPoolExport) -> PoolShape:
-    """Of a peer's pool."""
-    return PoolShape(export.layout, export.num_blocks)
-
-
 def pairs_by_group(
     theirs: PoolShape, source_ids: list[int], ours: PoolShape, target_ids: list[int]
 ) -> list[tuple[list[int], list[int]]]:
@@ -114,13 +95,12 @@ def pairs_by_group(
     return list(zip(sources, targets, strict=True))
 
 
-def check_size(export: KVPoolExport, num_bytes: int) -> None:
-    """Raise TransferFailed when a peer's memory, of `num_bytes`, is smaller than the pool that it offers."""
-    wanted = shape_of(export).num_bytes
-    if num_bytes < wanted:
+def check_size(claim: PoolClaim, worker_id: str, num_bytes: int) -> None:
+    """Raise TransferFailed when memory of `num_bytes` is smaller than the pool that is said to be there."""
+    if num_bytes < claim.num_bytes:
         raise TransferFailed(
-            f"worker {export.worker_id} offers {shown(export.num_blocks)} blocks, which are {wanted} bytes, its memory "
-            f"has {num_bytes}; restart that worker"
+            f"the pool of worker {worker_id} has {shown(claim.shape.num_blocks)} blocks, which are {claim.num_bytes} "
+            f"bytes, its memory has {num_bytes}; restart its memory server"
         )
 
 

@@ -40,8 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     prog = "python -m common.memory"
     try:
         config = options.parse(Config, MEMORY_SECTIONS, prog, DESCRIPTION, sys.argv[1:] if argv is None else argv)
-        if not config.memory.socket:
-            raise ConfigError("memory.socket is empty: name the path at which workers find this process, or auto")
         server_id = make_id("memory", config.memory.id)
         setup_logging(server_id, config.log.level)
         backing = make_backing(config.memory.device)

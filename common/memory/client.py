@@ -179,7 +179,7 @@ class MemoryClient:
         except OSError as error:
             raise ConfigError(
                 f"pidfd_open: {error.strerror}; a memory server needs it to know when a worker's process is over: "
-                "Linux 5.3, Docker 20.10 or a seccomp profile that allows it, or leave worker.memory_socket empty"
+                "Linux 5.3, Docker 20.10 or a seccomp profile that allows it"
             ) from None
         try:
             self.channel.send(hello, pidfd)  # a connection that is new has room for it
@@ -232,12 +232,12 @@ def _connected(path: Path, summon: Callable[[], None]) -> socket.socket:
             if isinstance(error, PermissionError):
                 raise ConfigError(
                     f"worker.memory_socket = {path}: it is another user's memory server, this is user "
-                    f"{os.getuid()}; run both as one user, or leave it empty"
+                    f"{os.getuid()}; run both as one user"
                 ) from None
             if time.monotonic() > end_s:
                 raise ConfigError(
                     f"worker.memory_socket = {path}: {error.strerror} for {CONNECT_S:.0f} s; "
-                    "start python -m common.memory with that --memory-socket, or leave it empty"
+                    "start python -m common.memory with that --memory-socket, or leave it at auto"
                 ) from None
         summon()
         time.sleep(0.05)

@@ -108,6 +108,9 @@ class Guest:
         """Give up all claims; nothing may be read any more."""
         self.problem = self.problem or "closed"
         self.channel.close()
+        if self.claim is not None and self.claim.descriptor is not None:
+            os.close(self.claim.descriptor)
+            self.claim = None
 
     def _heed(self, message: Message, descriptor: int | None) -> None:
         if descriptor is not None and self.claim is not None:

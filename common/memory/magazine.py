@@ -35,8 +35,6 @@ class Magazine:
         send: to the memory server.
     """
 
-    has_proof_block = False  # those are the server's
-
     def __init__(
         self, shape: PoolShape, send: Callable[[MemoryMessage], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -94,6 +92,10 @@ class Magazine:
                 self._check_use(block_id)
                 self._is_at_hand[block_id] = 1
                 at_hand.append(block_id)
+
+    def generations(self, block_ids: Iterable[int]) -> list[int]:
+        """By which the server knows these leases of blocks in use."""
+        return [self._generation[block_id] for block_id in block_ids]
 
     def release(self, block_ids: Sequence[int]) -> list[int]:
         """Blocks in use become another's; returns their generations."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.memory.client import Claim, PoolClaim
+from common.memory.client import Claim
 
 
 class Mapping:
@@ -42,23 +42,6 @@ class Mapping:
 def tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
     """`[num_bytes]` uint8 over device memory that torch does not know."""
     return torch.as_tensor(_Raw(address, num_bytes), device=device)
-
-
-class PoolMapping:
-    """A pool of the memory server, as `KVPool` wants its memory."""
-
-    def __init__(self, claim: PoolClaim, device: torch.device) -> None:
-        mapping = Mapping(claim, device)
-        self.claim = claim
-        self.tensor = mapping.tensor(writable=True)  # [num_bytes] uint8
-        mapping.release()
-
-    def handle(self) -> bytes:
-        """Of CUDA IPC; empty on a CPU."""
-        return self.claim.handle
-
-    def close(self) -> None:
-        """It is the server's."""
 
 
 class _Raw:

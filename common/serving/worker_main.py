@@ -42,6 +42,10 @@ class WorkerLoop(Protocol):
         """Work until drained."""
         ...
 
+    def tell_fault(self, problem: str) -> None:
+        """Tell whose memory is mapped here, beside the memory server of this device, that the device met a fault."""
+        ...
+
     def close(self) -> None:
         """Free sockets and memory."""
         ...
@@ -54,12 +58,7 @@ class Incarnation:
     worker_id: str
     epoch: int
     drain: Drain
-    memory: MemoryClient | None  # of the device's memory server, if it has one
-
-    @property
-    def label(self) -> str:
-        """Names what it leaves in the system."""
-        return f"{self.worker_id}-{self.epoch:x}"
+    memory: MemoryClient  # of the device's memory server
 
 
 Build = Callable[[Config, Incarnation], WorkerLoop]
@@ -107,10 +106,10 @@ def _built(build: Build, config: Config, incarnation: Incarnation) -> WorkerLoop
         raise
 
 
-def _report_fault(memory: MemoryClient | None) -> str:
+def _report_fault(memory: MemoryClient) -> str:
     """Tell the memory server if the device met a fault; returns what that was, or nothing."""
     problem = device_fault()
-    if problem and memory is not None:
+    if problem:
         try:
             memory.report_fault(problem)
         except MemoryLost as lost:
@@ -118,7 +117,7 @@ def _report_fault(memory: MemoryClient | None) -> str:
     return problem
 
 
-def _run(worker: WorkerLoop, memory: MemoryClient | None) -> int:
+def _run(worker: WorkerLoop, memory: MemoryClient) -> int:
     try:
         worker.run()
     except ConfigError as error:
@@ -128,6 +127,8 @@ def _run(worker: WorkerLoop, memory: MemoryClient | None) -> int:
         logger.exception("unexpected error, telling the others and exiting")
         # First of all: nothing else is sure to work any more.
         problem = _report_fault(memory)
+        if problem:
+            worker.tell_fault(problem)
         what = f"its device met a fault: {problem}" if problem else "it met an unexpected error"
         worker.link.farewell(f"{what}: {type(error).__name__}: {error}"[:300])
         worker.close()
@@ -142,8 +143,7 @@ def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain) -> In
             "kv.transport = none: nobody would take a prompt's blocks; start decode workers alone, or set auto"
         )
     epoch = make_epoch()
-    memory = _memory(config, role, worker_id, epoch) if config.worker.memory_socket else None
-    return Incarnation(worker_id, epoch, drain, memory)
+    return Incarnation(worker_id, epoch, drain, _memory(config, role, worker_id, epoch))
 
 
 def _memory(config: Config, role: Role, worker_id: str, epoch: int) -> MemoryClient:
@@ -180,6 +180,6 @@ def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: R
         transport="none" if config.kv.transport == "none" else engine.transport.name,
         handoff_endpoint="",
         standby=config.worker.standby,
-        memory_server_id=memory.server_id if memory else "",
-        memory_server_epoch=memory.server_epoch if memory else 0,
+        memory_server_id=memory.server_id,
+        memory_server_epoch=memory.server_epoch,
     )

@@ -16,7 +16,7 @@ import msgpack
 
 from common.errors import WireError
 from common.wire.fields import Length, Rule
-from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
+from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
@@ -93,9 +93,6 @@ TAGS: dict[int, type[Message]] = {
     28: StillBound,
     29: Knock,
     40: KVPoolExport,
-    41: KVHandoff,
-    42: KVLease,
-    43: KVRelease,
     44: KVPathResult,
     45: KVProgress,
     60: MemoryHello,

@@ -174,8 +174,9 @@ class PoolShortage:
 class KVOffer:
     """prefill worker -> memory server -> decode worker: a prompt's blocks, complete, for you to take.
 
-    From the server on they are nobody's until they are accepted or declined, whoever dies meanwhile. `token_ids` and
-    `num_outputs` are those of `KVHandoff`. Blocks are those that the next token sees, in each group by place.
+    From the server on they are nobody's until they are accepted or declined, whoever dies meanwhile. `token_ids` is
+    prompt plus outputs including the one just sampled: its KV is the only one not in the blocks. `num_outputs` counts
+    that one too. Blocks are those that the next token sees, in each group by place.
     """
 
     decode_worker_id: WorkerId
@@ -191,7 +192,7 @@ class KVOffer:
 
 @dataclass(frozen=True, slots=True)
 class KVAccepted:
-    """decode worker -> memory server: the blocks of this offer are this worker's from now on."""
+    """decode worker -> memory server: the blocks of this offer are this worker's from now on; a guest's to read."""
 
     request_id: RequestId
     attempt: Count

@@ -43,7 +43,7 @@ from common.wire.fields import (
     Turn,
     WorkerId,
 )
-from common.wire.handoff_messages import KVHandoff, KVLease, KVPathResult, KVPoolExport, KVProgress, KVRelease
+from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
 from common.wire.kv_layout import KVLayout, NumWanted
 from common.wire.memory_messages import MemoryMessage
 from common.wire.memory_reports import MemoryReport
@@ -300,7 +300,7 @@ class Inquiry:
 WorkerMessage = (
     WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | LogprobBatch | PromptLogprobs
     | RequestFailed | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort
-    | Inquiry | StillBound | Knock | KVPoolExport | KVHandoff | KVProgress | KVLease | KVRelease | KVPathResult
+    | Inquiry | StillBound | Knock | KVPoolExport | KVProgress | KVPathResult
 )  # fmt: skip
 """What workers hear or say, but for their memory server."""
 

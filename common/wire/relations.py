@@ -1,7 +1,7 @@
 """How the fields of one message depend on one another; each by itself was checked before (see `fields`)."""
 
 from common.wire.fields import ID_BYTES
-from common.wire.handoff_messages import KVHandoff, KVLease, KVPoolExport, KVProgress
+from common.wire.handoff_messages import KVPoolExport, KVProgress
 from common.wire.kv_layout import CacheKind, Counts, KVLayout
 from common.wire.memory_messages import BlocksFreed, BlocksLeased, KVOffer, PoolWanted
 from common.wire.messages import (
@@ -29,7 +29,7 @@ def contradiction(message: Message) -> str:
             return _uneven(*num_rows) or (_misscored(message) if isinstance(message, LogprobBatch) else "")
         case PromptLogprobs():
             return _uneven(_num_ids(message.ranks), _num_ids(message.num_logprobs)) or _misscored(message)
-        case KVLease() | Inquiry():
+        case Inquiry():
             return _uneven(len(message.request_ids), _num_ids(message.attempts))
         case InquiryReply():
             return _uneven(len(message.request_ids), _num_ids(message.attempts), len(message.are_here))
@@ -46,17 +46,19 @@ def contradiction(message: Message) -> str:
 def _contradiction_of_blocks(message: Message) -> str:
     """The same for those about KV blocks."""
     match message:
-        case KVHandoff() | KVOffer():
+        case KVOffer():
             problem = _too_many_outputs(message) or _unpaired_biases(message.sampling)
-            problem = problem if message.num_outputs else "a handoff follows an output"
-            return _unversioned(message) or problem if isinstance(message, KVOffer) else problem
+            return _unversioned(message) or (problem if message.num_outputs else "a handoff follows an output")
         case BlocksLeased() | BlocksFreed():
             return _unversioned(message)
         case KVProgress():
             num_blocks = _num_ids(message.block_ids)
-            return f"{num_blocks} blocks of {message.num_tokens} tokens" if num_blocks > message.num_tokens else ""
-        case KVPoolExport() | PoolWanted():
+            problem = f"{num_blocks} blocks of {message.num_tokens} tokens" if num_blocks > message.num_tokens else ""
+            return _unversioned(message) or problem
+        case PoolWanted():
             return _unsound(message.layout, message.num_blocks)
+        case KVPoolExport():
+            return _unsound(message.layout, message.layout.nothing)
         case _:
             return ""
 
@@ -66,7 +68,7 @@ def _uneven(*num_rows: int) -> str:
     return f"columns of {', '.join(map(str, num_rows))} rows" if len(set(num_rows)) > 1 else ""
 
 
-def _unversioned(message: BlocksLeased | BlocksFreed | KVOffer) -> str:
+def _unversioned(message: BlocksLeased | BlocksFreed | KVOffer | KVProgress) -> str:
     """Each block has its generation."""
     return _uneven(_num_ids(message.block_ids), _num_ids(message.generations))
 
@@ -88,7 +90,7 @@ def _misscored(message: LogprobBatch | PromptLogprobs) -> str:
     return "" if num_wanted == num_ids == num_values else f"{num_values} logprobs of {num_ids} ids for {num_wanted}"
 
 
-def _too_many_outputs(message: PrefillRequest | KVHandoff | KVOffer) -> str:
+def _too_many_outputs(message: PrefillRequest | KVOffer) -> str:
     """Outputs follow a prompt, and at least one is still to come."""
     num_tokens, max_tokens = _num_ids(message.token_ids), message.sampling.max_tokens
     if message.num_outputs < min(num_tokens, max_tokens):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.decode_step import ASKS, StepBench
+from benchmarks.own_memory import own_memory
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 
@@ -15,7 +16,13 @@ Checkpoint = Callable[[str], tuple[Path, Any]]
 @pytest.mark.parametrize("asked", ASKS)
 def test_a_step_does_what_its_rows_ask_for(asked: str, checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
-    bench = StepBench(argparse.Namespace(model_dir=str(directory), batches=[3], no_pdl=False, cublas=False), "cpu")
+    args = argparse.Namespace(model_dir=str(directory), batches=[3], no_pdl=False, cublas=False)
+    with own_memory("cpu") as memory:
+        see(StepBench(args, memory, "cpu"), asked)
+
+
+def see(bench: StepBench, asked: str) -> None:
+    """That one step does it."""
     bench.sampling = ASKS[asked]
     assert bench.fill([20, 30, 25])
     before = bench.batch.adjustments.tensors.counts.sum()
@@ -26,4 +33,3 @@ def test_a_step_does_what_its_rows_ask_for(asked: str, checkpoint: Checkpoint) -
     assert all(token.token_id >= 0 for step in (output, bench.launch(3).output()) for [token] in step.rows)
     told = {token.logprobs and len(token.logprobs.values) for [token] in output.rows}
     assert told == ({6} if asked in ("logprobs", "both") else {None})
-    bench.engine.pool.close()

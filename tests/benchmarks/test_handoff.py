@@ -12,17 +12,13 @@ from benchmarks.handoff_exporter import words_of
 from benchmarks.pulls import HandoffBench, Timing
 from common.errors import TransferFailed
 from common.kv.pool import KVPool
-from common.kv.shm import SHM_DIR, FinishedPull
+from common.kv.shm import FinishedPull
 
 SMALL = shlex.split("--source cpu --preset qwen3-0.6b --num-layers 1 --repeats 3 --hardware here")
 
 
-def segments() -> set[str]:
-    return {path.name for path in SHM_DIR.glob("baton-handoff*")}
-
-
 def test_every_length_is_verified_timed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results, before = tmp_path / "results.csv", segments()
+    results = tmp_path / "results.csv"
     assert main([*SMALL, "--lengths", "16,100", "--results", str(results)]) == 0
     with results.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -32,7 +28,6 @@ def test_every_length_is_verified_timed_and_kept(tmp_path: Path, capsys: pytest.
     ]
     assert all(float(row["value"]) > 0 and row["model"] == "qwen3-0.6b" and row["hardware"] == "here" for row in rows)
     assert "handoff of qwen3-0.6b KV blocks, cpu to cpu" in capsys.readouterr().out
-    assert segments() == before
 
 
 def test_other_bytes_than_the_exporter_wrote_are_found() -> None:
@@ -66,7 +61,7 @@ def test_an_exporter_that_cannot_start_is_reported_with_its_reason(capfd: pytest
     layout = layout_of("qwen3-0.6b", 1, 16, "bfloat16")
     with pytest.raises(TransferFailed, match="no pool was exported on cpu"), exporter("cpu", 1 << 22, layout):
         pass
-    assert "cannot reserve" in capfd.readouterr().err
+    assert "of host memory wanted" in capfd.readouterr().err
 
 
 def test_no_two_words_of_a_pool_are_alike() -> None:

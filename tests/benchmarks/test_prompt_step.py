@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.own_memory import own_memory
 from benchmarks.prompt_step import PromptBench, main
 
 DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
@@ -26,12 +27,11 @@ def test_rows_of_every_length_that_fits(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_chunks_are_those_of_a_worker() -> None:
-    bench = PromptBench(str(DEMO_MODEL), 64, "cpu")
-    chunks = bench.chunks(150)
+    with own_memory("cpu") as memory:
+        chunks = PromptBench(str(DEMO_MODEL), 64, memory, "cpu").chunks(150)
     assert [(chunk.start, chunk.end, chunk.is_last) for chunk in chunks] == [
         (0, 64, False),
         (64, 128, False),
         (128, 150, True),
     ]
     assert all(chunk.tables == [list(range(1, 11))] for chunk in chunks)
-    bench.engine.pool.close()

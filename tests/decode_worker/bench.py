@@ -1,22 +1,30 @@
-"""An intake on a bench: one prefill worker whose copies end when the test says so, every message it sends at hand."""
+"""Pulls on a bench: prefill workers of other pools, whose copies end when the test says so."""
 
+import os
 from types import SimpleNamespace
 from typing import Any, cast
+
+import zmq
 
 from common.config import DecodeSection
 from common.device.engine import Engine
 from common.errors import TransferFailed
-from common.wire.handoff_messages import KVProgress, KVRelease
+from common.memory.client import PoolClaim
+from common.memory.guest import Guest
+from common.wire.handoff_messages import KVProgress
+from common.wire.memory_messages import KVOffer
 from common.wire.messages import Message
 from common.wire.packing import pack_ids
 from common.wire.pool_shape import PoolShape
 from common.wire.sockets import Hub
-from decode_worker.intake import Intake
+from decode_worker.aborts import Aborts
+from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
-from decode_worker.sources import Source
+from decode_worker.sources import Source, Sources
+from decode_worker.visits import Visit, Visits
 from tests.layouts import allocator_of, tiny
-from tests.messages import kv_handoff
+from tests.messages import kv_offer, pool_export
 
 BLOCK_SIZE = 4
 Memory = dict[int, Any]
@@ -67,40 +75,95 @@ class FakePool:
             copy.end()
 
 
+class FakeGuest:
+    """A connection to a memory server at which nobody is; what is said there is noted."""
+
+    def __init__(self, pool_id: int) -> None:
+        self.pool_id, self.problem = pool_id, ""
+        self.claim: PoolClaim | None = None
+        self.said: list[tuple[str, str]] = []  # what, of which request
+        self.is_closed = False
+        self._descriptor = os.eventfd(0)  # at which nothing ever arrives
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def look(self) -> None: ...
+
+    def tend(self) -> None: ...
+
+    def receive(self) -> list[KVOffer]:
+        return []
+
+    def accept(self, offer: KVOffer) -> None:
+        self.said.append(("accept", offer.request_id))
+
+    def decline(self, offer: KVOffer) -> None:
+        self.said.append(("decline", offer.request_id))
+
+    def free(self, offer: KVOffer) -> None:
+        self.said.append(("free", offer.request_id))
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+        os.close(self._descriptor)
+
+
+def met(sources: Sources, pool: FakePool, worker_id: str = "p", pool_id: int = 1) -> FakeGuest:
+    """A prefill worker of another pool is known to `sources`, its path proven."""
+    guest = FakeGuest(pool_id)
+    sources.visits.poller.register(guest, zmq.POLLIN)
+    visit = sources.visits.by_pool[pool_id] = Visit(cast(Guest, guest), pool, num_sources=1)
+    export = pool_export(worker_id, pool_id=pool_id)
+    sources.by_id[worker_id] = Source(export, worker_id.encode(), 1.0, visit)
+    return guest
+
+
 class Rig:
-    """An intake with one source, `p`."""
+    """Pulls from one prefill worker, `p`, or more, each with a memory server of its own."""
 
     def __init__(self, num_blocks: int = 40, max_num_seqs: int = 8, max_len: int = 1000) -> None:
         self.allocator, self.memory, self.said = allocator_of(num_blocks, BLOCK_SIZE), Memory(), list[Message]()
         self.scheduler = DecodeScheduler(self.allocator, max_num_seqs, max_len)
-        engine = cast(Engine, SimpleNamespace(shared=None, pool=self.memory, allocator=self.allocator, vocab_size=1000))
+        shared = SimpleNamespace(pool_id=0)
+        engine = cast(
+            Engine, SimpleNamespace(shared=shared, pool=self.memory, allocator=self.allocator, vocab_size=1000)
+        )
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
-        self.intake = Intake(engine, self.scheduler, DecodeSection(), hub, "d", 1)
+        poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
+        self.sources = Sources(engine, Visits(engine, ("d", 1), poller), hub, "d", 1)
+        self.pulls = Pulls(engine, self.scheduler, DecodeSection(), self.sources, Aborts())
+        self.guests: dict[str, FakeGuest] = {}
+        self.visits: dict[str, Visit] = {}
         self.pool = self.meet("p")
 
     def meet(self, worker_id: str) -> FakePool:
-        """Another prefill worker, proven."""
-        pool = FakePool()
-        self.intake.sources.by_id[worker_id] = Source(worker_id, 1, worker_id.encode(), pool, 1.0)
+        """Another prefill worker, proven, in a pool of its own."""
+        pool, pool_id = FakePool(), len(self.guests) + 1
+        self.guests[worker_id] = met(self.sources, pool, worker_id, pool_id)
+        self.visits[worker_id] = self.sources.visits.by_pool[pool_id]
         return pool
 
-    def progress(self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0) -> None:
-        self.intake.progress(KVProgress("p", 1, name, attempt, num_tokens, pack_ids(source_ids)))
+    def progress(self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0, lease: int = 0) -> None:
+        """With the generations of a lease of them, of which `lease` is the number."""
+        generations = pack_ids(source_id + 100 * lease for source_id in source_ids)
+        self.pulls.progress(KVProgress("p", 1, name, attempt, num_tokens, pack_ids(source_ids), generations))
 
     def hand_off(
         self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0, worker_id: str = "p"
     ) -> None:
-        handoff = kv_handoff(name, range(num_tokens + 1), source_ids, worker_id=worker_id, attempt=attempt)
-        self.intake.accept(handoff)
+        offer = kv_offer(name, range(num_tokens + 1), source_ids, attempt=attempt)
+        self.pulls.add(self.visits[worker_id], offer)
 
     def turn(self) -> list[DecodeSequence]:
         """What a turn of the loop does with handoffs; returns what was activated."""
-        arrived = self.intake.finish_pulls()
+        arrived = self.pulls.finish()
         for sequence in arrived:
             self.scheduler.activate(sequence)
-        self.intake.start_pulls()
-        self.intake.tend()
-        self.allocator.check([*self.scheduler.blocks(), *self.intake.ahead.blocks()])
+        self.pulls.start()
+        self.pulls.tend()
+        self.allocator.check([*self.scheduler.blocks(), *self.pulls.ahead.blocks()])
         return arrived
 
     def copied(self) -> list[list[int]]:
@@ -115,4 +178,5 @@ class Rig:
         return self.allocator.num_free == self.allocator.capacity
 
     def released(self) -> list[str]:
-        return [message.request_id for message in self.said if isinstance(message, KVRelease)]
+        """Requests whose blocks were given back, one way or the other."""
+        return [name for guest in self.guests.values() for what, name in guest.said if what != "accept"]

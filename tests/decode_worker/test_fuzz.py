@@ -13,19 +13,19 @@ from common.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.transport import Transport
 from common.wire.frames import decode, encode
-from common.wire.handoff_messages import KVHandoff, KVPoolExport, KVProgress
+from common.wire.handoff_messages import KVProgress
+from common.wire.memory_messages import KVOffer
 from common.wire.messages import Abort, Message, PrefillRequest
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
 from common.wire.worker_id import connection_of
-from decode_worker.sources import Source
-from tests.decode_worker.bench import Copy, FakePool
+from tests.decode_worker.bench import Copy, FakePool, met
 from tests.decode_worker.test_worker import VOCAB, Chunk, Rig, Step
-from tests.messages import LAYOUT, kv_handoff
+from tests.messages import LAYOUT, kv_offer
 from tests.wire.values import aimed_messages
 
 PEERS = [("p", 1), ("q", 2)]
-KINDS = (KVHandoff, KVProgress, PrefillRequest, Abort)
+KINDS = (KVOffer, KVProgress, PrefillRequest, Abort)
 NUM_PEER_BLOCKS = 50
 
 
@@ -33,8 +33,6 @@ class Pool(dict[int, Any]):
     """This worker's memory."""
 
     layout, shape = LAYOUT, PoolShape(LAYOUT, (33,))
-
-    def close(self) -> None: ...
 
 
 class CarefulPool(FakePool):
@@ -56,17 +54,22 @@ class Careful(Rig):
     def __init__(self) -> None:
         super().__init__()
         engine = cast(SimpleNamespace, self.worker.engine)
-        engine.pool = self.worker.intake.ahead.pool = cast(KVPool, Pool())
-        engine.device, engine.transport = None, cast(Transport, SimpleNamespace(name="shm", open_peer=_no_peer))
+        engine.pool = self.worker.pulls.ahead.pool = cast(KVPool, Pool())
+        engine.device, engine.transport = None, cast(Transport, SimpleNamespace(name="shm"))
 
     def meet(self) -> None:
         """The prefill worker `p` is known and its path proven."""
-        if "p" not in self.worker.intake.sources.by_id:
-            source = Source("p", 1, connection_of("p", 1), CarefulPool(), 1.0)
-            self.worker.intake.sources.by_id["p"] = source
+        if "p" not in self.worker.sources.by_id:
+            met(self.worker.sources, CarefulPool())
+
+    def offer(self, offer: KVOffer) -> None:
+        """From the memory server of `p`, of which a worker is a guest."""
+        visit = self.worker.sources.visits.by_pool[1]
+        if self.worker.inbox._is_new(offer):
+            self.worker.pulls.add(visit, offer)
 
     def check_blocks(self) -> None:
-        owned = [*self.worker.scheduler.blocks(), *self.worker.intake.ahead.blocks()]
+        owned = [*self.worker.scheduler.blocks(), *self.worker.pulls.ahead.blocks()]
         self.allocator.check(owned)
 
     def _launch_step(self, num_rows: int, **asked: bool) -> Step:
@@ -80,10 +83,6 @@ class Careful(Rig):
         chunk = super()._launch_chunk(chunks)
         chunk.over = True
         return chunk
-
-
-def _no_peer(export: KVPoolExport, device: object) -> None:
-    raise TransferFailed("not there")
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +100,9 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
         message = decode(encode(message))
         rig.worker.inbox._from_router(message)
         rig.worker.inbox._from_prefill(connection_of("p", 1), message)
+        rig.meet()
+        if isinstance(message, KVOffer):
+            rig.offer(message)
         rig.turn()
         rig.check_blocks()
     rig.worker.forget_everything()
@@ -110,8 +112,7 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
 
 def test_after_all_that_it_serves(rig: Careful) -> None:
     rig.meet()
-    handoff = kv_handoff("last", range(31), [1, 2], sampling=SamplingParams(max_tokens=9))
-    rig.worker.inbox._from_prefill(connection_of("p", 1), handoff)
+    rig.offer(kv_offer("last", range(31), [1, 2], sampling=SamplingParams(max_tokens=9)))
     rig.turn_until(lambda: len(rig.sent("last")) == 8)
     rig.turn()
     rig.check_blocks()

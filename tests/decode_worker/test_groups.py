@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from common.kv.blocks import BlockAllocator
 from common.kv.tables import held_by, num_handed_over, tables_handed_over
 from common.ops import reference
 from common.wire.kv_layout import Counts, KVLayout
@@ -15,6 +14,7 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
+from tests.allocator import BlockAllocator
 from tests.group_model import LAYOUTS, GroupMemory, next_token
 
 MAX_ROWS, MAX_LEN, CHUNK = 5, 60, 6

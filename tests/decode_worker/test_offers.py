@@ -16,9 +16,9 @@ from common.wire.sockets import Hub
 from decode_worker.aborts import Aborts
 from decode_worker.guides import Guides
 from decode_worker.inbox import Inbox
-from decode_worker.intake import Intake
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.offers import Offers
+from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler
 from tests.layouts import pool_of
 
@@ -126,17 +126,12 @@ def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     inquiry = Inquiry(("a", "b"), pack_ids([0, 0]))
     ready = SimpleNamespace(worker_id="d", epoch=1)
     link = SimpleNamespace(ready=ready, receive=lambda: [inquiry], send=said.append)
-    nothing = SimpleNamespace(has=lambda key: False, receive=list)
+    sources = SimpleNamespace(visits=SimpleNamespace(receive=list))
+    nothing = SimpleNamespace(has=lambda key: False, receive=list, sources=sources)
     inbox = Inbox(
-        cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, cast(Intake, nothing), rig.offers,
+        cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, cast(Pulls, nothing), rig.offers,
         cast(LocalPrompts, nothing), cast(Guides, nothing), Drain(1.0),
     )  # fmt: skip
     rig.arriving.append(rig.offer("b"))
     inbox.receive()
     assert said == [InquiryReply("d", 1, ("a", "b"), pack_ids([0, 0]), b"\0\1")]
-
-
-def test_without_a_shared_pool_there_is_nothing_to_tend() -> None:
-    rig = Rig()
-    offers = Offers(None, rig.scheduler, rig.aborts, VOCAB)
-    assert offers.receive() == [] and offers.tend() == "" and not offers.make_way() and len(offers) == 0

@@ -4,16 +4,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import zmq
 
 from common.device.engine import Engine
+from common.errors import MemoryLost
 from common.kv import proof
+from common.memory.client import PoolClaim
 from common.memory.pattern import pattern
-from common.wire.handoff_messages import KVPathResult, KVPoolExport
+from common.wire.handoff_messages import KVPathResult
 from common.wire.messages import KVPathReport, Message
 from common.wire.pool_shape import PoolShape
 from common.wire.sockets import Hub
+from decode_worker import visits as visits_module
 from decode_worker.sources import Sources
-from tests.decode_worker.bench import FakePool
+from decode_worker.visits import Visits
+from tests.decode_worker.bench import FakeGuest, FakePool
 from tests.layouts import allocator_of
 from tests.messages import LAYOUT, pool_export
 
@@ -31,19 +36,28 @@ class Pool(dict[int, Any]):
 class Rig:
     """Sources of a decode worker; the pools of prefill workers copy when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.allocator, self.pools, self.said = allocator_of(8), dict[str, FakePool](), list[Message]()
+        self.guests: list[FakeGuest] = []
+        monkeypatch.setattr(visits_module, "Guest", self._visit)
         transport = SimpleNamespace(name="shm", open_peer=self._open)
-        engine = SimpleNamespace(pool=Pool(), allocator=self.allocator, transport=transport, device=None, shared=None)
+        shared = SimpleNamespace(pool_id=77)
+        engine = SimpleNamespace(pool=Pool(), allocator=self.allocator, transport=transport, device=None, shared=shared)
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
-        self.sources = Sources(cast(Engine, engine), hub, "d", 1)
+        poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
+        self.visits = Visits(cast(Engine, engine), ("d", 1), poller)
+        self.sources = Sources(cast(Engine, engine), self.visits, hub, "d", 1)
 
-    def meet(self, worker_id: str, epoch: int = 1) -> None:
-        self.sources.meet(worker_id.encode(), pool_export(worker_id, epoch))
+    def meet(self, worker_id: str, epoch: int = 1, pool_id: int = 0) -> None:
+        self.sources.meet(worker_id.encode(), pool_export(worker_id, epoch, pool_id=pool_id or ord(worker_id[0])))
 
     def tend(self, num_turns: int = 50) -> list[KVPathReport]:
-        reports = [self.sources.tend() for _ in range(num_turns)]
-        return [report for report in reports if report is not None]
+        return [report for _ in range(num_turns) for report in self._tended()]
+
+    def _tended(self) -> list[KVPathReport]:
+        for visit in self.visits.tend(lambda visit: False):
+            self.sources.lose(visit)
+        return self.sources.tend()
 
     def end_copies(self) -> list[KVPathReport]:
         """Every pull ends a turn after it was begun."""
@@ -57,14 +71,28 @@ class Rig:
     def is_idle(self) -> bool:
         return self.allocator.num_free == self.allocator.capacity
 
-    def _open(self, export: KVPoolExport, device: object) -> FakePool:
-        pool = self.pools[export.worker_id] = FakePool()
-        pool.memory[0] = pattern(export.pool_id, 0, LAYOUT.groups[0].block_bytes)
+    def silent(self, pool_id: int) -> FakeGuest:
+        self.guests.append(FakeGuest(pool_id))
+        return self.guests[-1]
+
+    def _visit(self, path: object, worker: object, pool_id: int, layout: object) -> FakeGuest:
+        guest = FakeGuest(pool_id)
+        guest.claim = PoolClaim(b"", None, 0, pool_id, PoolShape(LAYOUT, (9,)))
+        self.guests.append(guest)
+        return guest
+
+    def _open(self, claim: PoolClaim, worker_id: str, device: object) -> FakePool:
+        pool = self.pools[worker_id] = FakePool()
+        pool.memory[0] = pattern(claim.pool_id, 0, LAYOUT.groups[0].block_bytes)
         return pool
 
 
-def test_a_pool_is_proven_while_others_go_on_and_each_in_its_turn() -> None:
-    rig = Rig()
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(monkeypatch)
+
+
+def test_a_pool_is_proven_while_others_go_on_and_each_in_its_turn(rig: Rig) -> None:
     for worker_id in ("p", "q", "p"):
         rig.meet(worker_id)
     assert rig.tend() == [] and list(rig.pools) == ["p"], "its copy is under way"
@@ -78,8 +106,7 @@ def test_a_pool_is_proven_while_others_go_on_and_each_in_its_turn() -> None:
     assert rig.tend() == reports[:1] and len(rig.pools["p"].copies) == num_copies, "it is only answered again"
 
 
-def test_a_copy_that_does_not_end_fails_the_proof_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+def test_a_copy_that_does_not_end_fails_the_proof_in_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.meet("p")
     assert rig.tend() == []
     monkeypatch.setattr(proof, "PROOF_TIMEOUT_S", -1.0)
@@ -91,8 +118,7 @@ def test_a_copy_that_does_not_end_fails_the_proof_in_time(monkeypatch: pytest.Mo
     assert rig.is_idle() and not rig.sources.by_id
 
 
-def test_a_pull_that_cannot_begin_and_a_pattern_that_is_another_are_reported() -> None:
-    rig = Rig()
+def test_a_pull_that_cannot_begin_and_a_pattern_that_is_another_are_reported(rig: Rig) -> None:
     rig.meet("p", 2)
     rig.tend(1)
     rig.pools["p"].memory[0] = pattern(3, 0, LAYOUT.groups[0].block_bytes)
@@ -104,14 +130,57 @@ def test_a_pull_that_cannot_begin_and_a_pattern_that_is_another_are_reported() -
 
 
 @pytest.mark.parametrize("num_turns", [0, 1, 2, 3, 4])
-def test_a_worker_that_dies_amid_its_proof_leaves_nothing(num_turns: int) -> None:
-    rig = Rig()
+def test_a_worker_that_dies_amid_its_proof_leaves_nothing(num_turns: int, rig: Rig) -> None:
     rig.meet("p")
     for _ in range(num_turns):
         rig.tend(1)
         for pool in rig.pools.values():
-            pool.copies[-1].end()
+            for copy in pool.copies:
+                copy.end()
     assert rig.sources.forget("p", 1) is None
     assert rig.is_idle() and not rig.sources.meetings
     rig.meet("p", 2)
     assert [report.prefill_epoch for report in rig.end_copies()] == [2]
+    rig.sources.forget("p", 2)
+    rig.tend(1)
+    assert not rig.visits.by_pool and all(guest.is_closed for guest in rig.guests)
+
+
+def test_workers_of_one_pool_share_a_visit_which_lasts_as_long_as_one_is_there(rig: Rig) -> None:
+    for worker_id in ("p", "q"):
+        rig.meet(worker_id, pool_id=5)
+        assert [report.error for report in rig.end_copies()] == [""]
+    assert len(rig.guests) == 1 and list(rig.pools) == ["p"]
+    rig.sources.forget("p", 1)
+    rig.tend(1)
+    assert not rig.guests[0].is_closed
+    rig.sources.forget("q", 1)
+    rig.tend(1)
+    assert rig.guests[0].is_closed and not rig.visits.by_pool
+
+
+def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visits_module, "GREETING_S", -1.0)
+    monkeypatch.setattr(visits_module, "Guest", lambda path, worker, pool_id, layout: rig.silent(pool_id))
+    rig.meet("p")
+    assert ["not a word for" in report.error for report in rig.tend()] == [True]
+    assert not rig.visits.by_pool and rig.is_idle()
+
+    def nobody(*_: object) -> FakeGuest:
+        raise MemoryLost("memory server /nowhere: No such file or directory")
+
+    monkeypatch.setattr(visits_module, "Guest", nobody)
+    rig.meet("p")
+    assert ["both workers need to reach it" in report.error for report in rig.tend()] == [True]
+
+
+def test_a_server_that_is_lost_amid_a_proof_or_after_it_is_no_path_any_more(rig: Rig) -> None:
+    rig.meet("p")
+    rig.tend(1)
+    rig.guests[0].problem = "it closed the connection"
+    assert [report.error for report in rig.tend()] == ["shm from p: it closed the connection"]
+    rig.meet("p")
+    assert [report.error for report in rig.end_copies()] == [""]
+    rig.guests[1].problem = "gone"
+    assert [report.error for report in rig.tend()] == ["gone"] and not rig.sources.by_id
+    assert rig.said[-1] == KVPathResult("d", 1, False, "gone") and rig.is_idle()

@@ -23,7 +23,6 @@ from common.errors import ErrorCode
 from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
-from common.serving.inquiry import question
 from common.wire.messages import (
     Abort,
     FinishReason,
@@ -39,17 +38,17 @@ from common.wire.messages import (
 from common.wire.output_token import Logprobs, OutputToken
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
-from common.wire.sockets import Hub, Spoke
+from common.wire.sockets import Hub
 from common.wire.token_columns import rows_of
 from common.wire.worker_id import connection_of
 from decode_worker.runner import DecodeRunner
-from decode_worker.sources import Source
 from decode_worker.worker import DecodeWorker
-from tests.decode_worker.bench import FakePool
+from tests.decode_worker.bench import FakePool, met
 from tests.fakes import free_endpoint
 from tests.guided import DEMO_MODEL
 from tests.layouts import allocator_of
-from tests.messages import LAYOUT, kv_handoff, prefill_request, worker_ready
+from tests.lone_pool import LonePool
+from tests.messages import kv_offer, prefill_request, worker_ready
 from tests.scoring import scores_of
 
 FIRST, NEXT = 7, 8
@@ -115,26 +114,24 @@ class Rig:
         self.without_choice: set[str] = set()  # requests whose logits are all NaN from now on
         self.num_chosen = 1  # tokens of each row and step
         self.allocator = allocator_of(num_blocks, 16)
-        pool = SimpleNamespace(close=lambda: None, layout=LAYOUT)
+        self.pool = LonePool(self.allocator)
         config = Config(
             net=NetSection(router_endpoint=self.router.endpoint), decode=DecodeSection(local_chunk_tokens=16)
+        )
+        engine = SimpleNamespace(
+            shared=self.pool.shared,
+            allocator=self.allocator,
+            pool=None,
+            max_len=512,
+            vocab_size=VOCAB,
+            device=torch.device("cpu"),
         )
         grammars = make_grammar_masks(16, 8, VOCAB, torch.device("cpu"))
         batch = SimpleNamespace(apply=lambda changes: None, max_len=512, grammars=grammars)
         runner = SimpleNamespace(trace=Trace(), launch=self._launch_step, bucket=lambda num_rows: num_rows, batch=batch)
         self.worker = DecodeWorker(
             config,
-            cast(
-                Engine,
-                SimpleNamespace(
-                    shared=None,
-                    allocator=self.allocator,
-                    pool=pool,
-                    max_len=512,
-                    vocab_size=VOCAB,
-                    device=torch.device("cpu"),
-                ),
-            ),
+            cast(Engine, engine),
             runner=cast(DecodeRunner, runner),
             prompt_runner=cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
             hub=Hub(self.context, NetSection(), free_endpoint()),
@@ -157,6 +154,7 @@ class Rig:
         self.worker.close()
         self.router.close()
         self.context.term()
+        self.pool.close()
 
     def ask(self, name: str, num_tokens: int, max_tokens: int = 100) -> None:
         sampling = SamplingParams(max_tokens=max_tokens)
@@ -273,29 +271,22 @@ def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
     assert reply.are_here == bytes([1, 1, 1, 0, 0])
 
 
-def test_a_prefill_worker_learns_whether_its_handoffs_arrived_also_while_they_wait_for_room(rig: Rig) -> None:
+def test_the_router_learns_of_handoffs_also_while_they_wait_for_room(rig: Rig) -> None:
     rig.ask("fills it", 400)
-    rig.worker.intake.sources.by_id["p"] = Source("p", 1, connection_of("p", 1), FakePool(), 1.0)
-    prefill = Spoke(rig.context, NetSection(), rig.worker.hub.endpoint, connection_of("p", 1))
-    prefill.send(kv_handoff("waits", range(201), range(13)))
-    prefill.send(question([("waits", 0), ("never came", 0)]))
-    replies: list[Message] = []
-
-    def answered() -> bool:
-        replies.extend(prefill.receive())
-        return bool(replies)
-
-    rig.turn_until(answered)
-    assert replies == [InquiryReply("d", 1, ("waits", "never came"), pack_ids([0, 0]), b"\1\0")]
-    assert len(rig.worker.intake.waiting) == 1
-    prefill.close()
+    met(rig.worker.sources, FakePool())
+    rig.worker.pulls.add(rig.worker.sources.visits.by_pool[1], kv_offer("waits", range(201), range(13)))
+    names = ("waits", "never came")
+    rig.tell(Inquiry(names, pack_ids([0, 0])))
+    rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
+    assert InquiryReply("d", 1, names, pack_ids([0, 0]), b"\1\0") in rig.said
+    assert len(rig.worker.pulls.waiting) == 1
 
 
 def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: Rig) -> None:
     rig.ask("long", 40)
     rig.ask("next", 10)
     rig.tell(Abort("long", 0))
-    rig.turn_until(lambda: rig.worker.intake.aborts.cover("long", 0))
+    rig.turn_until(lambda: rig.worker.pulls.aborts.cover("long", 0))
     assert rig.allocator.num_free < rig.allocator.capacity, "the chunk still writes"
     finish_chunk(rig)
     rig.chunks[-1].over = True
@@ -323,7 +314,7 @@ def test_local_prompts_aborted_before_between_and_amid_their_chunks_leave_nothin
     finish_chunk(rig)
     for name in ("amid", "before", "between"):
         rig.tell(Abort(name, 0))
-    rig.turn_until(lambda: rig.worker.intake.aborts.cover("between", 0))
+    rig.turn_until(lambda: rig.worker.pulls.aborts.cover("between", 0))
     rig.chunks[-1].over = True
     rig.turn_until(lambda: not len(rig.worker.local_prompts))
     rig.allocator.check([])

@@ -12,7 +12,6 @@ from common.config import (
     PREFILL_SECTIONS,
     ROUTER_SECTIONS,
     Config,
-    KVSection,
 )
 from common.options import parse
 
@@ -60,38 +59,45 @@ def test_every_program_knows_its_flags(overlay: str) -> None:
         assert worker.worker.device == ("cuda:0" if overlay == "compose.gpu.yaml" else "auto")
 
 
-def test_both_workers_fit_on_one_gpu() -> None:
-    base, over = services("compose.yaml"), services("compose.gpu.yaml")
-    configs = [started_with(base[role], over[role]["environment"]["WORKER_FLAGS"]) for role in WORKERS]
-    assert sum(config.kv.memory_fraction for config in configs) < 0.9
-
-
-def test_workers_find_the_memory_server_on_a_cpu_and_have_weights_of_their_own_on_gpus() -> None:
-    base, gpu = services("compose.yaml"), services("compose.gpu.yaml")
-    memory = base["memory"]
-    path = Path(started_with(memory, None).memory.socket)
-    assert memory["healthcheck"]["test"][-1] == str(path)
-    assert started_with(memory, None).net == started_with(base["prefill"], None).net, "it finds the router as they do"
+@pytest.mark.parametrize("overlay", ["compose.yaml", "compose.gpu.yaml"])
+def test_workers_find_the_memory_server_of_their_device_and_agree_on_its_pool(overlay: str) -> None:
+    base, over = services("compose.yaml"), services(overlay)
+    memory = base["memory"] | over["memory"]
+    server = started_with(memory, None)
+    assert memory["healthcheck"]["test"][-1] == server.memory.socket
+    assert server.net == started_with(base["prefill"], None).net, "it finds the router as they do"
     assert memory["secrets"] == base["prefill"]["secrets"]
+    shares = set()
     for role in WORKERS:
-        on_cpu = started_with(base[role], base[role]["environment"]["WORKER_FLAGS"])
-        assert on_cpu.worker.memory_socket == str(path)
+        worker = started_with(base[role], over[role]["environment"]["WORKER_FLAGS"])
+        assert worker.worker.memory_socket == server.memory.socket
+        assert worker.worker.device in ("auto", server.memory.device)
         assert "memory" in base[role]["depends_on"], "or it may be stopped before who uses it"
         assert set(memory["volumes"]) < set(base[role]["volumes"])
-        assert on_cpu.kv == KVSection(), "who comes first says how large the pool of all is"
-        assert started_with(base[role], gpu[role]["environment"]["WORKER_FLAGS"]).worker.memory_socket == ""
-    assert gpu["memory"] == {"deploy": {"replicas": 0}}
+        shares.add((worker.kv.memory_fraction, worker.kv.sharers, worker.kv.cpu_pool_bytes))
+    assert len(shares) == 1, "whoever comes first says for all how large it is"
 
 
-def test_a_standby_is_a_decode_worker_that_is_started_if_asked_for_and_shares_their_weights() -> None:
+def test_on_two_gpus_decode_workers_have_a_memory_server_of_their_own() -> None:
     base, gpu = services("compose.yaml"), services("compose.gpu.yaml")
+    theirs = started_with(gpu["memory-decode"], None)
+    flags = gpu["decode"]["environment"]["WORKER_FLAGS"].replace("/run/memory/socket", "/run/memory/memory-decode")
+    assert started_with(base["decode"], flags).worker.memory_socket == theirs.memory.socket
+    assert gpu["memory-decode"]["healthcheck"]["test"][-1] == theirs.memory.socket
+    assert theirs.memory.device == "cuda:1" and gpu["memory-decode"]["profiles"] == ["two-gpus"]
+
+
+@pytest.mark.parametrize("overlay", ["compose.yaml", "compose.gpu.yaml"])
+def test_a_standby_is_a_decode_worker_that_is_started_if_asked_for_and_shares_their_weights(overlay: str) -> None:
+    base, over = services("compose.yaml"), services(overlay)
     standby, decode = base["decode-standby"], base["decode"]
     own = {"profiles": ["standby"], "environment": standby["environment"]}
     assert standby == decode | own
-    read = started_with(standby, standby["environment"]["WORKER_FLAGS"])
-    assert read.worker.standby == 1 and read.kv == KVSection()
-    assert read.worker.memory_socket == started_with(base["memory"], None).memory.socket
-    assert gpu["decode-standby"] == {"deploy": {"replicas": 0}}
+    read, beside = (
+        started_with(base[name], over[name]["environment"]["WORKER_FLAGS"]) for name in ("decode-standby", "decode")
+    )
+    assert read.worker.standby == 1 and read.kv == beside.kv
+    assert read.worker.memory_socket == beside.worker.memory_socket and read.worker.device == beside.worker.device
 
 
 def test_only_the_containers_user_may_reach_the_memory_server() -> None:

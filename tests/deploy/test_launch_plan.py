@@ -9,7 +9,7 @@ from common.errors import ConfigError
 from common.options import add_flags, from_flags
 from common.wire.messages import Role
 from deploy.cli import ALL_SECTIONS
-from deploy.launch_plan import Kind, ProcessSpec, plan_processes, shares_memory
+from deploy.launch_plan import Kind, ProcessSpec, plan_processes
 from deploy.placement import Gpu, place_standbys, place_workers
 
 
@@ -24,9 +24,9 @@ def test_every_process_can_read_its_flags_back() -> None:
     config = replace(config, model=replace(config.model, path="/models/a b", name="a"))
     config = replace(config, kv=replace(config.kv, block_size=32, memory_fraction=0.9))
     gpu = Gpu(0, 80 * 10**9)
-    specs = plan_processes(config, place_workers(1, 2, [gpu]), Path("/tmp/baton-x"), 8, 0, shares_memory=False)
-    router, prefill, *decodes = (read_back(spec) for spec in specs)
-    assert [spec.name for spec in specs] == ["router", "prefill-0", "decode-0", "decode-1"]
+    specs = plan_processes(config, place_workers(1, 2, [gpu]), Path("/tmp/baton-x"), 8, 0)
+    router, _, prefill, *decodes = (read_back(spec) for spec in specs)
+    assert [spec.name for spec in specs] == ["router", "memory-0", "prefill-0", "decode-0", "decode-1"]
     assert {each.net.router_endpoint for each in (router, prefill, *decodes)} == {"ipc:///tmp/baton-x/router.sock"}
     assert [each.net.handoff_endpoint for each in decodes] == [
         "ipc:///tmp/baton-x/decode-0.sock",
@@ -34,21 +34,24 @@ def test_every_process_can_read_its_flags_back() -> None:
     ]
     assert {each.model.path for each in (router, prefill, *decodes)} == {"/models/a b"}
     assert [each.worker.device for each in (prefill, *decodes)] == ["cuda:0"] * 3
-    assert [each.kv.memory_fraction for each in (prefill, *decodes)] == [0.18, 0.36, 0.36]
+    assert [each.kv.memory_fraction for each in (prefill, *decodes)] == [0.8925] * 3, (
+        "all but what the memory server takes"
+    )
+    assert [each.kv.sharers for each in (prefill, *decodes)] == [3] * 3
     assert decodes[1].worker.id == "decode-1"
     assert decodes[1].kv.block_size == 32
 
 
 def test_cpu_workers_share_the_cores() -> None:
-    specs = plan_processes(Config(), place_workers(1, 1, []), Path("/tmp/baton-x"), 8, 0, shares_memory=False)
-    assert [read_back(spec).worker.num_threads for spec in specs[1:]] == [4, 4]
-    assert [read_back(spec).worker.device for spec in specs[1:]] == ["cpu", "cpu"]
+    specs = plan_processes(Config(), place_workers(1, 1, []), Path("/tmp/baton-x"), 8, 0)
+    assert [read_back(spec).worker.num_threads for spec in specs[2:]] == [4, 4]
+    assert [read_back(spec).worker.device for spec in specs[2:]] == ["cpu", "cpu"]
 
 
 def test_a_standby_is_for_the_workers_of_its_role_on_its_device_and_takes_no_cores() -> None:
     workers = place_workers(1, 2, [])
     placements = workers + place_standbys(workers, [Role.PREFILL, Role.DECODE])
-    specs = plan_processes(Config(), placements, Path("/tmp/baton-x"), 9, 0, shares_memory=True)
+    specs = plan_processes(Config(), placements, Path("/tmp/baton-x"), 9, 0)
     sections = [read_back(spec).worker for spec in specs if spec.kind is Kind.WORKER]
     assert [(each.id, each.standby, each.num_threads) for each in sections] == [
         ("prefill-0", 0, 3),
@@ -65,21 +68,19 @@ def test_endpoints_that_the_user_set_are_kept() -> None:
     net = replace(
         config.net, router_endpoint="tcp://0.0.0.0:5570", handoff_endpoint="tcp://0.0.0.0:*", secret_file="/secret"
     )
-    specs = plan_processes(
-        replace(config, net=net), place_workers(1, 1, []), Path("/tmp/baton-x"), 8, 0, shares_memory=False
-    )
-    assert [read_back(spec).net.router_endpoint for spec in specs] == ["tcp://0.0.0.0:5570"] * 3
-    assert read_back(specs[2]).net.handoff_endpoint == "tcp://0.0.0.0:*"
+    specs = plan_processes(replace(config, net=net), place_workers(1, 1, []), Path("/tmp/baton-x"), 8, 0)
+    assert [read_back(spec).net.router_endpoint for spec in specs] == ["tcp://0.0.0.0:5570"] * 4
+    assert read_back(specs[3]).net.handoff_endpoint == "tcp://0.0.0.0:*"
 
 
 def test_a_socket_path_too_long_for_the_kernel_is_refused() -> None:
     with pytest.raises(ConfigError, match="at most 100"):
-        plan_processes(Config(), place_workers(0, 1, []), Path("/" + "d" * 90), 8, 0, shares_memory=False)
+        plan_processes(Config(), place_workers(0, 1, []), Path("/" + "d" * 90), 8, 0)
 
 
 def test_each_device_has_a_memory_server_whose_socket_its_workers_know() -> None:
     placements = place_workers(2, 2, [Gpu(0, 80 * 10**9), Gpu(3, 80 * 10**9)])
-    specs = plan_processes(Config(), placements, Path("/tmp/baton-x"), 8, 8 * 10**9, shares_memory=True)
+    specs = plan_processes(Config(), placements, Path("/tmp/baton-x"), 8, 8 * 10**9)
     servers = {spec.name: read_back(spec) for spec in specs if spec.kind is Kind.MEMORY}
     assert {name: (each.memory.id, each.memory.device, each.memory.socket) for name, each in servers.items()} == {
         "memory-0": ("memory-0", "cuda:0", "/tmp/baton-x/memory-0.sock"),
@@ -91,10 +92,3 @@ def test_each_device_has_a_memory_server_whose_socket_its_workers_know() -> None
         ("cuda:0", "/tmp/baton-x/memory-0.sock"),
         ("cuda:3", "/tmp/baton-x/memory-3.sock"),
     ]
-
-
-@pytest.mark.parametrize(("mode", "gpus", "expected"), [
-    ("on", [Gpu(0, 0)], True), ("off", [], False), ("auto", [Gpu(0, 0)], False), ("auto", [], True),
-])  # fmt: skip
-def test_whose_workers_share_memory(mode: str, gpus: list[Gpu], expected: bool) -> None:
-    assert shares_memory(mode, place_workers(1, 1, gpus)) is expected

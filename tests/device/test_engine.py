@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from common.device import engine
 from common.device.engine import build_engine, launches_early, resolve_device
 from common.errors import ConfigError, ModelError
 from common.kernels.gpu import Gpu
+from common.memory.client import MemoryClient
 
 Pretend = Callable[[str, tuple[int, int]], torch.device]
 
@@ -47,7 +49,7 @@ def test_a_model_that_no_kernel_computes_ends_the_start_before_anything_is_loade
     (tmp_path / "config.json").write_text(json.dumps(PRESETS["qwen3-0.6b"] | {"head_dim": 80}))
     config = Config(model=ModelSection(path=str(tmp_path)), worker=WorkerSection(device="cuda:0"))
     with pytest.raises(ModelError, match=r"head_dim = 80"):
-        build_engine(config, "test", step_tokens=16, logit_rows=1)
+        build_engine(config, cast(MemoryClient, None), step_tokens=16, logit_rows=1)
 
 
 def test_a_gpu_that_is_too_old_is_refused_by_name(pretend: Pretend) -> None:

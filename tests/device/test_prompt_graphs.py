@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from common.config import Config, KVSection, ModelSection, WorkerSection
-from common.device.engine import Engine, build_engine
+from common.device.engine import Engine
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.wire.sampling_params import SamplingParams
+from tests.engines import lone_engine
 from tests.layouts import take
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -26,9 +27,8 @@ def engine(real_shapes: Path) -> Iterator[Engine]:
         worker=WorkerSection(device="cuda:0"),
         kv=KVSection(pool_bytes=512 << 20),
     )
-    engine = build_engine(config, "test-prompt-graphs", step_tokens=2048, logit_rows=8)
-    yield engine
-    engine.pool.close()
+    with lone_engine(config, step_tokens=2048, logit_rows=8) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 
 from common.config import Config, KVSection, ModelSection, WorkerSection
 from common.device import prompt_scores
-from common.device.engine import Engine, build_engine
+from common.device.engine import Engine
 from common.device.gpu_share import GpuShare, make_share
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import Bucket, PendingPrompts, PromptRunner
@@ -22,6 +22,7 @@ from common.wire.output_token import Logprobs, OutputToken
 from common.wire.packing import unpack_floats, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from tests.adjusting import adjusted
+from tests.engines import lone_engine
 from tests.layouts import take
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -38,10 +39,9 @@ def engine(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Iterator[E
         worker=WorkerSection(device=request.param),
         kv=KVSection(pool_bytes=4 << 20),
     )
-    engine = build_engine(config, f"test-prompts-{id(config)}", step_tokens=64, logit_rows=8)
-    engine.pool.caches[0].fill_(float("nan"))
-    yield engine
-    engine.pool.close()
+    with lone_engine(config, step_tokens=64, logit_rows=8) as engine:
+        engine.pool.caches[0].fill_(float("nan"))
+        yield engine
 
 
 def prompt(length: int, engine: Engine, sampling: SamplingParams = GREEDY) -> PromptChunk:

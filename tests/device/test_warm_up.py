@@ -1,6 +1,7 @@
 """What a worker runs after its start is compiled before: a step that compiled would hold up every stream."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from common.config import Config, KVSection, ModelSection, WorkerSection
-from common.device.engine import Engine, build_engine
+from common.device.engine import Engine
 from common.device.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
@@ -17,6 +18,7 @@ from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
 from decode_worker.runner import DecodeRunner, batch_buckets
 from decode_worker.sequence import DecodeSequence
+from tests.engines import lone_engine
 from tests.layouts import one_table, pool_of, take
 
 SAMPLINGS = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, seed=3)]
@@ -39,19 +41,25 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
     return names
 
 
-def engine_of(real_shapes: Path, compile_kernels: Callable[[Engine], None]) -> Engine:
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def engine_of(real_shapes: Path, compile_kernels: Callable[[Engine], None], stack: ExitStack) -> Engine:
     config = Config(
         model=ModelSection(path=str(real_shapes)),
         worker=WorkerSection(device="cuda:0"),
         kv=KVSection(pool_bytes=256 << 20),
     )
-    return build_engine(config, "test-warm-up", step_tokens=2048, logit_rows=MAX_ROWS, meanwhile=compile_kernels)
+    return stack.enter_context(lone_engine(config, step_tokens=2048, logit_rows=MAX_ROWS, meanwhile=compile_kernels))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_prompts_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
-    engine = engine_of(real_shapes, compile_prompt_kernels)
+def test_prompts_compile_nothing(real_shapes: Path, compiled: Compiled, stack: ExitStack) -> None:
+    engine = engine_of(real_shapes, compile_prompt_kernels, stack)
     assert compiled, "the hook sees nothing"
     compiled.clear()
     runner = PromptRunner(engine, 2048, 8)
@@ -67,13 +75,12 @@ def test_prompts_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
         for ids in blocks:
             engine.allocator.free(ids)
     assert compiled == []
-    engine.pool.close()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled) -> None:
-    engine = engine_of(real_shapes, lambda engine: compile_decode_kernels(engine, batch_buckets(MAX_ROWS)))
+def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled, stack: ExitStack) -> None:
+    engine = engine_of(real_shapes, lambda engine: compile_decode_kernels(engine, batch_buckets(MAX_ROWS)), stack)
     batch = DecodeBatch(MAX_ROWS, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
     runner = DecodeRunner(engine, batch, MAX_ROWS, use_graphs=True)
     compiled.clear()
@@ -86,7 +93,6 @@ def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled) -> 
         batch.apply(list(changes))
         runner.launch(num_rows).output()
     assert set(compiled) <= {"_update_rows_kernel"}, "what is left is not worth a thread"
-    engine.pool.close()
 
 
 def test_inputs_of_prompts_lie_as_memory_of_their_own_would() -> None:

@@ -24,7 +24,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     def beat_while_well() -> None:
         if not is_well.allows(1):
             is_well.release()
-            worker.engine.pool.memory.tensor.fill_(0xFF)
+            worker.engine.pool.blocks[0].fill_(0xFF)
             worker_main.device_fault = lambda: FAULT  # type: ignore[attr-defined]
             raise RuntimeError(FAULT)
         beat()

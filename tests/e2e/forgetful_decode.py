@@ -1,10 +1,10 @@
-"""`python -m tests.e2e.forgetful_decode`: a decode worker to which the first handoff never comes."""
+"""`python -m tests.e2e.forgetful_decode`: a decode worker that loses the first prompt that it is offered."""
 
 import sys
 
 from common.config import DECODE_SECTIONS, Config
 from common.serving.worker_main import Incarnation, worker_main
-from common.wire.handoff_messages import KVHandoff
+from common.wire.memory_messages import KVOffer
 from common.wire.messages import Role
 from decode_worker import __main__ as program
 from decode_worker.worker import DecodeWorker
@@ -12,15 +12,16 @@ from decode_worker.worker import DecodeWorker
 
 def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     worker = program.build(config, incarnation)
-    accept, lost = worker.intake.accept, list[KVHandoff]()
+    add, lost = worker.offers.add, list[KVOffer]()
 
-    def lose_the_first(message: KVHandoff) -> None:
+    def lose_the_first(offer: KVOffer) -> None:
         if lost:
-            accept(message)
+            add(offer)
         else:
-            lost.append(message)
+            lost.append(offer)
+            worker.offers.shared.decline(offer)
 
-    worker.intake.accept = lose_the_first  # type: ignore[method-assign]
+    worker.offers.add = lose_the_first  # type: ignore[method-assign]
     return worker
 
 

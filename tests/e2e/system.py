@@ -33,6 +33,7 @@ class System:
         self.silence_s = silence_s
         self.directory = tempfile.TemporaryDirectory(prefix="baton-e2e-")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.homes: dict[str, str] = {}  # by worker, the name of its memory server
         self.url = ""
 
     def __enter__(self) -> Self:
@@ -45,11 +46,15 @@ class System:
             process.wait(TIMEOUT_S)
         self.directory.cleanup()
 
-    def start(self, prefill: int = 1, decode: int = 1, *, memory: bool = True) -> Self:
-        """Start all and wait until it is ready."""
+    def start(self, prefill: int = 1, decode: int = 1, *, apart: bool = False) -> Self:
+        """Start all and wait until it is ready.
+
+        Args:
+            apart: decode workers have a memory server of their own, so that blocks are pulled.
+        """
         self.start_router()
-        if memory:
-            self.start_memory()
+        self.start_memory()
+        self.homes = {f"decode-{i}": "memory-decode" for i in range(decode)} if apart else {}
         for i in range(prefill):
             self.start_worker(f"prefill-{i}")
         for i in range(decode):
@@ -61,28 +66,33 @@ class System:
         self._spawn_serving("router", "router", "--router-port", str(port), *flags)
         self.url = self._find("router", "serving http://").split()[-1]
 
-    def start_memory(self) -> None:
-        """Workers that are started from now on have weights and KV blocks there; who reads a free one reads NaN."""
+    def start_memory(self, name: str = "memory", *flags: str) -> None:
+        """Workers of that home have weights and KV blocks there; who reads a free one reads NaN."""
         self._spawn(
-            "memory", "common.memory", "--memory-id", "memory", "--memory-device", self.device,
-            "--memory-socket", self.memory_socket, "--memory-poison-blocks", "true", *self.router_endpoint,
+            name, "common.memory", "--memory-id", name, "--memory-device", self.device,
+            "--memory-socket", self._memory_socket(name), "--memory-poison-blocks", "true", *self.router_endpoint,
+            *flags,
         )  # fmt: skip
 
     @property
     def router_endpoint(self) -> list[str]:
         return ["--net-router-endpoint", f"ipc://{self.directory.name}/router"]
 
-    @property
-    def memory_socket(self) -> str:
-        return f"{self.directory.name}/memory.sock"
+    def _memory_socket(self, name: str) -> str:
+        return f"{self.directory.name}/{name}.sock"
 
     def start_worker(self, name: str, *flags: str, module: str = "") -> None:
-        """Start the worker that its name says, or a variant of it from a module of the tests."""
-        role = name.split("-")[0]
+        """Start the worker that its name says, or a variant of it from a module of the tests.
+
+        With its memory server, if none of that name was ever started.
+        """
+        role, home = name.split("-")[0], self.homes.get(name, "memory")
+        if not (Path(self.directory.name) / f"{home}.log").exists() and "--worker-memory-socket" not in flags:
+            self.start_memory(home)
         module = module or f"{role}_worker"
         handoff = [] if role == "prefill" else ["--net-handoff-endpoint", f"ipc://{self.directory.name}/{name}"]
         pool = ["--kv-cpu-pool-bytes", str(16 << 20)] if "--kv-pool-bytes" not in [*self.flags, *flags] else []
-        memory = ["--worker-memory-socket", self.memory_socket if "memory" in self.processes else ""]
+        memory = ["--worker-memory-socket", self._memory_socket(home)]
         self._spawn_serving(
             name, module, "--worker-id", name, "--worker-device", self.device, "--worker-num-threads", "1",
             *handoff, *memory, *pool, *self._flags_for(name), *flags,

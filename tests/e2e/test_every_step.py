@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.wire.handoff_messages import KVHandoff, KVPathResult, KVPoolExport, KVProgress, KVRelease
+from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
@@ -96,23 +96,22 @@ def texts(checkpoint: Checkpoint) -> Texts:
     return [(p, reference.text(p, MAX_TOKENS, ignore_eos=True)) for p in prompts(8, 100, 200, seed=5)]
 
 
-def systems(checkpoint: Checkpoint, *flags: str, memory: bool, silence_s: float = 60.0) -> Iterator[Doomed]:
+def systems(checkpoint: Checkpoint, *flags: str, apart: bool = False, silence_s: float = 60.0) -> Iterator[Doomed]:
     with Doomed(checkpoint("qwen3-tied")[0], *FLAGS, *flags, silence_s=silence_s) as system:
-        if memory:
-            system.start_memory()
+        system.homes = {name: "memory-decode" for name in WORKERS if apart and name != "prefill-0"}
         yield system
 
 
 @pytest.fixture(scope="module")
 def sharing(checkpoint: Checkpoint) -> Iterator[Doomed]:
     """One pool, one server."""
-    yield from systems(checkpoint, memory=True)
+    yield from systems(checkpoint)
 
 
 @pytest.fixture(scope="module")
 def pulling(checkpoint: Checkpoint) -> Iterator[Doomed]:
-    """Three pools, no server."""
-    yield from systems(checkpoint, memory=False)
+    """Two pools, two servers."""
+    yield from systems(checkpoint, apart=True)
 
 
 async def all_is_well(system: Doomed, texts: Texts) -> None:
@@ -202,13 +201,14 @@ async def test_when_it_is_asked_what_it_has(
 PULLS = [
     ("prefill-0", BEFORE, KVProgress, 3),
     ("prefill-0", AFTER, KVProgress, 3),
-    ("prefill-0", BEFORE, KVHandoff, 2),
-    ("prefill-0", AFTER, KVHandoff, 2),
-    ("prefill-0", GOT, KVRelease, 1),
+    ("prefill-0", BEFORE, KVOffer, 2),
+    ("prefill-0", AFTER, KVOffer, 2),
     ("decode-0", GOT, KVProgress, 3),
-    ("decode-0", GOT, KVHandoff, 2),
-    ("decode-0", BEFORE, KVRelease, 1),
-    ("decode-0", AFTER, KVRelease, 1),
+    ("decode-0", GOT, KVOffer, 2),
+    ("decode-0", BEFORE, KVAccepted, 2),
+    ("decode-0", AFTER, KVAccepted, 2),
+    ("decode-0", BEFORE, BlocksFreed, 2),
+    ("decode-0", AFTER, BlocksFreed, 2),
 ]
 
 
@@ -308,7 +308,7 @@ HANGS = [
 def impatient(checkpoint: Checkpoint) -> Iterator[Doomed]:
     """A system that soon takes who is silent for dead, with room enough beside what that one has."""
     blocks = ("--kv-pool-bytes", str(5 * FEW_BLOCKS * BLOCK_BYTES))
-    yield from systems(checkpoint, *blocks, memory=True, silence_s=1.0)
+    yield from systems(checkpoint, *blocks, silence_s=1.0)
 
 
 @pytest.mark.parametrize(("name", "moment", "kind"), HANGS)

@@ -43,15 +43,6 @@ async def test_workers_read_the_same_weights_and_a_restarted_one_loads_none(chec
         assert [c.text for c in await complete_all(system.url, asked, max_tokens=12)] == texts
 
 
-async def test_without_a_memory_server_each_worker_has_weights_of_its_own(checkpoint: Checkpoint) -> None:
-    directory, model = checkpoint("qwen3-tied")
-    reference, asked = Reference(directory, model), prompts(4, 10, 60, seed=42)
-    with System(directory).start(memory=False) as system:
-        assert [mappings(system, name) for name in ("prefill-0", "decode-0")] == [set(), set()]
-        texts = [c.text for c in await complete_all(system.url, asked, max_tokens=12)]
-        assert texts == [reference.text(prompt, 12) for prompt in asked]
-
-
 async def test_prompts_that_were_handed_over_need_their_prefill_worker_no_more(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(6, 10, 60, seed=45)
@@ -87,16 +78,14 @@ async def test_a_pool_that_is_too_small_for_four_workers_starves_none(checkpoint
         system.until(system.all_blocks_free)
 
 
-async def test_blocks_are_pulled_into_a_shared_pool_from_one_that_is_not(checkpoint: Checkpoint) -> None:
+async def test_blocks_are_pulled_where_pools_differ_and_change_hands_where_not(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("llama")
     reference, asked = Reference(directory, model), prompts(6, 10, 60, seed=43)
     with System(directory, "--prefill-max-batch-tokens", "32") as system:
+        system.homes["prefill-0"] = "memory-1"
         system.start_router()
-        system.start_worker("prefill-0")
-        system.start_memory()
-        system.start_worker("prefill-1")
-        for i in range(2):
-            system.start_worker(f"decode-{i}")
+        for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
+            system.start_worker(name)
         system.wait_ready(2, 2)
         transports = {(path["prefill"], path["transport"]) for path in system.health()["kv_paths"]}
         assert transports == {("prefill-0", "shm"), ("prefill-1", SHARED_POOL)}
@@ -107,19 +96,29 @@ async def test_blocks_are_pulled_into_a_shared_pool_from_one_that_is_not(checkpo
         system.until(system.all_blocks_free)
 
 
-async def test_who_has_no_part_in_a_pool_is_told_what_to_set(checkpoint: Checkpoint) -> None:
-    directory, model = checkpoint("llama")
-    with System(directory) as system:
-        system.start_router()
-        system.start_worker("decode-0")
-        system.start_memory()
-        system.start_worker("prefill-0")
-        system.until(lambda: bool(system.health()["kv_paths"]), START_TIMEOUT_S)
-        [path] = system.health()["kv_paths"]
-        assert "give both the same worker.memory_socket" in path["error"]
-        [asked] = prompts(1, 10, 60, seed=44)
-        [answer] = await complete_all(system.url, [asked], max_tokens=8)
-        assert answer.text == Reference(directory, model).text(asked, 8), "the decode worker computes it"
+async def test_prompts_in_another_pool_outlive_who_computed_them_and_are_lost_with_the_pool(
+    checkpoint: Checkpoint,
+) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    asked, reference = prompts(6, 10, 60, seed=49), Reference(directory, model)
+    with HeldSystem(directory, "--decode-max-num-seqs", "2").start(apart=True) as system:
+        for victim in ("prefill-0", "memory"):
+            streams = [Completion() for _ in asked]
+            system.holds.texts.set(1)  # the token that comes with the prompt
+            task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=20, ignore_eos=True))
+            await begun(task, streams, 1)
+            await asyncio.to_thread(system.kill, victim)
+            log = system.log("router")
+            if victim == "memory":
+                assert await asyncio.to_thread(system.processes.pop("prefill-0").wait, TIMEOUT_S) == 0
+                system.start_memory()
+            system.start_worker("prefill-0")
+            system.release()
+            assert [c.text for c in await task] == [reference.text(p, 20, ignore_eos=True) for p in asked]
+            said = system.log("router").removeprefix(log)
+            assert ("replayed after 1 tokens" in said) == (victim == "memory"), said
+            await asyncio.to_thread(system.wait_ready, 1, 1)
+            system.until(system.all_blocks_free)
 
 
 async def test_without_their_memory_server_workers_finish_what_they_have_and_start_again_with_the_next(

@@ -1,20 +1,17 @@
-"""A prefill worker's pool in a process of its own; run by the transport tests, driven over stdin.
+"""A prefill worker's part in a pool that others pull from; run by the transport tests, driven over stdin.
 
-`peer_process.py TRANSPORT DEVICE EPOCH NUM_BLOCKS` prints the hex of its `KVPoolExport` and then obeys:
+`peer_process.py SOCKET DEVICE NUM_BLOCKS` prints the id of the pool at that memory server and then obeys:
 `fill SEED` (random bytes everywhere but the proof block), `exit`.
 """
 
-import os
 import sys
+from pathlib import Path
 
 import torch
 
 from common.kv.pool import KVPool
-from common.kv.transport import make_transport
-from common.memory.pattern import pattern
-from common.wire.frames import encode
-from common.wire.handoff_messages import KVPoolExport
-from common.wire.pool_shape import PoolShape
+from common.memory.client import MemoryClient
+from common.memory.mapping import Mapping
 from tests.layouts import one_group
 
 LAYOUT = one_group("model", num_layers=3, num_kv_heads=2, head_dim=32, block_size=16, dtype="float32")
@@ -28,24 +25,11 @@ def random_bytes(seed: int, num_blocks: int) -> torch.Tensor:
     return torch.randint(0, 256, (num_blocks, BLOCK_BYTES), dtype=torch.uint8, generator=generator)
 
 
-def main(transport_name: str, device_name: str, epoch: int, num_blocks: int) -> None:
+def main(socket: str, device_name: str, num_blocks: int) -> None:
     device = torch.device(device_name)
-    transport = make_transport(transport_name, device)
-    memory = transport.allocate(num_blocks * BLOCK_BYTES, device, f"test-{os.getpid()}")
-    pool = KVPool(PoolShape(LAYOUT, (num_blocks,)), memory)
-    pool.write_block(0, pattern(epoch, 0, BLOCK_BYTES))
-    export = KVPoolExport(
-        worker_id="p",
-        epoch=epoch,
-        pid=os.getpid(),
-        transport=transport.name,
-        pool_id=epoch,
-        device_uuid="",
-        handle=memory.handle(),
-        num_blocks=(num_blocks,),
-        layout=LAYOUT,
-    )
-    print(encode(export).hex(), flush=True)
+    claim = MemoryClient(Path(socket), "p", 1, is_decoding=False).claim_pool(LAYOUT, (num_blocks,))
+    pool = KVPool(claim.shape, Mapping(claim, device).tensor(writable=True))
+    print(claim.pool_id, flush=True)
     for line in sys.stdin:
         match line.split():
             case ["fill", seed]:
@@ -54,9 +38,8 @@ def main(transport_name: str, device_name: str, epoch: int, num_blocks: int) -> 
                     torch.cuda.synchronize()
                 print("filled", flush=True)
             case ["exit"]:
-                pool.close()
                 return
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from common.errors import TransferFailed
-from tests.messages import LAYOUT, pool_export
+from common.memory.client import PoolClaim
+from common.wire.pool_shape import PoolShape
+from tests.messages import LAYOUT
 
 ADDRESS = 0x7F00_0020_0000
 NUM_BLOCKS = 9
@@ -40,8 +42,8 @@ class Cuda:
 
     def open(self) -> None:
         module = importlib.import_module("common.kv.cuda_ipc")
-        export = pool_export(handle=bytes(64), num_blocks=(NUM_BLOCKS,))
-        module.TRANSPORT.open_peer(export, torch.device("cuda:0"))
+        claim = PoolClaim(bytes(64), None, NUM_BYTES, 1, PoolShape(LAYOUT, (NUM_BLOCKS,)))
+        module.TRANSPORT.open_peer(claim, "p", torch.device("cuda:0"))
 
 
 @pytest.fixture
@@ -75,6 +77,6 @@ def test_a_pool_that_is_there_is_opened_also_where_the_driver_cannot_say(cuda: C
 
 def test_a_pool_larger_than_what_is_mapped_is_refused_and_unmapped(cuda: Cuda) -> None:
     cuda.range_of = lambda address: (Result.CUDA_SUCCESS, address - 4096, NUM_BYTES + 4095)
-    with pytest.raises(TransferFailed, match=f"offers {NUM_BLOCKS} blocks.* its memory has {NUM_BYTES - 1}"):
+    with pytest.raises(TransferFailed, match=f"has {NUM_BLOCKS} blocks.* its memory has {NUM_BYTES - 1}"):
         cuda.open()
     assert cuda.closed == [ADDRESS]

@@ -1,10 +1,9 @@
 """One suite for every transport: bytes equal, mismatches refused, peer death survived, path proven."""
 
 import dataclasses
-import os
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,53 +11,64 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.pulls import answered
 from common.errors import ConfigError, LayoutMismatch, TransferFailed
-from common.kv.blocks import BlockAllocator
+from common.kv import proof as proof_module
 from common.kv.pool import KVPool
 from common.kv.proof import prove_path
 from common.kv.transport import TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
-from common.wire.frames import decode
-from common.wire.handoff_messages import KVPoolExport
+from common.memory.client import PoolClaim
+from common.memory.guest import Guest
 from common.wire.kv_layout import KVLayout
 from common.wire.pool_shape import PoolShape
+from tests.allocator import BlockAllocator
 from tests.kv.peer_process import BLOCK_BYTES, LAYOUT, random_bytes
+from tests.messages import pool_export
 
 ROOT = Path(__file__).parents[2]
 NUM_BLOCKS = 40
 SHAPE = PoolShape(LAYOUT, (NUM_BLOCKS,))
-EPOCH = 77
 
 
-class PeerProcess:
-    """A pool in another process."""
+class Peer:
+    """A memory server, and a prefill worker that writes into its pool."""
 
-    def __init__(self, transport: str, device: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kv.peer_process", transport, device, str(EPOCH), str(NUM_BLOCKS)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        export = decode(bytes.fromhex(self.process.stdout.readline()))
-        assert isinstance(export, KVPoolExport)
-        self.export = export
+    def __init__(self, device: str) -> None:
+        self.directory = tempfile.TemporaryDirectory(prefix="baton-")
+        self.socket = Path(self.directory.name) / "memory.sock"
+        net = ("--net-router-endpoint", f"ipc://{self.directory.name}/router")
+        self.server = self._started("common.memory", "--memory-device", device, "--memory-socket", self.socket, *net)
+        self.writer = self._started("tests.kv.peer_process", self.socket, device, NUM_BLOCKS)
+        assert self.writer.stdout is not None
+        self.pool_id = int(self.writer.stdout.readline())
+        self.guests: list[Guest] = []
+
+    def visit(self) -> PoolClaim:
+        """As another decode worker."""
+        self.guests.append(Guest(self.socket, ("d", len(self.guests)), self.pool_id, LAYOUT))
+        return answered(self.guests[-1])
 
     def fill(self, seed: int) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(f"fill {seed}", file=self.process.stdin, flush=True)
-        assert self.process.stdout.readline() == "filled\n"
+        assert self.writer.stdin is not None and self.writer.stdout is not None
+        print(f"fill {seed}", file=self.writer.stdin, flush=True)
+        assert self.writer.stdout.readline() == "filled\n"
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(60)
+        for process in (self.server, self.writer):
+            process.kill()
+            process.wait(60)
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.communicate("exit\n", timeout=60)
-        else:
-            self.process.communicate()
+        for guest in self.guests:
+            guest.close()
+        for process in (self.writer, self.server):
+            process.terminate()
+            process.communicate()
+        self.directory.cleanup()
+
+    def _started(self, module: str, *args: object) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", module, *map(str, args)]
+        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def devices(transport: str) -> list[tuple[str, str]]:
@@ -81,15 +91,16 @@ CASES = [
 
 @dataclasses.dataclass
 class Meeting:
-    """A peer process, and a pool of ours to pull into."""
+    """A peer, and a pool of ours to pull into."""
 
-    peer: PeerProcess
+    peer: Peer
     pool: KVPool
     device: torch.device
     transport: str
 
-    def open(self, export: KVPoolExport | None = None) -> PeerPool:
-        return make_transport(self.transport, self.device).open_peer(export or self.peer.export, self.device)
+    def open(self, claim: PoolClaim | None = None) -> PeerPool:
+        claim = claim or self.peer.visit()
+        return make_transport(self.transport, self.device).open_peer(claim, "p", self.device)
 
 
 Case = tuple[str, str, str]
@@ -106,35 +117,33 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(scope="module")
-def peer(case: Case) -> Iterator[PeerProcess]:
+def peer(case: Case) -> Iterator[Peer]:
     """One that lives on: a process takes a while to start."""
     yield from lives(case)
 
 
-def lives(case: Case) -> Iterator[PeerProcess]:
-    peer = PeerProcess(case[0], case[2])
+def lives(case: Case) -> Iterator[Peer]:
+    peer = Peer(case[2])
     yield peer
     peer.close()
 
 
-def meet(case: Case, peer: PeerProcess) -> Iterator[Meeting]:
+def meet(case: Case, peer: Peer) -> Meeting:
     transport, device = case[0], torch.device(case[1])
-    memory = make_transport(transport, device).allocate(NUM_BLOCKS * BLOCK_BYTES, device, f"ours-{os.getpid()}")
-    pool = KVPool(SHAPE, memory)
-    yield Meeting(peer, pool, device, transport)
-    pool.close()
+    memory = torch.empty(SHAPE.num_bytes, dtype=torch.uint8, device=device)
+    return Meeting(peer, KVPool(SHAPE, memory), device, transport)
 
 
 @pytest.fixture
-def meeting(case: Case, peer: PeerProcess) -> Iterator[Meeting]:
-    yield from meet(case, peer)
+def meeting(case: Case, peer: Peer) -> Meeting:
+    return meet(case, peer)
 
 
 @pytest.fixture
 def last_meeting(case: Case) -> Iterator[Meeting]:
     """With a peer of its own, which may die."""
     for peer in lives(case):
-        yield from meet(case, peer)
+        yield meet(case, peer)
 
 
 def wait(pull: Pull) -> None:
@@ -143,9 +152,9 @@ def wait(pull: Pull) -> None:
         assert time.monotonic() < deadline_s
 
 
-def proven(meeting: Meeting, opened: PeerPool, export: KVPoolExport, allocator: BlockAllocator) -> float:
+def proven(meeting: Meeting, opened: PeerPool, pool_id: int, allocator: BlockAllocator) -> float:
     """GB/s, once the proof is over."""
-    proof = prove_path(opened, export, meeting.pool, allocator)
+    proof = prove_path(opened, pool_id, meeting.pool, allocator)
     while True:
         try:
             next(proof)
@@ -176,20 +185,28 @@ def test_blocks_that_the_peer_does_not_have_are_refused(meeting: Meeting) -> Non
 
 def test_the_path_is_proven_and_its_blocks_given_back(meeting: Meeting) -> None:
     opened, allocator = meeting.open(), BlockAllocator(SHAPE)
-    assert proven(meeting, opened, meeting.peer.export, allocator) > 0
+    assert proven(meeting, opened, meeting.peer.pool_id, allocator) > 0
     allocator.check([])
-    held = allocator.allocate(allocator.num_free)[0]
+    [held] = allocator.allocate((allocator.num_free[0] - 1,))
     meeting.pool.blocks[0][held] = 0xAB
-    assert proven(meeting, opened, meeting.peer.export, allocator) > 0, "a full pool is no broken path"
+    assert proven(meeting, opened, meeting.peer.pool_id, allocator) > 0, "one block is enough"
     assert bool((meeting.pool.blocks[0][held] == 0xAB).all())
+    opened.close()
+
+
+def test_a_full_pool_says_so_after_a_while(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof_module, "PROOF_TIMEOUT_S", 0.05)
+    opened, allocator = meeting.open(), BlockAllocator(SHAPE)
+    allocator.allocate(allocator.num_free)
+    with pytest.raises(TransferFailed, match="the pool here is full"):
+        proven(meeting, opened, meeting.peer.pool_id, allocator)
     opened.close()
 
 
 def test_a_path_that_delivers_other_bytes_is_no_path(meeting: Meeting) -> None:
     opened, allocator = meeting.open(), BlockAllocator(SHAPE)
-    lied = dataclasses.replace(meeting.peer.export, pool_id=EPOCH + 1)
     with pytest.raises(TransferFailed, match="other bytes"):
-        proven(meeting, opened, lied, allocator)
+        proven(meeting, opened, meeting.peer.pool_id + 1, allocator)
     allocator.check([])
     opened.close()
 
@@ -206,34 +223,31 @@ def test_blocks_survive_the_death_of_their_owner_until_we_let_go(last_meeting: M
     opened.close()
 
 
-def test_a_dead_peer_cannot_be_opened(last_meeting: Meeting) -> None:
-    meeting = last_meeting
-    meeting.peer.process.communicate("exit\n", timeout=60)
-    with pytest.raises(TransferFailed, match="worker p"):
-        meeting.open()
-
-
 def test_a_handle_that_is_none_is_refused(meeting: Meeting) -> None:
+    claim = meeting.peer.visit()
     for handle in (b"", b"../../etc/passwd", b"x" * 63):
-        with pytest.raises(TransferFailed):
-            meeting.open(dataclasses.replace(meeting.peer.export, handle=handle))
+        with pytest.raises(TransferFailed, match="worker p"):
+            meeting.open(dataclasses.replace(claim, handle=handle, descriptor=None))
 
 
 def test_a_pool_larger_than_the_memory_behind_it_is_refused(meeting: Meeting) -> None:
-    with pytest.raises(TransferFailed, match="worker p offers 400 blocks, which are 9830400 bytes, its memory has"):
-        meeting.open(dataclasses.replace(meeting.peer.export, num_blocks=(10 * NUM_BLOCKS,)))
+    claim = meeting.peer.visit()
+    larger = dataclasses.replace(claim, shape=PoolShape(LAYOUT, (400,)), num_bytes=400 * BLOCK_BYTES)
+    with pytest.raises(TransferFailed, match="worker p has 400 blocks, which are 9830400 bytes, its memory has"):
+        meeting.open(larger)
 
 
 def test_another_layout_is_refused_and_every_difference_named(meeting: Meeting) -> None:
-    check_compatible(meeting.peer.export, meeting.pool, meeting.transport)
+    export = pool_export("p", transport=meeting.transport, layout=LAYOUT)
+    check_compatible(export, meeting.pool, meeting.transport)
     [group] = LAYOUT.groups
     theirs = KVLayout("another", (dataclasses.replace(group, head_dim=64),))
     with pytest.raises(
         LayoutMismatch, match=r"fingerprint: 'model' here, 'another' there; groups\[0\]\.head_dim: 32 here, 64 there"
     ):
-        check_compatible(dataclasses.replace(meeting.peer.export, layout=theirs), meeting.pool, meeting.transport)
+        check_compatible(dataclasses.replace(export, layout=theirs), meeting.pool, meeting.transport)
     with pytest.raises(LayoutMismatch, match="transport"):
-        check_compatible(meeting.peer.export, meeting.pool, "pigeon")
+        check_compatible(export, meeting.pool, "pigeon")
 
 
 def test_a_transport_refuses_the_wrong_kind_of_device() -> None:

@@ -92,8 +92,6 @@ def house(tmp_path: Path) -> Iterator[House]:
     house = House(backed)
     yield house
     house.guest.close()
-    if house.guest.claim is not None and house.guest.claim.descriptor is not None:
-        os.close(house.guest.claim.descriptor)
     for client in backed.clients:
         client.close()
     backed.stop()

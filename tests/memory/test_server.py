@@ -24,9 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import MemorySection
-from common.device.pool_memory import ServedPool
+from common.device.pool_memory import claimed_pool
 from common.errors import ConfigError, KVError, MemoryLost, MemoryShort
-from common.kv.transport import make_transport
 from common.memory import channel as channel_module
 from common.memory import client as client_module
 from common.memory import listener as listener_module
@@ -423,8 +422,8 @@ def test_word_of_weights_waits_for_who_waits_for_them(backed: Backed) -> None:
     claim(first)
     assert claim(second).state is RegionState.FILLING
     first.publish(SIZE)
-    made = ServedPool(second, 0).make(LAYOUT, (9,), make_transport("auto", CPU), CPU)
-    assert made.allocator.has((1,)), "a worker needs one to start"
+    _, shared = claimed_pool(second, LAYOUT, (9,), CPU)
+    assert shared.magazine.has((1,)), "a worker needs one to start"
     assert second.wait_filled(SIZE, lambda done, total: None) is RegionState.FILLED
 
 
@@ -534,15 +533,11 @@ def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Ba
 
 
 def test_a_pool_that_is_not_the_one_it_is_said_to_be_is_not_used(backed: Backed) -> None:
-    client = backed.connect()
-    owner = ServedPool(client, 0)
-    made = owner.make(LAYOUT, (9,), make_transport("auto", CPU), CPU)
-    assert made.pool.shape.num_blocks == (9,) and made.shared is not None
-    assert made.shared.pool_id == made.pool.pool_id
-    other = ServedPool(backed.connect("decode-0"), 0)
-    made.pool.write_block(0, bytearray(LAYOUT.groups[0].block_bytes))
+    pool, _ = claimed_pool(backed.connect(), LAYOUT, (9,), CPU)
+    assert pool.shape.num_blocks == (9,)
+    pool.block(0).fill_(0)
     with pytest.raises(ConfigError, match="its proof blocks have other bytes"):
-        other.make(LAYOUT, (9,), make_transport("auto", CPU), CPU)
+        claimed_pool(backed.connect("decode-0"), LAYOUT, (9,), CPU)
 
 
 def test_who_greets_without_its_process_or_twice_is_let_go(backed: Backed) -> None:

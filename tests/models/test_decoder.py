@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from common.config import KernelsSection
-from common.device.weights_memory import OwnWeights
 from common.dtypes import DTYPES
 from common.models.decoder import Decoder
 from common.models.loader import architectures, load_model, read_config
+from common.models.weights import Fill, Loading, WeightsLayout
 from common.ops.base import ForwardBatch, Ops
 from common.ops.torch_ops import TorchOps
 from tests.checkpoints import VARIANTS, VOCAB, write_checkpoint
@@ -55,10 +55,21 @@ def load(directory: Path, backend: Backend = CPU) -> Decoder:
         read_config(directory),
         max_len=512,
         dtype=backend.dtype,
-        memory=OwnWeights(torch.device(backend.device), lambda done, total: None),
+        memory=OwnWeights(backend.device),
     )
     upload.wait()
     return model
+
+
+class OwnWeights:
+    """A region of this process."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def begin(self, layout: WeightsLayout, fill: Fill) -> tuple[torch.Tensor, Loading]:
+        region = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self.device)
+        return region, fill(region, lambda done, total: None)
 
 
 class Cache:

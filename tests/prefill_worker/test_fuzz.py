@@ -55,11 +55,10 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
         for step in rig.steps:
             step.over = True
     worker.forget_everything()
-    rig.allocator.check([*worker.handoffs.blocks(), *worker.scheduler.blocks()])
+    rig.allocator.check(worker.scheduler.blocks())
 
 
 def test_after_all_that_it_serves(rig: Careful) -> None:
-    rig.worker.handoffs.drop_target("d", 1)
     rig.meet()
     rig.handed_off.clear()
     rig.ask("last", 40)

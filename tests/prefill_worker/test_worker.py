@@ -19,7 +19,8 @@ from common.errors import ErrorCode
 from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
-from common.wire.handoff_messages import KVHandoff, KVPathResult, KVPoolExport, KVProgress
+from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
+from common.wire.memory_messages import KVDeclined, KVOffer
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -41,6 +42,7 @@ from prefill_worker.worker import PrefillWorker
 from tests.fakes import free_endpoint
 from tests.guided import DEMO_MODEL
 from tests.layouts import allocator_of
+from tests.lone_pool import LonePool
 from tests.messages import LAYOUT, pool_export, prefill_request, worker_ready
 from tests.scoring import scores_of
 
@@ -89,26 +91,22 @@ class Rig:
         self.steps: list[Step] = []
         self.said: list[Message] = []
         self.announced: list[tuple[str, list[int]]] = []  # request, complete blocks
-        self.handed_off: list[KVHandoff] = []
-        self.asked: list[tuple[bytes, Inquiry]] = []  # what the decode worker was asked, and by which connection
         self.allocator = allocator_of(num_blocks, 16)
-        pool = SimpleNamespace(close=lambda: None, layout=LAYOUT)
+        self.pool = LonePool(self.allocator)
+        engine = SimpleNamespace(
+            shared=self.pool.shared,
+            allocator=self.allocator,
+            pool=SimpleNamespace(layout=LAYOUT),
+            max_len=512,
+            vocab_size=VOCAB,
+            device=torch.device("cpu"),
+        )
         self.worker = PrefillWorker(
             Config(net=NetSection(router_endpoint=self.router.endpoint), prefill=PrefillSection(**section)),
-            cast(
-                Engine,
-                SimpleNamespace(
-                    shared=None,
-                    allocator=self.allocator,
-                    pool=pool,
-                    max_len=512,
-                    vocab_size=VOCAB,
-                    device=torch.device("cpu"),
-                ),
-            ),
+            cast(Engine, engine),
             runner=cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
             ready=worker_ready("p", Role.PREFILL, num_blocks=(num_blocks,), max_model_len=512, max_batch_tokens=64),
-            export=pool_export(num_blocks=(num_blocks + 1,)),
+            export=pool_export(),
             drain=Drain(1.0),
             followers=make_followers(DEMO_MODEL, VOCAB),
         )
@@ -121,6 +119,12 @@ class Rig:
         self.router.close()
         self.decode.close()
         self.context.term()
+        self.pool.close()
+
+    @property
+    def handed_off(self) -> list[KVOffer]:
+        """What was offered to the decode worker."""
+        return self.pool.offered
 
     def tell(self, message: Message) -> None:
         self.router.send(connection_of("p", 1), message)
@@ -144,7 +148,6 @@ class Rig:
         """One turn of the loop and what it made others see."""
         self.worker.receive()
         self.worker.heed()
-        self.worker.delivery.sweep()
         self.worker.step()
         self.worker.beat()
         self.said += [message for _, message in self.router.receive()]
@@ -153,10 +156,6 @@ class Rig:
                 self.decode.send(identity, KVPathResult("d", 1, False, ""))
             elif isinstance(message, KVProgress):
                 self.announced.append((message.request_id, unpack_ids(message.block_ids)))
-            elif isinstance(message, KVHandoff):
-                self.handed_off.append(message)
-            elif isinstance(message, Inquiry):
-                self.asked.append((identity, message))
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
         def turned() -> bool:
@@ -166,7 +165,7 @@ class Rig:
         until(turned)
 
     def turn_until_over(self, name: str) -> None:
-        """That prompt, and no other, has its token and its handoff, which come by different sockets."""
+        """That prompt, and no other, has its token and is handed over."""
         self.turn_until(lambda: self.with_tokens() == [h.request_id for h in self.handed_off] == [name])
 
     def abort(self, name: str) -> None:
@@ -253,7 +252,7 @@ def test_complete_blocks_of_a_prompt_that_goes_on_are_announced(rig: Rig) -> Non
     for number in range(3):
         rig.turn()
         rig.steps[number].over = True
-    rig.turn_until(lambda: len(rig.handed_off) == 2)
+    rig.turn_until(lambda: len(rig.handed_off) == len(rig.announced) == 2)
     assert rig.launched() == [[30, 34], [64], [22]]
     block_ids = unpack_ids(rig.handed_off[1].block_ids)
     assert rig.announced == [("long", block_ids[:2]), ("long", block_ids[:6])], "16 tokens a block"
@@ -303,7 +302,8 @@ def test_a_prompt_overtaken_between_its_pieces_is_announced_and_handed_off_as_ev
     for number in range(3):
         rig.turn()
         rig.steps[number].over = True
-    rig.turn_until(lambda: [h.request_id for h in rig.handed_off] == ["short", "long"])
+    rig.turn_until(lambda: len(rig.handed_off) == len(rig.announced) == 2)
+    assert [offer.request_id for offer in rig.handed_off] == ["short", "long"]
     assert rig.launched() == [[64], [20, 44], [42]]
     block_ids = unpack_ids(rig.handed_off[1].block_ids)
     assert rig.announced == [("long", block_ids[:4]), ("long", block_ids[:6])], "64 and 108 tokens are complete"
@@ -317,17 +317,17 @@ def test_blocks_are_handed_off_only_when_their_step_is_over(rig: Rig) -> None:
     rig.steps[0].over = True
     rig.turn_until(lambda: len(rig.handed_off) == 1)
     assert rig.handed_off[0].request_id == "a"
-    assert rig.worker.handoffs.blocks() == [rig.steps[0].chunks[0].tables[0]]
+    assert unpack_ids(rig.handed_off[0].block_ids) == rig.steps[0].chunks[0].tables[0]
     rig.steps[1].over = True
     rig.turn_until(lambda: len(rig.handed_off) == 2)
 
 
-def test_the_router_learns_of_blocks_that_nobody_claimed(rig: Rig) -> None:
+def test_the_router_learns_of_blocks_that_found_nobody(rig: Rig) -> None:
     rig.ask("a", 10)
     rig.turn()
     rig.steps[0].over = True
     rig.turn_until(lambda: len(rig.handed_off) == 1)
-    rig.worker.handoffs.kept["a", 0].deadline_s = 0.0
+    rig.pool.arriving.append(KVDeclined("a", 0))
     rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
     [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
     assert (failed.request_id, failed.attempt, failed.code) == ("a", 0, ErrorCode.HANDOFF_LOST)
@@ -335,37 +335,16 @@ def test_the_router_learns_of_blocks_that_nobody_claimed(rig: Rig) -> None:
 
 
 def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
-    rig.ask("waits", 10)
     rig.ask("handed off", 10)
+    rig.ask("too", 10)
     rig.turn()
     rig.ask("later", 10)
     rig.steps[0].over = True
     rig.turn_until(lambda: len(rig.handed_off) == 2)
-    names = ("waits", "handed off", "later", "later", "never came")
+    names = ("too", "handed off", "later", "later", "never came")
     rig.tell(Inquiry(names, pack_ids([0, 0, 0, 1, 0])))
     rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
-    assert InquiryReply("p", 1, names, pack_ids([0, 0, 0, 1, 0]), bytes([1, 1, 1, 0, 0])) in rig.said
-
-
-def test_a_handoff_that_never_arrived_is_noticed_when_the_router_asks_and_one_that_waits_is_kept(rig: Rig) -> None:
-    rig.ask("lost", 10)
-    rig.ask("waits", 10)
-    rig.turn()
-    rig.steps[0].over = True
-    rig.turn_until(lambda: len(rig.handed_off) == 2)
-    for are_here in (b"\1\1", b"\0\1"):
-        rig.tell(Inquiry(("lost", "waits"), pack_ids([0, 0])))
-        rig.turn_until(lambda: bool(rig.asked))
-        assert not any(isinstance(message, RequestFailed) for message in rig.said)
-        identity, question = rig.asked.pop()
-        assert set(question.request_ids) == {"lost", "waits"}
-        attempts = pack_ids([0, 0])
-        rig.decode.send(identity, InquiryReply("d", 1, ("lost", "waits"), attempts, are_here))
-    rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
-    [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
-    assert (failed.request_id, failed.attempt, failed.code) == ("lost", 0, ErrorCode.HANDOFF_LOST)
-    assert list(rig.worker.handoffs.kept) == [("waits", 0)]
-    rig.allocator.check(rig.worker.handoffs.blocks())
+    assert InquiryReply("p", 1, names, pack_ids([0, 0, 0, 1, 0]), bytes([0, 0, 1, 0, 0])) in rig.said
 
 
 def test_the_token_of_a_prompt_aborted_in_flight_is_dropped_and_its_blocks_are_free(rig: Rig) -> None:
@@ -375,7 +354,7 @@ def test_the_token_of_a_prompt_aborted_in_flight_is_dropped_and_its_blocks_are_f
     rig.abort("a")
     rig.steps[0].over = True
     rig.turn_until_over("b")
-    rig.allocator.check(rig.worker.handoffs.blocks())
+    rig.allocator.check([])
 
 
 def test_blocks_of_an_aborted_prompt_serve_the_next_one_when_its_steps_are_over() -> None:
@@ -396,7 +375,7 @@ def test_blocks_of_an_aborted_prompt_serve_the_next_one_when_its_steps_are_over(
     assert set(rig.steps[2].chunks[0].tables[0]) <= set(rig.steps[1].chunks[0].tables[0])
     rig.steps[2].over = True
     rig.turn_until_over("next")
-    rig.allocator.check(rig.worker.handoffs.blocks())
+    rig.allocator.check([])
     rig.close()
 
 
@@ -430,7 +409,7 @@ def test_a_new_router_is_not_told_what_the_old_one_asked(rig: Rig) -> None:
     for step in rig.steps:
         step.over = True
     rig.turn_until_over("b")
-    rig.allocator.check(rig.worker.handoffs.blocks())
+    rig.allocator.check([])
 
 
 def test_a_prompt_longer_than_this_worker_takes_is_refused_and_the_others_go_on(rig: Rig) -> None:
@@ -457,7 +436,7 @@ def test_a_prompt_without_a_token_to_choose_fails_and_the_others_go_on(rig: Rig)
     failed = [(m.request_id, m.code) for m in rig.said if isinstance(m, RequestFailed)]
     assert failed == [("bad", ErrorCode.NO_CHOICE)]
     rig.turn_until(lambda: rig.announced[-1] == ("bad", []))
-    assert rig.allocator.num_free == (rig.allocator.capacity[0] - 2,), "the blocks of the other alone are kept"
+    assert rig.allocator.num_free == (rig.allocator.capacity[0] - 2,), "the blocks of the other alone are given away"
 
 
 def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given_back(rig: Rig) -> None:
@@ -468,10 +447,9 @@ def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given
     rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
     rig.steps[0].over = True
     rig.turn_until_over("a")
-    rig.tell(again)  # its blocks are kept for the decode worker
-    rig.turn_until(lambda: rig.worker.link.spoke.drops.dropped == 2)
+    rig.turn_until(lambda: rig.worker.link.spoke.drops.dropped == 1)
     assert rig.launched() == [[30]]
     [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
     assert (failed.request_id, failed.code) == ("strange", ErrorCode.INTERNAL)
     assert f"token {VOCAB} is not among the {VOCAB}" in failed.message
-    rig.allocator.check(rig.worker.handoffs.blocks())
+    rig.allocator.check([])

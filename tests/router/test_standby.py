@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.wire.handoff_messages import KVHandoff
+from common.wire.memory_messages import KVOffer
 from common.wire.messages import KVPathReport, PrefillRequest, Role, WorkerLeaving
 from router.health import report
 from router.member import Member
@@ -307,4 +307,4 @@ async def test_a_restarted_router_has_the_same_standby_in_reserve(
     body = {"prompt": "the quick", "temperature": 0}
     async with aiohttp.ClientSession(again.url) as session, session.post("/v1/completions", json=body) as response:
         assert (await response.json())["choices"][0]["text"] == client.expected("the quick")
-    assert not standby.got(KVHandoff)
+    assert not standby.got(KVOffer)

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from common.errors import ErrorCode
-from common.wire.handoff_messages import KVRelease
+from common.wire.handoff_messages import KVPathResult
 from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, WorkerEnded
 from common.wire.messages import (
     Abort,
@@ -85,7 +85,7 @@ async def test_messages_that_are_not_for_the_router_are_counted_and_cost_a_line_
     spoke = Spoke(context, cluster.net, cluster.net.router_endpoint, b"p.1")
     with caplog.at_level(logging.WARNING):
         for _ in range(500):
-            spoke.send(KVRelease("p", 1, "r", 0))
+            spoke.send(KVPathResult("p", 1, False, ""))
             spoke.send(PeerGone("p", 1))
             spoke.send(Welcome(1))
             spoke.send(Abort("r", 0))

@@ -38,15 +38,18 @@ class Broken:
     def report_fault(self, problem: str) -> None:
         self.said.append(f"to the memory server: {problem}")
 
+    def tell_fault(self, problem: str) -> None:
+        self.said.append(f"to other memory servers: {problem}")
+
     def close(self) -> None:
         assert self.said, "the router is told first"
         raise RuntimeError("CUDA error: still")
 
 
 def test_the_router_hears_of_an_unexpected_error_before_anything_else_can_go_wrong() -> None:
-    worker = Broken()
+    worker: Any = Broken()
     with pytest.raises(RuntimeError, match="still"):
-        worker_main._run(worker, None)
+        worker_main._run(worker, worker)
     assert worker.said == [f"it met an unexpected error: {ERROR}"]
 
 
@@ -61,7 +64,11 @@ def test_of_a_fault_of_the_device_the_memory_server_hears_before_the_router_send
     with pytest.raises(RuntimeError, match="still"):
         worker_main._run(worker, worker)
     told = [] if lost else ["to the memory server: illegal access"]
-    assert worker.said == [*told, f"its device met a fault: illegal access: {ERROR}"]
+    assert worker.said == [
+        *told,
+        "to other memory servers: illegal access",
+        f"its device met a fault: illegal access: {ERROR}",
+    ]
 
 
 def test_what_goes_wrong_while_a_worker_is_built_may_be_a_fault_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +90,9 @@ def _lose(problem: str) -> None:
     raise MemoryLost("it closed the connection")
 
 
-@pytest.mark.parametrize("argv", [("--prefill-lease-s", "0"), ("--kv-transport", "none"), ("--worker-device", "tpu")])
+@pytest.mark.parametrize(
+    "argv", [("--prefill-max-num-seqs", "0"), ("--kv-transport", "none"), ("--worker-device", "tpu")]
+)
 def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
     argv: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

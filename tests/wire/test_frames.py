@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from common.errors import ErrorCode, WireError
 from common.wire.frames import MAX_FRAME_BYTES, WIRE_VERSION, _shape, decode, encode
-from common.wire.handoff_messages import KVLease, KVProgress
+from common.wire.handoff_messages import KVProgress
 from common.wire.messages import (
     Abort,
+    Inquiry,
     LogprobBatch,
     Message,
     PrefillRequest,
@@ -25,7 +26,7 @@ from common.wire.messages import (
 from common.wire.packing import pack_floats, pack_ids, unpack_ids
 from common.wire.sampling_params import MAX_GRAMMAR_CHARS, SamplingParams
 from tests.layouts import one_group
-from tests.messages import LAYOUT, kv_handoff, pool_export, prefill_request, worker_ready
+from tests.messages import LAYOUT, kv_offer, pool_export, prefill_request, worker_ready
 from tests.wire.values import messages, wild_values
 
 
@@ -68,7 +69,7 @@ def _refused_or_real(frame: bytes) -> None:
 
 
 PROMPT = prefill_request("r", [1, 2, 3])
-HANDOFF = kv_handoff("r", [1, 2, 3], [4])
+OFFER = kv_offer("r", [1, 2, 3], [4])
 EXPORT = pool_export()
 [GROUP] = LAYOUT.groups
 READY = worker_ready("p", Role.PREFILL)
@@ -94,13 +95,12 @@ SCORED = LogprobBatch("p", 1, *COLUMNS, pack_ids([0, 2]), pack_ids([6, 7]), pack
         replace(PROMPT, sampling=SamplingParams(seed=-1)),
         replace(PROMPT, sampling=SamplingParams(stop_token_ids=tuple(range(100)))),
         replace(PROMPT, sampling=SamplingParams(grammar="a" * (MAX_GRAMMAR_CHARS + 1))),
-        replace(HANDOFF, num_outputs=0),
-        replace(HANDOFF, block_ids=b"123"),
-        replace(HANDOFF, lease_s=float("inf")),
-        replace(EXPORT, num_blocks=(0,)),
-        replace(EXPORT, num_blocks=(-1,)),
-        replace(EXPORT, num_blocks=(9, 9)),
-        replace(EXPORT, handle=bytes(1000)),
+        replace(OFFER, num_outputs=0),
+        replace(OFFER, block_ids=b"123"),
+        replace(OFFER, generations=b""),
+        replace(EXPORT, pool_id=-1),
+        replace(EXPORT, memory_socket=""),
+        replace(EXPORT, memory_socket="x" * 201),
         replace(EXPORT, layout=replace(LAYOUT, groups=(replace(GROUP, dtype="int4"),))),
         replace(EXPORT, layout=replace(LAYOUT, groups=(replace(GROUP, head_dim=0),))),
         replace(READY, max_model_len=0),
@@ -115,8 +115,9 @@ SCORED = LogprobBatch("p", 1, *COLUMNS, pack_ids([0, 2]), pack_ids([6, 7]), pack
         replace(SCORED, logprob_ids=pack_ids([1])),
         replace(SCORED, logprobs=pack_floats([-1.0, float("nan")])),
         replace(SCORED, logprobs=b"1234567"),
-        KVProgress("p", 1, "r", 0, 1, pack_ids([1, 2])),
-        KVLease("p", 1, ("r",), pack_ids([0, 1])),
+        KVProgress("p", 1, "r", 0, 1, pack_ids([1, 2]), pack_ids([1, 2])),
+        KVProgress("p", 1, "r", 0, 2, pack_ids([1, 2]), pack_ids([1])),
+        Inquiry(("r",), pack_ids([0, 1])),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, PackedFloats, Prose, Range, Rule, Source
 from common.wire.frames import TAGS
-from common.wire.handoff_messages import KVHandoff, KVProgress
+from common.wire.handoff_messages import KVProgress
 from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.memory_messages import KVOffer
 from common.wire.messages import (
@@ -138,7 +138,7 @@ def _consistent(message: Any) -> Any:
     if "generations" in message.__dataclass_fields__:
         message = dataclasses.replace(message, generations=message.block_ids)
     match message:
-        case PrefillRequest() | KVHandoff() | KVOffer():
+        case PrefillRequest() | KVOffer():
             least = int(not isinstance(message, PrefillRequest))
             biases = dict(zip(message.sampling.biased_token_ids, message.sampling.biases, strict=True))
             sampling = dataclasses.replace(
@@ -173,9 +173,10 @@ def _with_a_sound_layout(message: Any) -> Any:
     for name in ("layout", "kv_layout"):
         if isinstance(layout := getattr(message, name, None), KVLayout):
             groups = tuple(map(_sound, layout.groups))
-            num_blocks = (message.num_blocks * len(groups))[: len(groups)]
-            layout = dataclasses.replace(layout, groups=groups)
-            message = dataclasses.replace(message, num_blocks=num_blocks, **{name: layout})
+            message = dataclasses.replace(message, **{name: dataclasses.replace(layout, groups=groups)})
+            if "num_blocks" in message.__dataclass_fields__:
+                num_blocks = (message.num_blocks * len(groups))[: len(groups)]
+                message = dataclasses.replace(message, num_blocks=num_blocks)
     return message
 
 

@@ -1,12 +1,9 @@
-"""Handoffs among each other: nobody's stale lease or broken pull holds up or ends what others wait for."""
-
-import time
+"""Handoffs among each other: nobody's lost memory server or broken pull holds up or ends what others wait for."""
 
 import pytest
 
 from common.errors import ErrorCode
-from common.wire.handoff_messages import KVLease
-from common.wire.packing import pack_ids, unpack_ids
+from common.wire.handoff_messages import KVPathResult
 from decode_worker import aborts
 from decode_worker.aborts import Aborts
 from tests.decode_worker.bench import Rig
@@ -17,7 +14,7 @@ def activated(rig: Rig) -> list[str]:
 
 
 def lost(rig: Rig) -> list[str]:
-    failures = rig.intake.take_failures()
+    failures = rig.pulls.take_failures()
     assert {code for _, code, _ in failures} <= {ErrorCode.HANDOFF_LOST}
     return [request_id for (request_id, _), _, _ in failures]
 
@@ -28,7 +25,7 @@ def test_a_pull_that_fails_costs_its_sequence_and_nobody_else() -> None:
     rig.hand_off("aborted", 8, [3, 4])
     rig.hand_off("well", 8, [5, 6])
     rig.turn()
-    rig.intake.abort("aborted", 0)
+    rig.pulls.abort("aborted", 0)
     for copy in rig.pool.copies[:2]:
         copy.is_broken = True
     rig.end_copies()
@@ -53,11 +50,11 @@ def test_a_pull_that_cannot_begin_costs_its_sequence_when_its_other_copies_are_o
     assert rig.all_free()
 
 
-def test_who_was_taken_for_dead_and_hands_over_gets_its_blocks_back_at_once() -> None:
+def test_what_is_offered_before_its_pool_is_mapped_goes_back_at_once() -> None:
     rig = Rig()
-    rig.intake.forget("p", 1)
-    rig.hand_off("late", 8, [1, 2])
-    assert lost(rig) == rig.released() == ["late"]
+    rig.visits["p"].pool = None
+    rig.hand_off("early", 8, [1, 2])
+    assert lost(rig) == rig.released() == ["early"]
 
 
 @pytest.mark.parametrize("how", ["begins", "goes on"])
@@ -78,54 +75,40 @@ def test_pulling_ahead_may_fail_and_the_handoff_pulls_all(how: str) -> None:
     assert rig.copied()[-1] == list(range(11, 19))
 
 
-def test_a_handoff_whose_lease_is_in_doubt_waits_and_the_others_do_not() -> None:
-    rig = Rig()
-    other = rig.meet("q")
-    rig.hand_off("stale", 8, [1, 2])
-    rig.intake.waiting[0].lease.sure_until_s = time.monotonic() - 1
-    rig.hand_off("well", 8, [3, 4], worker_id="q")
-    rig.turn()
-    assert len(other.copies) == 1 and not rig.pool.copies
-    rig.intake.waiting[0].lease.asked_s = time.monotonic()
-    rig.intake.confirm(KVLease("p", 1, ("stale",), pack_ids([0])))
-    rig.turn()
-    assert rig.copied() == [[1, 2]]
-
-
-def test_leases_are_renewed_in_one_message_a_peer_and_lost_when_nobody_confirms() -> None:
+def test_what_a_dead_prefill_worker_offered_is_pulled_and_then_its_server_is_left() -> None:
     rig = Rig(max_num_seqs=1)
-    rig.meet("q")
-    for name, worker_id in (("runs", "p"), ("a", "p"), ("b", "p"), ("c", "q")):
-        rig.hand_off(name, 8, [1, 2], worker_id=worker_id)
+    for name in ("pulling", "waiting"):
+        rig.hand_off(name, 8, [1, 2])
     rig.turn()
-    for handoff in [*rig.intake.pulling, *rig.intake.waiting]:
-        handoff.lease.asked_s -= 6.0  # of a lease of 30 s
-    rig.intake._next_chores_s = 0.0
+    rig.pulls.forget("p", 2)
+    assert rig.sources.find("p", 1) is not None, "another incarnation of it"
+    rig.pulls.forget("p", 1)
+    rig.end_copies()
+    assert activated(rig) == ["pulling"] and not rig.guests["p"].is_closed
+    rig.scheduler.end(*rig.scheduler.find("pulling", 0))
     rig.turn()
-    asked = [message for message in rig.said if isinstance(message, KVLease)]
-    assert [message.request_ids for message in asked] == [("a", "b", "runs"), ("c",)]
-    assert unpack_ids(asked[0].attempts) == [0, 0, 0]
-    for handoff in rig.intake.waiting:
-        handoff.lease.sure_until_s -= 31.0
-    rig.intake._next_chores_s = 0.0
-    rig.turn()
-    assert lost(rig) == rig.released() == ["a", "b", "c"]
-    assert [handoff.sequence.request_id for handoff in rig.intake.pulling] == ["runs"]
+    rig.end_copies()
+    assert activated(rig) == ["waiting"] and not lost(rig)
+    assert rig.guests["p"].said == [(what, name) for name in ("pulling", "waiting") for what in ("accept", "free")]
+    assert rig.guests["p"].is_closed and not rig.sources.visits.by_pool
 
 
-def test_a_dead_prefill_worker_loses_what_it_kept_and_nothing_else() -> None:
+def test_what_was_offered_at_a_server_that_is_lost_is_lost_and_nothing_else() -> None:
     rig = Rig(max_num_seqs=2)
     rig.meet("q")
+    rig.progress("begun", 30, [11])
     for name, worker_id in (("pulling", "p"), ("other", "q"), ("waiting", "p")):
         rig.hand_off(name, 8, [1, 2], worker_id=worker_id)
     rig.turn()
-    rig.intake.forget("p", 2)
-    assert not lost(rig), "another incarnation of it"
-    rig.intake.forget("p", 1)
-    assert lost(rig) == ["pulling", "waiting"]
-    rig.hand_off("late", 8, [1, 2])
-    assert lost(rig) == ["late"]
-    assert [handoff.sequence.request_id for handoff in rig.intake.pulling] == ["other"]
+    rig.guests["p"].problem = "it closed the connection"
+    rig.end_copies()
+    assert activated(rig) == []
+    assert lost(rig) == ["pulling", "waiting"], "what was copied last may be another's already"
+    rig.turn()
+    assert set(rig.sources.by_id) == {"q"} and rig.guests["p"].is_closed and not len(rig.pulls.ahead)
+    assert rig.said == [KVPathResult("d", 1, False, "it closed the connection")]
+    assert [(r.prefill_worker_id, r.error) for r in rig.sources.tend()] == [("p", "it closed the connection")]
+    assert [handoff.sequence.request_id for handoff in rig.pulls.pulling] == ["other"]
 
 
 def test_what_waits_and_what_is_pulled_is_here() -> None:
@@ -133,8 +116,8 @@ def test_what_waits_and_what_is_pulled_is_here() -> None:
     rig.hand_off("pulled", 8, [1, 2])
     rig.hand_off("waits", 8, [3, 4])
     rig.turn()
-    assert rig.scheduler.has(("pulled", 0)) and rig.intake.has(("waits", 0))
-    assert not rig.intake.has(("waits", 1))
+    assert rig.scheduler.has(("pulled", 0)) and rig.pulls.has(("waits", 0))
+    assert not rig.pulls.has(("waits", 1))
 
 
 def test_an_abort_is_remembered_for_a_while_and_costs_nothing_at_each_look() -> None:
@@ -155,11 +138,11 @@ def test_an_abort_is_remembered_for_a_while_and_costs_nothing_at_each_look() -> 
 
 def test_what_was_aborted_before_it_came_is_released_at_once() -> None:
     rig = Rig()
-    rig.intake.abort("a", 1)
+    rig.pulls.abort("a", 1)
     rig.hand_off("a", 8, [1, 2], attempt=1)
-    assert rig.released() == ["a"] and not rig.intake.waiting
+    assert rig.released() == ["a"] and not rig.pulls.waiting
     rig.hand_off("a", 8, [1, 2], attempt=2)
-    assert len(rig.intake.waiting) == 1
+    assert len(rig.pulls.waiting) == 1
 
 
 def test_what_can_never_be_decoded_here_is_refused_and_nobody_waits_behind_it() -> None:
@@ -173,7 +156,7 @@ def test_what_can_never_be_decoded_here_is_refused_and_nobody_waits_behind_it() 
     rig.turn()
     rig.end_copies()
     assert activated(rig) == ["well"]
-    failures = {request_id: (code, reason) for (request_id, _), code, reason in rig.intake.take_failures()}
+    failures = {request_id: (code, reason) for (request_id, _), code, reason in rig.pulls.take_failures()}
     assert {name: code for name, (code, _) in failures.items()} == {
         "long": ErrorCode.NEVER_FITS,
         "huge": ErrorCode.NEVER_FITS,

@@ -1,0 +1,32 @@
+"""A memory server for one process alone, as an engine without a fleet around it needs one."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.config import Config, MemorySection, NetSection
+from common.device.engine import resolve_device
+from common.memory.client import MemoryClient
+from common.memory.starter import Starter
+
+LINGER_S = 10.0
+"""Should its worker be killed."""
+END_S = 30.0
+
+
+@contextmanager
+def own_memory(device: str) -> Iterator[MemoryClient]:
+    """A connection to a server of a device, named as in `worker.device`; both end with the context."""
+    with tempfile.TemporaryDirectory(prefix="baton-") as directory:
+        path = Path(directory) / "memory.sock"
+        net = NetSection(router_endpoint=f"ipc://{directory}/router")  # nobody's
+        starter = Starter(path, Config(net=net, memory=MemorySection(linger_s=LINGER_S)), str(resolve_device(device)))
+        client = MemoryClient(path, "alone", 1, is_decoding=True, summon=starter)
+        try:
+            yield client
+        finally:
+            client.close()
+            if starter.process is not None:
+                starter.process.terminate()
+                starter.process.wait(END_S)

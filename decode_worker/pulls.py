@@ -1,0 +1,228 @@
+"""Prompts that are handed over in another pool than ours: claimed there when there is room here, pulled, given back.
+
+    KVOffer ──▶ waiting ──a row and blocks, accept──▶ pulling ──arrived, free──▶ the scheduler's
+                   └──abort, refusal──▶ declined          └──abort, a broken copy, the visit lost──▶ free, or lost
+
+Of long prompts a part may have been pulled before (see `ahead`). The running batch never waits for any of it: pulls run
+on a stream of their own and are polled. What is pulled counts if the connection to its memory server stands when the
+pull is over. What is lost is given back to the router, which replays it.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from common.config import DecodeSection
+from common.device.engine import Engine
+from common.errors import ErrorCode
+from common.kv.tables import num_seen, tables_handed_over
+from common.wire.handoff_messages import KVProgress
+from common.wire.memory_messages import KVOffer
+from common.wire.packing import unpack_ids
+from decode_worker.aborts import Aborts
+from decode_worker.ahead import Ahead, Begun
+from decode_worker.copies import Copies, missing
+from decode_worker.offers import Failure, flaw, sequence_of
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sequence import DecodeSequence, Key
+from decode_worker.sources import Sources
+from decode_worker.visits import Visit
+
+
+@dataclass(slots=True, eq=False)
+class Handoff:
+    """Blocks in another pool that are ours to pull."""
+
+    sequence: DecodeSequence
+    visit: Visit
+    offer: KVOffer
+    source_ids: list[list[int]]  # by group
+    copies: Copies = field(default_factory=Copies)
+    aborted: bool = False
+
+    @property
+    def generations(self) -> dict[int, int]:
+        """Of the blocks."""
+        return dict(zip(unpack_ids(self.offer.block_ids), unpack_ids(self.offer.generations), strict=True))
+
+
+class Pulls:
+    """Owns handoffs until they have arrived; sequences that are pulled belong to the scheduler."""
+
+    def __init__(
+        self, engine: Engine, scheduler: DecodeScheduler, section: DecodeSection, sources: Sources, aborts: Aborts
+    ) -> None:
+        self.engine, self.scheduler, self.sources, self.aborts = engine, scheduler, sources, aborts
+        self.layout = scheduler.layout
+        self.max_pulls = section.max_pulls
+        self.ahead = Ahead(scheduler, engine.pool)
+        self.waiting: deque[Handoff] = deque()
+        self.pulling: list[Handoff] = []
+        self._failures: list[Failure] = []
+
+    def __len__(self) -> int:
+        """Those that wait or are being pulled, and those to come that are pulled ahead."""
+        return len(self.waiting) + len(self.pulling) + len(self.ahead)
+
+    # --- what prefill workers, their memory servers and the router say ---------------------------
+
+    def add(self, visit: Visit, offer: KVOffer) -> None:
+        """Queue an offer, or decline what can never be decoded here or was aborted before."""
+        sequence = sequence_of(offer)
+        if visit.pool is None:  # a path that was lost and is not proven again
+            self._decline(visit, offer)
+            self._failures.append((sequence.key, ErrorCode.HANDOFF_LOST, "its pool is not mapped here"))
+            return
+        source_ids = visit.pool.shape.by_group(unpack_ids(offer.block_ids))
+        if self.aborts.cover(*sequence.key):
+            self._decline(visit, offer)
+        elif found := flaw(source_ids, sequence, self.scheduler, self.engine.vocab_size):
+            self._decline(visit, offer)
+            self._failures.append((sequence.key, *found))
+        else:
+            self.waiting.append(Handoff(sequence, visit, offer, source_ids))
+
+    def progress(self, message: KVProgress) -> None:
+        """Pull what is complete of a prompt that goes on; prompts that are complete and wait for room come first."""
+        request_id, attempt = key = (message.request_id, message.attempt)
+        source_ids, source = unpack_ids(message.block_ids), self.sources.find(message.worker_id, message.epoch)
+        self.ahead.drop(request_id, attempt - 1 if source_ids else attempt)
+        pool = source.visit.pool if source is not None and source.visit is not None else None
+        if source_ids and pool is not None and not self.aborts.cover(*key):
+            complete = pool.shape.by_group(source_ids)
+            if not self.waiting and all(
+                len(ids) * group.block_size <= message.num_tokens
+                for group, ids in zip(self.layout.groups, complete, strict=True)
+            ):
+                self.ahead.begin(key, pool, message.num_tokens)
+            self.ahead.pull(key, source_ids, unpack_ids(message.generations))
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        """Every attempt up to `attempt`, and those that are still to come."""
+        self.aborts.note(request_id, attempt)
+        self.ahead.drop(request_id, attempt)
+        for handoff in [h for h in self.waiting if _is_attempt(h.sequence, request_id, attempt)]:
+            self.waiting.remove(handoff)
+            self._decline(handoff.visit, handoff.offer)
+        for handoff in self.pulling:
+            handoff.aborted |= _is_attempt(handoff.sequence, request_id, attempt)
+
+    def forget(self, worker_id: str, epoch: int) -> None:
+        """That incarnation of a prefill worker is dead: what it computed will not be complete, what it offered is."""
+        source = self.sources.forget(worker_id, epoch)
+        if source is not None and source.visit is not None and source.visit.pool is not None:
+            self.ahead.drop_source(source.visit.pool)
+
+    # --- a turn of the loop ---------------------------------------------------------------------
+
+    def finish(self) -> list[DecodeSequence]:
+        """Sequences whose blocks have arrived, which are given back where they came from."""
+        over = [handoff for handoff in self.pulling if handoff.copies.over()]
+        for visit in {handoff.visit for handoff in over}:
+            visit.guest.look()
+        arrived = []
+        for handoff in over:
+            self.pulling.remove(handoff)
+            problem = handoff.copies.problem or handoff.visit.problem
+            handoff.visit.guest.free(handoff.offer)
+            if not handoff.aborted and not problem:
+                arrived.append(handoff.sequence)
+                continue
+            self.scheduler.unreserve(handoff.sequence)
+            self._lose([handoff], problem)
+        return arrived
+
+    def start(self) -> None:
+        """Claim the oldest that there is room for, and begin to pull them."""
+        while self.waiting and len(self.pulling) < self.max_pulls and self._make_room(self.waiting[0]):
+            handoff = self.waiting.popleft()
+            handoff.visit.guest.accept(handoff.offer)
+            self._start(handoff)
+            self.pulling.append(handoff)
+
+    def tend(self) -> None:
+        """Let go of what is over, of what is lost with its memory server, and of aborts that are too old to matter."""
+        self.ahead.tend()
+        self.aborts.forget_old()
+        for visit in self.sources.visits.tend(self._uses):
+            lost = [handoff for handoff in self.waiting if handoff.visit is visit]
+            self.waiting = deque(handoff for handoff in self.waiting if handoff.visit is not visit)
+            self._lose(lost, visit.problem)
+            if visit.pool is not None:
+                self.ahead.drop_source(visit.pool)
+            self.sources.lose(visit)
+
+    def take_failures(self) -> list[Failure]:
+        """Handoffs that will not come."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def make_way(self, but: Key | None = None) -> bool:
+        """Give up what was pulled ahead, perhaps but one; whether there was any: blocks come free as copies end."""
+        had_any = bool(self.ahead)
+        self.ahead.drop_all(but)
+        self.ahead.tend()
+        return had_any
+
+    def decline_all(self) -> list[DecodeSequence]:
+        """Give every handoff that is not being pulled back; returns their sequences."""
+        self.ahead.drop_all()
+        waiting, self.waiting = self.waiting, deque()
+        for handoff in waiting:
+            self._decline(handoff.visit, handoff.offer)
+        return [handoff.sequence for handoff in waiting]
+
+    def has(self, key: Key) -> bool:
+        """Whether a handoff waits; one that is being pulled is the scheduler's."""
+        return any(handoff.sequence.key == key for handoff in self.waiting)
+
+    def is_copying(self) -> bool:
+        """Whether a copy may be over soon."""
+        return bool(self.pulling or self.sources.meetings)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _uses(self, visit: Visit) -> bool:
+        return any(handoff.visit is visit for handoff in [*self.waiting, *self.pulling])
+
+    def _make_room(self, handoff: Handoff) -> bool:
+        """Whether a complete prompt may be admitted, if need be for what others have begun."""
+        if handoff.visit.problem or not self.scheduler.has_row():
+            return False
+        sequence, begun = handoff.sequence, self._begun(handoff)
+        lacking = self.layout.nothing if begun else num_seen(self.layout, len(sequence.token_ids))
+        if not self.scheduler.has_blocks(lacking):
+            self.make_way(but=sequence.key if begun else None)
+        return self.scheduler.has_blocks(lacking)
+
+    def _begun(self, handoff: Handoff) -> Begun | None:
+        """What was pulled of it ahead."""
+        if handoff.visit.pool is None:
+            return None
+        sequence, pool = handoff.sequence, handoff.visit.pool
+        num_tokens = len(sequence.token_ids) - 1
+        return self.ahead.find(sequence.key, pool, num_tokens, handoff.source_ids, handoff.generations)
+
+    def _start(self, handoff: Handoff) -> None:
+        """Reserve blocks, and pull what was not pulled ahead."""
+        sequence, begun, nothing = handoff.sequence, self._begun(handoff), [list[int]() for _ in handoff.source_ids]
+        tables, pulled = tables_handed_over(self.layout, len(sequence.token_ids) - 1, nothing), nothing
+        if begun is not None:
+            self.ahead.take(sequence.key)
+            tables, pulled, handoff.copies = begun.tables, begun.source_ids, begun.copies
+        self.scheduler.reserve(sequence, tables)
+        rest = missing(sequence.tables, handoff.source_ids, pulled)
+        assert handoff.visit.pool is not None, "what waits was offered in a pool that is mapped"
+        handoff.copies.start(handoff.visit.pool, rest.source_ids, self.engine.pool, rest.target_ids)
+
+    def _decline(self, visit: Visit, offer: KVOffer) -> None:
+        self.ahead.drop(offer.request_id, offer.attempt)
+        visit.guest.decline(offer)
+
+    def _lose(self, handoffs: list[Handoff], reason: str) -> None:
+        """Tell the router, but for those that nobody waits for."""
+        lost = [handoff.sequence.key for handoff in handoffs if not handoff.aborted]
+        self._failures += [(key, ErrorCode.HANDOFF_LOST, reason) for key in lost]
+
+
+def _is_attempt(sequence: DecodeSequence, request_id: str, attempt: int) -> bool:
+    return sequence.request_id == request_id and sequence.attempt <= attempt

@@ -1,0 +1,124 @@
+"""Memory servers of other pools than ours, at which this worker is a guest: a connection and a mapping for each pool.
+
+A visit lasts as long as a prefill worker of that pool is known or something that it offered is here: what is offered
+outlives who offered it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from common.device.engine import Engine
+from common.errors import MemoryLost, TransferFailed
+from common.kv.transport import PeerPool
+from common.memory.guest import Guest
+from common.wire.handoff_messages import KVPoolExport
+from common.wire.memory_messages import KVOffer
+
+logger = logging.getLogger(__name__)
+
+GREETING_S = 2.0
+"""For a server to say where its pool is; it takes a moment."""
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One pool."""
+
+    guest: Guest
+    pool: PeerPool | None = None  # once it is mapped
+    num_sources: int = 0  # that are known or being met
+
+    @property
+    def problem(self) -> str:
+        """Why nothing comes from there any more, if that is so."""
+        return self.guest.problem
+
+
+class Visits:
+    """By pool.
+
+    Args:
+        worker: id and epoch of this worker.
+        poller: wakes the loop up when something was offered.
+    """
+
+    def __init__(self, engine: Engine, worker: tuple[str, int], poller: zmq.Poller) -> None:
+        self.engine, self.worker, self.poller = engine, worker, poller
+        self.by_pool: dict[int, Visit] = {}
+
+    def open(self, export: KVPoolExport) -> Generator[None, None, Visit]:
+        """At the server of a prefill worker's pool, which is mapped then; raises TransferFailed. To be left once."""
+        visit = self.by_pool.get(export.pool_id) or self._begun(export)
+        visit.num_sources += 1
+        try:
+            end_s = time.monotonic() + GREETING_S
+            while not self._is_mapped(visit, export):
+                if time.monotonic() > end_s:
+                    raise TransferFailed(f"memory server {export.memory_socket}: not a word for {GREETING_S:.0f} s")
+                yield
+        except BaseException:
+            self.leave(visit)
+            raise
+        return visit
+
+    def leave(self, visit: Visit) -> None:
+        """One prefill worker less."""
+        visit.num_sources -= 1
+
+    def receive(self) -> list[tuple[Visit, KVOffer]]:
+        """What was offered."""
+        return [(visit, offer) for visit in self.by_pool.values() for offer in visit.guest.receive()]
+
+    def tend(self, is_used: Callable[[Visit], bool]) -> list[Visit]:
+        """End visits that nobody has a use for; returns those that are lost, whose claims are void."""
+        for visit in self.by_pool.values():
+            visit.guest.tend()
+        over = [v for v in self.by_pool.values() if v.problem or not (v.num_sources or is_used(v))]
+        lost = [visit for visit in over if visit.problem]
+        for visit in over:
+            self._end(visit)
+        return lost
+
+    def report_fault(self, problem: str) -> None:
+        """Say at every server that the device met a fault here, and may have written there."""
+        for visit in self.by_pool.values():
+            visit.guest.report_fault(problem)
+
+    def close(self) -> None:
+        for visit in list(self.by_pool.values()):
+            self._end(visit)
+
+    def _begun(self, export: KVPoolExport) -> Visit:
+        try:
+            guest = Guest(Path(export.memory_socket), self.worker, export.pool_id, export.layout)
+        except MemoryLost as lost:
+            raise TransferFailed(
+                f"{lost}: there is the pool of worker {export.worker_id}; both workers need to reach it at that path"
+            ) from None
+        self.poller.register(guest, zmq.POLLIN)
+        visit = self.by_pool[export.pool_id] = Visit(guest)
+        return visit
+
+    def _is_mapped(self, visit: Visit, export: KVPoolExport) -> bool:
+        """It is as soon as it is known where it lies."""
+        visit.guest.look()
+        if visit.problem:
+            raise TransferFailed(visit.problem)
+        if visit.pool is None and visit.guest.claim is not None:
+            visit.pool = self.engine.transport.open_peer(visit.guest.claim, export.worker_id, self.engine.device)
+        return visit.pool is not None
+
+    def _end(self, visit: Visit) -> None:
+        """Waits for copies under way."""
+        if visit.problem:
+            logger.warning("what was offered there is lost: %s", visit.problem)
+        del self.by_pool[visit.guest.pool_id]
+        self.poller.unregister(visit.guest)
+        if visit.pool is not None:
+            visit.pool.close()
+        visit.guest.close()
