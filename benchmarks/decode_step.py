@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
-from benchmarks.own_memory import own_memory
+from benchmarks.own_memory import own_memory, take_all
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from benchmarks.workload import numbers
@@ -66,6 +66,7 @@ class StepBench:
             kernels=KernelsSection(pdl=not args.no_pdl, linear="torch" if args.cublas else "triton"),
         )
         self.engine: Engine = build_engine(config, memory, step_tokens=2048, logit_rows=self.max_rows)
+        take_all(self.engine.shared)
         self.block_size = config.kv.block_size
         engine = self.engine
         [self.group] = engine.pool.layout.groups

@@ -1,13 +1,17 @@
 """A memory server for one process alone, as an engine without a fleet around it needs one."""
 
+import select
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from common.config import Config, MemorySection, NetSection
 from common.device.engine import resolve_device
+from common.errors import MemoryLost
 from common.memory.client import MemoryClient
+from common.memory.shared_pool import SharedPool
 from common.memory.starter import Starter
 
 LINGER_S = 10.0
@@ -30,3 +34,14 @@ def own_memory(device: str) -> Iterator[MemoryClient]:
             if starter.process is not None:
                 starter.process.terminate()
                 starter.process.wait(END_S)
+
+
+def take_all(shared: SharedPool) -> None:
+    """Have every block of a pool at hand that nobody else uses."""
+    magazine, end_s = shared.magazine, time.monotonic() + END_S
+    while not magazine.has(magazine.capacity):
+        if time.monotonic() > end_s:
+            raise MemoryLost("not all blocks of the pool have come")
+        magazine.tend(magazine.shape.layout.nothing, magazine.shape.layout.nothing)
+        select.select([shared], [], [], 1.0)
+        shared.receive()

@@ -45,10 +45,10 @@ class Meeting:
 class Sources:
     """Prefill workers by id, and those whose pools are to be proven, one after the other."""
 
-    def __init__(self, engine: Engine, visits: Visits, hub: Hub, worker_id: str, epoch: int) -> None:
+    def __init__(self, engine: Engine, visits: Visits, hub: Hub) -> None:
         self.engine, self.visits = engine, visits
         self.hub = hub
-        self.worker_id, self.epoch = worker_id, epoch
+        self.worker_id, self.epoch = visits.worker
         self._reports: list[KVPathReport] = []
         self.by_id: dict[str, Source] = {}
         self.meetings: deque[Meeting] = deque()

@@ -83,8 +83,7 @@ class DecodeWorker:
         chunk_tokens = config.decode.local_chunk_tokens
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
         self.poller, aborts = zmq.Poller(), Aborts()
-        visits = Visits(engine, (self.worker_id, self.epoch), self.poller)
-        self.sources = Sources(engine, visits, hub, self.worker_id, self.epoch)
+        self.sources = Sources(engine, Visits(engine, (self.worker_id, self.epoch), self.poller), hub)
         self.pulls = Pulls(engine, self.scheduler, config.decode, self.sources, aborts)
         self.offers = Offers(engine.shared, self.scheduler, aborts, engine.vocab_size)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler)
@@ -211,9 +210,8 @@ class DecodeWorker:
         self.scheduler.make_slots()
         while self.scheduler.is_starved() and not self._make_way():
             victim = self.scheduler.preempt()
-            self.inbox.fail(
-                victim.key, ErrorCode.PREEMPTED, f"{self.offers.shortage}, the youngest sequence makes room"
-            )
+            reason = f"{self.offers.shortage}, the youngest sequence makes room"
+            self.inbox.fail(victim.key, ErrorCode.PREEMPTED, reason)
             self.scheduler.make_slots()
 
     def _make_way(self) -> bool:
@@ -350,6 +348,5 @@ class DecodeWorker:
         return len(self.pulls) + len(self.offers)
 
     def _owns_something(self) -> bool:
-        return bool(
-            self.scheduler.active or self.scheduler.lingering or self._num_handoffs() or len(self.local_prompts)
-        )
+        has_rows = self.scheduler.active or self.scheduler.lingering
+        return bool(has_rows or self._num_handoffs() or len(self.local_prompts))

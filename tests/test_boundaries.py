@@ -37,7 +37,6 @@ FORBIDDEN = {
     "prefill_worker.__main__": {"aiohttp", "tokenizers", "transformers", "router", "decode_worker", "deploy"},
     "decode_worker.__main__": {"aiohttp", "tokenizers", "transformers", "router", "prefill_worker", "deploy"},
     "prefill_worker.scheduler": {"torch", "triton"},
-    "prefill_worker.handoff_table": {"torch", "triton"},
     "decode_worker.scheduler": {"torch", "triton"},
     "common.grammar.followers": {"torch", "triton", "aiohttp", "tokenizers", "llguidance"},
     "common.grammar.grammars": {"torch", "triton", "aiohttp", "tokenizers"},

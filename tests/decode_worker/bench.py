@@ -132,7 +132,7 @@ class Rig:
         )
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
-        self.sources = Sources(engine, Visits(engine, ("d", 1), poller), hub, "d", 1)
+        self.sources = Sources(engine, Visits(engine, ("d", 1), poller), hub)
         self.pulls = Pulls(engine, self.scheduler, DecodeSection(), self.sources, Aborts())
         self.guests: dict[str, FakeGuest] = {}
         self.visits: dict[str, Visit] = {}

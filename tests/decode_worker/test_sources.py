@@ -46,7 +46,7 @@ class Rig:
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
         self.visits = Visits(cast(Engine, engine), ("d", 1), poller)
-        self.sources = Sources(cast(Engine, engine), self.visits, hub, "d", 1)
+        self.sources = Sources(cast(Engine, engine), self.visits, hub)
 
     def meet(self, worker_id: str, epoch: int = 1, pool_id: int = 0) -> None:
         self.sources.meet(worker_id.encode(), pool_export(worker_id, epoch, pool_id=pool_id or ord(worker_id[0])))
