@@ -39,7 +39,7 @@ def own_memory(device: str) -> Iterator[MemoryClient]:
 def take_all(shared: SharedPool) -> None:
     """Have every block of a pool at hand that nobody else uses."""
     magazine, end_s = shared.magazine, time.monotonic() + END_S
-    while not magazine.has(magazine.capacity):
+    while not magazine.fetch(magazine.capacity):
         if time.monotonic() > end_s:
             raise MemoryLost("not all blocks of the pool have come")
         magazine.tend(magazine.shape.layout.nothing, magazine.shape.layout.nothing)

@@ -77,7 +77,6 @@ class DecodeWorker:
         drain: Drain,
         followers: Followers[DecodeSequence],
     ) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.worker_id, self.epoch = ready.worker_id, ready.epoch
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, runner.batch, runner, hub, drain
         chunk_tokens = config.decode.local_chunk_tokens
@@ -91,7 +90,7 @@ class DecodeWorker:
         self.in_flight: DecodeStep | None = None
         self.pace = Pace()
         self.columns = TokenColumns()
-        self.link = RouterLink(context, config.net, ready, self.forget_everything)
+        self.link = RouterLink(zmq.Context.instance(), config.net, ready, self.forget_everything)
         self.inbox = Inbox(
             self.link, hub, self.scheduler, self.pulls, self.offers, self.local_prompts, self.guides, drain
         )
@@ -277,7 +276,7 @@ class DecodeWorker:
             self.columns = TokenColumns()
 
     def tend(self) -> None:
-        """See that blocks of the shared pool are at hand for every sequence to grow, and for some that may come."""
+        """See that blocks are at hand for every sequence to grow, and for some that may come."""
         if problem := self.offers.tend():
             self.poller.unregister(self.offers.shared)
             self.drain.ask(problem, at_once=self.offers.shared.is_tainted)

@@ -319,12 +319,13 @@ async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
     config = Config(model=ModelSection(path=str(DEMO_MODEL)))
     async with prepared(config, Fleet(1, 1, "", 10.0), Console(fake.log, None)) as (supervisor, opened):
         environs = {spec.name: spec.env for spec in supervisor._specs}
-        assert environs == {"router": {}, **opened.environs}
+        same_for_all = opened.environs["decode-0"]
+        assert environs == {"router": {}, "memory-0": same_for_all, **opened.environs}
         shares = {spec.name: sm_share(spec) for spec in supervisor._specs}
-        assert shares == {"router": 100, "prefill-0": 80, "decode-0": 100}
+        assert shares == {"router": 100, "memory-0": 100, "prefill-0": 80, "decode-0": 100}
     config = replace(config, prefill=PrefillSection(sm_share=60))
     async with prepared(config, Fleet(1, 1, "", 10.0), Console(fake.log, None)) as (supervisor, _):
-        assert sm_share(supervisor._specs[1]) == 60, "what the user set wins"
+        assert sm_share(supervisor._specs[2]) == 60, "what the user set wins"
     health = Health("ok", "", (), ())
     assert ready_text(config, health, opened).splitlines()[0].endswith(opened.text)
     assert "no MPS (decode steps share the GPU by time slices)" in ready_text(config, health, NO_MPS)

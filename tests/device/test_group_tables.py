@@ -3,11 +3,11 @@
 import torch
 
 from common.device.prompt_buffers import PromptBuffers, PromptChunk
-from common.kv.blocks import BlockAllocator
 from common.kv.tables import NO_BLOCK, tables_of
 from common.wire.kv_layout import KVLayout
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
+from tests.allocator import BlockAllocator
 from tests.layouts import full, latent, state, window
 
 LAYOUT = KVLayout("model", (full(1, 1, 1, 4, "float32"), window(2, 5), state(3), latent(8)))

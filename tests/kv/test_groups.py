@@ -1,6 +1,5 @@
 """Blocks of several groups between two pools in real memory: each arrives in its own place, byte for byte."""
 
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,19 +8,21 @@ import pytest
 import torch
 
 from common.errors import LayoutMismatch, TransferFailed
-from common.kv.blocks import BlockAllocator
 from common.kv.pool import KVPool
 from common.kv.proof import prove_path
-from common.kv.shm import ShmMemory, ShmPeerPool
+from common.kv.shm import ShmPeerPool
 from common.kv.transport import check_compatible
+from common.memory.backing import HostMemory
+from common.memory.client import PoolClaim
+from common.memory.mapping import Mapping
 from common.memory.pattern import pattern
-from common.wire.handoff_messages import KVPoolExport
 from common.wire.kv_layout import Counts, KVLayout
 from common.wire.pool_shape import PoolShape
+from tests.allocator import BlockAllocator
 from tests.layouts import full, latent, state, window
 from tests.messages import pool_export
 
-CPU = torch.device("cpu")
+CPU, POOL_ID = torch.device("cpu"), 77
 LAYOUTS = {
     "windowed": KVLayout("model", (full(2, 2, 8, 16, "bfloat16"), window(8, 30, 5))),
     "hybrid": KVLayout("model", (full(1, 1, 16, 16, "float32"), window(4, 9, 3), state(1001))),
@@ -36,31 +37,32 @@ class Pools:
     theirs: KVPool
     ours: KVPool
     peer: ShmPeerPool
+    memory: HostMemory
 
     @staticmethod
     def of(layout: KVLayout) -> "Pools":
-        theirs, ours = made(layout, "theirs", tuple(9 + 2 * i for i in range(3))), made(layout, "ours", (12, 10, 7))
+        shape = PoolShape(layout, tuple(9 + 2 * i for i in range(len(layout.groups))))
+        memory, ours = HostMemory(shape.num_bytes), made(layout, (12, 10, 7))
+        claim = PoolClaim(b"", memory.descriptor, shape.num_bytes, POOL_ID, shape)
+        theirs = KVPool(shape, Mapping(claim, CPU).tensor(writable=True))
         for blocks in theirs.blocks:
             blocks.copy_(torch.randint(0, 256, blocks.shape, dtype=torch.uint8))
         for proof_id in theirs.shape.proof_ids:
-            theirs.write_block(proof_id, pattern(77, proof_id, theirs.shape.place(proof_id).num_bytes))
-        return Pools(theirs, ours, ShmPeerPool(export_of(theirs)))
+            write(theirs, proof_id, pattern(POOL_ID, proof_id, shape.place(proof_id).num_bytes))
+        return Pools(theirs, ours, ShmPeerPool(claim, "p"), memory)
 
     def close(self) -> None:
         self.peer.close()
-        self.theirs.close()
-        self.ours.close()
+        self.memory.close()
 
 
-def made(layout: KVLayout, label: str, num_blocks: Counts) -> KVPool:
+def made(layout: KVLayout, num_blocks: Counts) -> KVPool:
     shape = PoolShape(layout, num_blocks[: len(layout.groups)])
-    return KVPool(shape, ShmMemory(shape.num_bytes, f"groups-{label}-{os.getpid()}"))
+    return KVPool(shape, torch.empty(shape.num_bytes, dtype=torch.uint8))
 
 
-def export_of(pool: KVPool) -> KVPoolExport:
-    return pool_export(
-        "p", pool_id=77, handle=pool.memory.handle(), num_blocks=pool.shape.num_blocks, layout=pool.layout
-    )
+def write(pool: KVPool, block_id: int, data: bytearray) -> None:
+    pool.block(block_id).copy_(torch.frombuffer(data, dtype=torch.uint8))
 
 
 @pytest.fixture(params=LAYOUTS.values(), ids=list(LAYOUTS))
@@ -82,7 +84,8 @@ def test_blocks_of_every_group_arrive_and_no_other_is_touched(pools: Pools, seed
     counts = tuple(rng.randint(0, 6) for _ in range(num_groups))
     sources = scattered(pools.theirs.shape, counts, rng)
     targets = scattered(pools.ours.shape, counts, rng)
-    pools.ours.memory.tensor.fill_(0xAB)
+    for blocks in pools.ours.blocks:
+        blocks.fill_(0xAB)
     assert pools.peer.pull(sources, pools.ours, targets).done()
     arrived = dict(zip(targets, sources, strict=True))
     for block_id in range(pools.ours.shape.num_ids):
@@ -108,15 +111,15 @@ def test_the_path_of_every_group_is_proven(pools: Pools) -> None:
         proof_id = pools.theirs.shape.proof_ids[group]
         kept = bytearray(pools.theirs.read_block(proof_id))
         assert is_proven(pools, allocator)
-        pools.theirs.write_block(proof_id, bytearray(len(kept)))
+        write(pools.theirs, proof_id, bytearray(len(kept)))
         assert not is_proven(pools, allocator)
-        pools.theirs.write_block(proof_id, kept)
+        write(pools.theirs, proof_id, kept)
     allocator.check([])
 
 
 def is_proven(pools: Pools, allocator: BlockAllocator) -> bool:
     try:
-        for _ in prove_path(pools.peer, export_of(pools.theirs), pools.ours, allocator):
+        for _ in prove_path(pools.peer, POOL_ID, pools.ours, allocator):
             pass
     except TransferFailed as error:
         assert "other bytes" in str(error)
@@ -138,8 +141,7 @@ def test_a_block_is_copied_into_one_of_its_group_or_not_at_all() -> None:
 
 def test_groups_that_differ_are_named() -> None:
     pools = Pools.of(LAYOUTS["windowed"])
-    other = made(KVLayout("model", (full(2, 2, 8, 16, "bfloat16"), window(8, 31, 5))), "other", (4, 4))
+    other = made(KVLayout("model", (full(2, 2, 8, 16, "bfloat16"), window(8, 31, 5))), (4, 4))
     with pytest.raises(LayoutMismatch, match=r"groups\[1\]\.window: 31 here, 30 there"):
-        check_compatible(export_of(pools.theirs), other, "shm")
-    other.close()
+        check_compatible(pool_export("p", layout=pools.theirs.layout), other, "shm")
     pools.close()

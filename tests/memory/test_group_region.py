@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from common.device.pool_memory import ServedPool
+from common.device.pool_memory import claimed_pool
 from common.errors import MemoryLost
-from common.kv.transport import make_transport
 from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import BlocksLeased, BlocksWanted, KVDeclined, KVOffer, PoolWanted
 from common.wire.sampling_params import SamplingParams
@@ -27,39 +27,33 @@ def backed(tmp_path: Path) -> Iterator[Backed]:
 
 def test_a_pool_of_several_groups_is_one_region_that_all_see_alike(backed: Backed) -> None:
     layout = KVLayout("model", (full(1, 1, 4, 2, "float32"), window(3, 5, 7), state(100)))
-    transport = make_transport("auto", CPU)
-    made = [
-        ServedPool(backed.connect(name), 0).make(layout, (9, 5, 3), transport, CPU)
-        for name in ("prefill-0", "decode-0")
-    ]
-    assert [each.pool.shape.num_blocks for each in made] == [(9, 5, 3)] * 2
-    giver, taker = made
-    assert giver.shared is not None and taker.shared is not None
+    (pool, giver), (seen, taker) = (
+        claimed_pool(backed.connect(name), layout, (9, 5, 3), CPU) for name in ("prefill-0", "decode-0")
+    )
+    assert pool.shape.num_blocks == seen.shape.num_blocks == (9, 5, 3)
 
     def is_at_hand() -> bool:
-        assert giver.shared is not None
-        giver.shared.receive()
-        giver.shared.tend(layout.nothing, layout.nothing)
-        return giver.allocator.fetch((2, 1, 1))
+        giver.receive()
+        giver.tend(layout.nothing, layout.nothing)
+        return giver.magazine.fetch((2, 1, 1))
 
     eventually(is_at_hand)
-    block_ids = [block_id for of_group in giver.allocator.allocate((2, 1, 1)) for block_id in of_group]
-    written = {block_id: bytearray(os.urandom(giver.pool.shape.place(block_id).num_bytes)) for block_id in block_ids}
+    block_ids = [block_id for of_group in giver.magazine.allocate((2, 1, 1)) for block_id in of_group]
+    written = {block_id: bytearray(os.urandom(pool.shape.place(block_id).num_bytes)) for block_id in block_ids}
     for block_id, data in written.items():
-        giver.pool.write_block(block_id, data)
-    assert giver.shared.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), block_ids)
+        pool.block(block_id).copy_(torch.frombuffer(data, dtype=torch.uint8))
+    assert giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), block_ids)
     offers: list[KVOffer | KVDeclined] = []
 
     def arrived() -> bool:
-        assert taker.shared is not None
-        offers.extend(taker.shared.receive())
+        offers.extend(taker.receive())
         return bool(offers)
 
     eventually(arrived)
     [offer] = offers
-    assert isinstance(offer, KVOffer) and taker.shared.accept(offer) == block_ids
-    assert [len(of_group) for of_group in taker.shared.by_group(offer)] == [2, 1, 1]
-    assert all(taker.pool.read_block(block_id) == data for block_id, data in written.items())
+    assert isinstance(offer, KVOffer) and taker.accept(offer) == block_ids
+    assert [len(of_group) for of_group in taker.by_group(offer)] == [2, 1, 1]
+    assert all(seen.read_block(block_id) == data for block_id, data in written.items())
     backed.clients[1].close()
     eventually(lambda: backed.server.pools.num_quarantined(1) > 0)
 
