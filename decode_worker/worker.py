@@ -286,7 +286,7 @@ class DecodeWorker:
         """Tell the beat thread how busy we are."""
         load = self.link.load
         load.num_waiting = len(self.pulls.waiting) + len(self.local_prompts)
-        load.num_running, load.num_handoffs = len(self.scheduler.active), self._num_handoffs()
+        load.num_running, load.num_handoffs = len(self.scheduler.active), len(self.pulls) + len(self.offers)
         load.num_free_blocks = self.engine.allocator.num_unused
         load.num_dropped_frames = self.hub.drops.dropped
         if not load.num_running:
@@ -343,9 +343,6 @@ class DecodeWorker:
         """Whether some row gets a token in the next step, or in the one in flight."""
         return any(not sequence.awaits_mask for sequence in self.scheduler.rows.sequences)
 
-    def _num_handoffs(self) -> int:
-        return len(self.pulls) + len(self.offers)
-
     def _owns_something(self) -> bool:
         has_rows = self.scheduler.active or self.scheduler.lingering
-        return bool(has_rows or self._num_handoffs() or len(self.local_prompts))
+        return bool(has_rows or len(self.pulls) or len(self.offers) or len(self.local_prompts))
