@@ -74,6 +74,8 @@ class PromptOrder:
     max_mixed_tokens: int
     chunking: bool = True
     credit: int = field(init=False)  # tokens that may be computed ahead of their turn
+    blocked: object = field(init=False, default=None)  # the prompt whose turn it is, and which cannot start
+    allowance: int = field(init=False, default=0)  # further tokens ahead of their turn while that one waits
 
     def __post_init__(self) -> None:
         self.credit = self._max_credit
@@ -88,7 +90,8 @@ class PromptOrder:
         """Each prompt of the next step with its number of tokens; empty when none can go on.
 
         `start` gives a prompt what it needs and holds until it is complete; False when there is not enough of that
-        now. Then none of a later turn starts by turn: what comes free is kept for it.
+        now. Then none of a later turn starts by turn: what comes free is kept for it, but for shorter ones that have
+        half as many tokens as that one, in all.
         """
         by_turn = sorted(prompts, key=_turn)
         longest_first = sorted(by_turn, key=_length)[::-1]
@@ -100,6 +103,8 @@ class PromptOrder:
             if not step.num_left(prompt):
                 continue
             goes = prompt.is_started or (not waits and start(prompt))
+            if not (goes or waits):
+                self._let_pass(prompt)
             self._overtake(prompt, longest_first, step, start)
             num_tokens = self._piece(prompt, step, step.num_tokens_left)
             goes = goes and num_tokens > 0 and self._fits(prompt, step)
@@ -109,6 +114,13 @@ class PromptOrder:
             if not waits:
                 self.credit = min(self._max_credit, self.credit + num_tokens // 2)
         return list(step.pieces.items())
+
+    def _let_pass(self, prompt: AnyPrompt) -> None:
+        """Credit while the prompt whose turn it is waits, but not for ever: half as many tokens as it has, in all."""
+        if self.blocked is not prompt:
+            self.blocked, self.allowance = prompt, prompt.num_left // 2
+        granted = min(self._max_credit - self.credit, self.allowance)
+        self.credit, self.allowance = self.credit + granted, self.allowance - granted
 
     def _overtake(
         self,

@@ -173,7 +173,6 @@ async def test_after_a_fault_of_a_device_nothing_is_used_that_it_may_have_damage
         texts = [reference.text(prompt, MAX_TOKENS, ignore_eos=True) for prompt in asked]
         assert [c.text for c in await task] == texts
         await asyncio.to_thread(system.wait_ready, 1, 2)
-        assert "decode-1" in system.log("router") and "its device met a fault" in system.log("router")
         assert system.log("memory").count("met a fault of its device") == 1
         assert system.log("memory").count(" fills ") == 2, "weights are loaded again"
 

@@ -1,0 +1,131 @@
+"""Prefill workers that share a pool with what is decoded, in model time: real schedulers, magazines and pools.
+
+Turn by turn, a millisecond each: a step takes a fixed time and a time for each token. A prompt that is complete is
+decoded for a while, and then its blocks are free.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from common.memory.exchange import Answer
+from common.memory.magazine import Magazine
+from common.memory.pools import Pools, User
+from common.wire.memory_messages import (
+    BlocksFreed,
+    BlocksLeased,
+    BlocksWanted,
+    KVAccepted,
+    KVOffer,
+    MemoryMessage,
+    PoolShortage,
+)
+from common.wire.packing import pack_ids
+from common.wire.pool_shape import PoolShape
+from common.wire.sampling_params import SamplingParams
+from prefill_worker.scheduler import Chunk, PromptScheduler
+from prefill_worker.sequence import PromptSequence
+from tests.layouts import tiny
+from tests.memory.test_pools import Bytes
+from tests.messages import prefill_request
+from tests.scheduling.simulation import BLOCK_SIZE, SECTION, STEP_S, TOKEN_S
+
+TURN_S = 0.001
+DECODER = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt to come, and for how long it is decoded."""
+
+    arrival_s: float
+    num_tokens: int
+    decode_s: float
+    worker: int
+
+
+@dataclass
+class Worker:
+    """A prefill worker: one step at a time."""
+
+    client: int
+    magazine: Magazine
+    scheduler: PromptScheduler
+    said: deque[MemoryMessage]
+    step: list[Chunk] = field(default_factory=list)
+    step_ends_s: float = 0.0
+
+
+class SharedPoolSimulation:
+    """Runs a load to the last first token."""
+
+    def __init__(self, num_workers: int, num_blocks: int, reserve: float = 0.05) -> None:
+        self.now_s = 0.0
+        layout = tiny(BLOCK_SIZE)
+        shape = PoolShape(layout, (num_blocks + 1,))
+        self.pools = Pools(Bytes, reserve, poisons=False)
+        self.pools.want(User(DECODER, ("d", 1), is_decoding=True), layout, shape.num_blocks)
+        self.workers = [self._worker(client, shape) for client in range(num_workers)]
+        self.decoding: list[tuple[float, KVOffer]] = []
+        self.ttft_s: dict[int, float] = {}
+
+    def _worker(self, client: int, shape: PoolShape) -> Worker:
+        self.pools.want(User(client, (f"p{client}", 1)), shape.layout, shape.num_blocks)
+        said: deque[MemoryMessage] = deque()
+        magazine = Magazine(shape, said.append, clock=lambda: self.now_s)
+        scheduler = PromptScheduler(SECTION, magazine, 1 << 30, batching=True)
+        return Worker(client, magazine, scheduler, said)
+
+    def run(self, load: list[Asked]) -> list[float]:
+        """Seconds to the first token of each."""
+        coming = deque(sorted(enumerate(load), key=lambda item: item[1].arrival_s))
+        while len(self.ttft_s) < len(load):
+            self.now_s += TURN_S
+            assert self.now_s < 10_000, "somebody waits for ever"
+            while coming and coming[0][1].arrival_s <= self.now_s:
+                number, asked = coming.popleft()
+                request = prefill_request(str(number), [0] * asked.num_tokens, turn=number)
+                self.workers[asked.worker].scheduler.add(PromptSequence.of(request))
+            for worker in self.workers:
+                self._turn(worker, load)
+            for end_s, offer in [item for item in self.decoding if item[0] <= self.now_s]:
+                self.decoding.remove((end_s, offer))
+                self._hear(self.pools.freed(DECODER, BlocksFreed(offer.block_ids, offer.generations)))
+        return [self.ttft_s[number] for number in range(len(load))]
+
+    def _turn(self, worker: Worker, load: list[Asked]) -> None:
+        if worker.step and worker.step_ends_s <= self.now_s:
+            chunks, worker.step = worker.step, []
+            worker.scheduler.collected([chunk.sequence for chunk in chunks])
+            for sequence in [chunk.sequence for chunk in chunks if chunk.sequence in worker.scheduler.ending]:
+                self._hand_over(worker, sequence, load)
+        if not worker.step and (chunks := worker.scheduler.schedule()):
+            worker.step = chunks
+            worker.step_ends_s = self.now_s + STEP_S + TOKEN_S * sum(chunk.num_tokens for chunk in chunks)
+            worker.scheduler.launched(chunks)
+        worker.magazine.tend((SECTION.max_batch_tokens // BLOCK_SIZE,), (0,))
+        while worker.said:
+            match worker.said.popleft():
+                case BlocksWanted() as wanted:
+                    self._hear(self.pools.want_blocks(worker.client, wanted.num_blocks))
+                case BlocksFreed() as freed:
+                    self._hear(self.pools.freed(worker.client, freed))
+
+    def _hand_over(self, worker: Worker, sequence: PromptSequence, load: list[Asked]) -> None:
+        asked = load[int(sequence.request_id)]
+        self.ttft_s[int(sequence.request_id)] = self.now_s - asked.arrival_s
+        block_ids = worker.scheduler.take(sequence)
+        generations = worker.magazine.release(block_ids)
+        ids = pack_ids(block_ids), pack_ids(generations)
+        offer = KVOffer("d", 1, sequence.request_id, 0, pack_ids([0]), 1, SamplingParams(), *ids)
+        self.pools.offered(worker.client, offer)
+        self.pools.accepted(DECODER, KVAccepted(offer.request_id, 0))
+        self.decoding.append((self.now_s + asked.decode_s, offer))
+
+    def _hear(self, answers: list[Answer]) -> None:
+        for client, message, _ in answers:
+            if client != DECODER:
+                match message:
+                    case BlocksLeased():
+                        self.workers[client].magazine.leased(message)
+                    case PoolShortage():
+                        self.workers[client].magazine.shortage(is_short=message.is_short)

@@ -1,0 +1,34 @@
+"""What short prompts notice of a long one that waits for blocks of a shared pool, in model time."""
+
+import pytest
+
+from common.memory.pools import Pool
+from common.serving.prompt_order import PromptOrder
+from tests.scheduling.shared_pool import Asked, SharedPoolSimulation
+from tests.scheduling.simulation import FULL_STEP_S, percentile
+
+LONG = Asked(2.0, 100_000, 5.0, worker=0)
+LOAD = [
+    *(Asked(0.0, 8192, 4.0 + n / 2, n % 2) for n in range(12)),  # three quarters of the pool, free one after the other
+    LONG,
+    *(Asked(2.2 + n / 20, 128, 2.0, n % 2) for n in range(160)),
+]
+
+
+def ttfts(worker: int) -> tuple[list[float], float]:
+    """Of short prompts of a worker, ascending, and of the long one."""
+    seconds = SharedPoolSimulation(2, 8200).run(LOAD)
+    pairs = zip(seconds, LOAD, strict=True)
+    short = sorted(ttft_s for ttft_s, asked in pairs if asked.num_tokens == 128 and asked.worker == worker)
+    return short, seconds[LOAD.index(LONG)]
+
+
+@pytest.mark.parametrize("worker", [0, 1], ids=["the same worker", "another worker"])
+def test_short_prompts_pass_a_long_one_that_waits_for_blocks(worker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long_s = ttfts(worker)
+    monkeypatch.setattr(Pool, "may_pass", lambda pool, waiting, wanted: False)
+    monkeypatch.setattr(PromptOrder, "_let_pass", lambda order, prompt: None)
+    short_by_turn, long_by_turn_s = ttfts(worker)
+    assert percentile(short_by_turn, 50) > 1.0, "the load shows nothing"
+    assert percentile(short, 90) <= 3 * FULL_STEP_S
+    assert long_s <= 1.5 * long_by_turn_s
