@@ -35,7 +35,7 @@ class KVProgress:
     request_id: RequestId
     attempt: Count
     num_tokens: Positive  # of the whole prompt, outputs before a replay included
-    block_ids: BlockIds  # from the first block on; none when nothing will be offered after all
+    block_ids: BlockIds  # of groups whose blocks stay as they are, from the first on; none: nothing will be offered
     generations: BlockIds
 
 

@@ -2,11 +2,13 @@ import dataclasses
 from typing import Any
 
 from common.config import NetSection
+from common.wire.kv_layout import KVLayout
 from common.wire.messages import KVPathReport, Role, WorkerReady
-from router.member import Member
+from router.member import NO_TRANSPORT, Member
 from router.route import LEAST, Demand
 from router.worker_pool import MEETING_S, WorkerPool
-from tests.messages import heartbeat, kv_path, worker_ready
+from tests.layouts import state, window
+from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0, step_timeout_s=100.0)
 
@@ -255,3 +257,25 @@ def test_a_worker_that_may_be_dead_gets_nothing_until_it_speaks() -> None:
     for worker in (p0, d0):
         assert pool.beat(heartbeat(worker.id, num_free_blocks=(100,)), 1.7)
     assert pool.choose(LEAST) is not None
+
+
+def test_decode_by_the_group_of_blocks_that_ends_first() -> None:
+    pool = WorkerPool(NET, prefill_window=2.0)
+    layout = KVLayout("model", (*LAYOUT.groups, window(16, 64), state()))
+    d0, d1 = (
+        pool.add(ready(f"d{i}", Role.DECODE, kv_layout=layout, num_blocks=(100, 50, 10), transport=NO_TRANSPORT), 0.0)
+        for i in range(2)
+    )
+    route = pool.choose(Demand(160, 320))
+    assert route is not None and route.expected_blocks == (20, 5, 1)
+    pool.assign(route, 0)
+    assert route.decode.decode_load == 20 / 100
+    other = d1 if route.decode is d0 else d0
+    assert pool.beat(heartbeat(other.id, num_running=1, num_free_blocks=(100, 50, 7)), 0.0)
+    assert other.decode_load == 3 / 10, "three states are held there"
+    busier = pool.choose(Demand(160, 320))
+    assert busier is not None and busier.decode is route.decode
+    pool.release(route)
+    assert route.decode.expected_blocks == (0, 0, 0)
+    assert pool.beat(heartbeat(other.id, num_running=1, num_free_blocks=(100,)), 0.0)
+    assert other.decode_load == 0, "what it does not say does not count"

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from common.errors import ErrorCode, WireError
 from common.wire.frames import MAX_FRAME_BYTES, WIRE_VERSION, _shape, decode, encode
 from common.wire.handoff_messages import KVProgress
+from common.wire.kv_layout import MAX_GROUPS
+from common.wire.memory_messages import BlocksWanted, PoolWanted
 from common.wire.messages import (
     Abort,
     Inquiry,
@@ -25,7 +27,7 @@ from common.wire.messages import (
 )
 from common.wire.packing import pack_floats, pack_ids, unpack_ids
 from common.wire.sampling_params import MAX_GRAMMAR_CHARS, SamplingParams
-from tests.layouts import one_group
+from tests.layouts import one_group, state, window
 from tests.messages import LAYOUT, kv_offer, pool_export, prefill_request, worker_ready
 from tests.wire.values import messages, wild_values
 
@@ -103,6 +105,17 @@ SCORED = LogprobBatch("p", 1, *COLUMNS, pack_ids([0, 2]), pack_ids([6, 7]), pack
         replace(EXPORT, memory_socket="x" * 201),
         replace(EXPORT, layout=replace(LAYOUT, groups=(replace(GROUP, dtype="int4"),))),
         replace(EXPORT, layout=replace(LAYOUT, groups=(replace(GROUP, head_dim=0),))),
+        replace(EXPORT, layout=replace(LAYOUT, groups=())),
+        replace(EXPORT, layout=replace(LAYOUT, groups=(GROUP,) * (MAX_GROUPS + 1))),
+        replace(EXPORT, layout=replace(LAYOUT, groups=(replace(GROUP, window=8),))),
+        replace(EXPORT, layout=replace(LAYOUT, groups=(replace(window(4, 8), window=0),))),
+        replace(EXPORT, layout=replace(LAYOUT, groups=(replace(state(), block_size=16),))),
+        PoolWanted(replace(LAYOUT, groups=(GROUP, window(4, 8))), (9,)),
+        PoolWanted(LAYOUT, (9, 9)),
+        PoolWanted(LAYOUT, (1,)),
+        BlocksWanted(()),
+        BlocksWanted((-1,)),
+        replace(READY, num_blocks=(9, 9)),
         replace(READY, max_model_len=0),
         replace(READY, max_batch_tokens=0),
         replace(READY, worker_id="x" * 101),
