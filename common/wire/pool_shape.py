@@ -26,9 +26,7 @@ class Place(NamedTuple):
 class PoolShape:
     """A pool: how many blocks it has of each group, proof blocks included, one group after the other.
 
-    The first block of each group is its **proof block**, never allocated: in a prefill worker's or a memory server's
-    pool it holds the pattern that proves the way there, in a decode worker's own it receives that, however full the
-    pool is.
+    The first block of each group is its **proof block**, never allocated: its pattern proves the way there.
     """
 
     layout: KVLayout
