@@ -97,10 +97,24 @@ async def test_blocks_travel_between_gpus(checkpoint: Checkpoint) -> None:
     reference, asked = Reference(directory, model), prompts(16, 1, 200, seed=23)
     with System(directory, *FLAGS, device="cuda:0") as system:
         system.start_router()
+        system.start_memory()
+        system.start_memory("memory-decode", "--memory-device", "cuda:1")
+        system.homes = {"decode-0": "memory-decode"}
         system.start_worker("prefill-0")
         system.start_worker("decode-0", "--worker-device", "cuda:1")
         system.wait_ready(1, 1)
+        assert system.health()["kv_paths"][0]["transport"] == "cuda_ipc"
         assert await texts(system, asked, max_tokens=32) == [reference.text(p, 32) for p in asked]
+        system.until(system.all_blocks_free)
+
+
+async def test_blocks_are_pulled_out_of_another_pool_on_the_same_gpu(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(16, 1, 200, seed=24)
+    with System(directory, *FLAGS, device="cuda:0").start(apart=True) as system:
+        assert system.health()["kv_paths"][0]["transport"] == "cuda_ipc"
+        assert await texts(system, asked, max_tokens=32) == [reference.text(p, 32) for p in asked]
+        system.until(system.all_blocks_free)
 
 
 async def test_texts_are_held_to_a_form_while_masks_come_during_steps() -> None:
