@@ -11,9 +11,10 @@ from common.errors import ErrorCode
 from common.kv.tables import Tables, num_handed_over, num_lacking, tables_handed_over
 from common.memory.shared_pool import SharedPool
 from common.serving.vocabulary import stranger
+from common.wire.kv_layout import Counts
 from common.wire.memory_messages import KVOffer
 from common.wire.packing import unpack_array
-from common.wire.pool_shape import shown
+from common.wire.pool_shape import plus, shown
 from decode_worker.aborts import Aborts
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
@@ -75,14 +76,14 @@ class Offers:
         """Why there are no blocks, when there are none."""
         return "no KV blocks come any more without the memory server" if self.shared.problem else "out of KV blocks"
 
-    def tend(self) -> str:
-        """See that blocks are at hand for every sequence to grow, and for some that may come.
+    def tend(self, foreseen: Counts) -> str:
+        """See that blocks are at hand for every sequence to grow, and for some that may come, beside those foreseen.
 
         Returns why the owner of the pool is lost, once.
         """
         floor = self.scheduler.num_growing
         idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
-        self.shared.tend(level=tuple(map(max, floor, idle)), floor=floor)
+        self.shared.tend(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
         return self.shared.take_problem()
 
     def add(self, offer: KVOffer) -> None:

@@ -8,24 +8,33 @@ on a stream of their own and are polled. What is pulled counts if the connection
 pull is over. What is lost is given back to the router, which replays it.
 """
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import islice
 
 from common.config import DecodeSection
 from common.device.engine import Engine
 from common.errors import ErrorCode
 from common.kv.tables import num_seen, tables_handed_over
 from common.wire.handoff_messages import KVProgress
+from common.wire.kv_layout import Counts
 from common.wire.memory_messages import KVOffer
 from common.wire.packing import unpack_ids
+from common.wire.pool_shape import plus
 from decode_worker.aborts import Aborts
-from decode_worker.ahead import Ahead, Begun
+from decode_worker.ahead import SILENCE_S, Ahead, Begun
 from decode_worker.copies import Copies, missing
 from decode_worker.offers import Failure, flaw, sequence_of
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 from decode_worker.sources import Sources
 from decode_worker.visits import Visit
+
+MAX_HINTS = 64
+REMEMBERED = 8
+"""Handoffs, of which the largest says how many blocks are kept at hand for one to come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +66,8 @@ class Pulls:
         self.ahead = Ahead(scheduler, engine.pool)
         self.waiting: deque[Handoff] = deque()
         self.pulling: list[Handoff] = []
+        self.hints: dict[Key, tuple[KVProgress, float]] = {}  # there was no room yet; the latest of each, and when
+        self.latest: deque[Counts] = deque(maxlen=REMEMBERED)  # blocks that handoffs needed
         self._failures: list[Failure] = []
 
     def __len__(self) -> int:
@@ -79,27 +90,29 @@ class Pulls:
             self._decline(visit, offer)
             self._failures.append((sequence.key, *found))
         else:
+            self.hints.pop(sequence.key, None)
+            self.latest.append(num_seen(self.layout, len(sequence.token_ids)))
             self.waiting.append(Handoff(sequence, visit, offer, source_ids))
 
     def progress(self, message: KVProgress) -> None:
-        """Pull what is complete of a prompt that goes on; prompts that are complete and wait for room come first."""
+        """Pull what is complete of a prompt that goes on, once there is room; prompts that are complete come first."""
         request_id, attempt = key = (message.request_id, message.attempt)
         source_ids, source = unpack_ids(message.block_ids), self.sources.find(message.worker_id, message.epoch)
-        self.ahead.drop(request_id, attempt - 1 if source_ids else attempt)
+        self._drop_ahead(request_id, attempt - 1 if source_ids else attempt)
         pool = source.visit.pool if source is not None and source.visit is not None else None
-        if source_ids and pool is not None and not self.aborts.cover(*key):
-            complete = pool.shape.by_group(source_ids)
-            if not self.waiting and all(
-                len(ids) * group.block_size <= message.num_tokens
-                for group, ids in zip(self.layout.groups, complete, strict=True)
-            ):
-                self.ahead.begin(key, pool, message.num_tokens)
+        if not source_ids or pool is None or self.aborts.cover(*key):
+            return
+        if not self.waiting and self._may_be_of(message.num_tokens, pool.shape.by_group(source_ids)):
+            self.ahead.begin(key, pool, message.num_tokens)
+        if key in self.ahead.begun:
             self.ahead.pull(key, source_ids, unpack_ids(message.generations))
+        elif len(self.hints) < MAX_HINTS:
+            self.hints[key] = message, time.monotonic()
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Every attempt up to `attempt`, and those that are still to come."""
         self.aborts.note(request_id, attempt)
-        self.ahead.drop(request_id, attempt)
+        self._drop_ahead(request_id, attempt)
         for handoff in [h for h in self.waiting if _is_attempt(h.sequence, request_id, attempt)]:
             self.waiting.remove(handoff)
             self._decline(handoff.visit, handoff.offer)
@@ -143,6 +156,8 @@ class Pulls:
         """Let go of what is over, of what is lost with its memory server, and of aborts that are too old to matter."""
         self.ahead.tend()
         self.aborts.forget_old()
+        if self.hints and not self.waiting:
+            self._follow_hint()
         for visit in self.sources.visits.tend(self._uses):
             lost = [handoff for handoff in self.waiting if handoff.visit is visit]
             self.waiting = deque(handoff for handoff in self.waiting if handoff.visit is not visit)
@@ -150,6 +165,11 @@ class Pulls:
             if visit.pool is not None:
                 self.ahead.drop_source(visit.pool)
             self.sources.lose(visit)
+
+    def foreseen(self) -> Counts:
+        """Blocks for those that wait, and for one like the largest of the latest, so that no pull waits for them."""
+        waiting = (num_seen(self.layout, len(h.sequence.token_ids)) for h in islice(self.waiting, self.max_pulls))
+        return reduce(plus, waiting, max(self.latest, key=sum, default=self.layout.nothing))
 
     def take_failures(self) -> list[Failure]:
         """Handoffs that will not come."""
@@ -166,6 +186,7 @@ class Pulls:
     def decline_all(self) -> list[DecodeSequence]:
         """Give every handoff that is not being pulled back; returns their sequences."""
         self.ahead.drop_all()
+        self.hints.clear()
         waiting, self.waiting = self.waiting, deque()
         for handoff in waiting:
             self._decline(handoff.visit, handoff.offer)
@@ -180,6 +201,25 @@ class Pulls:
         return bool(self.pulling or self.sources.meetings)
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _may_be_of(self, num_tokens: int, complete: list[list[int]]) -> bool:
+        """Whether a prompt of so many tokens may have so many complete blocks, by group."""
+        pairs = zip(self.layout.groups, complete, strict=True)
+        return all(len(ids) * group.block_size <= num_tokens for group, ids in pairs)
+
+    def _follow_hint(self) -> None:
+        """Begin with the oldest, if there is room by now; prompts that are complete come first."""
+        key, (message, heard_s) = next(iter(self.hints.items()))
+        if has_room := self.scheduler.has_room(message.num_tokens + 1):
+            self.progress(message)
+        if has_room or time.monotonic() - heard_s > SILENCE_S:
+            del self.hints[key]
+
+    def _drop_ahead(self, request_id: str, attempt: int) -> None:
+        """Every attempt up to that one, begun or not."""
+        self.ahead.drop(request_id, attempt)
+        for key in [key for key in self.hints if key[0] == request_id and key[1] <= attempt]:
+            del self.hints[key]
 
     def _uses(self, visit: Visit) -> bool:
         return any(handoff.visit is visit for handoff in [*self.waiting, *self.pulling])
@@ -215,7 +255,7 @@ class Pulls:
         handoff.copies.start(handoff.visit.pool, rest.source_ids, self.engine.pool, rest.target_ids)
 
     def _decline(self, visit: Visit, offer: KVOffer) -> None:
-        self.ahead.drop(offer.request_id, offer.attempt)
+        self._drop_ahead(offer.request_id, offer.attempt)
         visit.guest.decline(offer)
 
     def _lose(self, handoffs: list[Handoff], reason: str) -> None:

@@ -186,6 +186,7 @@ class DecodeWorker:
             self.admit()
             self.heed()
             self.emit()
+            self.tend()
             time.sleep(LOOK_INTERVAL_S)
 
     def _launch(self) -> DecodeStep | None:
@@ -277,7 +278,7 @@ class DecodeWorker:
 
     def tend(self) -> None:
         """See that blocks are at hand for every sequence to grow, and for some that may come."""
-        if problem := self.offers.tend():
+        if problem := self.offers.tend(self.pulls.foreseen()):
             self.poller.unregister(self.offers.shared)
             self.drain.ask(problem, at_once=self.offers.shared.is_tainted)
             self.inbox.give_back_prompts(problem)

@@ -45,6 +45,7 @@ class Magazine:
         self._generation: dict[int, int] = {}  # of all that is leased
         self._num_leased = [0] * len(self.capacity)  # by group
         self._lacking, self._lacking_s = shape.layout.nothing, 0.0  # the least that somebody lacks, and when he said so
+        self._is_said = False  # since the last `tend`: what was said before has grown, or is no longer lacking
         self._wanted, self._wanted_s = shape.layout.nothing, 0.0  # as the server was told, and since when some are
         self._is_short = False
         self._is_lost = False
@@ -68,8 +69,8 @@ class Magazine:
         """Whether so many are at hand of each group; if not, they are asked for, before all that is more."""
         if self.has(counts):
             return True
-        if not any(self._lacking) or sum(counts) <= sum(self._lacking):
-            self._lacking, self._lacking_s = counts, self._clock()
+        if not self._is_said or sum(counts) <= sum(self._lacking):
+            self._lacking, self._lacking_s, self._is_said = counts, self._clock(), True
         return False
 
     def is_exhausted(self) -> bool:
@@ -136,6 +137,7 @@ class Magazine:
         now_s, at_hand = self._clock(), self.num_free
         if now_s - self._lacking_s > LACKING_S:
             self._lacking = self.shape.layout.nothing
+        self._is_said = False
         is_complete = are_enough(at_hand, self._lacking)  # what is lacking waits to be used
         levels = zip(at_hand, self._lacking, level, floor, self.capacity, strict=True)
         decide = partial(_short_of, is_complete=is_complete) if self._is_short else _usual

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from decode_worker import ahead
+from decode_worker import ahead, pulls
 from tests.decode_worker.bench import BLOCK_SIZE, Rig
 from tests.layouts import allocator_of, take
 
@@ -47,6 +47,62 @@ def test_progress_that_found_no_room_costs_nothing() -> None:
     rig.turn()
     rig.end_copies()
     assert [sequence.request_id for sequence in rig.turn()] == ["short"]
+
+
+def test_progress_that_found_no_room_is_followed_once_there_is_some() -> None:
+    rig = Rig(num_blocks=12)
+    rig.progress("other", 30, [21])  # takes 8 blocks
+    rig.progress("a", 16, [1])
+    rig.progress("a", 16, [1, 2])
+    rig.turn()
+    assert rig.copied() == [[21]]
+    rig.progress("other", 30, [])
+    rig.end_copies()
+    rig.turn()
+    assert rig.copied() == [[21], [1, 2]]
+    rig.hand_off("a", 16, [1, 2, 3, 4])
+    rig.turn()
+    assert rig.copied() == [[21], [1, 2], [3, 4]] and not rig.pulls.hints
+
+
+@pytest.mark.parametrize("how", ["abort", "newer attempt", "over", "source", "silence"])
+def test_hints_of_what_does_not_come_are_forgotten(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(num_blocks=12)
+    rig.progress("other", 30, [21])  # takes 8 blocks
+    rig.progress("a", 16, [1], attempt=1)
+    assert rig.pulls.hints
+    match how:
+        case "abort":
+            rig.pulls.abort("a", 1)
+        case "newer attempt":
+            rig.progress("a", 16, [], attempt=2)
+        case "over":
+            rig.progress("a", 16, [], attempt=1)
+        case "source":
+            rig.pulls.forget("p", 1)
+        case "silence":
+            monkeypatch.setattr(pulls, "SILENCE_S", -1.0)
+            rig.turn()
+    rig.progress("other", 30, [])
+    rig.end_copies()
+    rig.turn()
+    assert not rig.pulls.hints and rig.copied() == [[21]]
+
+
+def test_blocks_of_handoffs_are_foreseen() -> None:
+    rig = Rig(num_blocks=12)
+    assert rig.pulls.foreseen() == (0,)
+    rig.progress("other", 30, [21])  # takes 8 blocks
+    rig.pulls.ahead.leaving += rig.pulls.ahead.begun.values()  # until its copy is over
+    rig.pulls.ahead.begun.clear()
+    rig.hand_off("a", 16, [1, 2, 3, 4])
+    rig.hand_off("b", 8, [5, 6])
+    rig.turn()
+    assert rig.pulls.foreseen() == (5 + 3 + 5,), "two that wait, and one like the larger"
+    rig.progress("other", 30, [])
+    rig.end_copies()
+    rig.turn()
+    assert rig.pulls.foreseen() == (5,)
 
 
 @pytest.mark.parametrize("how", ["abort", "newer attempt", "over", "source", "silence", "wanted", "shutdown"])

@@ -185,7 +185,7 @@ class Decode(Worker):
                 self.over.append(sequence)
                 self.scheduler.end(sequence)
         self.scheduler.collected(sequences)
-        self.offers.tend()
+        self.offers.tend(self.scheduler.layout.nothing)
 
     def blocks(self) -> list[list[int]]:
         return self.scheduler.blocks()

@@ -516,6 +516,18 @@ def test_a_block_to_grow_into_never_waits_for_a_prompt() -> None:
     assert said[-1] == BlocksWanted((9,))
 
 
+def test_who_lacks_more_than_a_moment_ago_is_heard_at_once() -> None:
+    """As one does with every sequence that was admitted meanwhile, which needs a block to grow."""
+    said = list[MemoryMessage]()
+    magazine = Magazine(ONE, said.append, clock=lambda: 0.0)
+    assert not magazine.fetch((2,))
+    magazine.tend((0,), (0,))
+    magazine.leased(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
+    assert not magazine.fetch((3,))
+    magazine.tend((0,), (0,))
+    assert said == [BlocksWanted((2,)), BlocksWanted((1,))]
+
+
 def test_prompts_that_want_little_pass_one_that_wants_much_but_not_for_ever() -> None:
     rig = Rig()
     for client in (2, 3):
