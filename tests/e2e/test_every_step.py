@@ -149,8 +149,6 @@ STEPS = [
     ("prefill-0", AFTER, BlocksWanted, 1),
     ("prefill-0", GOT, BlocksLeased, 2),
     ("prefill-0", GOT, PoolShortage, 2),
-    ("prefill-0", BEFORE, BlocksFreed, 1),
-    ("prefill-0", AFTER, BlocksFreed, 1),
     ("prefill-0", BEFORE, KVOffer, 2),
     ("prefill-0", AFTER, KVOffer, 2),
     ("prefill-0", BEFORE, TokenBatch, 2),
@@ -252,7 +250,16 @@ async def test_at_every_step_of_its_start(
 
 
 @pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
-@pytest.mark.parametrize(("moment", "kind"), [(AFTER, WorkerLeaving), (GOT, StillBound), (BEFORE, WorkerGone)])
+@pytest.mark.parametrize(
+    ("moment", "kind"),
+    [
+        (AFTER, WorkerLeaving),
+        (GOT, StillBound),
+        (BEFORE, BlocksFreed),
+        (AFTER, BlocksFreed),
+        (BEFORE, WorkerGone),
+    ],
+)
 async def test_at_every_step_of_its_leaving(
     name: str, moment: Moment, kind: type[Message], sharing: Doomed, texts: Texts
 ) -> None:
