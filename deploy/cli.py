@@ -128,7 +128,7 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         choices=SPARE_MODES,
         default="auto",
         help="one process that has imported what workers need and waits: a worker that died is started again in it, "
-        "some seconds sooner; it has about 0.4 GB of host memory and nothing of a GPU. auto has one for workers on "
+        "some seconds sooner; it has about 0.6 GB of host memory and nothing of a GPU. auto has one for workers on "
         "GPUs (default: auto)",
     )
     _add_mps(parser)

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,14 @@ ROUTER_FLAGS = ("--router-max-attempts", "100", "--net-heartbeat-s", str(HEARTBE
 MAX_TOKENS = 30
 WORKERS = ("prefill-0", "decode-0", "decode-1")
 BEFORE, AFTER, GOT = Moment
+
+
+def often(steps: Sequence[tuple[Any, ...]], *kinds: type[Message]) -> list[Any]:
+    """Those at these kinds of messages in each run of the tests, the others in the exhaustive one (`make test-all`)."""
+    return [
+        pytest.param(*step, marks=() if any(kind in kinds for kind in step) else pytest.mark.exhaustive)
+        for step in steps
+    ]
 
 
 class Doomed(System):
@@ -171,7 +179,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "moment", "kind", "number"), STEPS)
+@pytest.mark.parametrize(("name", "moment", "kind", "number"), often(STEPS, KVOffer, KVAccepted, TokenBatch))
 async def test_at_every_step_in_a_shared_pool(
     name: str, moment: Moment, kind: type[Message], number: int, sharing: Doomed, texts: Texts
 ) -> None:
@@ -210,7 +218,7 @@ PULLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "moment", "kind", "number"), PULLS)
+@pytest.mark.parametrize(("name", "moment", "kind", "number"), often(PULLS, KVOffer, KVAccepted))
 async def test_at_every_step_from_pool_to_pool(
     name: str, moment: Moment, kind: type[Message], number: int, pulling: Doomed, texts: Texts
 ) -> None:
@@ -237,7 +245,7 @@ STARTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "moment", "kind"), STARTS)
+@pytest.mark.parametrize(("name", "moment", "kind"), often(STARTS, WeightsRegion, PoolRegion, WorkerReady))
 async def test_at_every_step_of_its_start(
     name: str, moment: Moment, kind: type[Message], sharing: Doomed, texts: Texts
 ) -> None:
@@ -252,13 +260,16 @@ async def test_at_every_step_of_its_start(
 @pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
 @pytest.mark.parametrize(
     ("moment", "kind"),
-    [
-        (AFTER, WorkerLeaving),
-        (GOT, StillBound),
-        (BEFORE, BlocksFreed),
-        (AFTER, BlocksFreed),
-        (BEFORE, WorkerGone),
-    ],
+    often(
+        [
+            (AFTER, WorkerLeaving),
+            (GOT, StillBound),
+            (BEFORE, BlocksFreed),
+            (AFTER, BlocksFreed),
+            (BEFORE, WorkerGone),
+        ],
+        StillBound,
+    ),
 )
 async def test_at_every_step_of_its_leaving(
     name: str, moment: Moment, kind: type[Message], sharing: Doomed, texts: Texts
@@ -318,7 +329,7 @@ def impatient(checkpoint: Checkpoint) -> Iterator[Doomed]:
     yield from systems(checkpoint, *blocks, silence_s=1.0)
 
 
-@pytest.mark.parametrize(("name", "moment", "kind"), HANGS)
+@pytest.mark.parametrize(("name", "moment", "kind"), often(HANGS, KVOffer))
 async def test_who_hangs_at_some_step_is_done_without_and_takes_part_again(
     name: str, moment: Moment, kind: type[Message], impatient: Doomed, texts: Texts
 ) -> None:
