@@ -96,7 +96,7 @@ class DecodeWorker:
         )
         for source in (self.link.spoke.socket, hub.socket, engine.shared):
             self.poller.register(source, zmq.POLLIN)
-        self.idling = Idling(self.poller, stays_awake=engine.device.type == "cuda")
+        self.idling = Idling(self.poller, on_gpu=engine.device.type == "cuda")
 
     def run(self) -> None:
         """Work until drained."""

@@ -100,7 +100,7 @@ class PrefillWorker:
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         self.poller.register(engine.shared, zmq.POLLIN)
-        self.idling = Idling(self.poller, stays_awake=engine.device.type == "cuda")
+        self.idling = Idling(self.poller, on_gpu=engine.device.type == "cuda")
 
     def run(self) -> None:
         """Work until drained."""

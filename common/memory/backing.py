@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from common.errors import ConfigError, MemoryShort
+from common.memory.vigil import gpu_awake_s
 
 ALIGNMENT_BYTES = 2 * 1024 * 1024
 """A CUDA IPC handle exposes whole 2 MiB pieces, so memory must fill its own."""
@@ -60,7 +61,7 @@ class Backing(Protocol):
     """How long after its end a process may still write there."""
 
     awake_s: float
-    """How long its server sleeps for moments only after a message: a core that slept longer is slow when it wakes."""
+    """How long its server sleeps for moments only after a message (see `vigil`)."""
 
     def allocate(self, num_bytes: int) -> Memory:
         """Raises MemoryShort."""
@@ -125,7 +126,6 @@ class CudaBacking:
     """
 
     settle_s = 2.0
-    awake_s = 1.0
 
     def __init__(self, index: int) -> None:
         try:
@@ -133,6 +133,7 @@ class CudaBacking:
         except ImportError:
             raise ConfigError('a memory server of a GPU needs the cuda extra: pip install "baton[cuda]"') from None
         self.runtime: Any = runtime
+        self.awake_s = gpu_awake_s()
         (status,) = runtime.cudaSetDevice(index)
         if status != runtime.cudaError_t.cudaSuccess:
             raise ConfigError(f"memory.device = cuda:{index}: {status.name}; which GPUs does this process see?")

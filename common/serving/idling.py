@@ -1,17 +1,11 @@
-"""How a worker's loop waits when it has nothing to do: awake for a moment, and asleep after that.
-
-A core that sleeps for milliseconds is slow when it wakes, as its caches and its clock have gone: a message that is read
-in 15 us takes 200, and so does everything that follows. Beside a GPU that is a good part of a step, so a loop
-that had something to do lately sleeps for moments only.
-"""
+"""How a worker's loop waits when it has nothing to do: awake for a moment, asleep after that (see `memory.vigil`)."""
 
 import time
 from collections.abc import Callable
 
 import zmq
 
-AWAKE_S = 1.0
-MOMENT_S = 50e-6
+from common.memory.vigil import MOMENT_S, gpu_awake_s
 
 
 class Idling:
@@ -19,11 +13,11 @@ class Idling:
 
     Args:
         poller: of all sockets from which one may come.
-        stays_awake: false where there are no cores to spare, as models are computed on them.
+        on_gpu: elsewhere models are computed on the cores, and none is kept awake.
     """
 
-    def __init__(self, poller: zmq.Poller, *, stays_awake: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self.poller, self._awake_s, self._clock = poller, AWAKE_S if stays_awake else 0.0, clock
+    def __init__(self, poller: zmq.Poller, *, on_gpu: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.poller, self._awake_s, self._clock = poller, gpu_awake_s() if on_gpu else 0.0, clock
         self._until_s = 0.0
         self.num_vain = 0  # waits in a row after which there was none
 
