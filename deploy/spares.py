@@ -65,4 +65,7 @@ class Spares:
 
     async def _start(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        self._child = await Child.start(self._spec, self._environ, self._console, has_input=True)
+        try:
+            self._child = await Child.start(self._spec, self._environ, self._console, has_input=True)
+        except OSError as error:  # workers are started without one
+            self._console.say(f"no spare process: {error}", "W")
