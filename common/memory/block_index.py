@@ -1,9 +1,9 @@
 """Who has which block of a pool, and since when. Knows clients by number; no memory, no sockets.
 
     FREE ──lease──▶ LEASED ──offer──▶ OFFERED ──accept──▶ LEASED (by whom it was offered to)
-      ▲               │ │                └──decline, or who was to take it is gone──▶ FREE
-      ├─────free──────┘ └──its holder is gone──▶ QUARANTINED
-      └────────────────────it writes no more──────────┘
+      ▲               │ │                ├──decline──▶ FREE
+      ├─────free──────┘ └──its holder is gone, or who it was offered to (and may have just taken it)──▶ QUARANTINED
+      └──────────────────────────────────────it writes no more───────────────────────────────────┘
 
 Every lease of a block is a new generation of it, and whoever says something of a block says which one: what is said of
 an earlier one is refused. Nothing here is written by two: a block is one client's while it is LEASED, and nobody's
@@ -106,12 +106,13 @@ class BlockIndex:
         self._release(self._taken(key))
 
     def leave(self, client: int) -> int:
-        """A client is gone: what was offered to it is free, what it may still write is not. How many those are."""
-        for key in [key for key in self.offers if key.client == client]:
-            self.decline(key)
-        count = self.num_leased.pop(client, 0)
-        if count:
-            self._move(self._held(client, BlockState.LEASED), BlockState.QUARANTINED, client)
+        """A client is gone: nobody gets what it may still write, which is what it had or may have just accepted.
+
+        How many blocks those are.
+        """
+        offered = [self.offers.pop(key) for key in list(self.offers) if key.client == client]
+        if count := self.num_leased.pop(client, 0) + sum(map(len, offered)):
+            self._move(self._held(client), BlockState.QUARANTINED, client)
             self.num_quarantined[client] = count
         return count
 
@@ -119,7 +120,7 @@ class BlockIndex:
         """A client that is gone writes no more: what it had is free. How many blocks those are."""
         count = self.num_quarantined.pop(client, 0)
         if count:
-            self._release(self._held(client, BlockState.QUARANTINED))
+            self._release(self._held(client))
         return count
 
     def _check(self, client: int, block_ids: Sequence[int], generations: Sequence[int]) -> None:
@@ -140,8 +141,9 @@ class BlockIndex:
             raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is not offered to it")
         return block_ids
 
-    def _held(self, client: int, state: BlockState) -> list[int]:
-        return [i for i in range(self.shape.num_ids) if self.state[i] == state and self.holder[i] == client]
+    def _held(self, client: int) -> list[int]:
+        """In whatever state."""
+        return [block_id for block_id, holder in enumerate(self.holder) if holder == client]
 
     def _release(self, block_ids: Sequence[int]) -> None:
         if self.on_free is not None:

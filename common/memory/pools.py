@@ -188,7 +188,7 @@ class Pools:
         return self._deal(pool)
 
     def leave(self, client: int) -> list[Answer]:
-        """A client is gone, but may write on until `cure`, unless it was a guest."""
+        """A client is gone, but may write on until `cure`, unless it was a guest, which only reads."""
         if client not in self.of_client:
             return []
         pool = self._pool_of(client)
