@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import zmq
 
-from common.memory.vigil import MOMENT_S, gpu_awake_s
+from common.memory.vigil import gpu_awake_s, nap
 
 
 class Idling:
     """Waits for messages.
 
     Args:
-        poller: of all sockets from which one may come.
+        poller: of all sockets from which one may come; who is told that one may be there reads them all.
         on_gpu: elsewhere models are computed on the cores, and none is kept awake.
     """
 
@@ -28,7 +28,7 @@ class Idling:
     def await_message(self, longest_ms: int) -> bool:
         """Until there may be one; false if none came for that long."""
         if self._clock() < self._until_s:
-            time.sleep(MOMENT_S)
+            nap(source.fileno() for source, _ in self.poller.sockets)
             return True
         is_there = bool(self.poller.poll(longest_ms))
         self.num_vain = 0 if is_there else self.num_vain + 1
