@@ -105,13 +105,20 @@ class BlockIndex:
         """Nobody takes the offer."""
         self._release(self._taken(key))
 
+    def retain(self, client: int, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+        """Take back all but these, and what a client was offered; raises Misbehaved, and takes nothing."""
+        self._check(client, block_ids, generations)
+        self._forget_offers_to(client)
+        self.num_leased[client] = len(block_ids)
+        kept = set(block_ids)
+        self._release([block_id for block_id in self._held(client) if block_id not in kept])
+
     def leave(self, client: int) -> int:
         """A client is gone: nobody gets what it may still write, which is what it had or may have just accepted.
 
         How many blocks those are.
         """
-        offered = [self.offers.pop(key) for key in list(self.offers) if key.client == client]
-        if count := self.num_leased.pop(client, 0) + sum(map(len, offered)):
+        if count := self.num_leased.pop(client, 0) + self._forget_offers_to(client):
             self._move(self._held(client), BlockState.QUARANTINED, client)
             self.num_quarantined[client] = count
         return count
@@ -140,6 +147,10 @@ class BlockIndex:
         if block_ids is None:
             raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is not offered to it")
         return block_ids
+
+    def _forget_offers_to(self, client: int) -> int:
+        """The blocks have it for their holder all the same. How many those are."""
+        return sum(len(self.offers.pop(key)) for key in list(self.offers) if key.client == client)
 
     def _held(self, client: int) -> list[int]:
         """In whatever state."""

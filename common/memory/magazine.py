@@ -61,6 +61,11 @@ class Magazine:
         columns = zip(self.capacity, self._num_leased, self._at_hand, strict=True)
         return tuple(capacity - num_leased + len(at_hand) for capacity, num_leased, at_hand in columns)
 
+    @property
+    def in_use(self) -> list[int]:
+        """Blocks that are leased and not at hand."""
+        return [block_id for block_id in self._generation if not self._is_at_hand[block_id]]
+
     def has(self, counts: Counts) -> bool:
         """Whether so many are at hand of each group."""
         return are_enough(self.num_free, counts)
@@ -146,17 +151,10 @@ class Magazine:
         if any(surplus := tuple(surplus for _, surplus in decided)):  # after what is wanted in its place
             self._give_back(surplus)
 
-    def give_all_back(self) -> None:
-        """What is at hand; from now on nobody tends to it."""
-        if not self._is_lost:
-            self._want(self.shape.layout.nothing, self._clock())
-            self._give_back(self.num_free)
-
     def check(self, owned: Iterable[Iterable[int]]) -> None:
         """Raise KVError unless `owned` are all blocks in use here, each once."""
-        in_use = sorted(block_id for block_id in self._generation if not self._is_at_hand[block_id])
-        if (seen := sorted(block_id for block_ids in owned for block_id in block_ids)) != in_use:
-            raise KVError(f"{len(seen)} blocks accounted for, {len(in_use)} in use")
+        if (seen := sorted(block_id for block_ids in owned for block_id in block_ids)) != sorted(self.in_use):
+            raise KVError(f"{len(seen)} blocks accounted for, {len(self.in_use)} in use")
 
     def _want(self, counts: Counts, now_s: float) -> None:
         """Say so if it is more than the server knows of, or less while that keeps others waiting."""

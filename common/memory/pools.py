@@ -26,6 +26,8 @@ from common.wire.memory_messages import (
     KVAccepted,
     KVDeclined,
     KVOffer,
+    OfBlocks,
+    PoolLeft,
     PoolRegion,
     PoolShortage,
 )
@@ -129,9 +131,7 @@ class Pools:
                 return [Answer(guest.client, region, pool.memory.descriptor)]
         return []
 
-    def heed(
-        self, client: int, message: BlocksWanted | BlocksFreed | KVOffer | KVAccepted | KVDeclined
-    ) -> list[Answer]:
+    def heed(self, client: int, message: OfBlocks) -> list[Answer]:
         """What a client says of blocks; raises Misbehaved."""
         match message:
             case BlocksWanted():
@@ -144,6 +144,8 @@ class Pools:
                 return self.accepted(client, message)
             case KVDeclined():
                 return self.declined(client, message)
+            case PoolLeft():
+                return self.left(client, message)
 
     def want_blocks(self, client: int, counts: Counts) -> list[Answer]:
         """Give blocks now or later; in place of what the client wanted before."""
@@ -187,15 +189,23 @@ class Pools:
         pool.index.decline(OfferKey(client, message.request_id, message.attempt))
         return self._deal(pool)
 
+    def left(self, client: int, message: PoolLeft) -> list[Answer]:
+        """Take back what a client has or is about to hear of, but for what its device may still write."""
+        pool = self._pool_of(client)
+        pool.index.retain(client, unpack_ids(message.block_ids), unpack_ids(message.generations))
+        del pool.users[client]
+        pool.forget(client)
+        return self._deal(pool)
+
     def leave(self, client: int) -> list[Answer]:
         """A client is gone, but may write on until `cure`, unless it was a guest, which only reads."""
         if client not in self.of_client:
             return []
-        pool = self._pool_of(client)
-        user = pool.users.pop(client)
+        pool = self.of_client[client]
+        user = pool.users.pop(client, None)
         pool.forget(client)
         pool.index.leave(client)
-        return self.cure(client) if user.is_guest else self._deal(pool)
+        return self.cure(client) if user is not None and user.is_guest else self._deal(pool)
 
     def cure(self, client: int) -> list[Answer]:
         """A client that is gone writes no more. A pool that nobody uses is given back with that."""
@@ -218,13 +228,13 @@ class Pools:
 
     def num_quarantined(self, client: int) -> int:
         """Blocks that a client had when it left, as long as it may still write them."""
-        return self._pool_of(client).index.num_quarantined[client] if client in self.of_client else 0
+        return self.of_client[client].index.num_quarantined[client] if client in self.of_client else 0
 
     def holds_up_others(self, client: int) -> bool:
         """Whether others wait for blocks, and it has some, or as a guest has not said whether it takes them."""
         if client not in self.of_client:
             return False
-        pool = self._pool_of(client)
+        pool = self.of_client[client]
         user = pool.users.get(client)
         has_offers = user is not None and user.is_guest and any(key.client == client for key in pool.index.offers)
         return bool(pool.wants.keys() - {client}) and (pool.index.num_leased[client] > 0 or has_offers)
@@ -244,9 +254,10 @@ class Pools:
             pool.memory.close()
 
     def _pool_of(self, client: int) -> Pool:
-        if client not in self.of_client:
-            raise Misbehaved("it has no pool")
-        return self.of_client[client]
+        pool = self.of_client.get(client)
+        if pool is None or client not in pool.users:
+            raise Misbehaved("it has no pool, or has left it")
+        return pool
 
     def _retire(self, pool: Pool) -> None:
         if self.pools.get(pool.layout) is pool:

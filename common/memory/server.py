@@ -30,11 +30,6 @@ from common.memory.taint import taint
 from common.memory.vigil import Vigil
 from common.wire.memory_messages import (
     MAX_BYTES,
-    BlocksFreed,
-    BlocksWanted,
-    KVAccepted,
-    KVDeclined,
-    KVOffer,
     MemoryHello,
     MemoryKnock,
     MemoryMessage,
@@ -42,6 +37,8 @@ from common.wire.memory_messages import (
     MemoryTainted,
     MemoryVisit,
     MemoryWelcome,
+    OfBlocks,
+    OfGuests,
     PoolWanted,
     RegionState,
     WeightsFilled,
@@ -65,7 +62,6 @@ HUNG_S = 60.0
 STALL_S = 60.0
 """Without progress of who fills a region, while others wait for it."""
 MAX_CLIENTS = MAX_WORKERS
-GUEST_MESSAGES = KVAccepted | KVDeclined | BlocksFreed | MemoryKnock | MemoryTainted
 
 
 class MemoryServer:
@@ -155,7 +151,7 @@ class MemoryServer:
             return
         if client.worker is None:
             raise Misbehaved("it has not said who it is")
-        if not isinstance(message, GUEST_MESSAGES if client.is_guest else MemoryMessage):
+        if not isinstance(message, OfGuests if client.is_guest else MemoryMessage):
             raise Misbehaved(type(message).__name__)
         self._answer(self._answers(client, message))
 
@@ -193,7 +189,7 @@ class MemoryServer:
                 return [Answer(client.number, message)]
             case MemoryTainted():
                 return taint(client, message.problem, self.clients, self.regions, self.pools)
-            case BlocksWanted() | BlocksFreed() | KVOffer() | KVAccepted() | KVDeclined():
+            case _ if isinstance(message, OfBlocks):
                 return self.pools.heed(client.number, message)
             case _:
                 raise Misbehaved(type(message).__name__)

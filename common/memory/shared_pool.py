@@ -18,6 +18,7 @@ from common.wire.memory_messages import (
     MemoryKnock,
     MemoryMessage,
     MemoryTainted,
+    PoolLeft,
     PoolShortage,
 )
 from common.wire.messages import Message
@@ -118,8 +119,9 @@ class SharedPool:
         self._send(KVDeclined(offer.request_id, offer.attempt))
 
     def leave(self) -> None:
-        """Give back what is at hand, last of all."""
-        self.magazine.give_all_back()
+        """Let others have all but what a launched step may still write; last of all."""
+        block_ids = self.magazine.in_use
+        self._send(PoolLeft(pack_ids(block_ids), pack_ids(self.magazine.generations(block_ids))))
         if not self.problem:
             with suppress(MemoryLost):
                 self.client.finish_sending()

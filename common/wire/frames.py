@@ -30,6 +30,7 @@ from common.wire.memory_messages import (
     MemoryTainted,
     MemoryVisit,
     MemoryWelcome,
+    PoolLeft,
     PoolRegion,
     PoolShortage,
     PoolWanted,
@@ -114,6 +115,7 @@ TAGS: dict[int, type[Message]] = {
     76: KVOffer,
     77: KVAccepted,
     78: KVDeclined,
+    79: PoolLeft,
 }
 """The wire's names of messages: never renumbered, never reused."""
 

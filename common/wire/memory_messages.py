@@ -164,6 +164,18 @@ class BlocksFreed:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolLeft:
+    """worker -> memory server, last of all: it takes no part in the pool any more.
+
+    Free is what it was leased, heard of or not, and what it was offered, but for these, which its device may still
+    write.
+    """
+
+    block_ids: BlockIds
+    generations: BlockIds
+
+
+@dataclass(frozen=True, slots=True)
 class PoolShortage:
     """memory server -> worker: somebody waits for blocks, so give back what is not in use; or nobody does."""
 
@@ -206,8 +218,12 @@ class KVDeclined:
     attempt: Count
 
 
+OfBlocks = BlocksWanted | BlocksFreed | PoolLeft | KVOffer | KVAccepted | KVDeclined
+"""What a worker says of the blocks of a pool that it has."""
+OfGuests = BlocksFreed | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
+"""What who only pulls from a pool may say."""
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
-    | MemoryVisit | PoolWanted | PoolRegion | BlocksWanted | BlocksLeased | BlocksFreed | PoolShortage
+    | MemoryVisit | PoolWanted | PoolRegion | PoolLeft | PoolShortage | BlocksWanted | BlocksLeased | BlocksFreed
     | KVOffer | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
 )  # fmt: skip

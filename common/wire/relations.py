@@ -3,7 +3,7 @@
 from common.wire.fields import ID_BYTES
 from common.wire.handoff_messages import KVPoolExport, KVProgress
 from common.wire.kv_layout import CacheKind, Counts, KVLayout
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, KVOffer, PoolWanted
+from common.wire.memory_messages import BlocksFreed, BlocksLeased, KVOffer, PoolLeft, PoolWanted
 from common.wire.messages import (
     Inquiry,
     InquiryReply,
@@ -49,7 +49,7 @@ def _contradiction_of_blocks(message: Message) -> str:
         case KVOffer():
             problem = _too_many_outputs(message) or _unpaired_biases(message.sampling)
             return _unversioned(message) or (problem if message.num_outputs else "a handoff follows an output")
-        case BlocksLeased() | BlocksFreed():
+        case BlocksLeased() | BlocksFreed() | PoolLeft():
             return _unversioned(message)
         case KVProgress():
             num_blocks = _num_ids(message.block_ids)
@@ -68,7 +68,7 @@ def _uneven(*num_rows: int) -> str:
     return f"columns of {', '.join(map(str, num_rows))} rows" if len(set(num_rows)) > 1 else ""
 
 
-def _unversioned(message: BlocksLeased | BlocksFreed | KVOffer | KVProgress) -> str:
+def _unversioned(message: BlocksLeased | BlocksFreed | PoolLeft | KVOffer | KVProgress) -> str:
     """Each block has its generation."""
     return _uneven(_num_ids(message.block_ids), _num_ids(message.generations))
 

@@ -19,6 +19,7 @@ from common.wire.memory_messages import (
     MemoryHello,
     MemoryKnock,
     MemoryWelcome,
+    PoolLeft,
     PoolRegion,
     PoolShortage,
     PoolWanted,
@@ -264,8 +265,8 @@ async def test_at_every_step_of_its_start(
         [
             (AFTER, WorkerLeaving),
             (GOT, StillBound),
-            (BEFORE, BlocksFreed),
-            (AFTER, BlocksFreed),
+            (BEFORE, PoolLeft),
+            (AFTER, PoolLeft),
             (BEFORE, WorkerGone),
         ],
         StillBound,

@@ -26,6 +26,8 @@ from common.wire.memory_messages import (
     KVDeclined,
     KVOffer,
     MemoryMessage,
+    OfBlocks,
+    PoolLeft,
     PoolRegion,
     PoolShortage,
 )
@@ -120,19 +122,9 @@ class Machine(RuleBasedStateMachine):
         return [w for w in self.workers if not w.is_dead and is_decoding in (None, w.is_decoding)]
 
     def _server_reads(self, worker: Worker) -> None:
-        match worker.said.popleft():
-            case BlocksWanted(counts):
-                self._answer(self.pools.want_blocks(worker.client, counts))
-            case BlocksFreed() as freed:
-                self._answer(self.pools.freed(worker.client, freed))
-            case KVOffer() as offer:
-                self._answer(self.pools.offered(worker.client, offer))
-            case KVAccepted() as accepted:
-                self._answer(self.pools.accepted(worker.client, accepted))
-            case KVDeclined() as declined:
-                self._answer(self.pools.declined(worker.client, declined))
-            case other:
-                raise AssertionError(other)
+        message = worker.said.popleft()
+        assert isinstance(message, OfBlocks), message
+        self._answer(self.pools.heed(worker.client, message))
 
     def _worker_reads(self, worker: Worker) -> None:
         match worker.heard.popleft():
@@ -227,6 +219,20 @@ class Machine(RuleBasedStateMachine):
                 self._server_reads(worker)
             worker.is_dead = True
             self._answer(self.pools.leave(worker.client))
+
+    @rule(index=st.integers(0, 9))
+    def leave(self, index: int) -> None:
+        """In order, perhaps amid something that its device does; what it is sent meanwhile it does not read."""
+        alive = self._alive()
+        if len(alive) > 1:
+            worker = alive[index % len(alive)]
+            block_ids = worker.magazine.in_use
+            worker.said.append(PoolLeft(pack_ids(block_ids), pack_ids(worker.magazine.generations(block_ids))))
+            while worker.said:
+                self._server_reads(worker)
+            worker.is_dead = True
+            self._answer(self.pools.leave(worker.client))
+            assert self.pools.num_quarantined(worker.client) == len(block_ids)
 
     @rule(index=st.integers(0, 9))
     def process_is_over(self, index: int) -> None:

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import cast, get_args
 
 import pytest
 import torch
@@ -40,15 +40,14 @@ from common.memory.server import MemoryServer
 from common.memory.shared_pool import SharedPool
 from common.wire.frames import encode
 from common.wire.memory_messages import (
-    BlocksFreed,
     BlocksLeased,
     BlocksWanted,
-    KVAccepted,
     KVDeclined,
     KVOffer,
     MemoryHello,
     MemoryKnock,
     MemoryTainted,
+    OfBlocks,
     PoolWanted,
     RegionState,
     WeightsFilled,
@@ -499,6 +498,42 @@ def test_who_leaves_in_order_gives_back_what_it_has_at_hand_and_wants_nothing_mo
     pool.leave()
 
 
+def test_what_is_given_to_who_has_said_that_it_leaves_comes_back_at_once(backed: Backed) -> None:
+    """Blocks that it waited for, and a prompt; it hears of neither, and its process lives."""
+    giver, leaver = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
+    giver.tend((3,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.magazine.has((6,))))
+    leaver.magazine.fetch((3,))
+    leaver.tend((0,), (0,))
+    eventually(lambda: bool(backed.server.pools.pools[LAYOUT].wants))
+    giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), take(giver.magazine, 1))
+
+    def has_made_way() -> bool:
+        giver.receive()
+        giver.tend((0,), (0,))
+        return backed.server.pools.usage() == (8, 4, 1, 0)
+
+    eventually(has_made_way)
+    leaver.leave()
+    eventually(lambda: backed.server.pools.usage() == (8, 8, 0, 0))
+    giver.offer(("decode-0", 1), ("s", 0), [1, 2, 3], 1, SamplingParams(), [])
+    eventually(lambda: KVDeclined("s", 0) in giver.receive())
+    leaver.client.close()
+    eventually(lambda: len(backed.server.clients) == 1)
+    assert backed.server.pools.usage() == (8, 8, 0, 0) and not backed.server.parted
+
+
+def test_who_leaves_keeps_what_a_launched_step_may_still_write(backed: Backed) -> None:
+    pool = shared_pool(backed, "prefill-0")
+    pool.tend((2,), (0,))
+    eventually(lambda: bool(pool.receive() or pool.magazine.has((4,))))
+    take(pool.magazine, 1)
+    pool.leave()
+    eventually(lambda: backed.server.pools.usage() == (8, 7, 0, 0))
+    pool.client.close()
+    eventually(lambda: backed.server.pools.usage() == (8, 7, 0, 1))
+
+
 def test_an_offer_to_nobody_comes_back_and_its_blocks_are_free(backed: Backed) -> None:
     giver = shared_pool(backed, "prefill-0")
     giver.tend((2,), (0,))
@@ -629,7 +664,7 @@ def test_frames_that_come_byte_by_byte_are_understood(backed: Backed) -> None:
 
 HOSTILE = ("hostile", 1)
 numbers = itertools.count()
-OF_BLOCKS = (BlocksWanted, BlocksFreed, KVOffer, KVAccepted, KVDeclined)
+OF_BLOCKS = get_args(OfBlocks)
 
 
 @settings(max_examples=100)
