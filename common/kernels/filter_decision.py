@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from common.kernels import operands
-from common.kernels.filter_limits import lowest_within, mass_from
+from common.kernels.filter_limits import lowest_of_many, lowest_within, mass_from
 from common.kernels.filter_survey import LOWEST, PLAN_FIELDS, load_reach
 from common.kernels.filter_values import LARGEST, best_of, load_filters, load_logits, mass_limit, order_of, value_of
 from common.kernels.pdl import wait_for_predecessor
@@ -36,33 +36,29 @@ def _threshold(
     is_found = is_listed & (num_listed <= ROOM)
     if by_k:
         is_found &= (num_above < top_k) & (is_whole | (num_above + num_listed >= top_k))
-    source_ptr = list_ptr
-    size = num_listed
-    if is_found == 0:
-        source_ptr = row_ptr
-        size = tl.full((), VOCAB, tl.int32)
-        num_above = tl.full((), 0, tl.int32)
     scaled_lowest = tl.div_rn(tl.where(is_whole, 0.0, lowest), temperature)  # what is below may tie with it
     cut = order_of(tl.full((), float("-inf"), tl.float32))
     if by_k:
-        cut = lowest_within(source_ptr, size, top_k - num_above, top, temperature, False, TILE)
-        is_found &= is_whole | (value_of(cut) > scaled_lowest)
+        if is_found:
+            cut = lowest_within(list_ptr, num_listed, top_k - num_above, top, temperature, False, TILE)
+            is_found &= is_whole | (value_of(cut) > scaled_lowest)
+        else:
+            cut = lowest_of_many(row_ptr, VOCAB, list_ptr, top_k.to(tl.int64), top, temperature, False, TILE)
     if by_p:
-        if is_found == 0:
-            source_ptr = row_ptr
-            size = tl.full((), VOCAB, tl.int32)
+        if is_found:
+            below = mass_from(list_ptr, num_listed, cut, top, temperature, TILE)
+        else:
             above = tl.full((), 0, tl.int64)
-        below = mass_from(source_ptr, size, cut, top, temperature, TILE)
+            below = mass_from(row_ptr, VOCAB, cut, top, temperature, TILE)
         if by_k:
             total = above + below
         limit = mass_limit(top_p, total)
-        is_there = (above < limit) & (is_whole | (above + below >= limit))
-        is_found &= is_there
-        if is_there == 0:
-            source_ptr = row_ptr
-            size = tl.full((), VOCAB, tl.int32)
-            above = tl.full((), 0, tl.int64)
-        cut = tl.maximum(cut, lowest_within(source_ptr, size, limit - above, top, temperature, True, TILE))
+        is_found &= (above < limit) & (is_whole | (above + below >= limit))
+        if is_found:
+            by_mass = lowest_within(list_ptr, num_listed, limit - above, top, temperature, True, TILE)
+        else:
+            by_mass = lowest_of_many(row_ptr, VOCAB, list_ptr, limit, top, temperature, True, TILE)
+        cut = tl.maximum(cut, by_mass)
     threshold = tl.maximum(value_of(cut), least)
     return threshold, is_found & (is_whole | (threshold > scaled_lowest))
 

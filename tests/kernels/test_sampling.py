@@ -175,11 +175,15 @@ def threshold_of(logits: Tensor, params: SamplingTensors, device: torch.device) 
 @pytest.mark.parametrize("vocab", [1, 513, 5003])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_keeps_what_the_reference_keeps(shape: str, vocab: int, device: torch.device) -> None:
-    logits = make_logits(shape, len(FILTERED), vocab)
-    params = make_params(FILTERED)
+    logits, params = make_logits(shape, len(FILTERED), vocab), make_params(FILTERED)
+    check_kept(logits, params, threshold_of(logits, params, device))
+
+
+def check_kept(logits: Tensor, params: SamplingTensors, threshold: Tensor) -> None:
+    vocab = logits.shape[1]
     scaled = logits / params.temperature.where(params.temperature > 0, 1.0).unsqueeze(1)
-    ours = threshold_of(logits, params, device).unsqueeze(1)
-    theirs = reference.filter_threshold(scaled, params).unsqueeze(1)
+    ours = threshold.unsqueeze(1)
+    theirs = reference.filter_threshold(scaled.double(), params).unsqueeze(1)
     filtered = (params.temperature > 0) & (
         (params.top_k > 0) & (params.top_k < vocab) | (params.top_p < 1) | (params.min_p > 0)
     )
@@ -251,6 +255,27 @@ def test_no_plan_makes_a_token_wrong(column: int, value: float, draw: Draw, monk
     )
     monkeypatch.setattr(filtered_draw, "survey_kernel", Misled(lambda plan: plan[:, column].fill_(value)))
     assert torch.equal(draw(logits, params, positions_of(4)), reference.sample(logits, params, positions_of(4)))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's numpy
+@pytest.mark.parametrize("shape", [*SHAPES, "around 0", "close to 0", "far apart"])
+def test_limits_among_so_many_that_none_are_listed(
+    shape: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Halving comes down to a tile of logits, whether values or orders are what is spread, and whatever ties."""
+    num_rows, vocab = len(FILTERED), 2 * filtered_draw.TILE + 301
+    match shape:
+        case "around 0":
+            logits = torch.randn(num_rows, vocab) / 100
+        case "close to 0":
+            logits = torch.randn(num_rows, vocab) * 2.0**-100
+        case "far apart":
+            logits = -(2.0 ** (torch.rand(num_rows, vocab) * 200 - 100))
+        case _:
+            logits = make_logits(shape, num_rows, vocab)
+    monkeypatch.setattr(filtered_draw, "survey_kernel", Misled(lambda plan: plan[:, 2].zero_()))
+    params = make_params([*FILTERED[:-2], (1.0, vocab - 5, 1.0, 0.0, 0), (50.0, 2 * vocab // 3, 0.9, 0.0, 0)])
+    check_kept(logits, params, threshold_of(logits, params, device))
 
 
 # The last: with a token that has twice their probability only both of them reach top-p.
