@@ -6,16 +6,14 @@ next can be launched before the host has seen this one's tokens. The host only w
 """
 
 import torch
-from torch import Tensor
 
 from common.device.adjustments import Adjustments, SlotFill, make_grammar_masks
-from common.device.sampling_tensors import sampling_tensors
-from common.kernels.operands import RowState, SamplingTensors
+from common.device.row_state import RowLayout
+from common.kernels.operands import SamplingTensors
 from common.ops.base import ForwardBatch
-from common.ops.row_ops import RowOps
+from common.ops.row_ops import row_updater
 from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import PADDING
-from decode_worker.row_updates import RowUploader, table_places
+from decode_worker.row_updates import RowStage, table_places
 from decode_worker.rows import NO_SLOT, Change, Fill
 
 
@@ -25,18 +23,9 @@ class DecodeBatch:
     def __init__(self, max_rows: int, max_len: int, pool: PoolShape, vocab: int, device: torch.device) -> None:
         self.max_len = max_len
         places = table_places(pool, max_rows, max_len)
-
-        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.state = RowState(
-            token_ids=zeros(max_rows, dtype=torch.int32),
-            positions=zeros(max_rows, dtype=torch.int32),
-            seq_lens=zeros(max_rows, dtype=torch.int32),
-            state_slots=torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=device),
-            block_tables=zeros(places[-1].end, dtype=torch.int32),
-            sampling=sampling_tensors([PADDING] * max_rows, device),
-        )
+        layout = RowLayout(max_rows, places[-1].end)
+        self.state = layout.make_state(device)
+        self.state.state_slots.fill_(NO_SLOT)
         self.block_tables = tuple(
             self.state.block_tables[each.begin : each.end].view(max_rows, each.row_places) for each in places
         )  # of each group [max_rows, max_blocks] int32
@@ -44,8 +33,8 @@ class DecodeBatch:
         self.adjustments = Adjustments(max_rows, vocab, device)
         # A place for each active sequence, and for each that ended while a step in flight may read there.
         self.grammars = make_grammar_masks(2 * max_rows, max_rows, vocab, device)
-        self._ops = RowOps(device)
-        self._uploader = RowUploader(places, max_len, device)
+        self._stage = RowStage(layout, places, max_len, device)
+        self._update = row_updater(self.state)
 
     def forward_batch(self, num_rows: int) -> ForwardBatch:
         """The first rows, as the model wants them."""
@@ -67,11 +56,12 @@ class DecodeBatch:
         return self.state.sampling.rows(num_rows)
 
     def apply(self, changes: list[Change]) -> None:
-        """Bring the tensors up to date with the changes of one turn: one upload, one launch, and what slots take."""
+        """Bring the tensors up to date with the changes of one turn: one launch, and what slots take."""
         new = [change for change in changes if isinstance(change, Fill) and change.source < 0]
         self.adjustments.fill([_slot_fill(fill) for fill in new if fill.state_slot != NO_SLOT])
-        if changes and (updates := self._uploader.upload(changes)).words.numel():
-            self._ops.update(self.state, updates)
+        if changes:
+            self._update(self._stage.pack(changes))
+            self._stage.launched()
 
 
 def _slot_fill(fill: Fill) -> SlotFill:

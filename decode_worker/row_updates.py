@@ -1,6 +1,6 @@
-"""The rows' changes as the words that the device is sent, and the way there."""
+"""The rows' changes as words that the device reads."""
 
-from collections.abc import Iterator
+from array import array
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
 from typing import NamedTuple
@@ -8,12 +8,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from common.device.sampling_tensors import sampling_words
-from common.device.word_uploader import WordUploader
-from common.kernels.operands import RowUpdates
+from common.device.row_state import RowLayout, row_record
+from common.device.word_uploader import WordStage
+from common.kernels.operands import HEAD_WORDS, RowUpdates
+from common.kv.tables import BlockTable
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import PADDING
 from decode_worker.rows import NO_SLOT, Change, Clear, Fill, Grow
+
+_PADDING = np.frombuffer(row_record(NO_SLOT, PADDING), np.int32)
 
 
 class TablePlaces(NamedTuple):
@@ -33,55 +36,64 @@ def table_places(pool: PoolShape, max_rows: int, max_len: int) -> list[TablePlac
     return [TablePlaces(*column) for column in columns]
 
 
-class RowUploader:
-    """Packs changes and sends them. Whatever the host counts, nothing is written beyond a row's own block tables.
+class Entries(NamedTuple):
+    """Of `RowUpdates`: int32, equally many of both."""
+
+    places: SequenceOf[int] | np.ndarray
+    words: SequenceOf[int] | np.ndarray
+
+
+class RowStage:
+    """Packs changes. Whatever the host counts, nothing is written beyond a row's own block tables.
 
     Args:
         places: of each group.
         max_len: tokens of a row.
     """
 
-    def __init__(self, places: SequenceOf[TablePlaces], max_len: int, device: torch.device) -> None:
-        self.places = places
-        self.max_len = max_len
-        self._uploader = WordUploader(device)
+    def __init__(self, layout: RowLayout, places: SequenceOf[TablePlaces], max_len: int, device: torch.device) -> None:
+        self.layout, self.places, self.max_len = layout, places, max_len
+        self._words = WordStage(device)
 
-    def upload(self, changes: SequenceOf[Change]) -> RowUpdates:
-        """The changes on the device."""
-        rows = [change for change in changes if not isinstance(change, Grow)]
-        entries = list(self._entries(changes))
-        targets, blocks = [target for target, _ in entries], [block_ids for _, block_ids in entries]
-        words = np.concatenate((*_columns(rows, self.max_len), *targets, *blocks))
-        return RowUpdates(self._uploader.send(words), len(rows), sum(map(len, targets)))
-
-    def _entries(self, changes: SequenceOf[Change]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Block table entries to be written, and the blocks, in pieces: int32."""
+    def pack(self, changes: SequenceOf[Change]) -> RowUpdates:
+        """The changes, until `launched`."""
+        heads, pieces = array("i"), list[Entries]()
         for change in changes:
             if isinstance(change, Fill):
-                for table, places in zip(change.sequence.tables, self.places, strict=True):
-                    block_ids = np.array(table.block_ids[table.num_gone : places.row_places], np.int32)
-                    begin = places.begin + change.row * places.row_places + table.num_gone
-                    yield np.arange(begin, begin + len(block_ids), dtype=np.int32), block_ids - places.first_id
-        grown = [change for change in changes if isinstance(change, Grow)]
-        yield from (self._grown(number, grown) for number in range(len(self.places)))
+                sequence = change.sequence
+                seq_len = min(self.max_len, sequence.num_scheduled)
+                heads.extend((change.row, change.source, sequence.token_ids[-1], seq_len))
+                record = np.frombuffer(row_record(change.state_slot, sequence.sampling), np.int32)
+                pieces.append(Entries(self.layout.record_places(change.row), record))
+                groups = zip(sequence.tables, self.places, strict=True)
+                pieces += [self._table(change.row, *of_group) for of_group in groups]
+            elif isinstance(change, Clear):
+                heads.extend((change.row, -1, 0, 0))
+                pieces.append(Entries(self.layout.record_places(change.row), _PADDING))
+        pieces.append(self._grown([change for change in changes if isinstance(change, Grow)]))
+        num_entries = sum(len(piece.places) for piece in pieces)
+        num_words = len(heads) + 2 * num_entries
+        words = self._words.room(num_words)
+        places, entries = [piece.places for piece in pieces], [piece.words for piece in pieces]
+        np.concatenate((heads, *places, *entries), out=words.numpy()[:num_words])
+        return RowUpdates(words, len(heads) // HEAD_WORDS, num_entries)
 
-    def _grown(self, number: int, changes: SequenceOf[Grow]) -> tuple[np.ndarray, np.ndarray]:
-        """Of one group."""
-        begin, _, row_places, first_id = self.places[number]
-        grown = [grow for grow in changes if grow.group == number and grow.index < row_places]
-        targets = np.array([begin + grow.row * row_places + grow.index for grow in grown], np.int32)
-        return targets, np.array([grow.block_id - first_id for grow in grown], np.int32)
+    def launched(self) -> None:
+        """What reads the changes is launched."""
+        self._words.launched()
 
+    def _table(self, row: int, table: BlockTable, places: TablePlaces) -> Entries:
+        """All of a sequence's in one group."""
+        block_ids = np.array(table.block_ids[table.num_gone : places.row_places], np.int32)
+        begin = self.layout.tables_begin + places.begin + row * places.row_places + table.num_gone
+        return Entries(np.arange(begin, begin + len(block_ids), dtype=np.int32), block_ids - places.first_id)
 
-def _columns(changes: SequenceOf[Fill | Clear], max_len: int) -> list[np.ndarray]:
-    """What the rows are told, as `RowUpdates` has it: int32."""
-    heads, sampling = [], []
-    for change in changes:
-        params, source, token, seq_len, slot = PADDING, -1, 0, 0, NO_SLOT
-        if isinstance(change, Fill):
-            sequence = change.sequence
-            params, source, slot = sequence.sampling, change.source, change.state_slot
-            token, seq_len = sequence.token_ids[-1], min(max_len, sequence.num_scheduled)
-        heads.append((change.row, source, token, seq_len, slot))
-        sampling.append(params)
-    return [np.array(heads, np.int32).T.ravel(), *sampling_words(sampling)]
+    def _grown(self, changes: SequenceOf[Grow]) -> Entries:
+        """Of all groups."""
+        targets, block_ids = array("i"), array("i")
+        for grow in changes:
+            begin, _, row_places, first_id = self.places[grow.group]
+            if grow.index < row_places:
+                targets.append(self.layout.tables_begin + begin + grow.row * row_places + grow.index)
+                block_ids.append(grow.block_id - first_id)
+        return Entries(targets, block_ids)

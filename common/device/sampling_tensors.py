@@ -1,8 +1,7 @@
-"""Sampling parameters as tensors and words: what follows from the columns that the wire declares."""
+"""Sampling parameters as tensors: what follows from the columns that the wire declares."""
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from common.kernels.operands import SamplingTensors
@@ -17,8 +16,3 @@ def sampling_tensors(params: Sequence[SamplingParams], device: torch.device) -> 
             for column in SAMPLING_COLUMNS
         }
     )
-
-
-def sampling_words(params: Sequence[SamplingParams]) -> list[np.ndarray]:
-    """The columns as `RowUpdates` has them, each of one or two words a row: int32."""
-    return [np.array(column.values(params), column.dtype).view(np.int32) for column in SAMPLING_COLUMNS]

@@ -13,8 +13,8 @@ NO_CHOICE = -2
 
 Such a row stays as it is, and the next step tries again.
 """
-NUM_HEAD_COLUMNS = 5
-"""Of `RowUpdates`: what a row is told beside its sampling parameters."""
+HEAD_WORDS = 4
+"""Of `RowUpdates`: what is said of a row that is filled, cleared or moved."""
 IN_PROMPT = 1 << 30
 """Added to the number of a token's outputs if the prompt has it."""
 MAX_LOGPROBS = 20
@@ -100,21 +100,22 @@ class GrammarMasks:
     are_late: Tensor  # [max_rows] int32, on the device: 1 for rows whose mask this step did not find
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowState:
-    """What a decode batch keeps on the device, a row a sequence; a row with seq_len 0 is padding."""
+    """What a decode batch keeps on the device, a row a sequence; a row with seq_len 0 is padding.
 
+    All other tensors are views of `words`: first `token_ids`, `positions` and `seq_lens`, each `column_words` after the
+    other.
+    """
+
+    words: Tensor  # [num_words] int32
+    column_words: int
     token_ids: Tensor  # [max_rows] int32: the last token, its KV not written
     positions: Tensor  # [max_rows] int32: of that token
     seq_lens: Tensor  # [max_rows] int32: positions + 1; 0 for padding
     state_slots: Tensor  # [max_rows] int32: slot of `AdjustmentTensors`; -1 without one
-    block_tables: Tensor  # int32, contiguous: of all groups of KV blocks, in one piece
+    block_tables: Tensor  # [num_entries] int32: of all groups of KV blocks
     sampling: SamplingTensors  # each [max_rows]
-
-    def num_words(self, num_rows: int, num_entries: int) -> int:
-        """Of `RowUpdates` for this state."""
-        sampling_bytes = sum(column.element_size() for column in self.sampling.columns())
-        return (NUM_HEAD_COLUMNS + sampling_bytes // 4) * num_rows + 2 * num_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +139,16 @@ class LogprobRing:
 
 @dataclass(frozen=True, slots=True)
 class RowUpdates:
-    """Rows and block table entries to be written, in one tensor, so that they travel to the device at once.
+    """Rows and words of `RowState.words` to be written, in one tensor, which the device reads where the host wrote it.
 
-    Columns of `num_rows` words: row, source, token, seq_len, state_slot. Then those of `SamplingTensors`, as their
-    bits: one or two words a row. Then columns of `num_entries` words: where in `RowState.block_tables`, block.
-    The last token of a row is `token`, and its length `seq_len`, if `source` is -1; else what row `source` had before.
+    Of each row: row, source, token, seq_len. Then `num_entries` places in `RowState.words`, then the words to be stored
+    there, which are of none of the first three columns. The last token of a row is `token`, and its length `seq_len`,
+    if `source` is -1; else what row `source` had before.
     """
 
-    words: Tensor  # [RowState.num_words(num_rows, num_entries)] int32
+    words: Tensor  # int32, at least [HEAD_WORDS * num_rows + 2 * num_entries], pinned where there is a GPU
     num_rows: int  # each written once
-    num_entries: int
+    num_entries: int  # places may be named twice, with the same word
 
 
 @dataclass(frozen=True, slots=True)

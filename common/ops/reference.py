@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.kernels.operands import (
+    HEAD_WORDS,
     IN_PROMPT,
     LOGPROB_WORDS,
     MAX_LOGPROBS,
     NO_CHOICE,
-    NUM_HEAD_COLUMNS,
     AdjustmentTensors,
     AttentionWeights,
     GrammarMasks,
@@ -140,22 +140,22 @@ def land(tokens: Tensor, ring: TokenRing) -> None:
 def update_rows(state: RowState, updates: RowUpdates) -> None:
     """Write the updates into the state."""
     num_rows, num_entries = updates.num_rows, updates.num_entries
-    targets = state.sampling.columns()
-    sizes = [num_rows * target.element_size() // 4 for target in targets]
-    heads, *columns, entries = updates.words.split((NUM_HEAD_COLUMNS * num_rows, *sizes, 2 * num_entries))
-    rows, sources, tokens, seq_lens, state_slots = heads.view(NUM_HEAD_COLUMNS, num_rows).unbind()
-    rows = rows.long()
-    moved = state.token_ids[sources.clamp(min=0).long()]  # a copy, so rows may change places
-    moved_lens = state.seq_lens[sources.clamp(min=0).long()]
-    state.token_ids[rows] = torch.where(sources >= 0, moved, tokens)
-    seq_lens = torch.where(sources >= 0, moved_lens, seq_lens)
+    heads, places, words, _ = updates.words.split(
+        (
+            HEAD_WORDS * num_rows,
+            num_entries,
+            num_entries,
+            updates.words.numel() - HEAD_WORDS * num_rows - 2 * num_entries,
+        )
+    )
+    rows, sources, tokens, seq_lens = heads.view(num_rows, HEAD_WORDS).long().unbind(1)
+    moved = state.token_ids[sources.clamp(min=0)]  # a copy, so rows may change places
+    moved_lens = state.seq_lens[sources.clamp(min=0)]
+    seq_lens = torch.where(sources >= 0, moved_lens, seq_lens.int())
+    state.token_ids[rows] = torch.where(sources >= 0, moved, tokens.int())
     state.seq_lens[rows] = seq_lens
     state.positions[rows] = (seq_lens - 1).clamp(min=0)
-    state.state_slots[rows] = state_slots
-    for target, bits in zip(targets, columns, strict=True):
-        target[rows] = bits.clone().view(target.dtype)  # a copy, as words of 8 bytes may lie askew
-    places, blocks = entries.view(2, num_entries).unbind()
-    state.block_tables.view(-1)[places.long()] = blocks
+    state.words[places.long()] = words
 
 
 def adjust_logits(

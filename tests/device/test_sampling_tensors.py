@@ -2,11 +2,12 @@
 
 from dataclasses import fields
 
-import numpy as np
+import pytest
 import torch
 
 from common.device.prompt_buffers import PromptBuffers, PromptChunk
-from common.device.sampling_tensors import sampling_tensors, sampling_words
+from common.device.row_state import ALIGNMENT_WORDS, RowLayout, row_record
+from common.device.sampling_tensors import sampling_tensors
 from common.kernels.operands import SamplingTensors
 from common.wire.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
 from tests.layouts import pool_of
@@ -28,12 +29,26 @@ def test_kernels_take_the_columns_that_are_declared_in_that_order() -> None:
     assert [field.name for field in fields(SamplingTensors)] == [column.name for column in SAMPLING_COLUMNS]
 
 
-def test_tensors_and_words_hold_what_was_asked_for() -> None:
-    tensors = sampling_tensors(PARAMS, CPU).columns()
-    assert [tensor.tolist() for tensor in tensors] == declared(PARAMS)
-    words = sampling_words(PARAMS)
-    assert {column.dtype for column in words} == {np.dtype(np.int32)}
-    assert [torch.from_numpy(c).view(t.dtype).tolist() for c, t in zip(words, tensors, strict=True)] == declared(PARAMS)
+def test_tensors_hold_what_was_asked_for() -> None:
+    assert [tensor.tolist() for tensor in sampling_tensors(PARAMS, CPU).columns()] == declared(PARAMS)
+
+
+@pytest.mark.parametrize("max_rows", [4, 5, 63, 64, 65])
+def test_a_row_of_a_batch_holds_what_its_record_says_and_the_others_what_they_held(max_rows: int) -> None:
+    layout = RowLayout(max_rows, 10)
+    state, padding = layout.make_state(CPU), [PADDING] * (max_rows - len(PARAMS))
+    sampling = state.sampling.columns()
+    columns = [state.token_ids, state.positions, state.seq_lens, state.state_slots, *sampling, state.block_tables]
+    begins = [column.data_ptr() - state.words.data_ptr() for column in columns]
+    assert begins == sorted(begins) and not any(begin % (4 * ALIGNMENT_WORDS) for begin in begins)
+    assert [column.tolist() for column in sampling] == declared([PADDING] * max_rows)
+    for row, params in reversed(list(enumerate(PARAMS))):
+        record = torch.frombuffer(bytearray(row_record(100 + row, params)), dtype=torch.int32)
+        state.words[torch.from_numpy(layout.record_places(row)).long()] = record
+    assert [column.tolist() for column in sampling] == declared([*PARAMS, *padding])
+    assert state.state_slots[: len(PARAMS)].tolist() == [100 + row for row in range(len(PARAMS))]
+    for column in (state.token_ids, state.positions, state.seq_lens, state.block_tables):
+        assert not column.any()
 
 
 def test_a_prompt_step_is_told_the_same_and_its_padding_is_least_work() -> None:

@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 from common.config import KernelsSection
 from common.device.adjustments import Adjustments, num_mask_words
 from common.device.landing import make_logprob_ring
+from common.device.row_state import RowLayout
 from common.device.sampling_tensors import sampling_tensors
 from common.kernels import sampling
 from common.kernels.adjust_logits import adjust_logits
@@ -32,9 +33,9 @@ from common.kernels.gather_blocks import gather_blocks
 from common.kernels.gpu import Gpu
 from common.kernels.join_parts import join_parts
 from common.kernels.logprobs import land_logprobs, logprobs
-from common.kernels.operands import AttentionWeights, GrammarMasks, RowState, RowUpdates, TokenRing
+from common.kernels.operands import AttentionWeights, GrammarMasks, RowUpdates, TokenRing
 from common.kernels.row_slots import row_slots
-from common.kernels.update_rows import update_rows
+from common.kernels.update_rows import RowUpdater
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.ops.base import ForwardBatch, Residual
 from common.ops.cuda_ops import CudaOps
@@ -192,8 +193,7 @@ def run_rest(gpu: Gpu) -> None:
     for rows in (8, 64):
         run_sampler(rows, pdl=gpu.has_dependent_launch)
     rows, pdl = 8, gpu.has_dependent_launch
-    params = sampling_tensors([PADDING] * rows, META)
-    state = RowState(empty(rows), empty(rows), empty(rows), empty(rows), empty(rows, 64), params)
+    params, state = sampling_tensors([PADDING] * rows, META), RowLayout(rows, rows * 64).make_state(META)
     ring = TokenRing(torch.zeros((rows, 3), dtype=torch.int32), torch.zeros(rows, dtype=torch.int32))
     logits = empty(rows, MODEL.vocab_size, dtype=torch.float32)
     adjustments, mask_words = Adjustments(rows, MODEL.vocab_size, META).tensors, num_mask_words(MODEL.vocab_size)
@@ -204,8 +204,8 @@ def run_rest(gpu: Gpu) -> None:
         )
     logprobs(logits, params.num_logprobs, state.token_ids, pdl=pdl)
     land_logprobs(logits, params.num_logprobs, state.token_ids, make_logprob_ring(ring), pdl=pdl)
-    row_slots(state.positions, state.seq_lens, state.block_tables, BLOCK_SIZE, pdl=pdl)
-    update_rows(state, RowUpdates(empty(state.num_words(4, 9)), 4, 9))
+    row_slots(state.positions, state.seq_lens, state.block_tables.view(rows, 64), BLOCK_SIZE, pdl=pdl)
+    RowUpdater(state)(RowUpdates(empty(100), 4, 9))
     gather_blocks(1 << 40, empty(5), empty(10, 4096, dtype=torch.uint8), empty(5))
     embedding(state.token_ids, empty(MODEL.vocab_size, 2560, dtype=BF16), pdl=pdl)
     parts, whole = empty(4, rows, 2560, dtype=torch.float32), empty(rows, 2560, dtype=BF16)
