@@ -15,7 +15,7 @@ from common.wire.kv_layout import Counts
 from common.wire.memory_messages import KVOffer
 from common.wire.packing import unpack_array
 from common.wire.pool_shape import plus, shown
-from decode_worker.aborts import Aborts
+from decode_worker.attempts import Attempts
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 
@@ -59,7 +59,7 @@ class Waiting:
 class Offers:
     """Keeps offers until there is room; nobody else may take them meanwhile."""
 
-    def __init__(self, shared: SharedPool, scheduler: DecodeScheduler, aborts: Aborts, vocab_size: int) -> None:
+    def __init__(self, shared: SharedPool, scheduler: DecodeScheduler, aborts: Attempts, vocab_size: int) -> None:
         self.shared, self.scheduler, self.aborts, self.vocab_size = shared, scheduler, aborts, vocab_size
         self.waiting: deque[Waiting] = deque()
         self._failures: list[Failure] = []

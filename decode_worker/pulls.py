@@ -23,8 +23,8 @@ from common.wire.kv_layout import Counts
 from common.wire.memory_messages import KVOffer
 from common.wire.packing import unpack_ids
 from common.wire.pool_shape import plus
-from decode_worker.aborts import Aborts
 from decode_worker.ahead import SILENCE_S, Ahead, Begun
+from decode_worker.attempts import Attempts
 from decode_worker.copies import Copies, missing
 from decode_worker.offers import Failure, flaw, sequence_of
 from decode_worker.scheduler import DecodeScheduler
@@ -58,9 +58,10 @@ class Pulls:
     """Owns handoffs until they have arrived; sequences that are pulled belong to the scheduler."""
 
     def __init__(
-        self, engine: Engine, scheduler: DecodeScheduler, section: DecodeSection, sources: Sources, aborts: Aborts
+        self, engine: Engine, scheduler: DecodeScheduler, section: DecodeSection, sources: Sources, aborts: Attempts
     ) -> None:
         self.engine, self.scheduler, self.sources, self.aborts = engine, scheduler, sources, aborts
+        self.offered = Attempts()
         self.layout = scheduler.layout
         self.max_pulls = section.max_pulls
         self.ahead = Ahead(scheduler, engine.pool)
@@ -79,6 +80,7 @@ class Pulls:
     def add(self, visit: Visit, offer: KVOffer) -> None:
         """Queue an offer, or decline what can never be decoded here or was aborted before."""
         sequence = sequence_of(offer)
+        self.offered.note(*sequence.key)
         if visit.pool is None:  # a path that was lost and is not proven again
             self._decline(visit, offer)
             self._failures.append((sequence.key, ErrorCode.HANDOFF_LOST, "its pool is not mapped here"))
@@ -95,12 +97,15 @@ class Pulls:
             self.waiting.append(Handoff(sequence, visit, offer, source_ids))
 
     def progress(self, message: KVProgress) -> None:
-        """Pull what is complete of a prompt that goes on, once there is room; prompts that are complete come first."""
+        """Pull what is complete of a prompt that goes on, once there is room; prompts that are complete come first.
+
+        What is said of one that is offered was overtaken by its offer.
+        """
         request_id, attempt = key = (message.request_id, message.attempt)
         source_ids, source = unpack_ids(message.block_ids), self.sources.find(message.worker_id, message.epoch)
         self._drop_ahead(request_id, attempt - 1 if source_ids else attempt)
         pool = source.visit.pool if source is not None and source.visit is not None else None
-        if not source_ids or pool is None or self.aborts.cover(*key):
+        if not source_ids or pool is None or self.aborts.cover(*key) or self.offered.cover(*key):
             return
         if not self.waiting and self._may_be_of(message.num_tokens, pool.shape.by_group(source_ids)):
             self.ahead.begin(key, pool, message.num_tokens)
@@ -153,9 +158,10 @@ class Pulls:
             self.pulling.append(handoff)
 
     def tend(self) -> None:
-        """Let go of what is over, of what is lost with its memory server, and of aborts that are too old to matter."""
+        """Let go of what is over, of what is lost with its memory server, and of what is too old to matter."""
         self.ahead.tend()
         self.aborts.forget_old()
+        self.offered.forget_old()
         if self.hints and not self.waiting:
             self._follow_hint()
         for visit in self.sources.visits.tend(self._uses):
@@ -249,6 +255,7 @@ class Pulls:
         if begun is not None:
             self.ahead.take(sequence.key)
             tables, pulled, handoff.copies = begun.tables, begun.source_ids, begun.copies
+        self._drop_ahead(*sequence.key)  # what is not of these blocks
         self.scheduler.reserve(sequence, tables)
         rest = missing(sequence.tables, handoff.source_ids, pulled)
         assert handoff.visit.pool is not None, "what waits was offered in a pool that is mapped"

@@ -34,7 +34,7 @@ from common.wire.output_token import OutputToken
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.token_columns import TokenColumns
-from decode_worker.aborts import Aborts
+from decode_worker.attempts import Attempts
 from decode_worker.guides import Guides
 from decode_worker.inbox import Inbox
 from decode_worker.local_prompts import LocalPrompts
@@ -81,7 +81,7 @@ class DecodeWorker:
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, runner.batch, runner, hub, drain
         chunk_tokens = config.decode.local_chunk_tokens
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
-        self.poller, aborts = zmq.Poller(), Aborts()
+        self.poller, aborts = zmq.Poller(), Attempts()
         self.sources = Sources(engine, Visits(engine, (self.worker_id, self.epoch), self.poller), hub)
         self.pulls = Pulls(engine, self.scheduler, config.decode, self.sources, aborts)
         self.offers = Offers(engine.shared, self.scheduler, aborts, engine.vocab_size)

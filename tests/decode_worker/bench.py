@@ -17,7 +17,7 @@ from common.wire.messages import Message
 from common.wire.packing import pack_ids
 from common.wire.pool_shape import PoolShape
 from common.wire.sockets import Hub
-from decode_worker.aborts import Aborts
+from decode_worker.attempts import Attempts
 from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
@@ -133,7 +133,7 @@ class Rig:
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
         self.sources = Sources(engine, Visits(engine, ("d", 1), poller), hub)
-        self.pulls = Pulls(engine, self.scheduler, DecodeSection(), self.sources, Aborts())
+        self.pulls = Pulls(engine, self.scheduler, DecodeSection(), self.sources, Attempts())
         self.guests: dict[str, FakeGuest] = {}
         self.visits: dict[str, Visit] = {}
         self.pool = self.meet("p")

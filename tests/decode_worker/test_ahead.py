@@ -150,6 +150,7 @@ def test_blocks_that_are_not_the_handoffs_do_not_count() -> None:
     rig.hand_off("a", 16, [21, 22, 23, 24])
     rig.turn()
     assert rig.copied() == [[11, 12], [21, 22, 23, 24]]
+    assert not rig.pulls.ahead.begun, "nothing more is said of what was begun"
 
 
 def test_blocks_of_the_same_number_and_another_lease_do_not_count() -> None:
@@ -158,6 +159,28 @@ def test_blocks_of_the_same_number_and_another_lease_do_not_count() -> None:
     rig.hand_off("a", 16, [11, 12, 13, 14])
     rig.turn()
     assert rig.copied() == [[11, 12], [11, 12, 13, 14]]
+
+
+@pytest.mark.parametrize("when", ["it waits", "it is pulled", "it is decoded", "it is over"])
+def test_what_its_offer_has_overtaken_begins_nothing(when: str) -> None:
+    """Memory servers and prefill workers have sockets of their own."""
+    rig = Rig(max_num_seqs=1)
+    if when == "it waits":
+        rig.hand_off("first", 4, [1])
+        rig.turn()
+    rig.hand_off("a", 30, list(range(11, 19)))
+    rig.turn()
+    if when in ("it is decoded", "it is over"):
+        rig.end_copies()
+        rig.turn()
+    if when == "it is over":
+        rig.scheduler.end(*rig.scheduler.find("a", 0))
+    num_copies = len(rig.pool.copies)
+    rig.progress("a", 30, [11, 12])
+    rig.turn()
+    assert not rig.pulls.ahead and not rig.pulls.hints and len(rig.pool.copies) == num_copies
+    rig.progress("a", 30, [11, 12], attempt=1)
+    assert rig.pulls.ahead.begun or rig.pulls.hints, "another attempt, which may come here again"
 
 
 def test_complete_prompts_come_before_those_that_go_on() -> None:

@@ -13,7 +13,7 @@ from common.wire.packing import pack_ids
 from common.wire.router_link import RouterLink
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
-from decode_worker.aborts import Aborts
+from decode_worker.attempts import Attempts
 from decode_worker.guides import Guides
 from decode_worker.inbox import Inbox
 from decode_worker.local_prompts import LocalPrompts
@@ -37,7 +37,7 @@ class Rig:
         ids = range(1, num_at_hand + 1)
         self.shared.magazine.leased(BlocksLeased(pack_ids(ids), pack_ids([1] * num_at_hand)))
         self.scheduler = DecodeScheduler(self.shared.magazine, max_num_seqs, 1000)
-        self.aborts = Aborts()
+        self.aborts = Attempts()
         self.offers = Offers(self.shared, self.scheduler, self.aborts, VOCAB)
         self.num_offered = 0
 

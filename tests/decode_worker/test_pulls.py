@@ -4,8 +4,8 @@ import pytest
 
 from common.errors import ErrorCode
 from common.wire.handoff_messages import KVPathResult
-from decode_worker import aborts
-from decode_worker.aborts import Aborts
+from decode_worker import attempts
+from decode_worker.attempts import Attempts
 from tests.decode_worker.bench import Rig
 
 
@@ -120,15 +120,15 @@ def test_what_waits_and_what_is_pulled_is_here() -> None:
     assert not rig.pulls.has(("waits", 1))
 
 
-def test_an_abort_is_remembered_for_a_while_and_costs_nothing_at_each_look() -> None:
+def test_an_attempt_is_remembered_for_a_while_and_costs_nothing_at_each_look() -> None:
     now_s = 0.0
-    remembered = Aborts(clock=lambda: now_s)
+    remembered = Attempts(clock=lambda: now_s)
     remembered.note("a", 2)
     remembered.note("b", 0)
     now_s = 50.0
     remembered.note("a", 1)
     assert remembered.cover("a", 2) and not remembered.cover("a", 3) and not remembered.cover("c", 0)
-    now_s = aborts.MEMORY_S
+    now_s = attempts.MEMORY_S
     remembered.forget_old()
     assert remembered.cover("a", 2) and not remembered.cover("b", 0)
     now_s += 50.0

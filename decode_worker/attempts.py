@@ -1,14 +1,17 @@
-"""Aborts that came before what they abort: router and prefill workers have sockets of their own, so no order holds."""
+"""What makes a message void that is still on its way: whoever speaks has a socket of its own, so no order holds.
+
+An abort may come before what it aborts, and an offer before what was said of its prompt while that was computed.
+"""
 
 import time
 from collections.abc import Callable
 
 MEMORY_S = 60.0
-"""How long an abort is remembered."""
+"""How long an attempt is remembered."""
 
 
-class Aborts:
-    """The latest aborted attempt of each request that was aborted lately."""
+class Attempts:
+    """The latest attempt of each request to which something happened lately."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -18,12 +21,12 @@ class Aborts:
         return len(self._noted)
 
     def note(self, request_id: str, attempt: int) -> None:
-        """Every attempt up to `attempt` is aborted."""
+        """It happened to every attempt up to `attempt`."""
         earlier, _ = self._noted.pop(request_id, (attempt, 0.0))
         self._noted[request_id] = (max(attempt, earlier), self._clock())
 
     def cover(self, request_id: str, attempt: int) -> bool:
-        """Whether that attempt was aborted."""
+        """Whether it happened to that attempt."""
         return request_id in self._noted and attempt <= self._noted[request_id][0]
 
     def forget_old(self) -> None:
