@@ -72,9 +72,10 @@ class Dispatcher:
     def num_active(self) -> int:
         return len(self._active)
 
-    def num_bound(self, worker: Member) -> int:
-        """Completions that need that worker."""
-        return sum(self._current(c.request_id, c.attempt, worker) is not None for c in self._active.values())
+    def needing(self, worker: Member) -> list[Completion]:
+        """Completions that cannot do without that worker."""
+        its = (c for c in self._active.values() if self._current(c.request_id, c.attempt, worker) is not None)
+        return [completion for completion in its if not completion.is_handed_over_by(worker)]
 
     def queue_sizes(self) -> tuple[int, int, int]:
         """Completions queued, their prompt tokens, completions at workers."""
@@ -186,10 +187,9 @@ class Dispatcher:
 
     def on_worker_lost(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
         """Replay what needs that incarnation, which is no longer in the pool; requests `unsent` never got there."""
-        lost = [c for c in self._active.values() if self._current(c.request_id, c.attempt, worker) is not None]
-        for completion in [completion for completion in lost if completion.is_handed_over_by(worker)]:
-            completion.is_past_prefill = True  # if the handoff was lost, too, an inquiry shows it
-            lost.remove(completion)
+        for completion in self._active.values():  # if a handoff was lost, too, an inquiry shows it
+            completion.is_past_prefill |= completion.is_handed_over_by(worker)
+        lost = self.needing(worker)
         blame(lost, worker, self._limits, unsent)
         for completion in lost:
             self._act_on(completion, self._replay, "worker_lost", f"{worker.id}: {reason}")

@@ -104,7 +104,7 @@ class Membership:
             self._pool.drain(worker)
             logger.info("%s is leaving; it gets nothing new", worker)
             self._dispatcher.pump()
-        num_bound = self._dispatcher.num_bound(worker) if worker is not None else 0
+        num_bound = len(self._dispatcher.needing(worker)) if worker is not None else 0
         self._send(connection_of(leaving.worker_id, leaving.epoch), StillBound(num_bound))
 
     def dismiss_all(self) -> None:

@@ -166,9 +166,9 @@ class Completion:
         return len(self.outputs) > self.first_index + num_before
 
     def is_handed_over_by(self, worker: Member) -> bool:
-        """Whether that prefill worker has done all it had to, so that its death means nothing: the pool outlives it."""
+        """Whether that prefill worker has done all it had to: what is handed over outlives it, in its memory server."""
         route = self.route
-        if route is None or not route.is_shared or worker is not route.prefill:
+        if route is None or route.is_local or worker is not route.prefill:
             return False
         return self.state is State.PREFILLING and not self.sent_tokens
 

@@ -45,7 +45,6 @@ class Route:
     decode: Member
     expected_blocks: Counts  # at the decode worker
     overtakes: bool = False  # sent ahead of its turn
-    is_shared: bool = False  # both have one pool: what is handed over in it outlives who did
 
     @property
     def is_local(self) -> bool:

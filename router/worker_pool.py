@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from common.config import NetSection
-from common.wire.messages import SHARED_POOL, Heartbeat, KVPathReport, Role, WorkerReady
+from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
 from common.wire.pool_shape import minus, plus
 from router.member import NO_TRANSPORT, Member
 from router.route import Demand, Route
@@ -159,7 +159,7 @@ class WorkerPool:
             if ready:
                 prefill = min(ready, key=lambda w: (w is demand.avoided, w.outstanding_tokens, w.last_turn))
                 num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
-                return Route(prefill, decode, num_blocks, overtakes, self._is_shared(prefill, decode))
+                return Route(prefill, decode, num_blocks, overtakes)
         return None
 
     def longest(self) -> int:
@@ -264,10 +264,6 @@ class WorkerPool:
         is_tried = (prefill.id, prefill.epoch, decode.id, decode.epoch) in self._paths
         since_s = max(prefill.joined_s, decode.joined_s)
         return not is_tried and decode.ready.transport != NO_TRANSPORT and self._clock() - since_s < MEETING_S
-
-    def _is_shared(self, prefill: Member, decode: Member) -> bool:
-        path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
-        return path is not None and path.transport == SHARED_POOL
 
     def _has_room(self, worker: Member, _: Demand) -> bool:
         if worker.ready.role is Role.DECODE:

@@ -107,8 +107,8 @@ async def test_prompts_in_another_pool_outlive_who_computed_them_and_are_lost_wi
             system.holds.texts.set(1)  # the token that comes with the prompt
             task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=20, ignore_eos=True))
             await begun(task, streams, 1)
-            await asyncio.to_thread(system.kill, victim)
             log = system.log("router")
+            await asyncio.to_thread(system.kill, victim)
             if victim == "memory":
                 assert await asyncio.to_thread(system.processes.pop("prefill-0").wait, TIMEOUT_S) == 0
                 system.start_memory()

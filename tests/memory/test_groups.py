@@ -32,7 +32,7 @@ from common.wire.memory_messages import (
 )
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
-from decode_worker.aborts import Aborts
+from decode_worker.attempts import Attempts
 from decode_worker.offers import Offers
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
@@ -161,7 +161,7 @@ class Decode(Worker):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.scheduler = DecodeScheduler(self.shared.magazine, MAX_ROWS, MAX_LEN)
-        self.offers = Offers(self.shared, self.scheduler, Aborts(), 1000)
+        self.offers = Offers(self.shared, self.scheduler, Attempts(), 1000)
         self.over: list[DecodeSequence] = []
         self.num_preempted = 0
 

@@ -114,27 +114,19 @@ def test_a_decode_worker_lost_mid_stream_and_the_old_attempt_talking_on() -> Non
     bench.assert_idle()
 
 
-def test_a_prefill_worker_lost_after_the_handoff_matters_only_until_the_decode_worker_has_spoken() -> None:
+@pytest.mark.parametrize("transport", [SHARED_POOL, "shm"])
+def test_what_was_handed_over_outlives_the_prefill_worker(transport: str) -> None:
+    """In a memory server, from which the decode worker takes it or pulls it."""
     bench = Bench()
-    before, after = bench.submit(), bench.submit()
-    for completion in (before, after):
-        bench.token(bench.route(completion).prefill, completion, 0, 1)
-    bench.token(bench.decodes[0], after, 1, 2)
-    bench.lose(bench.prefills[0])
-    assert before.attempt == 1
-    assert after.attempt == 0
-    assert bench.route(before).is_local
-    assert after.state is State.DECODING
-
-
-def test_what_was_handed_over_in_a_shared_pool_outlives_the_prefill_worker() -> None:
-    bench = Bench()
-    bench.pool.set_path(kv_path("p0", "d0", transport=SHARED_POOL, gb_per_s=0.0))
-    computing, handed_over, lost = bench.submit(), bench.submit(), bench.submit()
-    for completion in (handed_over, lost):
+    bench.pool.set_path(kv_path("p0", "d0", transport=transport))
+    computing, handed_over, lost, decoding = (bench.submit() for _ in range(4))
+    for completion in (handed_over, lost, decoding):
         bench.token(bench.prefills[0], completion, 0, 1)
+    bench.token(bench.decodes[0], decoding, 1, 2)
+    assert bench.dispatcher.needing(bench.prefills[0]) == [computing], "it may leave without the others"
     bench.lose(bench.prefills[0])
-    assert [completion.attempt for completion in (computing, handed_over, lost)] == [1, 0, 0]
+    assert [completion.attempt for completion in (computing, handed_over, lost, decoding)] == [1, 0, 0, 0]
+    assert bench.route(computing).is_local and decoding.state is State.DECODING
     assert handed_over.is_past_prefill, "should nothing come, the decode worker is asked"
     bench.token(bench.decodes[0], handed_over, 1, 2, LENGTH)
     assert result_of(handed_over) == Result("bc", "length", None)
