@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from common.errors import ErrorCode
-from common.kv.tables import Tables, num_handed_over, num_lacking, tables_handed_over
+from common.kv.tables import Tables, held_by, num_handed_over, num_lacking, tables_handed_over
 from common.memory.shared_pool import SharedPool
 from common.serving.vocabulary import stranger
 from common.wire.kv_layout import Counts
@@ -119,8 +119,10 @@ class Offers:
         """Give the blocks of the latest offer to what is decoded already; whether there was one."""
         if not self.waiting:
             return False
-        offer = self.waiting.pop().offer
-        self.scheduler.allocator.free(self.shared.accept(offer))
+        latest = self.waiting.pop()
+        offer = latest.offer
+        self.shared.accept(offer)
+        self.scheduler.allocator.free(held_by(latest.tables))
         reason = f"{self.shortage}, what is decoded already goes first"
         self._failures.append(((offer.request_id, offer.attempt), ErrorCode.PREEMPTED, reason))
         return True

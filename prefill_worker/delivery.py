@@ -48,7 +48,7 @@ class Delivery:
         if target is None or target.is_shared:
             return
         sequence.was_announced = True
-        ids, generations = pack_ids(block_ids), pack_ids(self.shared.magazine.generations(block_ids))
+        ids, generations = pack_ids(block_ids), self.shared.magazine.generations(block_ids).tobytes()
         num_tokens = len(sequence.token_ids)
         target.spoke.send(KVProgress(self.worker_id, self.epoch, *sequence.key, num_tokens, ids, generations))
 

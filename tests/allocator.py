@@ -1,6 +1,8 @@
 """An allocator that has a pool to itself, for what needs one and no memory server."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from common.errors import KVError, OutOfBlocks
 from common.wire.kv_layout import Counts
@@ -72,11 +74,11 @@ class BlockAllocator:
         if sorted(seen) != [i for i in range(self.shape.num_ids) if i not in self.shape.proof_ids]:
             raise KVError(f"{len(seen)} blocks accounted for, {sum(self.capacity)} in the pool")
 
-    def generations(self, block_ids: Iterable[int]) -> list[int]:
+    def generations(self, block_ids: Sequence[int]) -> np.ndarray:
         """Each its own number, as if it were leased once."""
-        return list(block_ids)
+        return np.array(block_ids, np.int32)
 
-    def release(self, block_ids: Iterable[int]) -> list[int]:
+    def release(self, block_ids: Sequence[int]) -> np.ndarray:
         """They are another's."""
         self._others |= set(block_ids)
         return self.generations(block_ids)

@@ -42,7 +42,7 @@ class LonePool:
         sampling: SamplingParams,
         block_ids: Sequence[int],
     ) -> bool:
-        ids, generations = pack_ids(block_ids), pack_ids(self.magazine.release(block_ids))
+        ids, generations = pack_ids(block_ids), self.magazine.release(block_ids).tobytes()
         self.offered.append(KVOffer(*target, *key, pack_ids(token_ids), num_outputs, sampling, ids, generations))
         return True
 

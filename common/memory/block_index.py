@@ -11,9 +11,11 @@ otherwise.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 from common.memory.exchange import Misbehaved
 from common.wire.fields import MAX_INT32
@@ -21,6 +23,7 @@ from common.wire.kv_layout import Counts
 from common.wire.pool_shape import PoolShape, are_enough
 
 NOBODY = -1
+Item = TypeVar("Item")
 
 
 class BlockState(IntEnum):
@@ -28,6 +31,16 @@ class BlockState(IntEnum):
     LEASED = 1
     OFFERED = 2
     QUARANTINED = 3
+
+
+class Claim(NamedTuple):
+    """What a block is to whom."""
+
+    state: BlockState
+    client: int  # of what is offered, who may take it; of what is quarantined, who had it
+
+
+FREE = Claim(BlockState.FREE, NOBODY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +61,11 @@ class BlockIndex:
 
     def __init__(self, shape: PoolShape, on_free: Callable[[Sequence[int]], None] | None = None) -> None:
         self.shape, self.on_free = shape, on_free
-        self.state = bytearray(shape.num_ids)
-        self.holder = [NOBODY] * shape.num_ids
+        self.claims = [FREE] * shape.num_ids
         self.generation = [0] * shape.num_ids
         begins = zip(shape.proof_ids, shape.num_blocks, strict=True)
         self.free_ids = [list(range(begin + count - 1, begin, -1)) for begin, count in begins]  # by group
-        self.offers: dict[OfferKey, list[int]] = {}
+        self.offers: dict[OfferKey, Sequence[int]] = {}
         self.num_leased: Counter[int] = Counter()  # by client
         self.num_quarantined: Counter[int] = Counter()
 
@@ -66,8 +78,8 @@ class BlockIndex:
     def num_offered(self) -> int:
         return sum(map(len, self.offers.values()))
 
-    def generations(self, block_ids: Iterable[int]) -> list[int]:
-        return [self.generation[block_id] for block_id in block_ids]
+    def generations(self, block_ids: Sequence[int]) -> list[int]:
+        return _items(self.generation, block_ids)
 
     def lease(self, client: int, counts: Counts) -> list[int]:
         """Give that many free blocks of each group, of which there must be so many."""
@@ -76,7 +88,7 @@ class BlockIndex:
         block_ids = [free_ids.pop() for free_ids, count in pairs for _ in range(count)]
         for block_id in block_ids:
             self.generation[block_id] = self.generation[block_id] % MAX_INT32 + 1
-        self._move(block_ids, BlockState.LEASED, client)
+        self._move(block_ids, Claim(BlockState.LEASED, client))
         self.num_leased[client] += len(block_ids)
         return block_ids
 
@@ -92,13 +104,13 @@ class BlockIndex:
         if key in self.offers:
             raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is offered already")
         self.num_leased[client] -= len(block_ids)
-        self._move(block_ids, BlockState.OFFERED, key.client)
-        self.offers[key] = list(block_ids)
+        self._move(block_ids, Claim(BlockState.OFFERED, key.client))
+        self.offers[key] = block_ids
 
     def accept(self, key: OfferKey) -> None:
         """The offer is who it was made to's own."""
         block_ids = self._taken(key)
-        self._move(block_ids, BlockState.LEASED, key.client)
+        self._move(block_ids, Claim(BlockState.LEASED, key.client))
         self.num_leased[key.client] += len(block_ids)
 
     def decline(self, key: OfferKey) -> None:
@@ -119,7 +131,7 @@ class BlockIndex:
         How many blocks those are.
         """
         if count := self.num_leased.pop(client, 0) + self._forget_offers_to(client):
-            self._move(self._held(client), BlockState.QUARANTINED, client)
+            self._move(self._held(client), Claim(BlockState.QUARANTINED, client))
             self.num_quarantined[client] = count
         return count
 
@@ -134,35 +146,50 @@ class BlockIndex:
         """Raise Misbehaved unless all are this client's, by this very lease, each named once."""
         if len(set(block_ids)) != len(block_ids):
             raise Misbehaved("a block is named twice")
-        for block_id, generation in zip(block_ids, generations, strict=True):
-            if block_id >= self.shape.num_ids:
-                raise Misbehaved(f"block {block_id} of a pool of {self.shape.num_ids}")
-            if self.state[block_id] != BlockState.LEASED or self.holder[block_id] != client:
-                raise Misbehaved(f"block {block_id} is {BlockState(self.state[block_id]).name}, and not its own")
-            if self.generation[block_id] != generation:
-                raise Misbehaved(f"block {block_id} is of generation {self.generation[block_id]}, not {generation}")
+        try:
+            claims, leased = _items(self.claims, block_ids), self.generations(block_ids)
+        except IndexError:
+            raise Misbehaved(f"block {max(block_ids)} of a pool of {self.shape.num_ids}") from None
+        if _are_all(claims, Claim(BlockState.LEASED, client)) and leased == generations:
+            return
+        for block_id, claim, lease, generation in zip(block_ids, claims, leased, generations, strict=True):
+            if claim != Claim(BlockState.LEASED, client):
+                raise Misbehaved(f"block {block_id} is {claim.state.name}, and not its own")
+            if lease != generation:
+                raise Misbehaved(f"block {block_id} is of generation {lease}, not {generation}")
 
-    def _taken(self, key: OfferKey) -> list[int]:
+    def _taken(self, key: OfferKey) -> Sequence[int]:
         block_ids = self.offers.pop(key, None)
         if block_ids is None:
             raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is not offered to it")
         return block_ids
 
     def _forget_offers_to(self, client: int) -> int:
-        """The blocks have it for their holder all the same. How many those are."""
+        """The blocks have it for their client all the same. How many those are."""
         return sum(len(self.offers.pop(key)) for key in list(self.offers) if key.client == client)
 
     def _held(self, client: int) -> list[int]:
         """In whatever state."""
-        return [block_id for block_id, holder in enumerate(self.holder) if holder == client]
+        return [block_id for block_id, claim in enumerate(self.claims) if claim.client == client]
 
     def _release(self, block_ids: Sequence[int]) -> None:
         if self.on_free is not None:
             self.on_free(block_ids)
-        self._move(block_ids, BlockState.FREE, NOBODY)
+        self._move(block_ids, FREE)
         for free_ids, freed in zip(self.free_ids, self.shape.by_group(block_ids), strict=True):
             free_ids += freed
 
-    def _move(self, block_ids: Iterable[int], state: BlockState, client: int) -> None:
+    def _move(self, block_ids: Sequence[int], claim: Claim) -> None:
+        claims = self.claims
         for block_id in block_ids:
-            self.state[block_id], self.holder[block_id] = state, client
+            claims[block_id] = claim
+
+
+def _items(values: list[Item], places: Sequence[int]) -> list[Item]:
+    """Those at so many places, of which a long prompt has thousands: not one by one."""
+    return list(itemgetter(*places)(values)) if len(places) > 1 else [values[place] for place in places]
+
+
+def _are_all(claims: list[Claim], claim: Claim) -> bool:
+    """Whether all are equal to it; most are the same as the first, not merely equal."""
+    return not claims or (claims[0] == claim and claims.count(claims[0]) == len(claims))

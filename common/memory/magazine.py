@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 
+import numpy as np
+
 from common.errors import KVError, OutOfBlocks
 from common.wire.kv_layout import Counts
 from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksWanted, MemoryMessage
@@ -41,8 +43,8 @@ class Magazine:
         self.shape, self.capacity = shape, shape.capacity
         self._send, self._clock = send, clock
         self._at_hand: list[list[int]] = [[] for _ in self.capacity]  # by group
-        self._is_at_hand = bytearray(shape.num_ids)
-        self._generation: dict[int, int] = {}  # of all that is leased
+        self._is_at_hand = np.zeros(shape.num_ids, bool)
+        self._generation = np.zeros(shape.num_ids, np.int32)  # of all that is leased; 0 of what is not
         self._num_leased = [0] * len(self.capacity)  # by group
         self._lacking, self._lacking_s = shape.layout.nothing, 0.0  # the least that somebody lacks, and when he said so
         self._is_said = False  # since the last `tend`: what was said before has grown, or is no longer lacking
@@ -64,7 +66,8 @@ class Magazine:
     @property
     def in_use(self) -> list[int]:
         """Blocks that are leased and not at hand."""
-        return [block_id for block_id in self._generation if not self._is_at_hand[block_id]]
+        in_use: list[int] = np.flatnonzero((self._generation != 0) & ~self._is_at_hand).tolist()
+        return in_use
 
     def has(self, counts: Counts) -> bool:
         """Whether so many are at hand of each group."""
@@ -93,27 +96,35 @@ class Magazine:
 
     def free(self, block_ids: Iterable[int]) -> None:
         """Take blocks back that nothing on the device touches; raises KVError for what is not in use here."""
-        for at_hand, freed in zip(self._at_hand, self.shape.by_group(block_ids), strict=True):
-            for block_id in freed:
-                self._check_use(block_id)
-                self._is_at_hand[block_id] = 1
-                at_hand.append(block_id)
+        if not (freed := list(block_ids)):
+            return
+        self._is_at_hand[self._checked(freed)] = True
+        for at_hand, of_group in zip(self._at_hand, self.shape.by_group(freed), strict=True):
+            at_hand += of_group
 
-    def generations(self, block_ids: Iterable[int]) -> list[int]:
-        """By which the server knows these leases of blocks in use."""
-        return [self._generation[block_id] for block_id in block_ids]
+    def generations(self, block_ids: Sequence[int]) -> np.ndarray:
+        """By which the server knows these leases of blocks in use: [num_ids] int32."""
+        generations: np.ndarray = self._generation[np.asarray(block_ids, np.int32)]
+        return generations
 
-    def release(self, block_ids: Sequence[int]) -> list[int]:
-        """Blocks in use become another's; returns their generations."""
-        for block_id in block_ids:
-            self._check_use(block_id)
+    def release(self, block_ids: Sequence[int]) -> np.ndarray:
+        """Blocks in use become another's; returns their generations: [num_ids] int32."""
+        ids = self._checked(block_ids)
+        generations: np.ndarray = self._generation[ids]
+        self._generation[ids] = 0
         self._count(block_ids, -1)
-        return [self._generation.pop(block_id) for block_id in block_ids]
+        return generations
 
     def adopt(self, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """Another's blocks are in use here."""
         self._count(block_ids, 1)
-        self._generation.update(zip(block_ids, generations, strict=True))
+        self._generation[np.asarray(block_ids, np.int32)] = generations
+
+    @property
+    def leases(self) -> dict[int, int]:
+        """All blocks that are leased here, each with its generation."""
+        block_ids = np.flatnonzero(self._generation)
+        return dict(zip(block_ids.tolist(), self._generation[block_ids].tolist(), strict=True))
 
     def leased(self, message: BlocksLeased) -> None:
         """The server gives what was wanted."""
@@ -165,23 +176,30 @@ class Magazine:
             self._send(BlocksWanted(counts))
 
     def _pop(self, counts: Counts) -> list[list[int]]:
-        pairs = zip(self._at_hand, counts, strict=True)
-        taken = [[at_hand.pop() for _ in range(count)] for at_hand, count in pairs]
-        for block_id in chain.from_iterable(taken):
-            self._is_at_hand[block_id] = 0
+        taken = []
+        for at_hand, count in zip(self._at_hand, counts, strict=True):
+            taken.append(at_hand[: -count - 1 : -1])
+            del at_hand[len(at_hand) - count :]
+            self._is_at_hand[taken[-1]] = False
         return taken
 
     def _give_back(self, counts: Counts) -> None:
         block_ids = list(chain.from_iterable(self._pop(counts)))
-        self._send(BlocksFreed(pack_ids(block_ids), pack_ids(self.release(block_ids))))
+        self._send(BlocksFreed(pack_ids(block_ids), self.release(block_ids).tobytes()))
 
     def _count(self, block_ids: Sequence[int], sign: int) -> None:
         for number, of_group in enumerate(self.shape.by_group(block_ids)):
             self._num_leased[number] += sign * len(of_group)
 
-    def _check_use(self, block_id: int) -> None:
-        if block_id not in self._generation or self._is_at_hand[block_id]:
-            raise KVError(f"block {block_id} is not in use here: it was freed twice, or never leased")
+    def _checked(self, block_ids: Sequence[int]) -> np.ndarray:
+        """These; raises KVError unless each is in use here, and named once."""
+        ids = np.asarray(block_ids, np.int32)
+        are_in_use = (self._generation[ids] != 0) & ~self._is_at_hand[ids]
+        if not are_in_use.all():
+            raise KVError(f"block {ids[~are_in_use][0]} is not in use here: it was freed twice, or never leased")
+        if len(set(block_ids)) != len(ids):
+            raise KVError(f"a block is named twice among {len(ids)}")
+        return ids
 
 
 def _usual(at_hand: int, lacking: int, level: int, floor: int, capacity: int) -> tuple[int, int]:

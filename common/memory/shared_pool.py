@@ -22,7 +22,7 @@ from common.wire.memory_messages import (
     PoolShortage,
 )
 from common.wire.messages import Message
-from common.wire.packing import pack_ids, unpack_ids
+from common.wire.packing import pack_ids, unpack_array, unpack_ids
 from common.wire.sampling_params import SamplingParams
 
 FIRST_BLOCKS, FIRST_S = 4, 60.0
@@ -99,16 +99,14 @@ class SharedPool:
             key: request id and attempt.
             token_ids: prompt and outputs, the one just sampled included.
         """
-        ids, generations = pack_ids(block_ids), pack_ids(self.magazine.release(block_ids))
+        ids, generations = pack_ids(block_ids), self.magazine.release(block_ids).tobytes()
         self._send(KVOffer(*target, *key, pack_ids(token_ids), num_outputs, sampling, ids, generations))
         return not self.problem
 
-    def accept(self, offer: KVOffer) -> list[int]:
-        """The blocks of the offer, in use here from now on."""
-        block_ids = unpack_ids(offer.block_ids)
-        self.magazine.adopt(block_ids, unpack_ids(offer.generations))
+    def accept(self, offer: KVOffer) -> None:
+        """The blocks of the offer are in use here from now on."""
+        self.magazine.adopt(unpack_array(offer.block_ids), unpack_array(offer.generations))
         self._send(KVAccepted(offer.request_id, offer.attempt))
-        return block_ids
 
     def by_group(self, offer: KVOffer) -> list[list[int]]:
         """The blocks of the offer."""

@@ -37,12 +37,12 @@ class PoolShape:
         """The first number of each group."""
         return list(accumulate(self.num_blocks[:-1], initial=0))
 
-    @property
+    @cached_property
     def num_ids(self) -> int:
         """Blocks in all; their numbers are below."""
         return sum(self.num_blocks)
 
-    @property
+    @cached_property
     def capacity(self) -> Counts:
         """Blocks that can be had at most."""
         return tuple(count - 1 for count in self.num_blocks)

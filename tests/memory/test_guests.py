@@ -79,7 +79,7 @@ class House:
     def num_claimed(self) -> int:
         """Blocks that are neither free nor offered nor the prefill worker's."""
         num_blocks, num_free, num_offered, num_quarantined = self.usage()
-        return num_blocks - num_free - num_offered - num_quarantined - len(self.pool.magazine._generation)
+        return num_blocks - num_free - num_offered - num_quarantined - len(self.pool.magazine.leases)
 
     def is_let_go(self) -> bool:
         self.guest.look()

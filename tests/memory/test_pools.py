@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common.errors import MemoryShort
 from common.memory.backing import Memory
-from common.memory.block_index import NOBODY, BlockIndex, BlockState, OfferKey
+from common.memory.block_index import FREE, BlockIndex, BlockState, OfferKey
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.magazine import LACKING_S, PATIENCE_S, Magazine
 from common.memory.pattern import pattern
@@ -87,7 +87,7 @@ class Worker:
     @property
     def writable(self) -> set[int]:
         """Blocks that this worker may write, at hand or in use."""
-        return set(self.magazine._generation)
+        return set(self.magazine.leases)
 
 
 class Machine(RuleBasedStateMachine):
@@ -183,7 +183,7 @@ class Machine(RuleBasedStateMachine):
         if givers:
             giver, taker = givers[index % len(givers)], takers[to % len(takers)]
             block_ids = giver.sequences.pop()
-            generations = giver.magazine.release(block_ids)
+            generations = giver.magazine.release(block_ids).tolist()
             self.num_offers += 1
             giver.said.append(offer_of(taker.client, f"r{self.num_offers}", block_ids, generations))
 
@@ -227,7 +227,7 @@ class Machine(RuleBasedStateMachine):
         if len(alive) > 1:
             worker = alive[index % len(alive)]
             block_ids = worker.magazine.in_use
-            worker.said.append(PoolLeft(pack_ids(block_ids), pack_ids(worker.magazine.generations(block_ids))))
+            worker.said.append(PoolLeft(pack_ids(block_ids), worker.magazine.generations(block_ids).tobytes()))
             while worker.said:
                 self._server_reads(worker)
             worker.is_dead = True
@@ -261,13 +261,13 @@ class Machine(RuleBasedStateMachine):
             elif worker.client in self.pools.of_client:
                 written = list(chain.from_iterable(worker.sequences))
                 writers.update(written)
-                assert all(index.state[block_id] == BlockState.QUARANTINED for block_id in written)
+                assert all(index.claims[block_id].state is BlockState.QUARANTINED for block_id in written)
         assert not writers or max(writers.values()) == 1, writers
 
     @invariant()
     def every_block_is_somewhere_once(self) -> None:
         index, proof_ids = self.pools.pools[self.shape.layout].index, self.shape.proof_ids
-        states = Counter(BlockState(state) for state in index.state)
+        states = Counter(claim.state for claim in index.claims)
         free_ids = list(chain.from_iterable(index.free_ids))
         assert states[BlockState.FREE] - len(proof_ids) == sum(index.num_free) == len(set(free_ids))
         assert self.shape.by_group(free_ids) == index.free_ids
@@ -276,7 +276,7 @@ class Machine(RuleBasedStateMachine):
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
         for proof_id in proof_ids:
             at, size = self.shape.place(proof_id)
-            assert index.state[proof_id] == BlockState.FREE and proof_id not in free_ids
+            assert index.claims[proof_id] == FREE and proof_id not in free_ids
             expected = pattern(self.pools.pools[self.shape.layout].pool_id, proof_id, size)
             assert self.made[-1].content[at : at + size] == expected
 
@@ -567,10 +567,10 @@ def test_generations_go_round() -> None:
     index = BlockIndex(PoolShape(LAYOUT, (2,)))
     index.generation[1] = (1 << 31) - 1
     assert index.lease(0, (1,)) == [1] and index.generation[1] == 1
-    assert index.holder == [NOBODY, 0]
+    assert index.claims == [FREE, (BlockState.LEASED, 0)]
     index.offer(0, OfferKey(1, "r", 0), [1], [1])
     index.accept(OfferKey(1, "r", 0))
-    assert index.holder == [NOBODY, 1]
+    assert index.claims == [FREE, (BlockState.LEASED, 1)]
 
 
 def test_what_is_lacking_is_kept_a_moment_and_a_shortage_is_told_from_a_late_answer() -> None:

@@ -115,7 +115,7 @@ class SharedPoolSimulation:
         self.ttft_s[int(sequence.request_id)] = self.now_s - asked.arrival_s
         block_ids = worker.scheduler.take(sequence)
         generations = worker.magazine.release(block_ids)
-        ids = pack_ids(block_ids), pack_ids(generations)
+        ids = pack_ids(block_ids), generations.tobytes()
         offer = KVOffer("d", 1, sequence.request_id, 0, pack_ids([0]), 1, SamplingParams(), *ids)
         self.pools.offered(worker.client, offer)
         self.pools.accepted(DECODER, KVAccepted(offer.request_id, 0))
