@@ -61,7 +61,10 @@ class DecodeBatch:
         self.adjustments.fill([_slot_fill(fill) for fill in new if fill.state_slot != NO_SLOT])
         if changes:
             self._update(self._stage.pack(changes))
-            self._stage.launched()
+
+    def launched(self) -> None:
+        """A step is on its way, so there is time for what need not come before it."""
+        self._stage.launched()
 
 
 def _slot_fill(fill: Fill) -> SlotFill:

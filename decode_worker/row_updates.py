@@ -56,7 +56,7 @@ class RowStage:
         self._words = WordStage(device)
 
     def pack(self, changes: SequenceOf[Change]) -> RowUpdates:
-        """The changes, until `launched`."""
+        """The changes, to be launched before others are packed."""
         heads, pieces = array("i"), list[Entries]()
         for change in changes:
             if isinstance(change, Fill):
@@ -64,29 +64,31 @@ class RowStage:
                 seq_len = min(self.max_len, sequence.num_scheduled)
                 heads.extend((change.row, change.source, sequence.token_ids[-1], seq_len))
                 record = np.frombuffer(row_record(change.state_slot, sequence.sampling), np.int32)
-                pieces.append(Entries(self.layout.record_places(change.row), record))
+                pieces.append(Entries(self.layout.record_places[change.row], record))
                 groups = zip(sequence.tables, self.places, strict=True)
                 pieces += [self._table(change.row, *of_group) for of_group in groups]
             elif isinstance(change, Clear):
                 heads.extend((change.row, -1, 0, 0))
-                pieces.append(Entries(self.layout.record_places(change.row), _PADDING))
+                pieces.append(Entries(self.layout.record_places[change.row], _PADDING))
         pieces.append(self._grown([change for change in changes if isinstance(change, Grow)]))
         num_entries = sum(len(piece.places) for piece in pieces)
         num_words = len(heads) + 2 * num_entries
-        words = self._words.room(num_words)
+        buffer = self._words.room(num_words)
         places, entries = [piece.places for piece in pieces], [piece.words for piece in pieces]
-        np.concatenate((heads, *places, *entries), out=words.numpy()[:num_words])
-        return RowUpdates(words, len(heads) // HEAD_WORDS, num_entries)
+        np.concatenate((heads, *places, *entries), out=buffer.array[:num_words])
+        return RowUpdates(buffer.words, len(heads) // HEAD_WORDS, num_entries)
 
     def launched(self) -> None:
-        """What reads the changes is launched."""
+        """What reads the changes is launched, and a step behind it."""
         self._words.launched()
 
     def _table(self, row: int, table: BlockTable, places: TablePlaces) -> Entries:
         """All of a sequence's in one group."""
         block_ids = np.array(table.block_ids[table.num_gone : places.row_places], np.int32)
         begin = self.layout.tables_begin + places.begin + row * places.row_places + table.num_gone
-        return Entries(np.arange(begin, begin + len(block_ids), dtype=np.int32), block_ids - places.first_id)
+        if places.first_id:
+            block_ids -= places.first_id
+        return Entries(np.arange(begin, begin + len(block_ids), dtype=np.int32), block_ids)
 
     def _grown(self, changes: SequenceOf[Grow]) -> Entries:
         """Of all groups."""

@@ -83,6 +83,7 @@ class DecodeRunner:
                 else:
                     self._step(kind)
             pending = self.landing.launched(num_rows, kind.num_rows, has_logprobs=has_logprobs)
+            self.batch.launched()
             if self.use_graphs and kind not in self.graphs:
                 self.graphs[kind] = self._captured(kind)
         return pending

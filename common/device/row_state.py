@@ -40,12 +40,9 @@ class RowLayout:
         self._begins = [len(HEADS) * self.column_words, *ends[:-1].tolist()]  # of state_slots and sampling parameters
         self.tables_begin = int(ends[-1])
         words = [(begin + word, size) for begin, size in zip(self._begins, sizes, strict=True) for word in range(size)]
-        self._first_places, self._strides = np.array(words, np.int32).T.copy()
-
-    def record_places(self, row: int) -> np.ndarray:
-        """Where the words of `row_record` go: [num_words] int32."""
-        places: np.ndarray = self._first_places + self._strides * np.int32(row)
-        return places
+        first_places, strides = np.array(words, np.int32).T
+        self.record_places = first_places + strides * np.arange(max_rows, dtype=np.int32)[:, None]
+        """Of each row, where the words of `row_record` go: [max_rows, num_words] int32."""
 
     def make_state(self, device: torch.device) -> RowState:
         """Of nothing but padding."""

@@ -146,7 +146,7 @@ class RowUpdates:
     if `source` is -1; else what row `source` had before.
     """
 
-    words: Tensor  # int32, at least [HEAD_WORDS * num_rows + 2 * num_entries], pinned where there is a GPU
+    words: Tensor  # int32, at least [HEAD_WORDS * num_rows + 2 * num_entries], a buffer's, pinned where there is a GPU
     num_rows: int  # each written once
     num_entries: int  # places may be named twice, with the same word
 

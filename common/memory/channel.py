@@ -60,8 +60,7 @@ class Channel:
         try:
             while self.unsent:
                 data, descriptor = self.unsent[0]
-                descriptors = [] if descriptor is None else [descriptor]
-                num_sent = socket.send_fds(self.connection, [data], descriptors)
+                num_sent = self._send(data, descriptor)
                 self.unsent.popleft()
                 self.num_unsent_bytes -= num_sent
                 if num_sent < len(data):
@@ -83,7 +82,8 @@ class Channel:
                 raise Gone(f"it announced a frame of {end - LENGTH_BYTES} bytes")
             if len(self.received) < end:
                 break
-            frame = bytes(self.received[LENGTH_BYTES:end])
+            with memoryview(self.received) as received:
+                frame = bytes(received[LENGTH_BYTES:end])
             del self.received[:end]
             try:
                 message = decode(frame)
@@ -97,6 +97,12 @@ class Channel:
         while self.descriptors:
             os.close(self.descriptors.popleft())
         self.connection.close()
+
+    def _send(self, data: memoryview, descriptor: int | None) -> int:
+        """Returns how many bytes there was room for."""
+        if descriptor is None:
+            return self.connection.send(data)
+        return socket.send_fds(self.connection, [data], [descriptor])
 
     def _read(self) -> bool:
         """Take what has arrived; False when no more will."""

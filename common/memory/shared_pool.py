@@ -42,6 +42,7 @@ class SharedPool:
         self.client, self.pool_id, self._clock = client, claim.pool_id, clock
         self.problem, self._is_told = "", False
         self.is_tainted = False  # what is in it may be damaged
+        self._accepted: list[KVAccepted] = []  # not said yet
         self._pulse = Pulse(clock=clock)
         self.magazine = Magazine(claim.shape, self._send, clock=clock)
 
@@ -77,6 +78,7 @@ class SharedPool:
 
     def tend(self, level: Counts, floor: Counts) -> None:
         """See to blocks at hand, as `Magazine.tend` has it, and to the server's being there; call after `receive`."""
+        self._say_accepted()
         self.magazine.tend(level, floor)
         if self._pulse.asks():
             self._send(MemoryKnock())
@@ -104,9 +106,13 @@ class SharedPool:
         return not self.problem
 
     def accept(self, offer: KVOffer) -> None:
-        """The blocks of the offer are in use here from now on."""
+        """The blocks of the offer are in use here from now on.
+
+        That is said in `tend`, or before anything else is: it need not hold up a step, as nobody gets blocks that were
+        offered to a worker whose end is not certain.
+        """
         self.magazine.adopt(unpack_array(offer.block_ids), unpack_array(offer.generations))
-        self._send(KVAccepted(offer.request_id, offer.attempt))
+        self._accepted.append(KVAccepted(offer.request_id, offer.attempt))
 
     def by_group(self, offer: KVOffer) -> list[list[int]]:
         """The blocks of the offer."""
@@ -146,7 +152,13 @@ class SharedPool:
             self._lose(str(lost))
             return ()
 
+    def _say_accepted(self) -> None:
+        accepted, self._accepted = self._accepted, []
+        for message in accepted:
+            self._send(message)
+
     def _send(self, message: MemoryMessage) -> None:
+        self._say_accepted()
         if self.problem:
             return
         try:

@@ -10,6 +10,7 @@ import typing
 import zlib
 from collections.abc import Callable
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any
 
 import msgpack
@@ -121,6 +122,8 @@ TAGS: dict[int, type[Message]] = {
 
 Reader = Callable[[msgpack.Unpacker], Any]
 """Takes a value off the unpacker, or raises WireError."""
+Writer = Callable[[Any], list[Any]]
+"""Of a value, what msgpack takes."""
 
 
 def _shape(annotation: Any) -> Any:
@@ -142,7 +145,7 @@ WIRE_VERSION = zlib.crc32(repr([(tag, cls.__name__, _shape(cls)) for tag, cls in
 
 def encode(message: Message) -> bytes:
     """One frame."""
-    packed: bytes = msgpack.packb([WIRE_VERSION, _TAG_OF[type(message)], *_fields_of(message)])
+    packed: bytes = msgpack.packb([WIRE_VERSION, _TAG_OF[type(message)], *_WRITERS[type(message)](message)])
     return packed
 
 
@@ -179,15 +182,30 @@ def _read_message(unpacker: msgpack.Unpacker) -> Message:
     return message
 
 
-def _fields_of(value: Any) -> list[Any]:
-    return [_plain(getattr(value, name)) for name in value.__dataclass_fields__]
+def _fields_writer(cls: type) -> Writer:
+    """All fields of a dataclass, those that are dataclasses themselves as theirs: how is found once, not each time."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    names = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    writers = [(number, writer) for number, name in enumerate(names) if (writer := _writer_for(hints[name]))]
+    get = attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
+
+    def write_fields(value: Any) -> list[Any]:
+        fields = list(get(value))
+        for number, writer in writers:
+            fields[number] = writer(fields[number])
+        return fields
+
+    return write_fields
 
 
-def _plain(field: Any) -> Any:
-    """As msgpack takes it."""
-    if isinstance(field, tuple) and field and dataclasses.is_dataclass(field[0]):
-        return [_plain(item) for item in field]
-    return _fields_of(field) if dataclasses.is_dataclass(field) else field
+def _writer_for(annotation: Any) -> Writer | None:
+    """None for what msgpack takes as it is."""
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        return _fields_writer(annotation)
+    kind, *_ = typing.get_args(annotation) or (annotation,)
+    if typing.get_origin(kind) is not tuple or (writer := _writer_for(typing.get_args(kind)[0])) is None:
+        return None
+    return lambda items: [writer(item) for item in items]
 
 
 def _fields_reader(cls: type) -> Callable[[msgpack.Unpacker, int], Any]:
@@ -259,4 +277,5 @@ def _scalar_reader(scalar: type, rule: Rule) -> Reader:
 
 
 _TAG_OF: dict[type[Message], int] = {cls: tag for tag, cls in TAGS.items()}
+_WRITERS = {cls: _fields_writer(cls) for cls in TAGS.values()}
 _READERS = {tag: _fields_reader(cls) for tag, cls in TAGS.items()}

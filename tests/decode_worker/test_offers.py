@@ -68,7 +68,9 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     for name in "abc":
         rig.offers.add(rig.offer(name))
     assert rig.enter() == ["a", "b"] and len(rig.offers) == 1
-    assert rig.said == [KVAccepted("a", 0), KVAccepted("b", 0)]
+    assert not rig.said, "a step may be launched first"
+    rig.offers.tend((0,))
+    assert rig.said[:2] == [KVAccepted("a", 0), KVAccepted("b", 0)]
     assert [rig.scheduler.active[name, 0].tables[0].block_ids for name in "ab"] == [[20, 21], [22, 23]]
     rig.shared.magazine.leased(BlocksLeased(pack_ids([9]), pack_ids([1])))
     assert rig.enter() == ["c"] and not rig.offers.has(("c", 0))
@@ -107,6 +109,17 @@ def test_an_abort_may_come_before_or_after_the_offer() -> None:
     rig.offers.abort("a", 1)
     assert rig.said == [KVDeclined("a", 0), KVDeclined("a", 1)]
     assert rig.enter() == ["b"] and not rig.offers.take_failures()
+
+
+def test_that_an_offer_was_accepted_is_said_once_and_before_anything_else() -> None:
+    rig = Rig()
+    rig.offers.add(rig.offer("a"))
+    assert rig.enter() == ["a"]
+    rig.aborts.note("b", 0)
+    rig.offers.add(rig.offer("b"))
+    assert rig.said == [KVAccepted("a", 0), KVDeclined("b", 0)]
+    rig.offers.tend((0,))
+    assert KVAccepted("a", 0) not in rig.said[2:]
 
 
 def test_the_latest_makes_way_for_what_is_decoded_already() -> None:

@@ -44,7 +44,7 @@ def test_a_row_of_a_batch_holds_what_its_record_says_and_the_others_what_they_he
     assert [column.tolist() for column in sampling] == declared([PADDING] * max_rows)
     for row, params in reversed(list(enumerate(PARAMS))):
         record = torch.frombuffer(bytearray(row_record(100 + row, params)), dtype=torch.int32)
-        state.words[torch.from_numpy(layout.record_places(row)).long()] = record
+        state.words[torch.from_numpy(layout.record_places[row]).long()] = record
     assert [column.tolist() for column in sampling] == declared([*PARAMS, *padding])
     assert state.state_slots[: len(PARAMS)].tolist() == [100 + row for row in range(len(PARAMS))]
     for column in (state.token_ids, state.positions, state.seq_lens, state.block_tables):
