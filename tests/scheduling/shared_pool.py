@@ -25,7 +25,7 @@ from common.wire.sampling_params import SamplingParams
 from prefill_worker.scheduler import Chunk, PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from tests.layouts import tiny
-from tests.memory.test_pools import Bytes
+from tests.memory.parties import Bytes
 from tests.messages import prefill_request
 from tests.scheduling.simulation import BLOCK_SIZE, SECTION, STEP_S, TOKEN_S
 

@@ -1,0 +1,307 @@
+"""Who takes part in a pool, as a model: workers and guests, what they believe, and what is on its way to them."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import chain
+
+from common.memory.backing import Memory
+from common.memory.block_index import BlockIndex, BlockState
+from common.memory.magazine import Magazine
+from common.memory.pools import NAN_BYTE, Pools, User
+from common.wire.kv_layout import Counts
+from common.wire.memory_messages import (
+    BlocksFreed,
+    BlocksLeased,
+    KVAccepted,
+    KVDeclined,
+    KVOffer,
+    MemoryMessage,
+    PoolLeft,
+    PoolRegion,
+    PoolShortage,
+)
+from common.wire.packing import pack_ids, unpack_ids
+from common.wire.pool_shape import PoolShape
+from common.wire.sampling_params import SamplingParams
+
+
+class Bytes:
+    """Memory that can be looked at."""
+
+    handle, descriptor = b"handle", None
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes, self.content, self.is_closed = num_bytes, bytearray(num_bytes), False
+
+    def write(self, offset: int, data: bytes | bytearray) -> None:
+        assert not self.is_closed and offset + len(data) <= self.num_bytes
+        self.content[offset : offset + len(data)] = data
+
+    def fill(self, offset: int, num_bytes: int, byte: int) -> None:
+        self.write(offset, bytes([byte]) * num_bytes)
+
+    def seal(self) -> None:
+        raise AssertionError("a pool is written for ever")
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+
+
+def offer_of(worker_id: str, request_id: str, block_ids: list[int], generations: list[int]) -> KVOffer:
+    ids = pack_ids(block_ids), pack_ids(generations)
+    return KVOffer(worker_id, 1, request_id, 0, pack_ids([1, 2]), 1, SamplingParams(), *ids)
+
+
+@dataclass(eq=False)
+class Text:
+    """A sequence: all its blocks hold its byte once it was written."""
+
+    byte: int
+    block_ids: list[int]
+    is_written: bool = False
+
+
+class House:
+    """A memory server with one pool, and what was offered there."""
+
+    def __init__(self, shape: PoolShape) -> None:
+        self.shape, self.memory = shape, Bytes(0)
+        self.pools = Pools(self._allocate, 0.2, poisons=True)
+        self.offers: dict[str, KVOffer] = {}  # by request
+        self.bytes_offered: dict[str, int] = {}
+
+    def _allocate(self, num_bytes: int) -> Memory:
+        self.memory = Bytes(num_bytes)
+        return self.memory
+
+    @property
+    def index(self) -> BlockIndex:
+        return self.pools.pools[self.shape.layout].index
+
+    @property
+    def pool_id(self) -> int:
+        return self.pools.pools[self.shape.layout].pool_id
+
+    def block(self, block_id: int) -> bytes:
+        at, size = self.shape.place(block_id)
+        return bytes(self.memory.content[at : at + size])
+
+    def holds(self, block_id: int, byte: int) -> bool:
+        """Whether all of a block is that byte."""
+        return self.block(block_id) == bytes([byte]) * self.shape.place(block_id).num_bytes
+
+    def write(self, block_id: int, byte: int) -> None:
+        """As who maps it does, whatever became of the server."""
+        at, size = self.shape.place(block_id)
+        self.memory.content[at : at + size] = bytes([byte]) * size
+
+
+@dataclass(eq=False)
+class Party:
+    """One incarnation; messages in both directions take their time."""
+
+    client: int
+    house: House
+    said: deque[MemoryMessage] = field(default_factory=deque)
+    heard: deque[MemoryMessage] = field(default_factory=deque)
+    offered: list[KVOffer] = field(default_factory=list)
+    is_connected: bool = True  # it may not have noticed that it is not
+
+    @property
+    def user(self) -> User:
+        raise NotImplementedError
+
+    def accept(self, offer: KVOffer) -> None:
+        raise NotImplementedError
+
+    def hear(self) -> None:
+        raise NotImplementedError
+
+    def decline(self, offer: KVOffer) -> None:
+        self.said.append(KVDeclined(offer.request_id, offer.attempt))
+
+    @property
+    def has_offers(self) -> bool:
+        """Here, or on their way here."""
+        return bool(self.offered) or any(isinstance(message, KVOffer) for message in self.heard)
+
+    def let_everything_go(self) -> None:
+        while self.offered:
+            self.decline(self.offered.pop())
+
+    def blocks(self, state: BlockState) -> set[int]:
+        """As the server has it."""
+        return {i for i, claim in enumerate(self.house.index.claims) if claim == (state, self.client)}
+
+    def expected(self) -> tuple[set[int], set[int]]:
+        """Blocks that it should believe to have, and to be offered: as the server has it, and what is on its way."""
+        leased, offered = self.blocks(BlockState.LEASED), self.blocks(BlockState.OFFERED)
+        for message in self.heard:
+            if isinstance(message, BlocksLeased):
+                leased -= set(unpack_ids(message.block_ids))
+            elif isinstance(message, KVOffer):
+                offered -= set(unpack_ids(message.block_ids))
+        for message in self.said:
+            match message:
+                case KVAccepted() | KVDeclined():
+                    block_ids = set(unpack_ids(self.house.offers[message.request_id].block_ids))
+                    offered -= block_ids
+                    leased |= block_ids if isinstance(message, KVAccepted) else set()
+                case BlocksFreed() | KVOffer():
+                    leased -= set(unpack_ids(message.block_ids))
+        return leased, offered
+
+
+@dataclass(eq=False)
+class Worker(Party):
+    """Its process may outlive its connection, and its device writes for as long as that."""
+
+    is_decoding: bool = False
+    texts: list[Text] = field(default_factory=list)
+    has_left: bool = False  # in order, or killed: it does nothing more, but for its device
+    is_over: bool = False
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.magazine = Magazine(self.house.shape, self.said.append, clock=lambda: self.now_s)
+
+    @property
+    def user(self) -> User:
+        return User(self.client, (f"c{self.client}", 1), self.is_decoding)
+
+    @property
+    def writable(self) -> set[int]:
+        """Blocks that this worker or its device may write."""
+        if self.has_left:
+            return {block_id for text in self.texts for block_id in text.block_ids}
+        return set(self.magazine.leases)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether nothing but its process is left of it."""
+        return not (self.is_connected or self.is_over)
+
+    def hear(self) -> None:
+        match self.heard.popleft():
+            case BlocksLeased() as leased:
+                self.magazine.leased(leased)
+                for block_id in unpack_ids(leased.block_ids):
+                    assert self.house.holds(block_id, NAN_BYTE), "somebody wrote what is free"
+            case PoolShortage(is_short):
+                self.magazine.shortage(is_short=is_short)
+            case KVOffer() as offer:
+                self.offered.append(offer)
+            case PoolRegion() | KVDeclined():
+                pass
+            case other:
+                raise AssertionError(other)
+
+    def begin(self, byte: int, counts: Counts) -> None:
+        self.texts.append(Text(byte, list(chain.from_iterable(self.magazine.allocate(counts)))))
+
+    def write(self) -> None:
+        for text in self.texts:
+            text.is_written = True
+            for block_id in text.block_ids:
+                self.house.write(block_id, text.byte)
+
+    def end(self) -> None:
+        self.magazine.free(self.texts.pop(0).block_ids)
+
+    def hand_over(self, worker_id: str) -> None:
+        self.write()
+        text = self.texts.pop()
+        request_id = f"r{text.byte}"
+        generations = self.magazine.release(text.block_ids).tolist()
+        offer = offer_of(worker_id, request_id, text.block_ids, generations)
+        self.house.offers[request_id], self.house.bytes_offered[request_id] = offer, text.byte
+        self.said.append(offer)
+
+    def accept(self, offer: KVOffer) -> None:
+        block_ids, byte = unpack_ids(offer.block_ids), self.house.bytes_offered[offer.request_id]
+        assert all(self.house.holds(block_id, byte) for block_id in block_ids), "somebody wrote what was offered"
+        self.magazine.adopt(block_ids, unpack_ids(offer.generations))
+        self.said.append(KVAccepted(offer.request_id, offer.attempt))
+        self.texts.append(Text(byte, block_ids, is_written=True))
+
+    def let_everything_go(self) -> None:
+        while self.texts:
+            self.end()
+        super().let_everything_go()
+
+    def part(self) -> None:
+        """Say what the device may still write, and that all else is free; do nothing more."""
+        self.has_left = True
+        block_ids = self.magazine.in_use
+        self.said.append(PoolLeft(pack_ids(block_ids), self.magazine.generations(block_ids).tobytes()))
+
+
+@dataclass(eq=False)
+class Pull:
+    """Blocks on their way to a guest's own pool."""
+
+    offer: KVOffer
+    copied: list[bytes] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Guest(Party):
+    """It reads what was offered to it and it has claimed, and what is complete of prompts that go on."""
+
+    pulls: list[Pull] = field(default_factory=list)
+    ahead: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # by prompt, block and generation
+
+    @property
+    def user(self) -> User:
+        return User(self.client, (f"c{self.client}", 1), is_guest=True)
+
+    @property
+    def readable(self) -> set[int]:
+        """Blocks that it may read, as it was not told otherwise."""
+        return {block_id for pull in self.pulls for block_id in unpack_ids(pull.offer.block_ids)}
+
+    def hear(self) -> None:
+        match self.heard.popleft():
+            case KVOffer() as offer:
+                self.offered.append(offer)
+            case PoolRegion():
+                pass
+            case other:
+                raise AssertionError(other)
+
+    def accept(self, offer: KVOffer) -> None:
+        self.said.append(KVAccepted(offer.request_id, offer.attempt))
+        self.pulls.append(Pull(offer))
+
+    def copy(self, count: int) -> None:
+        """Some blocks of each prompt that is being pulled: those that were not pulled ahead of the offer."""
+        for pull in list(self.pulls):
+            block_ids, generations = unpack_ids(pull.offer.block_ids), unpack_ids(pull.offer.generations)
+            byte, rest = self.house.bytes_offered[pull.offer.request_id], slice(len(pull.copied), None)
+            for block_id, generation in list(zip(block_ids, generations, strict=True))[rest][:count]:
+                pull.copied.append(self.ahead.get((byte, block_id, generation)) or self.house.block(block_id))
+            if len(pull.copied) == len(block_ids):
+                self._finish(pull)
+
+    def pull_ahead(self, worker: Worker) -> None:
+        """What a worker has computed so far of what it may offer."""
+        for text in worker.texts:
+            if text.is_written:
+                generations = worker.magazine.generations(text.block_ids).tolist()
+                for block_id, generation in zip(text.block_ids, generations, strict=True):
+                    self.ahead[text.byte, block_id, generation] = self.house.block(block_id)
+
+    def _finish(self, pull: Pull) -> None:
+        """Give back what has arrived; it counts if the connection stands, and then it is what was offered."""
+        self.pulls.remove(pull)
+        self.said.append(BlocksFreed(pull.offer.block_ids, pull.offer.generations))
+        if self.is_connected:
+            byte = self.house.bytes_offered[pull.offer.request_id]
+            sizes = [self.house.shape.place(block_id).num_bytes for block_id in unpack_ids(pull.offer.block_ids)]
+            assert pull.copied == [bytes([byte]) * size for size in sizes], "it read another's"
+
+    def let_everything_go(self) -> None:
+        self.said += [BlocksFreed(pull.offer.block_ids, pull.offer.generations) for pull in self.pulls]
+        self.pulls.clear()
+        super().let_everything_go()

@@ -1,0 +1,340 @@
+"""Workers, guests and the owner of their pool, in any order of messages, deaths and late writes: no block is two's."""
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum
+from itertools import chain, count
+from typing import TypeVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from common.memory.block_index import FREE, BlockState
+from common.memory.exchange import Answer
+from common.memory.magazine import LACKING_S
+from common.memory.pattern import pattern
+from common.wire.kv_layout import Counts, KVLayout
+from common.wire.memory_messages import KVDeclined, KVOffer, OfBlocks, OfGuests
+from common.wire.packing import unpack_ids
+from common.wire.pool_shape import PoolShape
+from tests.layouts import one_group, state, window
+from tests.memory.parties import Guest, House, Party, Worker
+
+LAYOUT = one_group("model", 1, 1, 1, 1, "float16")  # 4 bytes a block
+NUM_BLOCKS = 13
+ONE = PoolShape(LAYOUT, (NUM_BLOCKS,))
+TWO = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (NUM_BLOCKS, 6))
+THREE = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2), state(5))), (8, 6, 4))
+MOST_WORKERS, MOST_GUESTS = 4, 2
+"""Connected at a time."""
+FEW = st.integers(0, 9)
+Some = TypeVar("Some")
+
+
+def any_of(some: Sequence[Some], index: int) -> Some:
+    return some[index % len(some)]
+
+
+def blocks_of(offers: list[KVOffer]) -> set[int]:
+    return {block_id for offer in offers for block_id in unpack_ids(offer.block_ids)}
+
+
+class Ending(Enum):
+    """How one goes."""
+
+    KILLED = "its device goes on for a moment"
+    LET_GO = "the server ends its connection, and it has not noticed yet"
+    IN_ORDER = "perhaps amid something that its device does; what it is sent meanwhile it does not read"
+    PROCESS = "the process of one that has gone is over"
+    GUEST = "by itself, killed, or let go, which it has not noticed yet"
+    SERVER = "and the next one comes"
+
+
+class Machine(RuleBasedStateMachine):
+    shape = ONE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.bytes = count(), count(1)
+        self.workers: list[Worker] = []
+        self.guests: list[Guest] = []
+        self._open()
+
+    def _open(self) -> None:
+        """A server, with a worker of each kind and a guest."""
+        self.house = House(self.shape)
+        for is_decoding in (False, True):
+            self.start(is_decoding)
+        self.visit()
+        self.all_arrives()
+
+    def _level(self, count: int) -> Counts:
+        return tuple(min(count, most) for most in self.shape.capacity)
+
+    def _connected(self) -> list[Party]:
+        return [party for party in [*self.workers, *self.guests] if party.is_connected]
+
+    def _members(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.is_connected]
+
+    def _active(self, is_decoding: bool | None = None) -> list[Worker]:
+        """Those that do something, whether their server hears of it or not."""
+        return [w for w in self.workers if not (w.is_over or w.has_left) and is_decoding in (None, w.is_decoding)]
+
+    def _server_reads(self, party: Party) -> None:
+        message = party.said.popleft()
+        assert isinstance(message, OfBlocks) and (isinstance(party, Worker) or isinstance(message, OfGuests))
+        answers = self.house.pools.heed(party.client, message)
+        if isinstance(message, KVOffer):
+            taker = next((p for p in self._connected() if p.user.worker[0] == message.decode_worker_id), None)
+            assert (answers[0] == Answer(party.client, KVDeclined(message.request_id, 0))) == (taker is None)
+        self._answer(answers)
+
+    def _answer(self, answers: list[Answer]) -> None:
+        by_client = {party.client: party for party in self._connected()}
+        for answer in answers:
+            by_client[answer.client].heard.append(answer.message)
+
+    def _end_connection(self, party: Party, num_unread: int) -> None:
+        """What it has said is read first, but for what was not sent yet."""
+        while len(party.said) > num_unread:
+            self._server_reads(party)
+        party.is_connected = False
+        self._answer(self.house.pools.leave(party.client))
+
+    # --- messages -----------------------------------------------------------------------------------
+
+    @rule(index=FEW, to_server=st.booleans(), num_messages=st.integers(1, 4))
+    def messages_arrive(self, index: int, to_server: bool, num_messages: int) -> None:
+        """At a party that is no more connected arrives what was on its way."""
+        parties: list[Party] = [*self._active(), *self.guests]
+        if to_server:
+            parties = [party for party in parties if party.is_connected]
+        if parties:
+            party = any_of(parties, index)
+            for _ in range(min(num_messages, len(party.said if to_server else party.heard))):
+                self._server_reads(party) if to_server else party.hear()
+
+    @rule()
+    def all_arrives(self) -> None:
+        while any(party.said or party.heard for party in self._connected()):
+            for party in self._connected():
+                while party.said:
+                    self._server_reads(party)
+                while party.heard:
+                    party.hear()
+
+    # --- what workers do ----------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self._members()) < MOST_WORKERS)
+    @rule(is_decoding=st.booleans())
+    def start(self, is_decoding: bool) -> None:
+        worker = Worker(next(self.numbers), self.house, is_decoding=is_decoding)
+        self.workers.append(worker)
+        self._answer(self.house.pools.want(worker.user, self.shape.layout, self.shape.num_blocks))
+        worker.magazine.tend(self._level(2), self.shape.layout.nothing)
+
+    @rule(index=FEW, numbers=st.tuples(*[st.integers(0, NUM_BLOCKS)] * 3), asks=st.booleans())
+    def begin(self, index: int, numbers: Counts, asks: bool) -> None:
+        """With what is at hand, or what is asked for and may be there when it is asked for again."""
+        worker = any_of(self._active(), index)
+        counts = tuple(map(min, numbers, self.shape.capacity if asks else worker.magazine.num_free))
+        if any(counts) and worker.magazine.fetch(counts):
+            worker.begin(next(self.bytes), counts)
+
+    @rule(index=FEW)
+    def write(self, index: int) -> None:
+        """Also what the device of one that is gone has not done yet."""
+        any_of([worker for worker in self.workers if not worker.is_over], index).write()
+
+    @rule(index=FEW)
+    def end(self, index: int) -> None:
+        if workers := [worker for worker in self._active() if worker.texts]:
+            any_of(workers, index).end()
+
+    @rule(index=FEW, to=FEW, is_to_guest=st.booleans(), arrives=st.booleans(), accepts=st.none() | st.booleans())
+    def hand_over(self, index: int, to: int, is_to_guest: bool, arrives: bool, accepts: bool | None) -> None:
+        """To any decode worker that there ever was."""
+        decoding = [worker for worker in self.workers if worker.is_decoding]
+        takers: list[Party] = [*self.guests] if is_to_guest and self.guests else [*decoding]
+        if not (takers and (givers := self._active(False))):
+            return
+        giver, taker = any_of(givers, index), any_of(takers[::-1], to)
+        if arrives:  # blocks, if there are any
+            giver.magazine.tend(self._level(1), self.shape.layout.nothing)
+            self.all_arrives()
+        if not giver.texts and any(giver.magazine.num_free):
+            giver.begin(next(self.bytes), tuple(min(2, count) for count in giver.magazine.num_free))
+        if not giver.texts:
+            return
+        giver.hand_over(taker.user.worker[0])
+        if arrives:
+            self.all_arrives()
+        if accepts is not None:
+            self._take_over(taker, accepts)
+
+    @rule(index=FEW, accepts=st.booleans())
+    def take_over(self, index: int, accepts: bool) -> None:
+        """Of those that have gone only some that have not noticed; what was on its way to them they hear."""
+        parties: list[Party] = [*self._active(True), *self.guests]
+        if takers := [party for party in parties if party.has_offers]:
+            self._take_over(any_of(takers, index), accepts)
+
+    def _take_over(self, taker: Party, accepts: bool) -> None:
+        if taker in self.guests or taker in self._active():
+            while taker.heard:
+                taker.hear()
+            if taker.offered:
+                offer = taker.offered.pop(0)
+                taker.accept(offer) if accepts else taker.decline(offer)
+
+    @rule(index=FEW, level=st.integers(0, 4), arrives=st.booleans())
+    def tend(self, index: int, level: int, arrives: bool) -> None:
+        worker = any_of(self._active(), index)
+        floor = len(worker.texts) if worker.is_decoding else 0
+        worker.magazine.tend(self._level(level), self._level(floor))
+        if arrives:
+            self.all_arrives()
+
+    # --- what guests do -----------------------------------------------------------------------------
+
+    @precondition(lambda self: sum(guest.is_connected for guest in self.guests) < MOST_GUESTS)
+    @rule()
+    def visit(self) -> None:
+        guest = Guest(next(self.numbers), self.house)
+        assert not self.house.pools.visit(guest.user, self.house.pool_id + 1), "that is another's pool"
+        self.guests.append(guest)
+        self._answer(self.house.pools.visit(guest.user, self.house.pool_id))
+
+    @rule(index=FEW, num_blocks=st.integers(1, NUM_BLOCKS))
+    def copy(self, index: int, num_blocks: int) -> None:
+        """What is over then counts, if the connection stands."""
+        if guests := [guest for guest in self.guests if guest.pulls]:
+            any_of(guests, index).copy(num_blocks)
+
+    @rule(index=FEW, whose=FEW)
+    def pull_ahead(self, index: int, whose: int) -> None:
+        if self.guests and (workers := [worker for worker in self._active(False) if worker.texts]):
+            guest, worker = any_of(self.guests, index), any_of(workers, whose)
+            if worker.house is guest.house:
+                guest.pull_ahead(worker)
+
+    # --- who goes -----------------------------------------------------------------------------------
+
+    @rule(how=st.sampled_from(Ending), index=FEW, num_unread=st.integers(0, 3))
+    def one_goes(self, how: Ending, index: int, num_unread: int) -> None:
+        """All endings are one rule of many, as otherwise nobody lives to see much."""
+        match how:
+            case Ending.GUEST if guests := [guest for guest in self.guests if guest.is_connected]:
+                self._lose_guest(any_of(guests, index), num_unread)
+            case Ending.PROCESS if gone := [worker for worker in self.workers if worker.may_end]:
+                self._bury(any_of(gone, index))
+            case Ending.SERVER if index == 0 and len(self.workers) < 12:
+                self._restart()
+            case Ending.KILLED | Ending.LET_GO | Ending.IN_ORDER if len(self._members()) > 1:
+                worker = any_of(self._members(), index)
+                if how is Ending.IN_ORDER:
+                    worker.part()
+                self._end_connection(worker, 0 if how is Ending.IN_ORDER else num_unread)
+                worker.has_left = how is not Ending.LET_GO
+                num_kept = self.house.pools.num_quarantined(worker.client)
+                assert how is not Ending.IN_ORDER or num_kept == len(worker.writable), "nothing else is kept"
+
+    def _lose_guest(self, guest: Guest, num_unread: int) -> None:
+        self._end_connection(guest, num_unread)
+        assert all(claim.client != guest.client for claim in self.house.index.claims), (
+            "it only reads, so that nobody waits for its process"
+        )
+
+    def _bury(self, worker: Worker) -> None:
+        worker.is_over = True
+        if worker.house is self.house:
+            self._answer(self.house.pools.cure(worker.client))
+
+    def _restart(self) -> None:
+        """None of those that are there is connected to the next server."""
+        for party in self._connected():
+            party.is_connected = False
+        self._open()
+
+    # --- what always holds --------------------------------------------------------------------------
+
+    @invariant()
+    def what_one_may_write_nobody_else_has(self) -> None:
+        for house in {worker.house for worker in self.workers}:
+            of_house = [worker for worker in self.workers if worker.house is house and not worker.is_over]
+            writers = Counter(chain.from_iterable(worker.writable for worker in of_house))
+            assert not writers or max(writers.values()) == 1, writers
+            read = {b for guest in self.guests if guest.is_connected and guest.house is house for b in guest.readable}
+            assert not read & writers.keys(), "a block is written while it is read"
+        for worker in self.workers:
+            if not (worker.is_connected or worker.is_over) and worker.house is self.house:
+                assert worker.writable <= worker.blocks(BlockState.QUARANTINED)
+
+    @invariant()
+    def what_was_written_stays(self) -> None:
+        """In what is a worker's, and what is offered."""
+        for worker in self.workers:
+            for text in worker.texts if not worker.is_over else ():
+                assert not text.is_written or all(worker.house.holds(i, text.byte) for i in text.block_ids)
+        for key, block_ids in self.house.index.offers.items():
+            assert all(self.house.holds(i, self.house.bytes_offered[key.request_id]) for i in block_ids)
+
+    @invariant()
+    def all_believe_the_same(self) -> None:
+        """The server and those that are connected, but for what is on its way."""
+        for worker in self._members():
+            leased, offered = worker.expected()
+            assert worker.writable == leased and blocks_of(worker.offered) == offered
+            worker.magazine.check([text.block_ids for text in worker.texts])
+        for guest in self.guests:
+            if guest.is_connected:
+                assert (guest.readable, blocks_of(guest.offered)) == guest.expected()
+
+    @invariant()
+    def every_block_is_somewhere_once(self) -> None:
+        index, proof_ids = self.house.index, self.shape.proof_ids
+        states = Counter(claim.state for claim in index.claims)
+        free_ids = list(chain.from_iterable(index.free_ids))
+        assert states[BlockState.FREE] - len(proof_ids) == sum(index.num_free) == len(set(free_ids))
+        assert self.shape.by_group(free_ids) == index.free_ids
+        assert states[BlockState.LEASED] == index.num_leased.total()
+        assert states[BlockState.OFFERED] == index.num_offered
+        assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
+        for proof_id in proof_ids:
+            assert index.claims[proof_id] == FREE and proof_id not in free_ids
+            size = self.shape.place(proof_id).num_bytes
+            assert self.house.block(proof_id) == pattern(self.house.pool_id, proof_id, size)
+
+    def teardown(self) -> None:
+        """Who is left can have the whole pool in the end, whatever the others did."""
+        for worker in self.workers:
+            if not worker.is_connected and worker.house is self.house:
+                self._answer(self.house.pools.cure(worker.client))
+        last = self._members()[0]
+        for turn in range(40):
+            self.all_arrives()
+            for party in self._connected():
+                party.let_everything_go()
+            if turn > 8 and last.magazine.fetch(self.shape.capacity):
+                return
+            for worker in self._members():
+                worker.now_s += LACKING_S / 2
+                worker.magazine.tend(self._level(2), self.shape.layout.nothing)
+        raise AssertionError(f"{last.magazine.num_free} of {self.shape.capacity} blocks at hand in the end")
+
+
+class MachineOfTwo(Machine):
+    shape = TWO
+
+
+class MachineOfThree(Machine):
+    shape = THREE
+
+
+for machine in (Machine, MachineOfTwo, MachineOfThree):
+    machine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+test_no_block_is_ever_two_parties = Machine.TestCase
+test_no_block_of_two_groups_is_ever_two_parties = MachineOfTwo.TestCase
+test_no_block_of_three_groups_is_ever_two_parties = MachineOfThree.TestCase
