@@ -22,9 +22,12 @@ def order(spec: ProcessSpec) -> bytes:
 def main() -> None:
     for name in sys.argv[1:]:
         importlib.import_module(name)
-    line = sys.stdin.readline()
-    if not line:
-        return
+    if line := sys.stdin.readline():
+        become(line)
+
+
+def become(line: str | bytes) -> None:
+    """Be the process that `order` wrote, without an input, to its end."""
     module, flags, env = json.loads(line)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())

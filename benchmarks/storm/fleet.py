@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.storm.blows import MEMORY, Blow, Kind
 from benchmarks.storm.clients import Verdicts
+from tests.e2e.programs import Program
 from tests.e2e.system import System
 
 JOIN_DEADLINE_S = 120.0
@@ -131,17 +131,17 @@ class Fleet:
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _ended(self, process: subprocess.Popen[bytes], statuses: Sequence[int], why: str) -> None:
+    async def _ended(self, process: Program, statuses: Sequence[int], why: str) -> None:
         deadline_s = time.monotonic() + END_DEADLINE_S
-        while process.poll() is None:
+        while (status := process.poll()) is None:
             if time.monotonic() > deadline_s:
                 self._verdicts.fault("crashed", f"{why}: pid {process.pid} goes on after {END_DEADLINE_S:g} s")
                 process.kill()
                 process.wait()
                 return
             await asyncio.sleep(POLL_S)
-        if process.returncode not in statuses:
-            self._verdicts.fault("crashed", f"{why}: pid {process.pid} ended with {process.returncode}, not {statuses}")
+        if status not in statuses:
+            self._verdicts.fault("crashed", f"{why}: pid {process.pid} ended with {status}, not {statuses}")
 
     async def _watch(self) -> None:
         """Nobody ends unless told to; who does is started again, as a supervisor would."""

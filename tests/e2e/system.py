@@ -1,10 +1,7 @@
 """Three real programs on this machine, started, killed and restarted by the tests."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -13,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-ROOT = Path(__file__).parents[2]
+from tests.e2e.programs import Launch, Program, executed, forked
+
 START_TIMEOUT_S = 120.0
 TIMEOUT_S = 60.0
 """For all else that must come; on a machine with much else to do it may take long."""
@@ -24,15 +22,19 @@ class System:
 
     Args:
         silence_s: net.worker_timeout_s, so long that nobody is taken for dead who did not get to run.
+        launch: how programs are started; those on a GPU always as a user does.
     """
 
-    def __init__(self, model: Path, *flags: str, device: str = "cpu", silence_s: float = 60.0) -> None:
+    def __init__(
+        self, model: Path, *flags: str, device: str = "cpu", silence_s: float = 60.0, launch: Launch = forked
+    ) -> None:
         self.model = model
         self.flags = list(flags)
         self.device = device
         self.silence_s = silence_s
         self.directory = tempfile.TemporaryDirectory(prefix="baton-e2e-")
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.launch = launch if device == "cpu" else executed
+        self.processes: dict[str, Program] = {}
         self.homes: dict[str, str] = {}  # by worker, the name of its memory server
         self.url = ""
 
@@ -181,9 +183,7 @@ class System:
 
     def _spawn(self, name: str, module: str, *flags: str) -> None:
         with (Path(self.directory.name) / f"{name}.log").open("wb") as log:
-            environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-            command = [sys.executable, "-m", module, *flags]
-            self.processes[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
+            self.processes[name] = self.launch(module, flags, log)
 
     def _find(self, name: str, text: str) -> str:
         """The last log line that holds `text`, waited for."""

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from tests.e2e.client import complete_all
 from tests.e2e.held_system import HeldSystem, killed_while_streaming
-from tests.e2e.system import ROOT, System
+from tests.e2e.programs import ROOT
+from tests.e2e.system import System
 from tests.e2e.test_adjusted import wanted
 
 LINES = ("ROMEO:\nBut soft", "The king is dead", "JULIET:\n", "First Citizen:\nBefore we proceed")

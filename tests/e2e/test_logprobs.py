@@ -13,7 +13,8 @@ import torch
 from tests.checkpoints import VARIANTS
 from tests.e2e.client import TIMEOUT, prompts
 from tests.e2e.held_system import HeldSystem
-from tests.e2e.system import ROOT, System
+from tests.e2e.programs import ROOT
+from tests.e2e.system import System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 Choice = dict[str, Any]

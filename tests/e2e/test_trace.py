@@ -1,4 +1,4 @@
-"""Workers that are traced leave a file each, and serve like others."""
+"""Workers that are traced leave a file each, and serve like others. Here all programs start as a user starts them."""
 
 import signal
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.client import complete_all, prompts
+from tests.e2e.programs import executed
 from tests.e2e.system import System
 from tests.traces import read_trace
 
@@ -14,7 +15,8 @@ Checkpoint = Callable[[str], tuple[Path, Any]]
 
 async def test_each_worker_writes_its_steps_when_it_ends(checkpoint: Checkpoint, tmp_path: Path) -> None:
     directory, _ = checkpoint("qwen3-tied")
-    with System(directory, "--worker-trace-file", str(tmp_path / "trace.json")).start() as system:
+    trace = str(tmp_path / "trace.json")
+    with System(directory, "--worker-trace-file", trace, launch=executed).start() as system:
         completions = await complete_all(system.url, prompts(4, 10, 60), max_tokens=12, ignore_eos=True)
         assert [c.error for c in completions] == [None] * 4
         system.until(system.all_blocks_free)

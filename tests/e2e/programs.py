@@ -1,0 +1,144 @@
+"""Programs as processes of their own: started as a user does, or in a fraction of the time, by a process that forks."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from deploy.launch_plan import Kind, ProcessSpec
+from deploy.spare import order
+from tests.e2e.fork_server import STATUS
+
+ROOT = Path(__file__).parents[2]
+END_TIMEOUT_S = 60.0
+
+
+class Program(Protocol):
+    """A running one, as `subprocess.Popen` shows it."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+Launch = Callable[[str, Sequence[str], BinaryIO], Program]
+"""Starts a module with flags and a file for its output."""
+
+
+def executed(module: str, flags: Sequence[str], output: BinaryIO) -> Program:
+    """`python -m MODULE`."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", module, *flags]
+    return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=environment)
+
+
+def forked(module: str, flags: Sequence[str], output: BinaryIO) -> Program:
+    """The same for what uses no GPU: all has been imported before."""
+    return fork_server().start(module, flags, output)
+
+
+class Forked:
+    """A child of the fork server."""
+
+    def __init__(self, pid: int, pidfd: int, status: int) -> None:
+        self.pid, self._pidfd, self._status = pid, pidfd, status
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        for descriptor in (pidfd, status):
+            weakref.finalize(self, os.close, descriptor)
+
+    def poll(self) -> int | None:
+        """Its exit status if it has ended, negative for a signal."""
+        try:
+            return self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The same when it has ended; raises subprocess.TimeoutExpired after `timeout` seconds."""
+        ended = select.poll()
+        ended.register(self._status, select.POLLIN)
+        if self.returncode is None and not ended.poll(None if timeout is None else timeout * 1e3):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        with self._lock:
+            if self.returncode is None:
+                said = os.read(self._status, STATUS.size)
+                assert said, "the fork server has ended, and with it all programs"
+                self.returncode = os.waitstatus_to_exitcode(*STATUS.unpack(said))
+            return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # it has just ended
+                signal.pidfd_send_signal(self._pidfd, sig)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """`tests.e2e.fork_server`, in a session of its own, so that Ctrl-C ends the tests and these the programs."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}  # a thread is not forked
+        command = [sys.executable, "-m", "tests.e2e.fork_server", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def start(self, module: str, flags: Sequence[str], output: BinaryIO) -> Forked:
+        said = order(ProcessSpec(module, module, tuple(flags), Kind.WORKER))
+        status, told = os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(self._control, [said], [output.fileno(), told])
+                pid, descriptors, _, _ = socket.recv_fds(self._control, 32, 1)
+        except BaseException:
+            os.close(status)
+            raise
+        finally:
+            os.close(told)
+        assert pid, "the fork server has ended: see its output"
+        return Forked(int(pid), descriptors[0], status)
+
+    def close(self) -> None:
+        """End it, and all programs that still run."""
+        self._control.close()
+        self._process.wait(END_TIMEOUT_S)
+
+
+@cache
+def fork_server() -> ForkServer:
+    """One for all tests."""
+    return ForkServer()
+
+
+def end_fork_server() -> None:
+    """If there was one."""
+    if fork_server.cache_info().currsize:
+        fork_server().close()
+        fork_server.cache_clear()
