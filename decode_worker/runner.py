@@ -76,18 +76,19 @@ class DecodeRunner:
         The first of its kind runs kernel by kernel, and its graph is captured behind it.
         """
         kind = StepKind(self.bucket(num_rows), has_logprobs)
-        with torch.inference_mode():
-            with self.trace.device(num_rows, "rows"):
-                if kind in self.graphs:
-                    self.graphs[kind].replay()
-                else:
-                    self._step(kind)
-            pending = self.landing.launched(num_rows, kind.num_rows, has_logprobs=has_logprobs)
-            self.batch.launched()
-            if self.use_graphs and kind not in self.graphs:
-                self.graphs[kind] = self._captured(kind)
+        graph = self.graphs.get(kind)
+        with self.trace.device(num_rows, "rows"):
+            if graph is not None:
+                graph.replay()
+            else:
+                self._step(kind)
+        pending = self.landing.launched(num_rows, kind.num_rows, has_logprobs=has_logprobs)
+        self.batch.launched()
+        if self.use_graphs and graph is None:
+            self.graphs[kind] = self._captured(kind)
         return pending
 
+    @torch.inference_mode()
     def _step(self, kind: StepKind) -> None:
         num_rows, sampler = kind.num_rows, self.engine.sampler
         forward_batch = self.batch.forward_batch(num_rows)
@@ -101,6 +102,7 @@ class DecodeRunner:
         if kind.has_logprobs:
             sampler.land_logprobs(unadjusted, sampling, forward_batch.token_ids, self.landing.logprob_ring)
 
+    @torch.inference_mode()
     def _captured(self, kind: StepKind) -> torch.cuda.CUDAGraph:
         """All share the memory of the first, which is of the largest bucket."""
         graph, first = torch.cuda.CUDAGraph(), next(iter(self.graphs.values()), None)
