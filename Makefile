@@ -12,7 +12,7 @@ own_env := $(filter $(VENV)/bin/python,$(PY))
 runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
 
-.PHONY: help setup demo test test-all test-gpu lint clean
+.PHONY: help setup demo test test-gpu lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -24,9 +24,6 @@ demo: $(runtime) ## serve the bundled model and stream a verse from it
 	@$(PY) -m deploy.cli demo
 
 test: $(dev) ## tests that need no GPU
-	$(PY) -m pytest -m "not gpu and not exhaustive"
-
-test-all: $(dev) ## the same, and each of many that are alike
 	$(PY) -m pytest -m "not gpu"
 
 test-gpu: $(dev) ## the tests that need a GPU

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +66,6 @@ ROUTER_FLAGS = ("--router-max-attempts", "100", "--net-heartbeat-s", str(HEARTBE
 MAX_TOKENS = 30
 WORKERS = ("prefill-0", "decode-0", "decode-1")
 BEFORE, AFTER, GOT = Moment
-
-
-def often(steps: Sequence[tuple[Any, ...]], *kinds: type[Message]) -> list[Any]:
-    """Those at these kinds of messages in each run of the tests, the others in the exhaustive one (`make test-all`)."""
-    return [
-        pytest.param(*step, marks=() if any(kind in kinds for kind in step) else pytest.mark.exhaustive)
-        for step in steps
-    ]
 
 
 class Doomed(System):
@@ -180,7 +172,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "moment", "kind", "number"), often(STEPS, KVOffer, KVAccepted, TokenBatch))
+@pytest.mark.parametrize(("name", "moment", "kind", "number"), STEPS)
 async def test_at_every_step_in_a_shared_pool(
     name: str, moment: Moment, kind: type[Message], number: int, sharing: Doomed, texts: Texts
 ) -> None:
@@ -219,7 +211,7 @@ PULLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "moment", "kind", "number"), often(PULLS, KVOffer, KVAccepted))
+@pytest.mark.parametrize(("name", "moment", "kind", "number"), PULLS)
 async def test_at_every_step_from_pool_to_pool(
     name: str, moment: Moment, kind: type[Message], number: int, pulling: Doomed, texts: Texts
 ) -> None:
@@ -246,7 +238,7 @@ STARTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "moment", "kind"), often(STARTS, WeightsRegion, PoolRegion, WorkerReady))
+@pytest.mark.parametrize(("name", "moment", "kind"), STARTS)
 async def test_at_every_step_of_its_start(
     name: str, moment: Moment, kind: type[Message], sharing: Doomed, texts: Texts
 ) -> None:
@@ -261,16 +253,13 @@ async def test_at_every_step_of_its_start(
 @pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
 @pytest.mark.parametrize(
     ("moment", "kind"),
-    often(
-        [
-            (AFTER, WorkerLeaving),
-            (GOT, StillBound),
-            (BEFORE, PoolLeft),
-            (AFTER, PoolLeft),
-            (BEFORE, WorkerGone),
-        ],
-        StillBound,
-    ),
+    [
+        (AFTER, WorkerLeaving),
+        (GOT, StillBound),
+        (BEFORE, PoolLeft),
+        (AFTER, PoolLeft),
+        (BEFORE, WorkerGone),
+    ],
 )
 async def test_at_every_step_of_its_leaving(
     name: str, moment: Moment, kind: type[Message], sharing: Doomed, texts: Texts
@@ -330,7 +319,7 @@ def impatient(checkpoint: Checkpoint) -> Iterator[Doomed]:
     yield from systems(checkpoint, *blocks, silence_s=1.0)
 
 
-@pytest.mark.parametrize(("name", "moment", "kind"), often(HANGS, KVOffer))
+@pytest.mark.parametrize(("name", "moment", "kind"), HANGS)
 async def test_who_hangs_at_some_step_is_done_without_and_takes_part_again(
     name: str, moment: Moment, kind: type[Message], impatient: Doomed, texts: Texts
 ) -> None:
