@@ -2,8 +2,6 @@
 
 import os
 import select
-import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,12 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from common.errors import ConfigError, MemoryLost
-from common.memory.channel import Channel, Gone
+from common.memory.connection import Arrived, Connection
 from common.wire.kv_layout import Counts, KVLayout
 from common.wire.memory_messages import (
     MemoryHello,
     MemoryMessage,
-    MemoryRefused,
     MemoryTainted,
     MemoryWelcome,
     PoolRegion,
@@ -38,8 +35,6 @@ STALL_S = 120.0
 SAY_S = 0.2
 LAST_WORDS_S = 1.0
 Wanted = TypeVar("Wanted", bound=Message)
-Arrived = tuple[Message, int | None]
-"""With the descriptor that came along."""
 Progress = Callable[[int, int], None]
 """Called with (bytes filled, bytes in all)."""
 
@@ -88,15 +83,15 @@ class MemoryClient:
         summon: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = path
-        self.channel = Channel(_connected(path, summon))
+        self.connection = _connected(path, MemoryHello(worker_id, epoch, is_decoding), summon)
         self.arrived: deque[Arrived] = deque()
         self.said_s = 0.0
-        self._sending = threading.Lock()  # weights are loaded by threads, which say how far they are
         try:
-            self.server_id, self.server_epoch = self._introduced(MemoryHello(worker_id, epoch, is_decoding))
+            welcome, _ = self._next(ANSWER_S, MemoryWelcome)
         except BaseException:
             self.close()
             raise
+        self.server_id, self.server_epoch = welcome.server_id, welcome.epoch
 
     def claim_weights(self, fingerprint: str, layout: str, num_bytes: int) -> WeightsClaim:
         """Raises ConfigError when there is no room for it."""
@@ -147,12 +142,8 @@ class MemoryClient:
         return messages
 
     def send(self, message: MemoryMessage) -> None:
-        """Raises MemoryLost."""
-        try:
-            with self._sending:
-                self.channel.send(message)
-        except Gone as gone:
-            raise MemoryLost(f"memory server {self.path}: {gone}") from None
+        """From any thread, as weights are loaded by several, which say how far they are; raises MemoryLost."""
+        self.connection.send(message)
 
     def report_fault(self, problem: str) -> None:
         """Say, last of all, that the device met a fault here; raises MemoryLost."""
@@ -162,41 +153,26 @@ class MemoryClient:
     def finish_sending(self) -> None:
         """Wait a moment until all is said; raises MemoryLost."""
         end_s = time.monotonic() + LAST_WORDS_S
-        while self.channel.unsent and (left_s := end_s - time.monotonic()) > 0:
-            select.select([], [self.channel], [], left_s)
+        while self.is_sending and (left_s := end_s - time.monotonic()) > 0:
+            select.select([], [self], [], left_s)
             self._read()
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether something could not be sent at once: `receive` goes on with it."""
+        return self.connection.is_sending
+
     def fileno(self) -> int:
-        return self.channel.fileno()
+        return self.connection.fileno()
 
     def close(self) -> None:
-        self.channel.close()
-
-    def _introduced(self, hello: MemoryHello) -> tuple[str, int]:
-        """The server's id and epoch."""
-        try:
-            pidfd = os.pidfd_open(os.getpid())
-        except OSError as error:
-            raise ConfigError(
-                f"pidfd_open: {error.strerror}; a memory server needs it to know when a worker's process is over: "
-                "Linux 5.3, Docker 20.10 or a seccomp profile that allows it"
-            ) from None
-        try:
-            self.channel.send(hello, pidfd)  # a connection that is new has room for it
-        except Gone as gone:
-            raise MemoryLost(f"memory server {self.path}: {gone}") from None
-        finally:
-            os.close(pidfd)
-        welcome, _ = self._next(ANSWER_S, MemoryWelcome)
-        return welcome.server_id, welcome.epoch
+        self.connection.close()
 
     def _next(self, deadline_s: float, *kinds: type[Wanted]) -> tuple[Wanted, int | None]:
         """The next message of these kinds; raises MemoryLost without one, and ConfigError for a refusal."""
         end_s = time.monotonic() + deadline_s
         while True:
             for index, (message, descriptor) in enumerate(self.arrived):
-                if isinstance(message, MemoryRefused):
-                    raise ConfigError(message.reason)
                 if isinstance(message, MemoryTainted):
                     raise MemoryLost(message.problem)
                 if isinstance(message, kinds):
@@ -204,40 +180,49 @@ class MemoryClient:
                     return message, descriptor
             left_s = end_s - time.monotonic()
             if left_s <= 0:
-                raise MemoryLost(f"memory server {self.path}: not a word for {deadline_s:.0f} s")
-            select.select([self.channel], [], [], left_s)
+                raise MemoryLost(self.connection.problem(f"not a word for {deadline_s:.0f} s"))
+            select.select([self], [], [], left_s)
             self._read()
 
     def _read(self) -> None:
         """Take what has arrived; raises MemoryLost when that is nothing and no more will."""
         num_arrived = len(self.arrived)
         try:
-            with self._sending:
-                self.channel.flush()
-            self.arrived.extend(self.channel.receive())
-        except Gone as gone:
+            self.arrived.extend(self.connection.receive())
+        except MemoryLost:
             if len(self.arrived) == num_arrived:
-                raise MemoryLost(f"memory server {self.path}: {gone}") from None
+                raise
 
 
-def _connected(path: Path, summon: Callable[[], None]) -> socket.socket:
-    end_s = time.monotonic() + CONNECT_S
-    while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.connect(str(path))
-            return connection
-        except OSError as error:
-            connection.close()
-            if isinstance(error, PermissionError):
+def _connected(path: Path, hello: MemoryHello, summon: Callable[[], None]) -> Connection:
+    end_s, pidfd = time.monotonic() + CONNECT_S, _own_pidfd()
+    try:
+        while True:
+            try:
+                return Connection(path, hello, pidfd)
+            except PermissionError:
                 raise ConfigError(
                     f"worker.memory_socket = {path}: it is another user's memory server, this is user "
                     f"{os.getuid()}; run both as one user"
                 ) from None
-            if time.monotonic() > end_s:
-                raise ConfigError(
-                    f"worker.memory_socket = {path}: {error.strerror} for {CONNECT_S:.0f} s; "
-                    "start python -m common.memory with that --memory-socket, or leave it at auto"
-                ) from None
-        summon()
-        time.sleep(0.05)
+            except OSError as error:
+                if time.monotonic() > end_s:
+                    raise ConfigError(
+                        f"worker.memory_socket = {path}: {error.strerror} for {CONNECT_S:.0f} s; "
+                        "start python -m common.memory with that --memory-socket, or leave it at auto"
+                    ) from None
+            summon()
+            time.sleep(0.05)
+    finally:
+        os.close(pidfd)
+
+
+def _own_pidfd() -> int:
+    """By which the server knows when this process is over."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except OSError as error:
+        raise ConfigError(
+            f"pidfd_open: {error.strerror}; a memory server needs it to know when a worker's process is over: "
+            "Linux 5.3, Docker 20.10 or a seccomp profile that allows it"
+        ) from None

@@ -8,14 +8,13 @@ blocks may be another's.
 """
 
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import MemoryLost
-from common.memory.channel import Channel, Gone
+from common.errors import ConfigError, MemoryLost
 from common.memory.client import PoolClaim
+from common.memory.connection import Connection
 from common.memory.pulse import Pulse
 from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import (
@@ -25,7 +24,6 @@ from common.wire.memory_messages import (
     KVOffer,
     MemoryKnock,
     MemoryMessage,
-    MemoryRefused,
     MemoryTainted,
     MemoryVisit,
     PoolRegion,
@@ -56,10 +54,12 @@ class Guest:
         self.path, self.pool_id, self.layout = path, pool_id, layout
         self.problem = ""
         self.claim: PoolClaim | None = None
-        self.channel = Channel(_connected(path))
+        try:
+            self.connection = Connection(path, MemoryVisit(*worker, pool_id))
+        except OSError as error:
+            raise MemoryLost(f"memory server {path}: {error.strerror}") from None
         self._pulse = Pulse(clock=clock)
         self._offers: list[KVOffer] = []
-        self._send(MemoryVisit(*worker, pool_id))
 
     def receive(self) -> list[KVOffer]:
         """What was offered since the last time."""
@@ -68,15 +68,17 @@ class Guest:
         return offers
 
     def look(self) -> None:
-        """See whether the connection stands, and what came."""
+        """See whether the connection stands, and what came: if it does not, no matter what is still to come."""
+        if self.problem:
+            return
         try:
-            if not self.problem:
-                self.channel.flush()
-                for message, descriptor in self.channel.receive():
-                    self._pulse.heard()
-                    self._heed(message, descriptor)
-        except Gone as gone:
-            self._lose(str(gone))
+            for message, descriptor in self.connection.receive():
+                self._pulse.heard()
+                self._heed(message, descriptor)
+            if self.connection.has_ended:
+                self._lose("it closed the connection")
+        except (MemoryLost, ConfigError) as lost:
+            self.problem = self.problem or str(lost)
 
     def tend(self) -> None:
         """See to the server's being there."""
@@ -102,12 +104,12 @@ class Guest:
         self._send(MemoryTainted(problem))
 
     def fileno(self) -> int:
-        return self.channel.fileno()
+        return self.connection.fileno()
 
     def close(self) -> None:
         """Give up all claims; nothing may be read any more."""
         self.problem = self.problem or "closed"
-        self.channel.close()
+        self.connection.close()
         if self.claim is not None and self.claim.descriptor is not None:
             os.close(self.claim.descriptor)
             self.claim = None
@@ -122,8 +124,6 @@ class Guest:
                 self.claim = self._claimed(message, descriptor)
             case MemoryTainted():
                 self._lose(message.problem)
-            case MemoryRefused():
-                self._lose(message.reason)
             case _:  # a welcome, and answers to our knocks
                 pass
 
@@ -141,20 +141,9 @@ class Guest:
         if self.problem:
             return
         try:
-            self.channel.send(message)
-        except Gone as gone:
-            self._lose(str(gone))
+            self.connection.send(message)
+        except MemoryLost as lost:
+            self.problem = str(lost)
 
-    def _lose(self, problem: str) -> None:
-        self.problem = self.problem or f"memory server {self.path}: {problem}"
-
-
-def _connected(path: Path) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.setblocking(False)
-    try:
-        connection.connect(str(path))
-    except OSError as error:
-        connection.close()
-        raise MemoryLost(f"memory server {path}: {error.strerror}") from None
-    return connection
+    def _lose(self, what: str) -> None:
+        self.problem = self.problem or self.connection.problem(what)

@@ -138,7 +138,7 @@ class SharedPool:
     @property
     def is_sending(self) -> bool:
         """Whether something could not be sent at once: `receive` goes on with it."""
-        return bool(self.client.channel.unsent) and not self.problem
+        return self.client.is_sending and not self.problem
 
     def fileno(self) -> int:
         return self.client.fileno()

@@ -124,7 +124,7 @@ def test_a_worker_whose_connection_ends_is_said_to_have_ended(rig: Rig) -> None:
 def test_who_is_let_go_lives_and_is_not_said_to_have_ended(rig: Rig) -> None:
     rig.open_router()
     client = rig.connect("prefill-0")
-    client.channel.send(WeightsFilled(SIZE))  # of no region
+    client.send(WeightsFilled(SIZE))  # of no region
     rig.until(lambda: not rig.server.clients)
     assert rig.rest() == []
 

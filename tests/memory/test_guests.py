@@ -1,6 +1,7 @@
 """Who pulls from a pool that is not its own: what it may claim, for how long, and that it hurts nobody there."""
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import MemoryLost
+from common.memory import channel as channel_module
 from common.memory import server as server_module
+from common.memory.channel import Channel
 from common.memory.guest import Guest
 from common.memory.pulse import ASK_S, MAX_UNANSWERED
 from common.memory.shared_pool import SharedPool
@@ -150,7 +153,7 @@ def test_claims_are_void_when_the_connection_ends_although_the_process_lives(hou
     ],
 )
 def test_a_guest_that_asks_for_what_is_not_a_guest_s_is_let_go(house: House, message: MemoryMessage) -> None:
-    house.guest.channel.send(message)
+    house.guest.connection.send(message)
     eventually(house.is_let_go)
     assert not house.pool.receive() and not house.pool.problem
 
@@ -172,7 +175,7 @@ def test_a_guest_of_a_pool_that_is_not_here_is_told_so(house: House) -> None:
 def test_a_guest_that_hangs_loses_its_claims_when_others_wait_and_hears_of_it(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.guest.channel.send(MemoryKnock())
+    house.guest.connection.send(MemoryKnock())
     claimed, waits = house.offer(), house.offer("s")
     assert waits.request_id == "s"
     house.guest.accept(claimed)
@@ -183,6 +186,27 @@ def test_a_guest_that_hangs_loses_its_claims_when_others_wait_and_hears_of_it(
     neighbour.send(BlocksWanted((house.usage()[1] + 1,)))
     eventually(lambda: bool(neighbour.receive(BlocksLeased)))
     assert house.is_let_go(), "so what it pulled meanwhile does not count"
+
+
+def test_a_server_that_is_gone_is_noticed_however_much_it_had_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than is read at once: a pull that is over by then does not count."""
+    monkeypatch.setattr(channel_module, "READ_AT_ONCE_BYTES", 1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "memory.sock"))
+        listener.listen()
+        guest = Guest(tmp_path / "memory.sock", ("decode-0", 1), 1, LAYOUT)
+        server = Channel(listener.accept()[0])
+        ids = pack_ids([1] * 10_000)
+        while not server.unsent:
+            server.send(KVOffer("decode-0", 1, "r", 0, ids, 1, SamplingParams(), ids, ids))
+        guest.look()
+        assert not guest.problem
+        server.close()
+        guest.look()
+        assert "closed the connection" in guest.problem
+        guest.close()
 
 
 def test_a_server_that_is_gone_or_hangs_is_noticed(house: House) -> None:

@@ -461,7 +461,7 @@ def test_what_a_dead_worker_said_last_is_heeded_although_it_read_nothing(backed:
         giver.client.send(MemoryKnock())
     giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), take(giver.magazine, 1))
     while giver.is_sending:
-        giver.client.channel.flush()
+        giver.client.connection.channel.flush()
     giver.client.close()
     offers: list[KVOffer | KVDeclined] = []
 
