@@ -9,6 +9,7 @@ So nothing here is owed to anyone, and it is the first to go when a sequence wan
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.kv.pool import KVPool
@@ -30,7 +31,7 @@ class Begun:
     num_tokens: int  # of the prompt
     tables: Tables
     heard_s: float
-    source_ids: list[list[int]]  # by group, that pulls were started for
+    source_ids: Sequence[Sequence[int]]  # by group, that pulls were started for
     generations: dict[int, int] = field(default_factory=dict)  # of those
     copies: Copies = field(default_factory=Copies)
 
@@ -78,7 +79,7 @@ class Ahead:
         key: Key,
         source_pool: PeerPool,
         num_tokens: int,
-        source_ids: list[list[int]],
+        source_ids: Sequence[Sequence[int]],
         generations: dict[int, int],
     ) -> Begun | None:
         """What was begun of a prompt of so many tokens, in these blocks by group, of these generations."""
@@ -125,6 +126,6 @@ class Ahead:
         self.leaving += [self.begun.pop(key) for key in keys]
 
 
-def _has_places(table: BlockTable, complete: list[int]) -> bool:
+def _has_places(table: BlockTable, complete: Sequence[int]) -> bool:
     """Whether so many blocks of a prompt may be complete, and stay as they are."""
     return len(complete) <= (len(table.block_ids) if table.group.is_append_only else 0)

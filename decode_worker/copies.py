@@ -1,5 +1,6 @@
 """Blocks of one prompt on their way here, in one pull or several."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.errors import TransferFailed
@@ -15,7 +16,7 @@ class Missing(NamedTuple):
     target_ids: list[int]
 
 
-def missing(tables: Tables, source_ids: list[list[int]], pulled_ids: list[list[int]]) -> Missing:
+def missing(tables: Tables, source_ids: Sequence[Sequence[int]], pulled_ids: Sequence[Sequence[int]]) -> Missing:
     """Blocks of a prompt in a source, by group and place, of which the first ones were pulled into these tables."""
     rest, targets = list[int](), list[int]()
     for table, ids, pulled in zip(tables, source_ids, pulled_ids, strict=True):

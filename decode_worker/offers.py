@@ -5,6 +5,7 @@ KVOffer ──▶ waiting ──a row and a block for it to grow──▶ accept
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import ErrorCode
@@ -34,7 +35,7 @@ def sequence_of(offer: KVOffer) -> DecodeSequence:
 
 
 def flaw(
-    offered: list[list[int]], sequence: DecodeSequence, scheduler: DecodeScheduler, vocab_size: int
+    offered: Sequence[Sequence[int]], sequence: DecodeSequence, scheduler: DecodeScheduler, vocab_size: int
 ) -> tuple[ErrorCode, str] | None:
     """Why a prompt in these blocks, by group, can never be decoded here: nobody else shall wait behind it."""
     num_offered = tuple(map(len, offered))

@@ -10,6 +10,7 @@ pull is over. What is lost is given back to the router, which replays it.
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
@@ -44,7 +45,7 @@ class Handoff:
     sequence: DecodeSequence
     visit: Visit
     offer: KVOffer
-    source_ids: list[list[int]]  # by group
+    source_ids: Sequence[Sequence[int]]  # by group
     copies: Copies = field(default_factory=Copies)
     aborted: bool = False
 
@@ -208,7 +209,7 @@ class Pulls:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _may_be_of(self, num_tokens: int, complete: list[list[int]]) -> bool:
+    def _may_be_of(self, num_tokens: int, complete: Sequence[Sequence[int]]) -> bool:
         """Whether a prompt of so many tokens may have so many complete blocks, by group."""
         pairs = zip(self.layout.groups, complete, strict=True)
         return all(len(ids) * group.block_size <= num_tokens for group, ids in pairs)
@@ -251,7 +252,8 @@ class Pulls:
     def _start(self, handoff: Handoff) -> None:
         """Reserve blocks, and pull what was not pulled ahead."""
         sequence, begun, nothing = handoff.sequence, self._begun(handoff), [list[int]() for _ in handoff.source_ids]
-        tables, pulled = tables_handed_over(self.layout, len(sequence.token_ids) - 1, nothing), nothing
+        tables = tables_handed_over(self.layout, len(sequence.token_ids) - 1, nothing)
+        pulled: Sequence[Sequence[int]] = nothing
         if begun is not None:
             self.ahead.take(sequence.key)
             tables, pulled, handoff.copies = begun.tables, begun.source_ids, begun.copies

@@ -84,7 +84,7 @@ class RowStage:
 
     def _table(self, row: int, table: BlockTable, places: TablePlaces) -> Entries:
         """All of a sequence's in one group."""
-        block_ids = np.array(table.block_ids[table.num_gone : places.row_places], np.int32)
+        block_ids = np.array(table.block_ids, np.int32)[table.num_gone : places.row_places]
         begin = self.layout.tables_begin + places.begin + row * places.row_places + table.num_gone
         if places.first_id:
             block_ids -= places.first_id

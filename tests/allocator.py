@@ -61,7 +61,7 @@ class BlockAllocator:
 
     def free(self, block_ids: Iterable[int]) -> None:
         """Take blocks back; raises KVError when one is free already, which would give it two owners."""
-        for free, freed in zip(self._free, self.shape.by_group(block_ids), strict=True):
+        for free, freed in zip(self._free, self.shape.by_group([*block_ids]), strict=True):
             for block_id in freed:
                 if self._is_free[block_id] or block_id in self.shape.proof_ids:
                     raise KVError(f"block {block_id} was freed twice")

@@ -30,7 +30,7 @@ class PromptChunk:
 
     token_ids: Sequence[int]
     start: int
-    tables: Sequence[list[int]]  # block ids by group and place; they cover at least the chunk's end
+    tables: Sequence[Sequence[int]]  # block ids by group and place; they cover at least the chunk's end
     sampling: SamplingParams
     is_last: bool  # the prompt ends here: a token is sampled
     sequence_ids: Sequence[int] = ()  # all tokens of the sequence, if logits are adjusted or its prompt is scored
@@ -197,7 +197,7 @@ class PromptBuffers:
         return self._views[name][:count]
 
 
-def _within(block_ids: list[int], begin: int) -> np.ndarray:
+def _within(block_ids: Sequence[int], begin: int) -> np.ndarray:
     """Counted from the first block of a group, as its cache on the device has them; places without one stay so."""
     ids = np.asarray(block_ids, dtype=np.int32)
     return np.where(ids < 0, ids, ids - begin) if begin else ids

@@ -4,6 +4,7 @@ A window sees its last places only. What a table has before them serves the plac
 their launch, so a step that writes such a block runs after all that have read it.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 
@@ -18,7 +19,7 @@ class BlockTable:
     """Blocks of one sequence in one group. Tokens are counted from 1.
 
     Args:
-        block_ids: at the places from `num_gone` on.
+        block_ids: at the places from `num_gone` on; int32, as they travel and as devices have them.
         num_gone: places that have no block any more.
     """
 
@@ -26,10 +27,11 @@ class BlockTable:
 
     def __init__(self, group: KVGroup, block_ids: Iterable[int], num_gone: int = 0) -> None:
         self.group, self.num_gone = group, num_gone
-        self.block_ids = [*[NO_BLOCK] * num_gone, *block_ids]
+        self.block_ids = array("i", [NO_BLOCK]) * num_gone
+        self.block_ids.extend(block_ids)
 
     @property
-    def held(self) -> list[int]:
+    def held(self) -> "array[int]":
         """All its blocks, by place."""
         return self.block_ids[self.num_gone :]
 
@@ -46,8 +48,8 @@ class BlockTable:
         begin, end = len(self.block_ids), self.group.num_places(reach)
         if begin < end:
             num_spare = min(end - begin, self.group.first_seen(seen) - self.num_gone)
-            self.block_ids += [self._let_go() for _ in range(num_spare)]
-            self.block_ids += islice(fresh, end - len(self.block_ids))
+            self.block_ids.extend([self._let_go() for _ in range(num_spare)])
+            self.block_ids.extend(islice(fresh, end - len(self.block_ids)))
             assert len(self.block_ids) == end, "who extends a table brings what it lacks"
         return range(begin, max(begin, end))
 

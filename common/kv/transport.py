@@ -5,6 +5,7 @@ another process's memory server is mapped. Nothing is sent per request but block
 """
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,7 +85,7 @@ def make_transport(name: str, device: torch.device) -> Transport:
 
 def pairs_by_group(
     theirs: PoolShape, source_ids: list[int], ours: PoolShape, target_ids: list[int]
-) -> list[tuple[list[int], list[int]]]:
+) -> list[tuple[Sequence[int], Sequence[int]]]:
     """Blocks to copy and those to copy into, counted within each group; raises TransferFailed if groups differ."""
     sources, targets = theirs.within_groups(source_ids), ours.within_groups(target_ids)
     if [len(ids) for ids in sources] != [len(ids) for ids in targets]:

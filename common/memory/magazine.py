@@ -188,8 +188,8 @@ class Magazine:
         self._send(BlocksFreed(pack_ids(block_ids), self.release(block_ids).tobytes()))
 
     def _count(self, block_ids: Sequence[int], sign: int) -> None:
-        for number, of_group in enumerate(self.shape.by_group(block_ids)):
-            self._num_leased[number] += sign * len(of_group)
+        for number, count in enumerate(self.shape.count(block_ids)):
+            self._num_leased[number] += sign * count
 
     def _checked(self, block_ids: Sequence[int]) -> np.ndarray:
         """These; raises KVError unless each is in use here, and named once."""

@@ -22,7 +22,7 @@ from common.wire.memory_messages import (
     PoolShortage,
 )
 from common.wire.messages import Message
-from common.wire.packing import pack_ids, unpack_array, unpack_ids
+from common.wire.packing import pack_ids, unpack_array
 from common.wire.sampling_params import SamplingParams
 
 FIRST_BLOCKS, FIRST_S = 4, 60.0
@@ -114,9 +114,9 @@ class SharedPool:
         self.magazine.adopt(unpack_array(offer.block_ids), unpack_array(offer.generations))
         self._accepted.append(KVAccepted(offer.request_id, offer.attempt))
 
-    def by_group(self, offer: KVOffer) -> list[list[int]]:
+    def by_group(self, offer: KVOffer) -> Sequence[Sequence[int]]:
         """The blocks of the offer."""
-        return self.magazine.shape.by_group(unpack_ids(offer.block_ids))
+        return self.magazine.shape.by_group(unpack_array(offer.block_ids))
 
     def decline(self, offer: KVOffer) -> None:
         """Let others have the blocks of the offer."""

@@ -5,7 +5,7 @@ So who frees, offers or loses blocks need not know of groups; who asks for some 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -69,16 +69,20 @@ class PoolShape:
         num_bytes = self.layout.groups[number].block_bytes
         return Place(self.offsets[number] + (block_id - self.proof_ids[number]) * num_bytes, num_bytes)
 
-    def by_group(self, block_ids: Iterable[int]) -> list[list[int]]:
+    def count(self, block_ids: Sequence[int]) -> Counts:
+        """How many these are, of each group."""
+        return tuple(map(len, self.by_group(block_ids)))
+
+    def by_group(self, block_ids: Sequence[int]) -> Sequence[Sequence[int]]:
         """Numbers that stand in any order, each with those of its group."""
         if len(self.num_blocks) == 1:
-            return [list(block_ids)]
+            return [block_ids]
         groups: list[list[int]] = [[] for _ in self.num_blocks]
         for block_id in block_ids:
             groups[self.group_of(block_id)].append(block_id)
         return groups
 
-    def within_groups(self, block_ids: Iterable[int]) -> list[list[int]]:
+    def within_groups(self, block_ids: Sequence[int]) -> list[Sequence[int]]:
         """The same, counted from the beginning of each group, as tables on a device and copies have them."""
         first, *others = self.by_group(block_ids)
         begins = self.proof_ids[1:]

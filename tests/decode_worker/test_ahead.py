@@ -24,7 +24,7 @@ def test_each_block_is_pulled_once_as_soon_as_it_is_complete() -> None:
     [sequence] = rig.turn()
     assert rig.released() == ["a"]
     targets = [target for copy in rig.pool.copies for _, target in copy.pairs]
-    assert targets == sequence.tables[0].block_ids[:8]
+    assert targets == sequence.tables[0].block_ids[:8].tolist()
     assert len(sequence.token_ids) == sequence.num_scheduled == 31
 
 

@@ -1,6 +1,7 @@
 """Prompts of several groups from one pool into another, part of each ahead of its handoff: what arrives decodes on."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -55,7 +56,7 @@ class Arriving:
     def __init__(self, way: Way, num_tokens: int) -> None:
         fresh = way.ours.allocator.allocate(num_seen(way.layout, num_tokens + 1))
         self.way, self.tables = way, tables_handed_over(way.layout, num_tokens, fresh)
-        self.pulled: list[list[int]] = [[] for _ in self.tables]
+        self.pulled: Sequence[Sequence[int]] = [[] for _ in self.tables]
         self.copied: list[int] = []
 
     def pull(self, block_ids: list[int]) -> None:

@@ -71,7 +71,7 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     assert not rig.said, "a step may be launched first"
     rig.offers.tend((0,))
     assert rig.said[:2] == [KVAccepted("a", 0), KVAccepted("b", 0)]
-    assert [rig.scheduler.active[name, 0].tables[0].block_ids for name in "ab"] == [[20, 21], [22, 23]]
+    assert [rig.scheduler.active[name, 0].tables[0].block_ids.tolist() for name in "ab"] == [[20, 21], [22, 23]]
     rig.shared.magazine.leased(BlocksLeased(pack_ids([9]), pack_ids([1])))
     assert rig.enter() == ["c"] and not rig.offers.has(("c", 0))
     few = Rig(max_num_seqs=1)

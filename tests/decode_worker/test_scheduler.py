@@ -184,7 +184,7 @@ def test_the_changes_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(see
             scheduler.preempt()
             scheduler.make_slots()
         replay(scheduler, table)
-        expected = {s.row: (s.request_id, s.tables[0].block_ids) for s in scheduler.rows.sequences}
+        expected = {s.row: (s.request_id, s.tables[0].block_ids.tolist()) for s in scheduler.rows.sequences}
         assert {row: (name, ids) for row, (name, ids) in table.items()} == expected
         launched = scheduler.launched()
         collect(scheduler, in_flight)

@@ -65,7 +65,7 @@ class Memory:
 
     def spoil(self, block_ids: Iterable[int]) -> None:
         """What a device does late."""
-        for number, blocks in enumerate(self.shape.within_groups(block_ids)):
+        for number, blocks in enumerate(self.shape.within_groups([*block_ids])):
             for block in blocks:
                 self.content.states[number, block] = (-1,)
                 for at in range(self.shape.layout.groups[number].block_size):

@@ -243,7 +243,7 @@ def test_chunks_of_one_prompt_follow_each_other_without_waiting(rig: Rig) -> Non
     rig.turn_until(lambda: len(rig.handed_off) == 1)
     [handoff] = rig.handed_off
     assert unpack_ids(handoff.token_ids) == [*range(100), TOKEN]
-    assert unpack_ids(handoff.block_ids) == rig.steps[1].chunks[0].tables[0]
+    assert unpack_ids(handoff.block_ids) == [*rig.steps[1].chunks[0].tables[0]]
 
 
 def test_complete_blocks_of_a_prompt_that_goes_on_are_announced(rig: Rig) -> None:
@@ -317,7 +317,7 @@ def test_blocks_are_handed_off_only_when_their_step_is_over(rig: Rig) -> None:
     rig.steps[0].over = True
     rig.turn_until(lambda: len(rig.handed_off) == 1)
     assert rig.handed_off[0].request_id == "a"
-    assert unpack_ids(rig.handed_off[0].block_ids) == rig.steps[0].chunks[0].tables[0]
+    assert unpack_ids(rig.handed_off[0].block_ids) == [*rig.steps[0].chunks[0].tables[0]]
     rig.steps[1].over = True
     rig.turn_until(lambda: len(rig.handed_off) == 2)
 
