@@ -15,6 +15,8 @@ PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
 KERNEL = re.compile(r"kernel decode ((.+) \(.+\)), ([\d.]+) MB")
 MIX = "decode step alone, "
 ROUTER = re.compile(r"8 streams at 10 ms beside (.+)")
+ASKS = re.compile(r"decode step alone, (\d+) sequences at 1024 tokens(?:, (\w+))?")
+SAMPLER = re.compile(r"kernel sample (.+) (\d+), [\d.]+ MB")
 PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
 
 LOADS = {
@@ -183,7 +185,7 @@ def grid(
         (int(match[1]), int(match[2])): Cell(row, float(row.value))
         for row in rows
         if (match := pattern.fullmatch(row.workload))
-        and (row.hardware, row.model, row.figure) == (ONE_GPU, MODEL, figure)
+        and (row.hardware, row.system, row.model, row.figure) == (ONE_GPU, "baton", MODEL, figure)
     }
     down, across = ([*sorted({key[i] for key in found})] for i in (0, 1))
     lines: list[Line] = [(line.format(first), [found.get((first, second)) for second in across]) for first in down]
@@ -200,6 +202,36 @@ def decode_kernels(rows: Sequence[Row]) -> TableData:
     ]
     subject = "one H200, Qwen3-4B's shapes, inside a captured graph"
     return TableData(subject, "operation and sequences", ["µs", "% of the read ceiling"], lines)
+
+
+def asks(rows: Sequence[Row]) -> TableData:
+    """Decode steps whose rows ask for more than a token."""
+    names = {
+        "": "nothing more",
+        "penalties": "penalties",
+        "logprobs": "log-probabilities",
+        "both": "both",
+        "grammar": "a grammar",
+    }
+    found: dict[str, dict[int, Cell]] = {name: {} for name in names}
+    for row in rows:
+        if (match := ASKS.fullmatch(row.workload)) and (row.hardware, row.system) == (ONE_GPU, "baton"):
+            found[match[2] or ""][int(match[1])] = Cell(row, float(row.value))
+    batches = (1, 8, 32, 64)
+    lines: list[Line] = [(label, [found[name].get(rows) for rows in batches]) for name, label in names.items()]
+    columns = [f"{rows} sequences" if rows > 1 else "1 sequence" for rows in batches]
+    return TableData("ms a step; one H200, no server", "every row asks for", columns, lines)
+
+
+def sampler(rows: Sequence[Row]) -> TableData:
+    """The choice of a token by what limits it."""
+    found: dict[str, dict[int, Cell]] = {}
+    for row in rows:
+        if (match := SAMPLER.fullmatch(row.workload)) and row.hardware == ONE_GPU:
+            found.setdefault(match[1], {})[int(match[2])] = Cell(row, float(row.value))
+    batches = (1, 8, 64)
+    lines: list[Line] = [(name, [cells.get(rows) for rows in batches]) for name, cells in found.items()]
+    return TableData("µs; one H200, 151,936 logits a row", "rows", [str(rows) for rows in batches], lines)
 
 
 def pulls(rows: Sequence[Row]) -> TableData:
@@ -245,6 +277,7 @@ def _present(lines: Iterable[Line]) -> list[Line]:
 TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "beside-vllm": beside_vllm,
     "one-gpu": partial(serving, ONE_GPU, "baton", "one H200, a worker of each kind on it"),
+    "pinned": partial(serving, ONE_GPU, "baton on torch 2.13.0", "one H200, torch 2.13.0 and Triton 3.7.1"),
     "two-gpus": partial(serving, TWO_GPUS, "baton 1P1D", "two H200s, a worker on each"),
     "two-gpus-shared": partial(serving, TWO_GPUS, "baton 2P2D", "two H200s, a worker of each kind on both"),
     "other-models": other_models,
@@ -257,6 +290,8 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "prompt-step": partial(
         grid, PROMPT, "prompt", "ms a prompt; one H200, no server", "prompt", "{} % of the GPU", "{:,} tokens"
     ),
+    "asks": asks,
+    "sampler": sampler,
     "pulls": pulls,
     "router": router,
 }
