@@ -289,7 +289,10 @@ class KVSection:
         "share of a GPU's memory for the weights, the pool and the workers that share them",
         within=(0.01, 0.98),
     )
-    sharers: int = option(1, "workers that share the pool: each leaves room for the steps of all", within=(1, 64))
+    prefill_sharers: int = option(
+        1, "prefill workers that share a GPU's pool: whoever makes it leaves room for the steps of all", within=(0, 64)
+    )
+    decode_sharers: int = option(1, "decode workers that share it, standbys too", within=(0, 64))
     cpu_pool_bytes: int = option(
         268_435_456, "size of the pool on a CPU when pool_bytes is 0, likewise", within=(1 << 20, MAX_POOL_BYTES)
     )
@@ -340,6 +343,6 @@ class Config:
 
 
 ROUTER_SECTIONS = ("model", "net", "router", "log")
-PREFILL_SECTIONS = ("model", "net", "worker", "prefill", "kv", "kernels", "log")
+WORKER_SECTIONS = ("model", "net", "worker", "prefill", "decode", "kv", "kernels", "log")
+"""Of both kinds, as each leaves room for the steps of the other where they share a GPU."""
 MEMORY_SECTIONS = ("memory", "net", "log")
-DECODE_SECTIONS = ("model", "net", "worker", "decode", "kv", "kernels", "log")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import zmq
 
-from common.config import DECODE_SECTIONS, Config
+from common.config import WORKER_SECTIONS, Config
 from common.device.engine import Engine, build_engine, resolve_device
 from common.device.prompt_runner import PromptRunner
 from common.device.step_trace import make_trace
@@ -75,4 +75,4 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.DECODE, DECODE_SECTIONS, DESCRIPTION, build))
+    sys.exit(worker_main(Role.DECODE, WORKER_SECTIONS, DESCRIPTION, build))

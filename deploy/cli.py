@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from common.config import (
     DAY_S,
-    DECODE_SECTIONS,
     MEMORY_SECTIONS,
-    PREFILL_SECTIONS,
     ROUTER_SECTIONS,
+    WORKER_SECTIONS,
     Config,
     MemorySection,
 )
@@ -25,7 +24,7 @@ from deploy.spares import SPARE_MODES
 
 MAX_WORKERS = 256
 """Of one kind on a machine."""
-ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + PREFILL_SECTIONS + DECODE_SECTIONS + MEMORY_SECTIONS))
+ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + WORKER_SECTIONS + MEMORY_SECTIONS))
 
 
 def main() -> None:

@@ -1,16 +1,16 @@
 """From one configuration to the command lines of all processes."""
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 
 from common.config import (
-    DECODE_SECTIONS,
     MEMORY_SECTIONS,
-    PREFILL_SECTIONS,
     ROUTER_SECTIONS,
+    WORKER_SECTIONS,
     Config,
     NetSection,
 )
@@ -67,9 +67,8 @@ def plan_processes(
             _worker_config(config, placement, placements, num_cores, weights_bytes, sockets[placement.gpu]),
             net=_worker_net(net, placement, runtime_dir),
         )
-        sections = PREFILL_SECTIONS if placement.role == Role.PREFILL else DECODE_SECTIONS
         module = f"{placement.role.name.lower()}_worker"
-        specs.append(ProcessSpec(placement.name, module, tuple(to_flags(worker_config, sections)), Kind.WORKER))
+        specs.append(ProcessSpec(placement.name, module, tuple(to_flags(worker_config, WORKER_SECTIONS)), Kind.WORKER))
     return specs
 
 
@@ -117,10 +116,16 @@ def _worker_config(
         num_threads = config.worker.num_threads or threads_per_worker(num_cores, num_busy)
         return replace(config, worker=replace(section, device="cpu", num_threads=num_threads))
     share = memory_fraction(mine.gpu, config.kv.memory_fraction, weights_bytes)
+    roles = Counter(other.role for other in mine.neighbours(everyone))
     return replace(
         config,
         worker=replace(section, device=f"cuda:{mine.gpu.index}"),
-        kv=replace(config.kv, memory_fraction=share, sharers=len(mine.neighbours(everyone))),
+        kv=replace(
+            config.kv,
+            memory_fraction=share,
+            prefill_sharers=roles[Role.PREFILL],
+            decode_sharers=roles[Role.DECODE],
+        ),
     )
 
 

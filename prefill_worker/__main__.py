@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from common.config import PREFILL_SECTIONS, Config
+from common.config import WORKER_SECTIONS, Config
 from common.device.engine import Engine, build_engine, describe_device, resolve_device
 from common.device.gpu_share import make_share
 from common.device.prompt_runner import PromptRunner
@@ -68,4 +68,4 @@ def _compile(engine: Engine) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.PREFILL, PREFILL_SECTIONS, DESCRIPTION, build))
+    sys.exit(worker_main(Role.PREFILL, WORKER_SECTIONS, DESCRIPTION, build))

@@ -14,6 +14,7 @@ from threading import Thread
 import torch
 
 from common.config import Config
+from common.device.pool_budget import pool_blocks
 from common.device.pool_memory import claimed_pool
 from common.device.weights_memory import ServedWeights
 from common.errors import ConfigError
@@ -24,7 +25,7 @@ from common.kv.transport import Transport, make_transport
 from common.memory.client import MemoryClient
 from common.memory.shared_pool import SharedPool
 from common.models.decoder import Decoder, DecoderConfig
-from common.models.loader import load_model, model_bytes, read_config, resolve_dtype, resolve_max_len
+from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
 from common.ops.base import Ops
 from common.ops.limits import check_model
 from common.ops.sampler import Sampler
@@ -33,11 +34,6 @@ from common.wire.kv_layout import CacheKind, Counts, KVGroup, KVLayout
 from common.wire.pool_shape import shown
 
 logger = logging.getLogger(__name__)
-
-TYPICAL_TOKENS = 4096
-"""Of a sequence: by what it has of each group of KV blocks their memory is divided."""
-CUDA_CONTEXT_BYTES = 1024 * 1024 * 1024
-"""Kept free for the CUDA context, cuBLAS workspaces and loaded kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +76,7 @@ def build_engine(
 
     Args:
         memory: the device's memory server, which has the weights and the pool.
-        step_tokens: most tokens of one step, for the memory that activations take.
+        step_tokens: most tokens of one step.
         logit_rows: most rows of logits of one step.
         meanwhile: called with the engine while its weights are still being written: what is computed then is void.
     """
@@ -131,12 +127,10 @@ def _assemble(
     """All around the model: the pool that its memory leaves room for, and operations over that."""
     model_config = model.config
     transport = make_transport(config.kv.transport, device)
-    activation_bytes = _activation_bytes(model_config, layout, step_tokens, logit_rows)
-    weights_bytes = model_bytes(model_config, layout.groups[0].dtype)
-    num_blocks = _num_blocks(config, layout, device, activation_bytes, weights_bytes)
+    num_blocks = pool_blocks(config, model_config, layout, device, max_len)
     pool, shared = claimed_pool(memory, layout, num_blocks, device)
     max_len = min(max_len, layout.most_tokens(shared.magazine.capacity, step_tokens))
-    _log_pool(config, pool, device)
+    _log_pool(config, pool, device, num_blocks)
     pdl = launches_early(config, device)
     ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
     sampling = config.kernels.sampling if device.type == "cuda" else "torch"
@@ -183,7 +177,7 @@ def _kv_layout(config: Config, model_config: DecoderConfig, dtype: str) -> KVLay
     return KVLayout(model_fingerprint(Path(config.model.path)), (group,))
 
 
-def _log_pool(config: Config, pool: KVPool, device: torch.device) -> None:
+def _log_pool(config: Config, pool: KVPool, device: torch.device, num_blocks: Counts) -> None:
     shape = pool.shape
     logger.info(
         "%s on %s in %s; KV pool of %s blocks, %d tokens, %.2f GB",
@@ -194,6 +188,12 @@ def _log_pool(config: Config, pool: KVPool, device: torch.device) -> None:
         shape.layout.most_tokens(shape.capacity, 1),
         shape.num_bytes / 1e9,
     )
+    if shape.num_blocks != num_blocks:
+        logger.warning(
+            "another worker made this pool; the settings of this one would make %s blocks, so that there may be too "
+            "little memory beside it: give all workers of a device the same [model], [prefill], [decode] and [kv]",
+            shown(num_blocks),
+        )
 
 
 def resolve_device(choice: str) -> torch.device:
@@ -265,39 +265,3 @@ def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int,
     prompt_ops = CudaOps(pool.caches[0], config.kernels, max_rows)
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
     return prompt_ops, step_ops, graph_safe
-
-
-def _activation_bytes(config: DecoderConfig, layout: KVLayout, step_tokens: int, logit_rows: int) -> int:
-    """Upper bound of what one step holds at once, doubled for the allocator's rounding.
-
-    With logits stay copies of them, what is counted of their tokens, and what the sampler needs between its kernels.
-    """
-    rows = (config.num_q_heads * 2 + config.num_kv_heads * 2) * config.head_dim
-    width = rows + 3 * config.intermediate_size + 4 * config.hidden_size
-    return 2 * (step_tokens * width * 4 + logit_rows * config.vocab_size * 4 * 4)
-
-
-def _num_blocks(
-    config: Config, layout: KVLayout, device: torch.device, activation_bytes: int, weights_bytes: int
-) -> Counts:
-    """Of a pool, beside the weights."""
-    if config.kv.pool_bytes:
-        pool_bytes = config.kv.pool_bytes
-    elif device.type == "cpu":
-        pool_bytes = config.kv.cpu_pool_bytes
-    else:
-        total_bytes = torch.cuda.get_device_properties(device).total_memory
-        pool_bytes = int(
-            config.kv.memory_fraction * total_bytes
-            - torch.cuda.memory_allocated(device)
-            - weights_bytes
-            - config.kv.sharers * (activation_bytes + CUDA_CONTEXT_BYTES)
-        )
-    num_blocks = layout.divided(pool_bytes, TYPICAL_TOKENS)
-    if min(num_blocks) < 4:
-        sizes = ", ".join(f"{group.block_bytes / 1e6:.2f}" for group in layout.groups)
-        raise ConfigError(
-            f"{pool_bytes / 1e9:.2f} GB are left for KV blocks of {sizes} MB each; raise "
-            "kv.memory_fraction or kv.pool_bytes, or lower the batch limits"
-        )
-    return num_blocks

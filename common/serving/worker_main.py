@@ -142,6 +142,10 @@ def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain) -> In
         raise ConfigError(
             "kv.transport = none: nobody would take a prompt's blocks; start decode workers alone, or set auto"
         )
+    num_sharers = config.kv.prefill_sharers if role is Role.PREFILL else config.kv.decode_sharers
+    if not num_sharers:
+        option = f"kv.{role.name.lower()}_sharers"
+        raise ConfigError(f"{option} = 0: this worker shares the pool, too; say how many of its kind do")
     epoch = make_epoch()
     return Incarnation(worker_id, epoch, drain, _memory(config, role, worker_id, epoch))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.config import DECODE_SECTIONS, PREFILL_SECTIONS, ROUTER_SECTIONS, Config
+from common.config import ROUTER_SECTIONS, WORKER_SECTIONS, Config
 from common.errors import ConfigError
 from common.options import from_tables, parse, to_flags
 
@@ -115,7 +115,7 @@ def test_a_broken_file_is_named(text: str, tmp_path: Path) -> None:
         parsed("--config", "nowhere.toml")
 
 
-@pytest.mark.parametrize("sections", [ROUTER_SECTIONS, PREFILL_SECTIONS, DECODE_SECTIONS])
+@pytest.mark.parametrize("sections", [ROUTER_SECTIONS, WORKER_SECTIONS])
 def test_help_explains_every_flag(sections: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         parse(Config, sections, "test", "", ["--help"])

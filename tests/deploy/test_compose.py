@@ -7,10 +7,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from common.config import (
-    DECODE_SECTIONS,
     MEMORY_SECTIONS,
-    PREFILL_SECTIONS,
     ROUTER_SECTIONS,
+    WORKER_SECTIONS,
     Config,
 )
 from common.options import parse
@@ -18,8 +17,8 @@ from common.options import parse
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROGRAMS = {
     "router": ROUTER_SECTIONS,
-    "prefill_worker": PREFILL_SECTIONS,
-    "decode_worker": DECODE_SECTIONS,
+    "prefill_worker": WORKER_SECTIONS,
+    "decode_worker": WORKER_SECTIONS,
     "common.memory": MEMORY_SECTIONS,
 }
 SERVING = ("router", "prefill", "decode")
@@ -74,7 +73,7 @@ def test_workers_find_the_memory_server_of_their_device_and_agree_on_its_pool(ov
         assert worker.worker.device in ("auto", server.memory.device)
         assert "memory" in base[role]["depends_on"], "or it may be stopped before who uses it"
         assert set(memory["volumes"]) < set(base[role]["volumes"])
-        shares.add((worker.kv.memory_fraction, worker.kv.sharers, worker.kv.cpu_pool_bytes))
+        shares.add((worker.kv, worker.prefill, worker.decode))
     assert len(shares) == 1, "whoever comes first says for all how large it is"
 
 

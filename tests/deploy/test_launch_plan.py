@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import MEMORY_SECTIONS, Config
+from common.config import MEMORY_SECTIONS, Config, DecodeSection, PrefillSection
 from common.errors import ConfigError
 from common.options import add_flags, from_flags
 from common.wire.messages import Role
@@ -23,6 +23,7 @@ def test_every_process_can_read_its_flags_back() -> None:
     config = Config()
     config = replace(config, model=replace(config.model, path="/models/a b", name="a"))
     config = replace(config, kv=replace(config.kv, block_size=32, memory_fraction=0.9))
+    config = replace(config, prefill=PrefillSection(max_num_seqs=7), decode=DecodeSection(max_num_seqs=9))
     gpu = Gpu(0, 80 * 10**9)
     specs = plan_processes(config, place_workers(1, 2, [gpu]), Path("/tmp/baton-x"), 8, 0)
     router, _, prefill, *decodes = (read_back(spec) for spec in specs)
@@ -37,7 +38,10 @@ def test_every_process_can_read_its_flags_back() -> None:
     assert [each.kv.memory_fraction for each in (prefill, *decodes)] == [0.8925] * 3, (
         "all but what the memory server takes"
     )
-    assert [each.kv.sharers for each in (prefill, *decodes)] == [3] * 3
+    assert {(each.kv.prefill_sharers, each.kv.decode_sharers) for each in (prefill, *decodes)} == {(1, 2)}
+    assert len({(each.model, each.prefill, each.decode, each.kv) for each in (prefill, *decodes)}) == 1, (
+        "whoever comes first makes the pool of all"
+    )
     assert decodes[1].worker.id == "decode-1"
     assert decodes[1].kv.block_size == 32
 

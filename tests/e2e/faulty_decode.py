@@ -5,7 +5,7 @@ As a kernel may that goes astray, it has written all over the pool by then, its 
 
 import sys
 
-from common.config import DECODE_SECTIONS, Config
+from common.config import WORKER_SECTIONS, Config
 from common.serving import worker_main
 from common.serving.worker_main import Incarnation
 from common.wire.messages import Role
@@ -34,4 +34,4 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main.worker_main(Role.DECODE, DECODE_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(worker_main.worker_main(Role.DECODE, WORKER_SECTIONS, program.DESCRIPTION, build))

@@ -2,7 +2,7 @@
 
 import sys
 
-from common.config import DECODE_SECTIONS, Config
+from common.config import WORKER_SECTIONS, Config
 from common.serving.worker_main import Incarnation, worker_main
 from common.wire.messages import Role
 from decode_worker import __main__ as program
@@ -43,4 +43,4 @@ def hold_prompts(worker: DecodeWorker, holds: Holds) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.DECODE, DECODE_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(worker_main(Role.DECODE, WORKER_SECTIONS, program.DESCRIPTION, build))

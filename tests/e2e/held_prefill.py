@@ -2,7 +2,7 @@
 
 import sys
 
-from common.config import PREFILL_SECTIONS, Config
+from common.config import WORKER_SECTIONS, Config
 from common.serving.worker_main import Incarnation, worker_main
 from common.wire.messages import Role
 from prefill_worker import __main__ as program
@@ -26,4 +26,4 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.PREFILL, PREFILL_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(worker_main(Role.PREFILL, WORKER_SECTIONS, program.DESCRIPTION, build))

@@ -5,7 +5,7 @@ Others do in a directory of this user's, where a test would meet what else runs 
 
 import sys
 
-from common.config import DECODE_SECTIONS, PREFILL_SECTIONS, Config
+from common.config import WORKER_SECTIONS, Config
 from common.serving.worker_main import Incarnation, WorkerLoop, worker_main
 from common.wire import endpoints
 from common.wire.messages import Role
@@ -18,8 +18,8 @@ def main() -> int:
     assert router is not None, "systems under test have unix sockets"
     endpoints.PARENT = router.parent
     if sys.argv[sys.argv.index("--worker-id") + 1].startswith("decode"):
-        return worker_main(Role.DECODE, DECODE_SECTIONS, decode.DESCRIPTION, build_decode)
-    return worker_main(Role.PREFILL, PREFILL_SECTIONS, prefill.DESCRIPTION, build_prefill)
+        return worker_main(Role.DECODE, WORKER_SECTIONS, decode.DESCRIPTION, build_decode)
+    return worker_main(Role.PREFILL, WORKER_SECTIONS, prefill.DESCRIPTION, build_prefill)
 
 
 def build_decode(config: Config, incarnation: Incarnation) -> WorkerLoop:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from common.config import PREFILL_SECTIONS, Config
+from common.config import WORKER_SECTIONS, Config
 from common.errors import MemoryLost
 from common.serving import worker_main
 from common.serving.drain import Drain
@@ -91,13 +91,19 @@ def _lose(problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [("--prefill-max-num-seqs", "0"), ("--kv-transport", "none"), ("--worker-device", "tpu")]
+    "argv",
+    [
+        ("--prefill-max-num-seqs", "0"),
+        ("--kv-transport", "none"),
+        ("--kv-prefill-sharers", "0"),
+        ("--worker-device", "tpu"),
+    ],
 )
 def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
     argv: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
-    assert worker_main.worker_main(Role.PREFILL, PREFILL_SECTIONS, "", build) == 2
+    assert worker_main.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
 
 
 def catches(pid: int, number: signal.Signals) -> bool:

@@ -1,0 +1,91 @@
+"""How many KV blocks there is memory for.
+
+Workers of a device share one pool, which is made by the first of them. So how large it is follows from settings that
+all of them have, and not from who makes it: beside it there is room for the steps of each that is to come.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from common.config import Config
+from common.errors import ConfigError
+from common.models.decoder import DecoderConfig
+from common.models.loader import model_bytes
+from common.wire.kv_layout import Counts, KVLayout
+
+TYPICAL_TOKENS = 4096
+"""Of a sequence: by what it has of each group of KV blocks their memory is divided."""
+CUDA_CONTEXT_BYTES = 1024 * 1024 * 1024
+"""Kept free for the CUDA context, cuBLAS workspaces and loaded kernels of a worker."""
+
+
+class StepSize(NamedTuple):
+    """Of the largest step of a worker."""
+
+    num_tokens: int
+    num_logit_rows: int
+
+
+def pool_blocks(
+    config: Config, model_config: DecoderConfig, layout: KVLayout, device: torch.device, max_len: int
+) -> Counts:
+    """Blocks of each group of the pool of all workers on a device; raises ConfigError when there is room for too few.
+
+    Args:
+        max_len: tokens of the longest sequence.
+    """
+    if config.kv.pool_bytes:
+        pool_bytes = config.kv.pool_bytes
+    elif device.type == "cpu":
+        pool_bytes = config.kv.cpu_pool_bytes
+    else:
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        pool_bytes = int(
+            config.kv.memory_fraction * total_bytes
+            - model_bytes(model_config, layout.groups[0].dtype)
+            - _workers_bytes(config, model_config, device, max_len)
+        )
+    num_blocks = layout.divided(pool_bytes, TYPICAL_TOKENS)
+    if min(num_blocks) < 4:
+        sizes = ", ".join(f"{group.block_bytes / 1e6:.2f}" for group in layout.groups)
+        raise ConfigError(
+            f"{pool_bytes / 1e9:.2f} GB are left for KV blocks of {sizes} MB each; raise "
+            "kv.memory_fraction or kv.pool_bytes, or lower the batch limits, kv.prefill_sharers or kv.decode_sharers"
+        )
+    return num_blocks
+
+
+def prompt_step(config: Config, device: torch.device, max_len: int) -> StepSize:
+    """Of a prefill worker; without chunking a step holds at least one whole prompt."""
+    section = config.prefill.on(device.type)
+    num_tokens = section.max_batch_tokens if section.chunking else max(section.max_batch_tokens, max_len)
+    return StepSize(num_tokens, section.max_num_seqs)
+
+
+def decode_step(config: Config, device: torch.device) -> StepSize:
+    """Of a decode worker; it may compute a chunk of a prompt, too."""
+    section = config.decode.on(device.type)
+    return StepSize(section.local_chunk_tokens, section.max_num_seqs)
+
+
+def _workers_bytes(config: Config, model_config: DecoderConfig, device: torch.device, max_len: int) -> int:
+    """What all workers that share the pool take beside it and the weights."""
+    steps = (
+        (config.kv.prefill_sharers, prompt_step(config, device, max_len)),
+        (config.kv.decode_sharers, decode_step(config, device)),
+    )
+    rope_bytes = max_len * model_config.head_dim * 4
+    return sum(
+        count * (_activation_bytes(model_config, step) + rope_bytes + CUDA_CONTEXT_BYTES) for count, step in steps
+    )
+
+
+def _activation_bytes(config: DecoderConfig, step: StepSize) -> int:
+    """Upper bound of what one step holds at once, doubled for the allocator's rounding.
+
+    With logits stay copies of them, what is counted of their tokens, and what the sampler needs between its kernels.
+    """
+    rows = (config.num_q_heads * 2 + config.num_kv_heads * 2) * config.head_dim
+    width = rows + 3 * config.intermediate_size + 4 * config.hidden_size
+    return 2 * (step.num_tokens * width * 4 + step.num_logit_rows * config.vocab_size * 4 * 4)

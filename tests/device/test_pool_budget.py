@@ -1,0 +1,73 @@
+"""How many KV blocks there is room for on a GPU, whoever of the workers on it makes the pool."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.make_checkpoint import PRESETS
+from common.config import Config, DecodeSection, KVSection, PrefillSection
+from common.device.pool_budget import CUDA_CONTEXT_BYTES, pool_blocks
+from common.errors import ConfigError
+from common.models.loader import model_bytes, read_config
+from tests.layouts import one_group
+
+GPU = torch.device("cuda", 0)
+GPU_BYTES = 80 * 10**9
+BLOCK_TOKENS, LAYERS, KV_HEADS, HEAD_DIM = 16, 36, 8, 128
+LAYOUT = one_group("model", LAYERS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS, "bfloat16")
+MAX_LEN = 32_768
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a model, beside a GPU."""
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["qwen3-4b"]))
+    properties = SimpleNamespace(total_memory=GPU_BYTES)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return tmp_path
+
+
+def reserved_bytes(directory: Path, config: Config) -> int:
+    """For workers, beside weights and pool."""
+    model = read_config(directory)
+    [count] = pool_blocks(config, model, LAYOUT, GPU, MAX_LEN)
+    pool_bytes = count * LAYOUT.groups[0].block_bytes
+    return int(config.kv.memory_fraction * GPU_BYTES) - model_bytes(model, "bfloat16") - pool_bytes
+
+
+def test_there_is_room_for_the_steps_of_each_worker_that_is_to_come(directory: Path) -> None:
+    slack = LAYOUT.groups[0].block_bytes
+    model = read_config(directory)
+    logits_bytes, input_bytes = model.vocab_size * 4, (model.hidden_size + model.intermediate_size) * 4
+
+    def needed(num_prefill: int, num_decode: int, **sections: PrefillSection | DecodeSection) -> int:
+        kv = KVSection(prefill_sharers=num_prefill, decode_sharers=num_decode)
+        return reserved_bytes(directory, Config(kv=kv, **sections))  # type: ignore[arg-type]
+
+    nobody, prefill, decode = needed(0, 0), needed(1, 0), needed(0, 1)
+    assert 0 <= nobody <= slack
+    assert prefill > CUDA_CONTEXT_BYTES + 8192 * input_bytes + 64 * logits_bytes
+    assert decode > CUDA_CONTEXT_BYTES + 2048 * input_bytes + 256 * logits_bytes
+    assert abs(needed(2, 3) - 2 * prefill - 3 * decode) <= 6 * slack, "each has its own, and not the other's"
+    wider = DecodeSection(max_num_seqs=512)
+    assert needed(1, 0, decode=wider) == prefill and needed(0, 1, decode=wider) > decode + 256 * logits_bytes
+    longer = PrefillSection(max_batch_tokens=16_384)
+    assert needed(0, 1, prefill=longer) == decode and needed(1, 0, prefill=longer) > prefill + 8192 * input_bytes
+
+
+def test_without_chunks_there_is_room_for_the_longest_prompt(directory: Path) -> None:
+    whole = Config(prefill=PrefillSection(chunking=False))
+    chunks = Config(prefill=PrefillSection(max_batch_tokens=MAX_LEN))
+    assert reserved_bytes(directory, whole) == reserved_bytes(directory, chunks)
+
+
+def test_where_too_few_are_left_the_start_ends_with_what_to_change(directory: Path) -> None:
+    config = Config(kv=KVSection(decode_sharers=64))
+    with pytest.raises(ConfigError, match=r"are left for KV blocks of 2\.36 MB each; .*kv\.decode_sharers"):
+        pool_blocks(config, read_config(directory), LAYOUT, GPU, MAX_LEN)
+    chosen = replace(config, kv=replace(config.kv, pool_bytes=10 * LAYOUT.groups[0].block_bytes))
+    assert pool_blocks(chosen, read_config(directory), LAYOUT, GPU, MAX_LEN) == (10,)
