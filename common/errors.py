@@ -33,7 +33,16 @@ class ModelError(BatonError):
 
 
 class MemoryShort(BatonError):
-    """There is no room for an allocation; there may be when others have ended."""
+    """There is no room for an allocation; there may be when others have ended, unless it is more than the device has.
+
+    Args:
+        message: how much is wanted, and how much there is.
+        is_for_good: nobody's end would make room for it.
+    """
+
+    def __init__(self, message: str, *, is_for_good: bool = False) -> None:
+        super().__init__(message)
+        self.is_for_good = is_for_good
 
 
 class MemoryLost(BatonError):

@@ -76,13 +76,13 @@ class HostBacking:
     device, device_uuid = "cpu", ""
 
     def free_bytes(self) -> int:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-        return sizes["MemAvailable"]
+        return _host_memory("MemAvailable")
 
     def allocate(self, num_bytes: int) -> Memory:
         if num_bytes > (available := self.free_bytes()):
-            raise MemoryShort(f"{_gb(num_bytes)} of host memory wanted, {_gb(available)} available")
+            total = _host_memory("MemTotal")
+            problem = f"{_gb(num_bytes)} of host memory wanted, {_gb(available)} of {_gb(total)} available"
+            raise MemoryShort(problem, is_for_good=num_bytes > total)
         try:
             return HostMemory(num_bytes)
         except OSError as error:
@@ -153,7 +153,8 @@ class CudaBacking:
         if status != self.runtime.cudaError_t.cudaSuccess:
             self.runtime.cudaGetLastError()
             _, free, total = self.runtime.cudaMemGetInfo()
-            raise MemoryShort(f"{_gb(padded)} of device memory wanted, {_gb(free)} of {_gb(total)} free")
+            problem = f"{_gb(padded)} of device memory wanted, {_gb(free)} of {_gb(total)} free"
+            raise MemoryShort(problem, is_for_good=padded > total)
         return CudaMemory(self.runtime, address, num_bytes)
 
 
@@ -197,6 +198,13 @@ def make_backing(device: str) -> Backing:
     if device == "cpu":
         return HostBacking()
     return CudaBacking(int(device.partition(":")[2]))
+
+
+def _host_memory(what: str) -> int:
+    """In bytes, as /proc/meminfo names it."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+    return sizes[what]
 
 
 def _gb(num_bytes: int) -> str:

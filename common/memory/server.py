@@ -215,15 +215,15 @@ class MemoryServer:
         return answers
 
     def _grant(self, client: Client) -> None:
-        """Give what is wished for, or wait for room, but not for ever."""
+        """Give what is wished for, or wait for room where there may be some, but not for ever."""
         if client.wish is None:
             return
         try:
             answers = client.wish.grant()
         except MemoryShort as short:
-            if time.monotonic() > client.wish.until_s:
-                short_for = f"{short}, for {PATIENCE_S:.0f} s"
-                reason = refusal(short_for, client.wish.message, self.regions, self.pools)
+            if short.is_for_good or time.monotonic() > client.wish.until_s:
+                waited = "" if short.is_for_good else f", for {PATIENCE_S:.0f} s"
+                reason = refusal(f"{short}{waited}", client.wish.message, self.regions, self.pools)
                 client.channel.send(MemoryRefused(reason))
                 raise Gone(f"it wants more than there is: {reason}") from None
             return

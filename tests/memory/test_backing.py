@@ -28,8 +28,16 @@ def test_a_host_without_memory_or_files_says_so_and_keeps_nothing(call: str, mon
 
 
 def test_more_than_the_host_has_is_not_even_tried() -> None:
-    with pytest.raises(MemoryShort, match=r"17592\.19 GB of host memory wanted, .* GB available"):
+    with pytest.raises(MemoryShort, match=r"17592\.19 GB of host memory wanted, .* GB of .* GB available") as short:
         HostBacking().allocate(1 << 44)
+    assert short.value.is_for_good
+
+
+def test_what_the_host_has_and_is_in_use_may_come_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostBacking, "free_bytes", lambda _: 1000)
+    with pytest.raises(MemoryShort, match=r"0\.00 GB of host memory wanted") as short:
+        HostBacking().allocate(1001)
+    assert not short.value.is_for_good
 
 
 class Runtime(SimpleNamespace):
@@ -75,6 +83,10 @@ def test_a_gpu_without_memory_says_how_much_it_has(monkeypatch: pytest.MonkeyPat
     device.allocate(FREE_BYTES - ALIGNMENT_BYTES)
     with pytest.raises(MemoryShort, match=r"0\.00 GB of device memory wanted, 0\.00 GB of 0\.02 GB free"):
         device.allocate(ALIGNMENT_BYTES + 1)
+    for num_bytes in (FREE_BYTES, FREE_BYTES + 1):
+        with pytest.raises(MemoryShort) as short:
+            device.allocate(num_bytes)
+        assert short.value.is_for_good == (num_bytes > FREE_BYTES)
 
 
 def test_a_gpu_that_cannot_share_its_memory_ends_the_server_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,12 @@ def test_who_wants_more_than_there_is_waits_and_then_hears_why(backed: Backed, m
         backed.connect("decode-0").claim_weights("model", "another layout", SIZE)
 
 
+def test_who_wants_more_than_the_device_has_hears_so_at_once(backed: Backed) -> None:
+    backed.connect("neighbour")
+    with pytest.raises(ConfigError, match=r"17592\.19 GB of host memory wanted, .* available; stop who uses that"):
+        backed.connect().claim_weights("model", "layout", 1 << 44)
+
+
 def test_a_second_pool_of_a_device_is_made_if_there_is_room_and_else_refused_with_what_differs(
     backed: Backed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
