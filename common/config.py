@@ -171,7 +171,7 @@ class WorkerSection:
     memory_socket: str = option(
         "auto",
         "socket of the device's memory server, which has the weights and the KV blocks; auto is in /tmp/baton-UID, by "
-        "device, where one is started if there is none",
+        "device and router_endpoint, where one is started if there is none",
         form=SOCKET,
     )
     standby: int = option(
@@ -193,7 +193,8 @@ class MemorySection:
     id: str = option("", "name in logs and at the router; memory, host name and process id when empty", form=WORKER_ID)
     socket: str = option(
         "auto",
-        "path at which workers find it, in a directory of their user's own; auto is in /tmp/baton-UID, by device",
+        "path at which workers find it, in a directory of their user's own; auto is in /tmp/baton-UID, by device and "
+        "router_endpoint",
         form=SOCKET,
     )
     device: str = option("cpu", "whose memory it owns", form=(r"cpu|cuda:\d{1,3}", "cpu or cuda:N"))

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         server_id = make_id("memory", config.memory.id)
         setup_logging(server_id, config.log.level)
         backing = make_backing(config.memory.device)
-        path = memory_socket(config.memory.socket, backing.device_uuid)
+        path = memory_socket(config.memory.socket, backing.device_uuid, config.net.router_endpoint)
         ready = MemoryReady(server_id, make_epoch(), os.getpid(), backing.device)
         with closing(Announcer(config.net, ready)) as announcer:
             _serve(MemoryServer(path, backing, announcer, config.memory))

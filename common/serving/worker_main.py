@@ -153,7 +153,7 @@ def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain) -> In
 def _memory(config: Config, role: Role, worker_id: str, epoch: int) -> MemoryClient:
     """A connection to the device's memory server, which is started if nobody said where it is and there is none."""
     device, is_decoding = resolve_device(config.worker.device), role is Role.DECODE
-    path = memory_socket(config.worker.memory_socket, describe_device(device)[1])
+    path = memory_socket(config.worker.memory_socket, describe_device(device)[1], config.net.router_endpoint)
     if config.worker.memory_socket != AUTO:
         return MemoryClient(path, worker_id, epoch, is_decoding=is_decoding)
     starter = Starter(path, config, str(device))

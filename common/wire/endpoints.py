@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 import time
+from hashlib import sha256
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -13,6 +14,8 @@ AUTO = "auto"
 ROUTER_SOCKET = "router"
 PARENT = Path("/tmp")
 NEW_S = 60.0
+DIGITS = 12
+"""Of a router's endpoint, in the name of its workers' memory servers."""
 
 
 def resolved(endpoint: str, name: str) -> str:
@@ -20,14 +23,18 @@ def resolved(endpoint: str, name: str) -> str:
     return f"ipc://{private_directory() / name}.sock" if endpoint == AUTO else endpoint
 
 
-def memory_socket(choice: str, device_uuid: str) -> Path:
+def memory_socket(choice: str, device_uuid: str, router_endpoint: str) -> Path:
     """Where the memory server of a device is found; `choice` is a path, or auto. Raises ConfigError.
 
     Args:
         device_uuid: of a GPU, by which processes that number GPUs differently mean the same one; "" on a CPU.
+        router_endpoint: of its workers. It tells one router of their deaths, so those of another have another server.
     """
-    name = f"memory-{device_uuid or 'cpu'}.sock"
-    return private_directory() / name if choice == AUTO else Path(choice)
+    if choice != AUTO:
+        return Path(choice)
+    router, usual = absolute(resolved(router_endpoint, ROUTER_SOCKET)), resolved(AUTO, ROUTER_SOCKET)
+    whose = "" if router == usual else f"-{sha256(router.encode()).hexdigest()[:DIGITS]}"
+    return private_directory() / f"memory-{device_uuid or 'cpu'}{whose}.sock"
 
 
 def absolute(endpoint: str) -> str:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config, MemorySection, NetSection
+from common.config import Config, MemorySection, NetSection, WorkerSection
 from common.errors import ConfigError, MemoryLost
 from common.memory import starter as starter_module
 from common.memory.client import MemoryClient
 from common.memory.starter import Starter
 from common.serving import worker_main
+from common.wire import endpoints
 from common.wire.messages import Role
 
 ROOT = Path(__file__).parents[2]
@@ -146,7 +147,25 @@ def test_a_worker_that_meets_a_server_about_to_end_asks_once_more(
         return workers.come("prefill-0")
 
     monkeypatch.setattr(worker_main, "MemoryClient", connect)
-    monkeypatch.setattr(worker_main, "memory_socket", lambda choice, uuid: workers.path)
+    monkeypatch.setattr(worker_main, "memory_socket", lambda *_: workers.path)
     config = replace(workers.config, worker=replace(workers.config.worker, device="cpu"))
     assert worker_main._memory(config, Role.PREFILL, "prefill-0", 1) is workers.clients[0]
     assert len(asked) == 2
+
+
+def test_workers_of_two_routers_have_two_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tells its router of deaths, and what befalls one does not befall the other."""
+    monkeypatch.setattr(endpoints, "PARENT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    config = replace(Config(memory=MemorySection(linger_s=1.0)), worker=WorkerSection(device="cpu"))
+    routers = ("ipc://one", "ipc://two", f"ipc://{tmp_path}/one", "auto")
+    clients = [
+        worker_main._memory(replace(config, net=NetSection(router_endpoint=router)), Role.PREFILL, f"prefill-{i}", 1)
+        for i, router in enumerate(routers)
+    ]
+    one, two, one_too, nobodys = (client.server_epoch for client in clients)
+    assert one == one_too and len({one, two, nobodys}) == 3
+    for client in clients:
+        client.close()
+    directory = endpoints.private_directory()
+    eventually(lambda: not list(directory.glob("memory-*.sock")))

@@ -258,7 +258,10 @@ def test_a_connection_that_closes_while_nobody_reads_it_leaves_the_process_alive
 
 def test_each_device_has_a_memory_socket_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "PARENT", tmp_path)
-    paths = [endpoints.memory_socket("auto", device) for device in ("", "5d1f", "07ac")]
+    paths = [endpoints.memory_socket("auto", device, "auto") for device in ("", "5d1f", "07ac")]
     assert [path.name for path in paths] == ["memory-cpu.sock", "memory-5d1f.sock", "memory-07ac.sock"]
     assert {path.parent for path in paths} == {endpoints.private_directory()}
-    assert endpoints.memory_socket("/here/or.there", "cuda:0") == Path("/here/or.there")
+    assert endpoints.memory_socket("/here/or.there", "5d1f", "tcp://router:5570") == Path("/here/or.there")
+    others = {endpoints.memory_socket("auto", "5d1f", f"tcp://router:{port}") for port in (5570, 5571)}
+    assert len({*others, *paths}) == 5, "nor is one that of another router"
+    assert endpoints.memory_socket("auto", "", endpoints.resolved("auto", "router")) == paths[0]
