@@ -118,7 +118,7 @@ class Ahead:
         for begun in over:
             self.scheduler.allocator.free(held_by(begun.tables))
 
-    def blocks(self) -> list[list[int]]:
+    def blocks(self) -> list[Sequence[int]]:
         """Block ids of every entry."""
         return [held_by(begun.tables) for begun in [*self.begun.values(), *self.leaving]]
 

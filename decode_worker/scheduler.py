@@ -11,6 +11,7 @@ computed meanwhile. If no blocks come free either, the youngest sequence is pree
 which costs work but no request. Blocks of an ended sequence return to the pool when no launched step touches them.
 """
 
+from collections.abc import Sequence
 from functools import reduce
 
 from common.kv.blocks import Allocator
@@ -179,7 +180,7 @@ class DecodeScheduler:
         """Sequences that decode, or whose blocks steps in flight still touch."""
         return len(self.active) + len(self.lingering)
 
-    def blocks(self) -> list[list[int]]:
+    def blocks(self) -> list[Sequence[int]]:
         """Block ids of every owner."""
         return [held_by(s.tables) for s in [*self.reserved.values(), *self.active.values(), *self.lingering]]
 

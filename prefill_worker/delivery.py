@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from common.errors import ErrorCode
 from common.memory.shared_pool import SharedPool
@@ -28,7 +28,7 @@ class Delivery:
         self.shared, self.targets, self.fail = shared, targets, fail
         self.worker_id, self.epoch = worker_id, epoch
 
-    def hand_off(self, sequence: PromptSequence, token_id: int, block_ids: list[int]) -> None:
+    def hand_off(self, sequence: PromptSequence, token_id: int, block_ids: Sequence[int]) -> None:
         """Offer a prompt's blocks and its first token to its decode worker."""
         target = self._target(sequence)
         if target is None:
@@ -52,7 +52,7 @@ class Delivery:
         num_tokens = len(sequence.token_ids)
         target.spoke.send(KVProgress(self.worker_id, self.epoch, *sequence.key, num_tokens, ids, generations))
 
-    def let_go(self, sequence: PromptSequence, block_ids: list[int]) -> None:
+    def let_go(self, sequence: PromptSequence, block_ids: Sequence[int]) -> None:
         """Free the blocks of a sequence that is over; who pulls them already is told that nothing will be offered."""
         self.shared.magazine.free(block_ids)
         if sequence.was_announced:

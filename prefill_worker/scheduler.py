@@ -12,7 +12,7 @@ Steps are launched ahead of the device, so a sequence may be removed while a lau
 blocks: they are free when that is over, as their next owner may be another worker. Torch-free.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from common.config import PrefillSection
@@ -93,7 +93,7 @@ class PromptScheduler:
             self.lingering.remove(sequence)
             self._free(sequence)
 
-    def take(self, sequence: PromptSequence) -> list[int]:
+    def take(self, sequence: PromptSequence) -> Sequence[int]:
         """A prompt whose last step is over leaves with the blocks that the next token sees: complete, and the caller's.
 
         They are in the order of groups and of places.
@@ -131,7 +131,7 @@ class PromptScheduler:
         self.running.append(sequence)
         return True
 
-    def blocks(self) -> list[list[int]]:
+    def blocks(self) -> list[Sequence[int]]:
         """Block ids of every owner."""
         return [held_by(sequence.tables) for sequence in [*self.sequences(), *self.lingering]]
 

@@ -72,9 +72,12 @@ def tables_of(layout: KVLayout, blocks: Sequence[Iterable[int]]) -> Tables:
     return [BlockTable(group, block_ids) for group, block_ids in zip(layout.groups, blocks, strict=True)]
 
 
-def held_by(tables: Tables) -> list[int]:
+def held_by(tables: Tables) -> "array[int]":
     """All blocks of a sequence, group after group."""
-    return list(chain.from_iterable(table.held for table in tables))
+    held = array("i")
+    for table in tables:
+        held += table.held
+    return held
 
 
 def num_held(tables: Tables) -> Counts:

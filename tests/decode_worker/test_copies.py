@@ -59,7 +59,7 @@ class Arriving:
         self.pulled: Sequence[Sequence[int]] = [[] for _ in self.tables]
         self.copied: list[int] = []
 
-    def pull(self, block_ids: list[int]) -> None:
+    def pull(self, block_ids: Sequence[int]) -> None:
         of_groups = self.way.theirs.shape.by_group(block_ids)
         blocks = missing(self.tables, of_groups, self.pulled)
         self.way.copy(blocks)

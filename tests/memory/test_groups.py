@@ -124,7 +124,7 @@ class Worker:
     def step(self) -> None:
         raise NotImplementedError
 
-    def blocks(self) -> list[list[int]]:
+    def blocks(self) -> list[Sequence[int]]:
         raise NotImplementedError
 
 
@@ -151,7 +151,7 @@ class Prefill(Worker):
                 self.shared.offer(target, sequence.key, token_ids, 1, sequence.sampling, block_ids)
         self.shared.tend(tuple(1 for _ in self.scheduler.layout.groups), self.scheduler.layout.nothing)
 
-    def blocks(self) -> list[list[int]]:
+    def blocks(self) -> list[Sequence[int]]:
         return self.scheduler.blocks()
 
 
@@ -187,7 +187,7 @@ class Decode(Worker):
         self.scheduler.collected(sequences)
         self.offers.tend(self.scheduler.layout.nothing)
 
-    def blocks(self) -> list[list[int]]:
+    def blocks(self) -> list[Sequence[int]]:
         return self.scheduler.blocks()
 
 
