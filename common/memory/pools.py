@@ -231,12 +231,11 @@ class Pools:
         return self.of_client[client].index.num_quarantined[client] if client in self.of_client else 0
 
     def holds_up_others(self, client: int) -> bool:
-        """Whether others wait for blocks, and it has some, or as a guest has not said whether it takes them."""
+        """Whether others wait for blocks, and it has some, or has not said whether it takes them."""
         if client not in self.of_client:
             return False
         pool = self.of_client[client]
-        user = pool.users.get(client)
-        has_offers = user is not None and user.is_guest and any(key.client == client for key in pool.index.offers)
+        has_offers = any(key.client == client for key in pool.index.offers)
         return bool(pool.wants.keys() - {client}) and (pool.index.num_leased[client] > 0 or has_offers)
 
     def usage(self) -> Usage:

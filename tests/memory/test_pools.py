@@ -119,6 +119,16 @@ def test_an_offer_outlives_who_made_it_and_is_kept_when_who_it_is_for_dies_and_m
     assert index.num_free == (CAPACITY,), "nobody is there to take it"
 
 
+def test_who_says_nothing_of_what_it_was_offered_holds_up_who_waits_for_blocks() -> None:
+    """So that the server ends it when it hangs, though it has no block of its own."""
+    rig = Rig()
+    leased = rig.lease(0, 5)
+    rig.pools.offered(0, offer_of("w1", "r", unpack_ids(leased.block_ids), unpack_ids(leased.generations)))
+    assert not rig.pools.holds_up_others(1), "nobody waits"
+    rig.pools.want_blocks(0, (CAPACITY,))
+    assert rig.pools.holds_up_others(1) and not rig.pools.holds_up_others(0)
+
+
 def test_a_pool_ends_with_its_last_user_and_not_before_that_one_writes_no_more() -> None:
     rig = Rig()
     leased = rig.lease(0, 5)
