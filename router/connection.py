@@ -39,7 +39,13 @@ class Connection(web.RequestHandler):
 
     def __init__(self, server: web.Server, limits: RouterSection) -> None:
         loop = asyncio.get_running_loop()
-        super().__init__(server, loop=loop, keepalive_timeout=limits.keepalive_s, access_log=None)  # type: ignore[arg-type]
+        super().__init__(
+            server,
+            loop=loop,
+            keepalive_timeout=limits.keepalive_s,
+            access_log=None,  # type: ignore[arg-type]
+            lingering_time=LINGER_S,
+        )
         self._header_parser = HeaderParser(self, limits.max_header_bytes, self._read_bufsize, self._max_msg_queue_size)
         self._parser = self._header_parser
         self._header_timeout_s = limits.header_timeout_s

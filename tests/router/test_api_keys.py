@@ -14,6 +14,7 @@ from aiohttp.test_utils import make_mocked_request
 from common.config import Config, RouterSection
 from common.errors import ConfigError
 from common.options import from_tables
+from router import api_keys
 from router.api_keys import ApiKeys
 from router.status_handlers import OPEN_TO_ALL
 from tests.router.conftest import Cluster, StartCluster
@@ -46,8 +47,9 @@ async def statuses(cluster: Cluster, headers: dict[str, str]) -> dict[tuple[str,
 
 
 async def test_every_route_wants_a_key_but_those_that_tell_of_health(
-    start_cluster: StartCluster, key_file: str, caplog: pytest.LogCaptureFixture
+    start_cluster: StartCluster, key_file: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(api_keys, "LOOK_S", 0.05)
     caplog.set_level(logging.DEBUG)
     cluster = await start_cluster(api_key_file=key_file)
     refused = await statuses(cluster, {"Authorization": f"Bearer {FIRST}x"})
@@ -109,8 +111,9 @@ async def test_every_key_is_compared_whichever_is_shown(
 
 
 async def test_keys_come_and_go_while_it_runs(
-    start_cluster: StartCluster, key_file: str, caplog: pytest.LogCaptureFixture
+    start_cluster: StartCluster, key_file: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(api_keys, "LOOK_S", 0.05)
     caplog.set_level(logging.DEBUG)
     cluster = await start_cluster(api_key_file=key_file)
 
