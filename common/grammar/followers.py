@@ -26,7 +26,7 @@ Job = tuple[Owner, Follower, Sequence[int]]
 MAX_THREADS = 4
 STACK_BYTES = 16 << 20
 """Of each thread: llguidance recurses, and what has been compiled with less room (`router.grammar_main`) fits."""
-END_TIMEOUT_S = 1.0
+LOAD_TIMEOUT_S, END_TIMEOUT_S = 30.0, 1.0
 DEADLINE_S = 30.0
 """Far more than limits let a grammar take, behind others, while its library loads the model's tokens."""
 
@@ -57,7 +57,8 @@ class Followers(Generic[Owner]):
         self._jobs: SimpleQueue[Job[Owner] | None] = SimpleQueue()
         self._outcomes: deque[tuple[Owner, Outcome]] = deque()
         self._threads = [Thread(target=self._work, name=f"grammar-{i}", daemon=True) for i in range(num_threads)]
-        Thread(target=self._begin, name="grammars", daemon=True).start()
+        self._beginning = Thread(target=self._begin, name="grammars", daemon=True)
+        self._beginning.start()
 
     def ask(self, owner: Owner, follower: Follower, token_ids: Sequence[int]) -> None:
         """Have it follow these tokens."""
@@ -80,7 +81,11 @@ class Followers(Generic[Owner]):
         return len(self._asked_s)
 
     def close(self) -> None:
-        """End the threads; one in the midst of a mask is not waited for for long."""
+        """End the threads; one in the midst of a mask is not waited for for long.
+
+        But what loads is: Python cannot end beside a library that is being imported, and the process would crash.
+        """
+        self._beginning.join(LOAD_TIMEOUT_S)
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:

@@ -122,6 +122,7 @@ def _run(worker: WorkerLoop, memory: MemoryClient) -> int:
         worker.run()
     except ConfigError as error:
         logger.error("%s", error)
+        worker.close()
         return 2
     except Exception as error:
         logger.exception("unexpected error, telling the others and exiting")

@@ -57,6 +57,19 @@ def test_a_tokenizer_that_cannot_be_read_is_a_reason_for_every_text(caplog: pyte
     followers.close()
 
 
+def test_what_still_loads_is_waited_for_at_the_end() -> None:
+    """A library that is imported while Python ends brings the process down."""
+    has_loaded = Event()
+
+    def load() -> Grammars:
+        time.sleep(0.2)
+        has_loaded.set()
+        return Grammars(DEMO_MODEL, 2048, (0,))
+
+    Followers[int](load).close()
+    assert has_loaded.is_set()
+
+
 class Stuck(Follower):
     """Says nothing until it is told to."""
 
