@@ -55,7 +55,10 @@ async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
     verdicts, tag = Verdicts(), f"storm{os.getpid()}"
     workers = workers_of(args, tag)
     flags = [*FLAGS, "--kv-pool-bytes", str(args.pool_mb << 20), *args.flags]
-    with System(args.model, *flags, device=args.device, silence_s=NetSection().worker_timeout_s) as system:
+    net = NetSection()
+    with System(
+        args.model, *flags, device=args.device, silence_s=net.worker_timeout_s, heartbeat_s=net.heartbeat_s
+    ) as system:
         try:
             system.start_router(0, *ROUTER_FLAGS)
             fleet = Fleet(system, workers, verdicts)

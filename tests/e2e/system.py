@@ -22,16 +22,23 @@ class System:
 
     Args:
         silence_s: net.worker_timeout_s, so long that nobody is taken for dead who did not get to run.
+        heartbeat_s: net.heartbeat_s, so short that it is soon known who uses which blocks.
         launch: how programs are started; those on a GPU always as a user does.
     """
 
     def __init__(
-        self, model: Path, *flags: str, device: str = "cpu", silence_s: float = 60.0, launch: Launch = forked
+        self,
+        model: Path,
+        *flags: str,
+        device: str = "cpu",
+        silence_s: float = 60.0,
+        heartbeat_s: float = 0.1,
+        launch: Launch = forked,
     ) -> None:
         self.model = model
         self.flags = list(flags)
         self.device = device
-        self.silence_s = silence_s
+        self.silence_s, self.heartbeat_s = silence_s, heartbeat_s
         self.directory = tempfile.TemporaryDirectory(prefix="baton-e2e-")
         self.launch = launch if device == "cpu" else executed
         self.processes: dict[str, Program] = {}
@@ -73,7 +80,7 @@ class System:
         self._spawn(
             name, "common.memory", "--memory-id", name, "--memory-device", self.device,
             "--memory-socket", self._memory_socket(name), "--memory-poison-blocks", "true", *self.router_endpoint,
-            *flags,
+            "--net-heartbeat-s", str(self.heartbeat_s), *flags,
         )  # fmt: skip
 
     @property
@@ -178,7 +185,8 @@ class System:
     def _spawn_serving(self, name: str, module: str, *flags: str) -> None:
         self._spawn(
             name, module, "--model-path", str(self.model), "--model-name", "m",
-            *self.router_endpoint, "--net-worker-timeout-s", str(self.silence_s), *flags,
+            *self.router_endpoint, "--net-worker-timeout-s", str(self.silence_s),
+            "--net-heartbeat-s", str(self.heartbeat_s), *flags,
         )  # fmt: skip
 
     def _spawn(self, name: str, module: str, *flags: str) -> None:
