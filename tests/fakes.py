@@ -317,6 +317,7 @@ class FakePrefill(FakeWorker):
                 sampling=request.sampling,
                 block_ids=pack_ids([1]),
                 generations=pack_ids([1]),
+                num_sealed=0,
             )
             self._peers[request.decode_worker_id].send(offer)
 

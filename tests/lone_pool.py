@@ -43,7 +43,7 @@ class LonePool:
         block_ids: Sequence[int],
     ) -> bool:
         ids, generations = pack_ids(block_ids), self.magazine.release(block_ids).tobytes()
-        self.offered.append(KVOffer(*target, *key, pack_ids(token_ids), num_outputs, sampling, ids, generations))
+        self.offered.append(KVOffer(*target, *key, pack_ids(token_ids), num_outputs, sampling, ids, generations, 0))
         return True
 
     def tend(self, level: int, floor: int) -> None:

@@ -52,7 +52,7 @@ def kv_offer(request_id: str, token_ids: Iterable[int], block_ids: Iterable[int]
     ids = pack_ids(block_ids)
     ordinary: dict[str, Any] = {
         "decode_worker_id": "d", "decode_epoch": 1, "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(),
-        "token_ids": pack_ids(token_ids), "block_ids": ids, "generations": ids,
+        "token_ids": pack_ids(token_ids), "block_ids": ids, "generations": ids, "num_sealed": 0,
     }  # fmt: skip
     return KVOffer(request_id=request_id, **ordinary | fields)
 

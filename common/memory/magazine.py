@@ -4,6 +4,9 @@
         ▲                    │   ▲                │   │
         └───────too many─────┘   └──────free──────┘   └──release──▶ another worker's, by an offer
 
+What is full and will not be written again is **sealed**: from then on it is read only, here and by whoever begins a
+text alike, and let go when the text ends.
+
 Who finds too few says with that how many it lacks; what is lacking is asked for, comes whole, and waits a moment to be
 used. Who lacks least is served first: so a sequence that grows never waits for a prompt that is to begin. While
 somebody waits for blocks, all but a floor goes back: nobody can wait for what others merely hold. So it is with blocks
@@ -18,8 +21,17 @@ from itertools import chain
 import numpy as np
 
 from common.errors import KVError, OutOfBlocks
+from common.memory.readings import Readings
+from common.wire.block_key import pack_keys
 from common.wire.kv_layout import Counts
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksWanted, MemoryMessage
+from common.wire.memory_messages import (
+    BlocksFreed,
+    BlocksLeased,
+    BlocksSealed,
+    BlocksWanted,
+    MemoryMessage,
+    PrefixFound,
+)
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape, are_enough, minus, shown
 
@@ -45,6 +57,9 @@ class Magazine:
         self._at_hand: list[list[int]] = [[] for _ in self.capacity]  # by group
         self._is_at_hand = np.zeros(shape.num_ids, bool)
         self._generation = np.zeros(shape.num_ids, np.int32)  # of all that is leased; 0 of what is not
+        self.readings = Readings()  # of what is sealed
+        self.unread: list[int] = []  # read no more, which is not said yet, with their generations
+        self._unread_generations: list[int] = []
         self._num_leased = [0] * len(self.capacity)  # by group
         self._lacking, self._lacking_s = shape.layout.nothing, 0.0  # the least that somebody lacks, and when he said so
         self._is_said = False  # since the last `tend`: what was said before has grown, or is no longer lacking
@@ -61,11 +76,12 @@ class Magazine:
     def num_unused(self) -> Counts:
         """Blocks of the pool that nothing here uses."""
         columns = zip(self.capacity, self._num_leased, self._at_hand, strict=True)
-        return tuple(capacity - num_leased + len(at_hand) for capacity, num_leased, at_hand in columns)
+        first, *others = (capacity - num_leased + len(at_hand) for capacity, num_leased, at_hand in columns)
+        return (first - len(self.readings), *others)
 
     @property
     def in_use(self) -> list[int]:
-        """Blocks that are leased and not at hand."""
+        """Blocks that are leased and not at hand, and may be written."""
         in_use: list[int] = np.flatnonzero((self._generation != 0) & ~self._is_at_hand).tolist()
         return in_use
 
@@ -95,28 +111,52 @@ class Magazine:
         return self._pop(counts)
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Take blocks back that nothing on the device touches; raises KVError for what is not in use here."""
-        if not (freed := list(block_ids)):
+        """Take blocks back that nothing on the device touches; raises KVError for what is not in use here.
+
+        What is sealed is of no use at hand: it is let go, in the order of its text.
+        """
+        freed = list(block_ids)
+        if num_sealed := self.readings.num_first(freed):
+            self._unread_generations += self.readings.take(freed[:num_sealed])
+            self.unread += freed[:num_sealed]
+        if not (freed := freed[num_sealed:]):
             return
         self._is_at_hand[self._checked(freed)] = True
         for at_hand, of_group in zip(self._at_hand, self.shape.by_group(freed), strict=True):
             at_hand += of_group
 
     def generations(self, block_ids: Sequence[int]) -> np.ndarray:
-        """By which the server knows these leases of blocks in use: [num_ids] int32."""
+        """By which the server knows these blocks, which are in use, those that are sealed first: [num_ids] int32."""
         generations: np.ndarray = self._generation[np.asarray(block_ids, np.int32)]
+        if num_sealed := self.readings.num_first(block_ids):
+            generations[:num_sealed] = self.readings.generations(block_ids[:num_sealed])
         return generations
+
+    def seal(self, block_ids: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Blocks in use are full, and no step writes them any more; raises KVError for what is not in use here."""
+        generations = self._release(block_ids)
+        self.readings.add(block_ids, generations.tolist())
+        self._send(BlocksSealed(pack_ids(block_ids), generations.tobytes(), pack_keys(digests)))
+
+    def found(self, message: PrefixFound) -> list[int]:
+        """Blocks that are read here once more."""
+        block_ids = unpack_ids(message.block_ids)
+        self.readings.add(block_ids, unpack_ids(message.generations))
+        return block_ids
 
     def release(self, block_ids: Sequence[int]) -> np.ndarray:
-        """Blocks in use become another's; returns their generations: [num_ids] int32."""
-        ids = self._checked(block_ids)
-        generations: np.ndarray = self._generation[ids]
-        self._generation[ids] = 0
-        self._count(block_ids, -1)
+        """Blocks in use, those that are sealed first, become another's; returns their generations: [num_ids] int32."""
+        generations, num_sealed = self.generations(block_ids), self.readings.num_first(block_ids)
+        self._release(block_ids[num_sealed:])
+        if num_sealed:
+            self.readings.take(block_ids[:num_sealed])
         return generations
 
-    def adopt(self, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """Another's blocks are in use here."""
+    def adopt(self, block_ids: Sequence[int], generations: Sequence[int], num_sealed: int = 0) -> None:
+        """Another's blocks are in use here; the first of them are sealed."""
+        if num_sealed:
+            self.readings.add(block_ids[:num_sealed], generations[:num_sealed])
+            block_ids, generations = block_ids[num_sealed:], generations[num_sealed:]
         self._count(block_ids, 1)
         self._generation[np.asarray(block_ids, np.int32)] = generations
 
@@ -150,6 +190,7 @@ class Magazine:
         """
         if self._is_lost:
             return
+        self._say_unread()
         now_s, at_hand = self._clock(), self.num_free
         if now_s - self._lacking_s > LACKING_S:
             self._lacking = self.shape.layout.nothing
@@ -163,9 +204,16 @@ class Magazine:
             self._give_back(surplus)
 
     def check(self, owned: Iterable[Iterable[int]]) -> None:
-        """Raise KVError unless `owned` are all blocks in use here, each once."""
-        if (seen := sorted(block_id for block_ids in owned for block_id in block_ids)) != sorted(self.in_use):
-            raise KVError(f"{len(seen)} blocks accounted for, {len(self.in_use)} in use")
+        """Raise KVError unless `owned` are all blocks in use here, each once, or as often as it is read."""
+        seen = sorted(block_id for block_ids in owned for block_id in block_ids)
+        in_use = sorted([*self.in_use, *self.readings.num_readings.elements()])
+        if seen != in_use:
+            raise KVError(f"{len(seen)} blocks accounted for, {len(in_use)} in use")
+
+    def _say_unread(self) -> None:
+        if self.unread:
+            self._send(BlocksFreed(pack_ids(self.unread), pack_ids(self._unread_generations)))
+            self.unread, self._unread_generations = [], []
 
     def _want(self, counts: Counts, now_s: float) -> None:
         """Say so if it is more than the server knows of, or less while that keeps others waiting."""
@@ -185,7 +233,15 @@ class Magazine:
 
     def _give_back(self, counts: Counts) -> None:
         block_ids = list(chain.from_iterable(self._pop(counts)))
-        self._send(BlocksFreed(pack_ids(block_ids), self.release(block_ids).tobytes()))
+        self._send(BlocksFreed(pack_ids(block_ids), self._release(block_ids).tobytes()))
+
+    def _release(self, block_ids: Sequence[int]) -> np.ndarray:
+        """These are leased no more; returns their generations."""
+        ids = self._checked(block_ids)
+        generations: np.ndarray = self._generation[ids]
+        self._generation[ids] = 0
+        self._count(block_ids, -1)
+        return generations
 
     def _count(self, block_ids: Sequence[int], sign: int) -> None:
         for number, count in enumerate(self.shape.count(block_ids)):

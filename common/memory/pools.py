@@ -18,10 +18,12 @@ from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, OfferKey
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.pattern import pattern
+from common.wire.block_key import unpack_keys
 from common.wire.kv_layout import Counts, KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
+    BlocksSealed,
     BlocksWanted,
     KVAccepted,
     KVDeclined,
@@ -30,6 +32,8 @@ from common.wire.memory_messages import (
     PoolLeft,
     PoolRegion,
     PoolShortage,
+    PrefixFound,
+    PrefixWanted,
 )
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape, are_enough, minus, shown
@@ -50,10 +54,10 @@ class User:
 
 
 class Usage(NamedTuple):
-    """What becomes of blocks, of whatever group; those that are left are leased."""
+    """What becomes of blocks, of whatever group; those that are left are leased, or read."""
 
     num_blocks: int
-    num_free: int
+    num_free: int  # those that are cached included
     num_offered: int
     num_quarantined: int
 
@@ -136,6 +140,10 @@ class Pools:
         match message:
             case BlocksWanted():
                 return self.want_blocks(client, message.num_blocks)
+            case BlocksSealed():
+                return self.seal(client, message)
+            case PrefixWanted():
+                return self.match(client, message)
             case BlocksFreed():
                 return self.freed(client, message)
             case KVOffer():
@@ -159,6 +167,19 @@ class Pools:
             pool.wants[client] = counts  # who waits already keeps its place
         return self._deal(pool)
 
+    def seal(self, client: int, message: BlocksSealed) -> list[Answer]:
+        """Let others find what a client has written."""
+        block_ids, generations = unpack_ids(message.block_ids), unpack_ids(message.generations)
+        self._pool_of(client).index.seal(client, block_ids, generations, unpack_keys(message.keys))
+        return []
+
+    def match(self, client: int, message: PrefixWanted) -> list[Answer]:
+        """Tell a client what it may read."""
+        index = self._pool_of(client).index
+        block_ids = index.sealed.match(client, unpack_keys(message.keys))
+        ids, generations = pack_ids(block_ids), pack_ids(index.generations(block_ids))
+        return [Answer(client, PrefixFound(message.request_id, message.attempt, ids, generations))]
+
     def freed(self, client: int, message: BlocksFreed) -> list[Answer]:
         """Take blocks back, and give them to who waits."""
         pool = self._pool_of(client)
@@ -175,7 +196,8 @@ class Pools:
         if target is None:
             pool.index.free(client, block_ids, generations)
             return [Answer(client, KVDeclined(message.request_id, message.attempt)), *self._deal(pool)]
-        pool.index.offer(client, OfferKey(target, message.request_id, message.attempt), block_ids, generations)
+        key = OfferKey(target, message.request_id, message.attempt)
+        pool.index.offer(client, key, block_ids, generations, message.num_sealed)
         return [Answer(target, message)]
 
     def accepted(self, client: int, message: KVAccepted) -> list[Answer]:
@@ -236,7 +258,7 @@ class Pools:
             return False
         pool = self.of_client[client]
         has_offers = any(key.client == client for key in pool.index.offers)
-        return bool(pool.wants.keys() - {client}) and (pool.index.num_leased[client] > 0 or has_offers)
+        return bool(pool.wants.keys() - {client}) and (pool.index.holds(client) or has_offers)
 
     def usage(self) -> Usage:
         """Of all pools together."""
@@ -308,7 +330,7 @@ class Pools:
         """Blocks that it leaves to what is being decoded."""
         index = pool.index
         decoding = [user.client for user in pool.users.values() if user.is_decoding]
-        is_decoding = bool(index.offers) or any(index.num_leased[client] for client in decoding)
+        is_decoding = bool(index.offers) or any(index.holds(client) for client in decoding)
         if client in decoding or not is_decoding:
             return index.shape.layout.nothing
         return tuple(int(self.reserve * count) for count in index.shape.num_blocks)

@@ -101,8 +101,9 @@ class SharedPool:
             key: request id and attempt.
             token_ids: prompt and outputs, the one just sampled included.
         """
+        num_sealed = self.magazine.readings.num_first(block_ids)
         ids, generations = pack_ids(block_ids), self.magazine.release(block_ids).tobytes()
-        self._send(KVOffer(*target, *key, pack_ids(token_ids), num_outputs, sampling, ids, generations))
+        self._send(KVOffer(*target, *key, pack_ids(token_ids), num_outputs, sampling, ids, generations, num_sealed))
         return not self.problem
 
     def accept(self, offer: KVOffer) -> None:
@@ -111,7 +112,7 @@ class SharedPool:
         That is said in `tend`, or before anything else is: it need not hold up a step, as nobody gets blocks that were
         offered to a worker whose end is not certain.
         """
-        self.magazine.adopt(unpack_array(offer.block_ids), unpack_array(offer.generations))
+        self.magazine.adopt(unpack_array(offer.block_ids), unpack_array(offer.generations), offer.num_sealed)
         self._accepted.append(KVAccepted(offer.request_id, offer.attempt))
 
     def by_group(self, offer: KVOffer) -> Sequence[Sequence[int]]:

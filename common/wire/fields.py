@@ -19,6 +19,7 @@ Number = TypeVar("Number", int, float)
 
 MAX_INT32 = (1 << 31) - 1
 ID_BYTES = 4  # of a packed int32 or fp32
+KEY_BYTES = 16  # by which a block is known, see `block_key`
 MAX_ROWS = 65_536
 """Rows of one message: tokens of a step, leases of a peer."""
 MAX_SCORES = MAX_ROWS * (MAX_LOGPROBS + 1)
@@ -143,6 +144,18 @@ class PackedFloats:
 
 
 @dataclass(frozen=True, slots=True)
+class Pieces:
+    """Any number of pieces of so many bytes."""
+
+    piece_bytes: int
+
+    def checked(self, value: bytes) -> bytes:
+        if len(value) % self.piece_bytes:
+            raise WireError(f"{len(value)} bytes are not pieces of {self.piece_bytes} bytes")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class Codes:
     """One member of an enum a byte."""
 
@@ -171,6 +184,7 @@ OptionalLabel = Annotated[str, Name(0, 200)]
 Handle = Annotated[bytes, Length(0, 256)]
 Text = Annotated[str, Prose(1000)]
 BlockIds = Annotated[bytes, Packed(0, MAX_INT32)]
+BlockKeys = Annotated[bytes, Pieces(KEY_BYTES)]
 TokenIds = Annotated[bytes, Packed(1, MAX_INT32)]
 Column = Annotated[bytes, Packed(0, MAX_ROWS)]
 NumLogprobs = Annotated[int, Range(0, MAX_LOGPROBS + 1)]

@@ -21,6 +21,7 @@ from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
+    BlocksSealed,
     BlocksWanted,
     KVAccepted,
     KVDeclined,
@@ -35,6 +36,8 @@ from common.wire.memory_messages import (
     PoolRegion,
     PoolShortage,
     PoolWanted,
+    PrefixFound,
+    PrefixWanted,
     WeightsFilled,
     WeightsProgress,
     WeightsRegion,
@@ -117,6 +120,9 @@ TAGS: dict[int, type[Message]] = {
     77: KVAccepted,
     78: KVDeclined,
     79: PoolLeft,
+    80: BlocksSealed,
+    81: PrefixWanted,
+    82: PrefixFound,
 }
 """The wire's names of messages: never renumbered, never reused."""
 

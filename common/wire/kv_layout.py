@@ -121,6 +121,11 @@ class KVLayout:
         """That each further token takes."""
         return sum(group.token_bytes for group in self.groups if group.is_append_only)
 
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another text that begins alike may use blocks that are full: whatever it needs is in them."""
+        return len(self.groups) == 1 and self.groups[0].is_append_only
+
     def differences(self, other: "KVLayout") -> list[str]:
         """Each field that differs, as `field: ours, theirs`; empty when blocks may be exchanged."""
         ours, theirs = self._fields(), other._fields()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from common.wire.fields import (
     BlockIds,
+    BlockKeys,
     Count,
     Epoch,
     Handle,
@@ -164,6 +165,37 @@ class BlocksFreed:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksSealed:
+    """worker -> memory server: nothing here writes these any more, and their keys are these (see `block_key`).
+
+    It reads them until it gives them back; whoever looks for the keys may read them, too.
+    """
+
+    block_ids: BlockIds
+    generations: BlockIds
+    keys: BlockKeys
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixWanted:
+    """worker -> memory server: which blocks are there of this text, from its first on?"""
+
+    request_id: RequestId
+    attempt: Count
+    keys: BlockKeys
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixFound:
+    """memory server -> worker: those of its first keys, yours to read until you give them back."""
+
+    request_id: RequestId
+    attempt: Count
+    block_ids: BlockIds
+    generations: BlockIds
+
+
+@dataclass(frozen=True, slots=True)
 class PoolLeft:
     """worker -> memory server, last of all: it takes no part in the pool any more.
 
@@ -188,7 +220,7 @@ class KVOffer:
 
     From the server on they are nobody's until they are accepted or declined, whoever dies meanwhile. `token_ids` is
     prompt plus outputs including the one just sampled: its KV is the only one not in the blocks. `num_outputs` counts
-    that one too. Blocks are those that the next token sees, in each group by place.
+    that one too. Blocks are those that the next token sees, in each group by place; the first of them are sealed.
     """
 
     decode_worker_id: WorkerId
@@ -200,6 +232,7 @@ class KVOffer:
     sampling: SamplingParams
     block_ids: BlockIds
     generations: BlockIds
+    num_sealed: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +251,14 @@ class KVDeclined:
     attempt: Count
 
 
-OfBlocks = BlocksWanted | BlocksFreed | PoolLeft | KVOffer | KVAccepted | KVDeclined
+OfBlocks = (
+    BlocksWanted | BlocksSealed | PrefixWanted | BlocksFreed | PoolLeft | KVOffer | KVAccepted | KVDeclined
+)  # fmt: skip
 """What a worker says of the blocks of a pool that it has."""
 OfGuests = BlocksFreed | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
 """What who only pulls from a pool may say."""
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
     | MemoryVisit | PoolWanted | PoolRegion | PoolLeft | PoolShortage | BlocksWanted | BlocksLeased | BlocksFreed
-    | KVOffer | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
+    | BlocksSealed | PrefixWanted | PrefixFound | KVOffer | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
 )  # fmt: skip

@@ -1,9 +1,17 @@
 """How the fields of one message depend on one another; each by itself was checked before (see `fields`)."""
 
-from common.wire.fields import ID_BYTES
+from common.wire.fields import ID_BYTES, KEY_BYTES
 from common.wire.handoff_messages import KVPoolExport, KVProgress
 from common.wire.kv_layout import CacheKind, Counts, KVLayout
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, KVOffer, PoolLeft, PoolWanted
+from common.wire.memory_messages import (
+    BlocksFreed,
+    BlocksLeased,
+    BlocksSealed,
+    KVOffer,
+    PoolLeft,
+    PoolWanted,
+    PrefixFound,
+)
 from common.wire.messages import (
     Inquiry,
     InquiryReply,
@@ -48,9 +56,13 @@ def _contradiction_of_blocks(message: Message) -> str:
     match message:
         case KVOffer():
             problem = _too_many_outputs(message) or _unpaired_biases(message.sampling)
+            if message.num_sealed > _num_ids(message.block_ids):
+                return f"{message.num_sealed} of {_num_ids(message.block_ids)} blocks are sealed"
             return _unversioned(message) or (problem if message.num_outputs else "a handoff follows an output")
-        case BlocksLeased() | BlocksFreed() | PoolLeft():
+        case BlocksLeased() | BlocksFreed() | PoolLeft() | PrefixFound():
             return _unversioned(message)
+        case BlocksSealed():
+            return _unversioned(message) or _uneven(_num_ids(message.block_ids), len(message.keys) // KEY_BYTES)
         case KVProgress():
             num_blocks = _num_ids(message.block_ids)
             problem = f"{num_blocks} blocks of {message.num_tokens} tokens" if num_blocks > message.num_tokens else ""
@@ -68,7 +80,9 @@ def _uneven(*num_rows: int) -> str:
     return f"columns of {', '.join(map(str, num_rows))} rows" if len(set(num_rows)) > 1 else ""
 
 
-def _unversioned(message: BlocksLeased | BlocksFreed | PoolLeft | KVOffer | KVProgress) -> str:
+def _unversioned(
+    message: BlocksLeased | BlocksFreed | BlocksSealed | PoolLeft | PrefixFound | KVOffer | KVProgress,
+) -> str:
     """Each block has its generation."""
     return _uneven(_num_ids(message.block_ids), _num_ids(message.generations))
 

@@ -53,6 +53,7 @@ class Rig:
         ordinary: dict[str, Any] = {
             "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(max_tokens=8),
             "token_ids": pack_ids([1] * num_tokens), "block_ids": pack_ids(ids), "generations": pack_ids(ids),
+            "num_sealed": 0,
         }  # fmt: skip
         return KVOffer("d", 1, name, **ordinary | fields)
 

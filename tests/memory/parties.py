@@ -1,6 +1,6 @@
 """Who takes part in a pool, as a model: workers and guests, what they believe, and what is on its way to them."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -8,10 +8,12 @@ from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, BlockState
 from common.memory.magazine import Magazine
 from common.memory.pools import NAN_BYTE, Pools, User
+from common.wire.block_key import DIGEST_BYTES, pack_keys
 from common.wire.kv_layout import Counts
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
+    BlocksSealed,
     KVAccepted,
     KVDeclined,
     KVOffer,
@@ -19,6 +21,8 @@ from common.wire.memory_messages import (
     PoolLeft,
     PoolRegion,
     PoolShortage,
+    PrefixFound,
+    PrefixWanted,
 )
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape
@@ -48,9 +52,20 @@ class Bytes:
         self.is_closed = True
 
 
-def offer_of(worker_id: str, request_id: str, block_ids: list[int], generations: list[int]) -> KVOffer:
+MOST_SEALED = 4
+"""Blocks of a text that may be found."""
+
+
+def offer_of(
+    worker_id: str, request_id: str, block_ids: list[int], generations: list[int], num_sealed: int = 0
+) -> KVOffer:
     ids = pack_ids(block_ids), pack_ids(generations)
-    return KVOffer(worker_id, 1, request_id, 0, pack_ids([1, 2]), 1, SamplingParams(), *ids)
+    return KVOffer(worker_id, 1, request_id, 0, pack_ids([1, 2]), 1, SamplingParams(), *ids, num_sealed)
+
+
+def digest_of(byte: int, number: int) -> bytes:
+    """Of the block of that number of texts of that byte."""
+    return bytes([byte % 256, byte // 256, number]).ljust(DIGEST_BYTES, b".")
 
 
 @dataclass(eq=False)
@@ -60,6 +75,7 @@ class Text:
     byte: int
     block_ids: list[int]
     is_written: bool = False
+    num_sealed: int = 0  # of the first blocks, which are written no more
 
 
 class House:
@@ -95,6 +111,43 @@ class House:
         """As who maps it does, whatever became of the server."""
         at, size = self.shape.place(block_id)
         self.memory.content[at : at + size] = bytes([byte]) * size
+
+
+@dataclass
+class Held:
+    """Blocks of one party."""
+
+    leased: set[int]
+    read: Counter[int]
+    offered: Counter[int]
+
+    def not_heard(self, message: MemoryMessage) -> None:
+        """It does not know this yet."""
+        match message:
+            case BlocksLeased():
+                self.leased -= set(unpack_ids(message.block_ids))
+            case PrefixFound():
+                self.read -= Counter(unpack_ids(message.block_ids))
+            case KVOffer():
+                self.offered -= Counter(unpack_ids(message.block_ids))
+
+    def not_read(self, message: MemoryMessage, offers: dict[str, KVOffer]) -> None:
+        """The server does not know this yet."""
+        match message:
+            case KVAccepted() | KVDeclined():
+                offer = offers[message.request_id]
+                block_ids = unpack_ids(offer.block_ids)
+                self.offered -= Counter(block_ids)
+                if isinstance(message, KVAccepted):
+                    self.leased |= set(block_ids[offer.num_sealed :])
+                    self.read += Counter(block_ids[: offer.num_sealed])
+            case BlocksSealed():
+                self.leased -= set(unpack_ids(message.block_ids))
+                self.read += Counter(unpack_ids(message.block_ids))
+            case BlocksFreed() | KVOffer():
+                block_ids = unpack_ids(message.block_ids)
+                self.read -= Counter(block_id for block_id in block_ids if block_id not in self.leased)
+                self.leased -= set(block_ids)
 
 
 @dataclass(eq=False)
@@ -134,23 +187,19 @@ class Party:
         """As the server has it."""
         return {i for i, claim in enumerate(self.house.index.claims) if claim == (state, self.client)}
 
-    def expected(self) -> tuple[set[int], set[int]]:
-        """Blocks that it should believe to have, and to be offered: as the server has it, and what is on its way."""
-        leased, offered = self.blocks(BlockState.LEASED), self.blocks(BlockState.OFFERED)
+    def expected(self) -> tuple[set[int], Counter[int], Counter[int]]:
+        """What it should believe to have, to read and to be offered: as the server has it, and what is on its way."""
+        offers = self.house.index.offers.items()
+        held = Held(
+            self.blocks(BlockState.LEASED),
+            Counter(self.house.index.sealed.readings(self.client)),
+            Counter(block_id for key, of_text in offers if key.client == self.client for block_id in chain(*of_text)),
+        )
         for message in self.heard:
-            if isinstance(message, BlocksLeased):
-                leased -= set(unpack_ids(message.block_ids))
-            elif isinstance(message, KVOffer):
-                offered -= set(unpack_ids(message.block_ids))
+            held.not_heard(message)
         for message in self.said:
-            match message:
-                case KVAccepted() | KVDeclined():
-                    block_ids = set(unpack_ids(self.house.offers[message.request_id].block_ids))
-                    offered -= block_ids
-                    leased |= block_ids if isinstance(message, KVAccepted) else set()
-                case BlocksFreed() | KVOffer():
-                    leased -= set(unpack_ids(message.block_ids))
-        return leased, offered
+            held.not_read(message, self.house.offers)
+        return held.leased, held.read, held.offered
 
 
 @dataclass(eq=False)
@@ -174,8 +223,13 @@ class Worker(Party):
     def writable(self) -> set[int]:
         """Blocks that this worker or its device may write."""
         if self.has_left:
-            return {block_id for text in self.texts for block_id in text.block_ids}
+            return {block_id for text in self.texts for block_id in text.block_ids[text.num_sealed :]}
         return set(self.magazine.leases)
+
+    @property
+    def readable(self) -> Counter[int]:
+        """Blocks that it reads, as the server will have it when it has heard everything."""
+        return Counter(self.magazine.readings.num_readings) + Counter(self.magazine.unread)
 
     @property
     def may_end(self) -> bool:
@@ -192,10 +246,37 @@ class Worker(Party):
                 self.magazine.shortage(is_short=is_short)
             case KVOffer() as offer:
                 self.offered.append(offer)
+            case PrefixFound() as found:
+                self._begin_with(int(found.request_id), self.magazine.found(found))
             case PoolRegion() | KVDeclined():
                 pass
             case other:
                 raise AssertionError(other)
+
+    def look_for(self, byte: int) -> None:
+        """Begin another text of that byte with what is there of one."""
+        keys = pack_keys([digest_of(byte, number) for number in range(MOST_SEALED)])
+        self.said.append(PrefixWanted(str(byte), 0, keys))
+
+    def _begin_with(self, byte: int, block_ids: list[int]) -> None:
+        assert all(self.house.holds(block_id, byte) for block_id in block_ids), "somebody wrote what is sealed"
+        text = Text(byte, block_ids, num_sealed=len(block_ids))
+        if self.magazine.num_free[0]:
+            text.block_ids += self.magazine.allocate((1,))[0]
+        if text.block_ids:
+            self.texts.append(text)
+
+    def seal(self, count: int) -> list[int]:
+        """So many blocks more of each text that is written; the bytes of those."""
+        bytes_of_texts = []
+        for text in self.texts:
+            sealed = slice(text.num_sealed, min(text.num_sealed + count, MOST_SEALED, len(text.block_ids)))
+            if text.is_written and (block_ids := text.block_ids[sealed]):
+                digests = [digest_of(text.byte, text.num_sealed + i) for i in range(len(block_ids))]
+                self.magazine.seal(block_ids, digests)
+                text.num_sealed += len(block_ids)
+                bytes_of_texts.append(text.byte)
+        return bytes_of_texts
 
     def begin(self, byte: int, counts: Counts) -> None:
         self.texts.append(Text(byte, list(chain.from_iterable(self.magazine.allocate(counts)))))
@@ -203,7 +284,7 @@ class Worker(Party):
     def write(self) -> None:
         for text in self.texts:
             text.is_written = True
-            for block_id in text.block_ids:
+            for block_id in text.block_ids[text.num_sealed :]:
                 self.house.write(block_id, text.byte)
 
     def end(self) -> None:
@@ -212,18 +293,18 @@ class Worker(Party):
     def hand_over(self, worker_id: str) -> None:
         self.write()
         text = self.texts.pop()
-        request_id = f"r{text.byte}"
+        request_id = f"r{len(self.house.offers)}"
         generations = self.magazine.release(text.block_ids).tolist()
-        offer = offer_of(worker_id, request_id, text.block_ids, generations)
+        offer = offer_of(worker_id, request_id, text.block_ids, generations, text.num_sealed)
         self.house.offers[request_id], self.house.bytes_offered[request_id] = offer, text.byte
         self.said.append(offer)
 
     def accept(self, offer: KVOffer) -> None:
         block_ids, byte = unpack_ids(offer.block_ids), self.house.bytes_offered[offer.request_id]
         assert all(self.house.holds(block_id, byte) for block_id in block_ids), "somebody wrote what was offered"
-        self.magazine.adopt(block_ids, unpack_ids(offer.generations))
+        self.magazine.adopt(block_ids, unpack_ids(offer.generations), offer.num_sealed)
         self.said.append(KVAccepted(offer.request_id, offer.attempt))
-        self.texts.append(Text(byte, block_ids, is_written=True))
+        self.texts.append(Text(byte, block_ids, is_written=True, num_sealed=offer.num_sealed))
 
     def let_everything_go(self) -> None:
         while self.texts:

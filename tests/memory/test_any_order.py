@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 from itertools import chain, count
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.memory.block_index import FREE, BlockState
+from common.memory.block_index import FREE, OFFERS, SEALED, BlockState
 from common.memory.exchange import Answer
 from common.memory.magazine import LACKING_S
 from common.memory.pattern import pattern
@@ -19,7 +19,7 @@ from common.wire.memory_messages import KVDeclined, KVOffer, OfBlocks, OfGuests
 from common.wire.packing import unpack_ids
 from common.wire.pool_shape import PoolShape
 from tests.layouts import one_group, state, window
-from tests.memory.parties import Guest, House, Party, Worker
+from tests.memory.parties import MOST_SEALED, Guest, House, Party, Worker
 
 LAYOUT = one_group("model", 1, 1, 1, 1, "float16")  # 4 bytes a block
 NUM_BLOCKS = 13
@@ -36,8 +36,8 @@ def any_of(some: Sequence[Some], index: int) -> Some:
     return some[index % len(some)]
 
 
-def blocks_of(offers: list[KVOffer]) -> set[int]:
-    return {block_id for offer in offers for block_id in unpack_ids(offer.block_ids)}
+def blocks_of(offers: list[KVOffer]) -> Counter[int]:
+    return Counter(block_id for offer in offers for block_id in unpack_ids(offer.block_ids))
 
 
 class Ending(Enum):
@@ -51,12 +51,25 @@ class Ending(Enum):
     SERVER = "and the next one comes"
 
 
+class Handover(NamedTuple):
+    """What becomes of an offer."""
+
+    num_sealed: int  # blocks more before it
+    arrives: bool
+    accepts: bool | None
+
+    @staticmethod
+    def any() -> st.SearchStrategy["Handover"]:
+        return st.builds(Handover, st.integers(0, MOST_SEALED), st.booleans(), st.none() | st.booleans())
+
+
 class Machine(RuleBasedStateMachine):
     shape = ONE
 
     def __init__(self) -> None:
         super().__init__()
-        self.numbers, self.bytes = count(), count(1)
+        self.numbers, self.num_bytes = count(), 0
+        self.sealed_bytes: list[int] = []  # of texts that somebody may look for
         self.workers: list[Worker] = []
         self.guests: list[Guest] = []
         self._open()
@@ -68,6 +81,11 @@ class Machine(RuleBasedStateMachine):
             self.start(is_decoding)
         self.visit()
         self.all_arrives()
+
+    def _byte(self) -> int:
+        """Of a text like no other."""
+        self.num_bytes += 1
+        return self.num_bytes
 
     def _level(self, count: int) -> Counts:
         return tuple(min(count, most) for most in self.shape.capacity)
@@ -141,7 +159,7 @@ class Machine(RuleBasedStateMachine):
         worker = any_of(self._active(), index)
         counts = tuple(map(min, numbers, self.shape.capacity if asks else worker.magazine.num_free))
         if any(counts) and worker.magazine.fetch(counts):
-            worker.begin(next(self.bytes), counts)
+            worker.begin(self._byte(), counts)
 
     @rule(index=FEW)
     def write(self, index: int) -> None:
@@ -153,26 +171,29 @@ class Machine(RuleBasedStateMachine):
         if workers := [worker for worker in self._active() if worker.texts]:
             any_of(workers, index).end()
 
-    @rule(index=FEW, to=FEW, is_to_guest=st.booleans(), arrives=st.booleans(), accepts=st.none() | st.booleans())
-    def hand_over(self, index: int, to: int, is_to_guest: bool, arrives: bool, accepts: bool | None) -> None:
+    @rule(index=FEW, to=FEW, is_to_guest=st.booleans(), how=Handover.any())
+    def hand_over(self, index: int, to: int, is_to_guest: bool, how: "Handover") -> None:
         """To any decode worker that there ever was."""
         decoding = [worker for worker in self.workers if worker.is_decoding]
         takers: list[Party] = [*self.guests] if is_to_guest and self.guests else [*decoding]
         if not (takers and (givers := self._active(False))):
             return
         giver, taker = any_of(givers, index), any_of(takers[::-1], to)
-        if arrives:  # blocks, if there are any
+        if how.arrives:  # blocks, if there are any
             giver.magazine.tend(self._level(1), self.shape.layout.nothing)
             self.all_arrives()
         if not giver.texts and any(giver.magazine.num_free):
-            giver.begin(next(self.bytes), tuple(min(2, count) for count in giver.magazine.num_free))
+            giver.begin(self._byte(), tuple(min(2, count) for count in giver.magazine.num_free))
         if not giver.texts:
             return
+        giver.write()
+        if self.shape.layout.is_reusable:
+            self.sealed_bytes += giver.seal(how.num_sealed)
         giver.hand_over(taker.user.worker[0])
-        if arrives:
+        if how.arrives:
             self.all_arrives()
-        if accepts is not None:
-            self._take_over(taker, accepts)
+        if how.accepts is not None:
+            self._take_over(taker, how.accepts)
 
     @rule(index=FEW, accepts=st.booleans())
     def take_over(self, index: int, accepts: bool) -> None:
@@ -194,6 +215,28 @@ class Machine(RuleBasedStateMachine):
         worker = any_of(self._active(), index)
         floor = len(worker.texts) if worker.is_decoding else 0
         worker.magazine.tend(self._level(level), self._level(floor))
+        if arrives:
+            self.all_arrives()
+
+    @precondition(lambda self: self.shape.layout.is_reusable)
+    @rule(index=FEW, count=st.integers(1, MOST_SEALED), arrives=st.booleans(), ends=st.booleans())
+    def seal(self, index: int, count: int, arrives: bool, ends: bool) -> None:
+        """Blocks of what was written, which may be over with that."""
+        if workers := [worker for worker in self._active() if worker.texts]:
+            worker = any_of(workers, index)
+            worker.write()
+            self.sealed_bytes += worker.seal(count)
+            if ends:
+                worker.end()
+                worker.magazine.tend(self._level(1), self.shape.layout.nothing)
+            if arrives:
+                self.all_arrives()
+
+    @precondition(lambda self: self.sealed_bytes)
+    @rule(index=FEW, whose=FEW, arrives=st.booleans())
+    def look_for(self, index: int, whose: int, arrives: bool) -> None:
+        """A text that begins as another one, which may be over."""
+        any_of(self._active(), index).look_for(any_of(self.sealed_bytes[::-1], whose))
         if arrives:
             self.all_arrives()
 
@@ -243,9 +286,9 @@ class Machine(RuleBasedStateMachine):
 
     def _lose_guest(self, guest: Guest, num_unread: int) -> None:
         self._end_connection(guest, num_unread)
-        assert all(claim.client != guest.client for claim in self.house.index.claims), (
-            "it only reads, so that nobody waits for its process"
-        )
+        index = self.house.index
+        has_some = any(claim.client == guest.client for claim in index.claims) or index.sealed.readings(guest.client)
+        assert not has_some, "it only reads, so that nobody waits for its process"
 
     def _bury(self, worker: Worker) -> None:
         worker.is_over = True
@@ -277,31 +320,43 @@ class Machine(RuleBasedStateMachine):
         """In what is a worker's, and what is offered."""
         for worker in self.workers:
             for text in worker.texts if not worker.is_over else ():
-                assert not text.is_written or all(worker.house.holds(i, text.byte) for i in text.block_ids)
-        for key, block_ids in self.house.index.offers.items():
+                there = text.block_ids if text.is_written else text.block_ids[: text.num_sealed]
+                assert all(worker.house.holds(i, text.byte) for i in there)
+        for key, offered in self.house.index.offers.items():
+            block_ids = chain(*offered)
             assert all(self.house.holds(i, self.house.bytes_offered[key.request_id]) for i in block_ids)
 
     @invariant()
     def all_believe_the_same(self) -> None:
         """The server and those that are connected, but for what is on its way."""
         for worker in self._members():
-            leased, offered = worker.expected()
-            assert worker.writable == leased and blocks_of(worker.offered) == offered
+            leased, read, offered = worker.expected()
+            assert (worker.writable, worker.readable, blocks_of(worker.offered)) == (leased, read, offered)
             worker.magazine.check([text.block_ids for text in worker.texts])
         for guest in self.guests:
             if guest.is_connected:
-                assert (guest.readable, blocks_of(guest.offered)) == guest.expected()
+                leased, read, offered = guest.expected()
+                assert (guest.readable, blocks_of(guest.offered)) == (leased | set(read), offered)
 
     @invariant()
     def every_block_is_somewhere_once(self) -> None:
         index, proof_ids = self.house.index, self.shape.proof_ids
         states = Counter(claim.state for claim in index.claims)
         free_ids = list(chain.from_iterable(index.free_ids))
-        assert states[BlockState.FREE] - len(proof_ids) == sum(index.num_free) == len(set(free_ids))
+        assert states[BlockState.FREE] - len(proof_ids) == len(free_ids) == len(set(free_ids))
+        assert sum(index.num_free) == len(free_ids) + len(index.sealed.cached)
         assert self.shape.by_group(free_ids) == index.free_ids
         assert states[BlockState.LEASED] == index.num_leased.total()
         assert states[BlockState.OFFERED] == index.num_offered
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
+        sealed = index.sealed
+        readings = sum(sealed.of_client.values(), Counter[int]())
+        offered = Counter(block_id for of_text in index.offers.values() for block_id in of_text.sealed)
+        assert offered == sealed.readings(OFFERS), "what is offered is read, and nothing else"
+        assert readings == sealed.num_readings and not readings.keys() & sealed.cached.keys()
+        assert {i for i, claim in enumerate(index.claims) if claim == SEALED} == readings.keys() | sealed.cached.keys()
+        assert sealed.cached.keys() <= sealed.key_of.keys() <= readings.keys() | sealed.cached.keys()
+        assert {block_id: key for key, block_id in sealed.block_of.items()} == sealed.key_of
         for proof_id in proof_ids:
             assert index.claims[proof_id] == FREE and proof_id not in free_ids
             size = self.shape.place(proof_id).num_bytes

@@ -275,7 +275,7 @@ def test_generations_go_round() -> None:
     index.generation[1] = (1 << 31) - 1
     assert index.lease(0, (1,)) == [1] and index.generation[1] == 1
     assert index.claims == [FREE, (BlockState.LEASED, 0)]
-    index.offer(0, OfferKey(1, "r", 0), [1], [1])
+    index.offer(0, OfferKey(1, "r", 0), [1], [1], 0)
     index.accept(OfferKey(1, "r", 0))
     assert index.claims == [FREE, (BlockState.LEASED, 1)]
 

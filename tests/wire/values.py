@@ -7,11 +7,25 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from common.wire.fields import ID_BYTES, Codes, Length, Name, OneOf, Packed, PackedFloats, Prose, Range, Rule, Source
+from common.wire.fields import (
+    ID_BYTES,
+    KEY_BYTES,
+    Codes,
+    Length,
+    Name,
+    OneOf,
+    Packed,
+    PackedFloats,
+    Pieces,
+    Prose,
+    Range,
+    Rule,
+    Source,
+)
 from common.wire.frames import TAGS
 from common.wire.handoff_messages import KVProgress
 from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
-from common.wire.memory_messages import KVOffer
+from common.wire.memory_messages import BlocksSealed, KVOffer
 from common.wire.messages import (
     InquiryReply,
     LogprobBatch,
@@ -105,6 +119,8 @@ def _allowed_by(rule: Rule, kind: type, length: int) -> st.SearchStrategy[Any]:
         case Packed():
             ids = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 40), min_size=length, max_size=length)
             return ids.map(_packed)
+        case Pieces(piece_bytes):
+            return st.binary(min_size=length * piece_bytes, max_size=length * piece_bytes)
         case PackedFloats():
             numbers = st.floats(width=32, allow_nan=False)
             return st.lists(numbers, min_size=length, max_size=length).map(pack_floats)
@@ -132,11 +148,21 @@ def _packed(ids: Iterable[int]) -> bytes:
     return b"".join(i.to_bytes(ID_BYTES, "little") for i in ids)
 
 
-def _consistent(message: Any) -> Any:
-    """The message, with fields that depend on others drawn into what those allow."""
-    message = _with_a_sound_layout(message)
+def _with_sound_blocks(message: Any) -> Any:
     if "generations" in message.__dataclass_fields__:
         message = dataclasses.replace(message, generations=message.block_ids)
+    match message:
+        case KVOffer():
+            return dataclasses.replace(message, num_sealed=min(message.num_sealed, len(message.block_ids) // ID_BYTES))
+        case BlocksSealed():
+            return dataclasses.replace(message, keys=message.block_ids * (KEY_BYTES // ID_BYTES))
+        case _:
+            return message
+
+
+def _consistent(message: Any) -> Any:
+    """The message, with fields that depend on others drawn into what those allow."""
+    message = _with_sound_blocks(_with_a_sound_layout(message))
     match message:
         case PrefillRequest() | KVOffer():
             least = int(not isinstance(message, PrefillRequest))

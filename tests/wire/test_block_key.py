@@ -1,0 +1,61 @@
+"""Keys of blocks: what they are, byte for byte, and what changes them."""
+
+from dataclasses import replace
+from hashlib import sha256
+
+from common.wire.block_key import digests, pack_keys, root_of, unpack_keys
+from common.wire.fields import KEY_BYTES
+from common.wire.packing import pack_ids
+from tests.layouts import one_group
+
+LAYOUT = one_group("model", 2, 1, 4, 4, "bfloat16")
+
+
+def test_golden_keys() -> None:
+    """Other processes, of other versions, too, must find the same."""
+    root = root_of(LAYOUT)
+    assert root.hex() == "1881e0b8d6e174ded23d60539622b52b1e85ddc7dc51f4be7d66148d09f6a235"
+    found = digests(root, pack_ids(range(11)), 4)
+    assert [digest.hex()[:16] for digest in found] == ["e6031a1ff2548ccc", "79d21fdc6702213e"]
+    assert found[0] == sha256(root + b"\0\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0").digest()
+
+
+def test_a_key_stands_for_all_tokens_up_to_there() -> None:
+    root = root_of(LAYOUT)
+    text = digests(root, pack_ids(range(16)), 4)
+    assert digests(root, pack_ids([*range(9), 99, *range(10, 16)]), 4)[:2] == text[:2]
+    assert not set(digests(root, pack_ids([*range(9), 99, *range(10, 16)]), 4)[2:]) & set(text)
+    assert not set(digests(root, pack_ids([5, 4, 5, 6, 7]), 1)) & set(text)
+    assert digests(text[1], pack_ids(range(8, 16)), 4) == text[2:], "it goes on where a text has got to"
+
+
+def test_only_full_blocks_have_keys() -> None:
+    root = root_of(LAYOUT)
+    assert digests(root, b"", 4) == digests(root, pack_ids(range(3)), 4) == []
+    assert [len(digests(root, pack_ids(range(count)), 4)) for count in (4, 7, 8)] == [1, 1, 2]
+
+
+def test_texts_of_other_models_layouts_and_salts_share_nothing() -> None:
+    [group] = LAYOUT.groups
+    roots = {
+        root_of(LAYOUT),
+        root_of(LAYOUT, b"tenant"),
+        root_of(LAYOUT, b"another"),
+        root_of(replace(LAYOUT, fingerprint="other")),
+        *(
+            root_of(replace(LAYOUT, groups=(other,)))
+            for other in (
+                replace(group, dtype="float16"),
+                replace(group, num_layers=3),
+                replace(group, block_size=8),
+                replace(group, head_dim=8),
+            )
+        ),
+    }
+    assert len(roots) == 8
+
+
+def test_keys_travel() -> None:
+    found = digests(root_of(LAYOUT), pack_ids(range(8)), 4)
+    packed = pack_keys(found)
+    assert len(packed) == 2 * KEY_BYTES and unpack_keys(packed) == [digest[:KEY_BYTES] for digest in found]
