@@ -72,6 +72,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 36,
         "tie_word_embeddings": False,
     },
+    "qwen3-32b": _QWEN3
+    | {
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "max_window_layers": 64,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 64,
+        "tie_word_embeddings": False,
+    },
     "llama3.1-8b": {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,

@@ -15,6 +15,7 @@ from benchmarks.make_checkpoint import PRESETS, split_shards, weight_shapes, wri
         ("qwen3-0.6b", 596_049_920),
         ("qwen3-4b", 4_022_468_096),
         ("qwen3-8b", 8_190_735_360),
+        ("qwen3-32b", 32_762_123_264),
         ("llama3.1-8b", 8_030_261_248),
     ],
 )
