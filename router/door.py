@@ -74,6 +74,7 @@ class Door(web.BaseSite):
         self._limits = limits
         self._listeners = listeners
         self._places = places
+        self._most_surplus = min(NUM_SURPLUS, (raise_open_files() - places) // 2)  # what is left is the router's own
         self._surplus: set[asyncio.Transport] = set()
         self._num_surplus, self._reported_s = 0, 0.0
         self._accepting: list[asyncio.Task[None]] = []
@@ -102,7 +103,7 @@ class Door(web.BaseSite):
 
     async def _accept_forever(self, listener: socket.socket) -> None:
         while True:
-            while len(self._surplus) >= NUM_SURPLUS:
+            while len(self._surplus) >= self._most_surplus:
                 await asyncio.sleep(PAUSE_S)
                 self._surplus = {each for each in self._surplus if not each.is_closing()}
             try:

@@ -58,9 +58,11 @@ async def router(model_dir: Path, open_files: int = 4096) -> AsyncIterator[Proce
     try:
         yield Process(process)
     finally:
+        has_ended = process.returncode  # by itself, if it has
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.communicate()
+        _, said = await process.communicate()
+        print(f"exit status {has_ended}\n{said.decode()}")  # shown if the test fails
 
 
 @pytest.mark.parametrize("num_signals", [1, 2])
