@@ -33,7 +33,7 @@ def step_times(rows: Sequence[Row]) -> StepTimes:
     subject = ""
     for row in rows:
         match = STEP.fullmatch(row.workload)
-        if match and row.figure == "step" and row.compared_with == "read floor":
+        if match and (row.system, row.figure, row.compared_with) == ("baton", "step", "read floor"):
             batch, context = int(match[1]), int(match[2])
             found[context, batch] = (batch, float(row.value), float(row.compared_value))
             subject = _subject(row)

@@ -15,8 +15,8 @@ PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
 KERNEL = re.compile(r"kernel decode ((.+) \(.+\)), ([\d.]+) MB")
 MIX = "decode step alone, "
 ROUTER = re.compile(r"8 streams at 10 ms beside (.+)")
-ASKS = re.compile(r"decode step alone, (\d+) sequences at 1024 tokens(?:, (\w+))?")
-SAMPLER = re.compile(r"kernel sample (.+) (\d+), [\d.]+ MB")
+ASKS = re.compile(r"decode step alone, (?P<batch>\d+) sequences at 1024 tokens(?:, (?P<what>\w+))?")
+SAMPLER = re.compile(r"kernel sample (?P<what>.+) (?P<batch>\d+), [\d.]+ MB")
 PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
 
 LOADS = {
@@ -213,25 +213,28 @@ def asks(rows: Sequence[Row]) -> TableData:
         "both": "both",
         "grammar": "a grammar",
     }
-    found: dict[str, dict[int, Cell]] = {name: {} for name in names}
-    for row in rows:
-        if (match := ASKS.fullmatch(row.workload)) and (row.hardware, row.system) == (ONE_GPU, "baton"):
-            found[match[2] or ""][int(match[1])] = Cell(row, float(row.value))
-    batches = (1, 8, 32, 64)
-    lines: list[Line] = [(label, [found[name].get(rows) for rows in batches]) for name, label in names.items()]
-    columns = [f"{rows} sequences" if rows > 1 else "1 sequence" for rows in batches]
+    found, batches = by_batch(ASKS, rows), (1, 8, 32, 64)
+    lines: list[Line] = [
+        (label, [found.get(name, {}).get(batch) for batch in batches]) for name, label in names.items()
+    ]
+    columns = [f"{batch} sequences" if batch > 1 else "1 sequence" for batch in batches]
     return TableData("ms a step; one H200, no server", "every row asks for", columns, lines)
 
 
 def sampler(rows: Sequence[Row]) -> TableData:
     """The choice of a token by what limits it."""
+    found, batches = by_batch(SAMPLER, rows), (1, 8, 64)
+    lines: list[Line] = [(name, [cells.get(batch) for batch in batches]) for name, cells in found.items()]
+    return TableData("µs; one H200, 151,936 logits a row", "rows", [str(batch) for batch in batches], lines)
+
+
+def by_batch(pattern: re.Pattern[str], rows: Sequence[Row]) -> dict[str, dict[int, Cell]]:
+    """The last rows of one H200 by the `what` and the `batch` of their workloads."""
     found: dict[str, dict[int, Cell]] = {}
     for row in rows:
-        if (match := SAMPLER.fullmatch(row.workload)) and row.hardware == ONE_GPU:
-            found.setdefault(match[1], {})[int(match[2])] = Cell(row, float(row.value))
-    batches = (1, 8, 64)
-    lines: list[Line] = [(name, [cells.get(rows) for rows in batches]) for name, cells in found.items()]
-    return TableData("µs; one H200, 151,936 logits a row", "rows", [str(rows) for rows in batches], lines)
+        if (match := pattern.fullmatch(row.workload)) and (row.hardware, row.system) == (ONE_GPU, "baton"):
+            found.setdefault(match["what"] or "", {})[int(match["batch"])] = Cell(row, float(row.value))
+    return found
 
 
 def pulls(rows: Sequence[Row]) -> TableData:

@@ -16,7 +16,7 @@ from router.api_keys import API_KEYS, ApiKeys, guarded
 from router.connection import SERVER
 from router.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
 from router.doc_handlers import describe, doc_routes
-from router.door import PLACES, Door, bound_sockets, close_surplus, num_places
+from router.door import PLACES, Door, bound_sockets, close_surplus, open_places
 from router.handlers import routes
 from router.http_errors import from_http
 from router.http_request import REQUEST_ID, SERVICE, name_request, repeat_name
@@ -38,7 +38,7 @@ def make_app(config: Config) -> web.Application:
     app = web.Application(middlewares=[shape_errors, answer_preflights, guarded(*OPEN_TO_ALL)])
     app[API_KEYS] = ApiKeys(config.router.api_key_file)
     app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
-    app[PLACES] = num_places()
+    app[PLACES] = open_places()
     app.add_routes([*routes, *model_routes, *status_routes, *doc_routes])
     describe(app, wants_key=bool(config.router.api_key_file))
     app.on_response_prepare.extend([_on_response_prepare, allow_origin, close_surplus])

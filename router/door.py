@@ -10,6 +10,7 @@ import errno
 import logging
 import socket
 import time
+from typing import NamedTuple
 
 from aiohttp import hdrs, web
 
@@ -22,8 +23,6 @@ from router.waiting_queue import busy
 
 logger = logging.getLogger(__name__)
 
-PLACES = web.AppKey("places", int)
-"""Descriptors below it are places for clients."""
 LEAST_OPEN_FILES = 256
 NUM_SURPLUS = 64
 NUM_KEPT = NUM_SURPLUS + 2 * MAX_WORKERS + 64
@@ -36,20 +35,31 @@ BACKLOG = 2048
 """Connections waiting to be accepted; a full queue costs a client a SYN retry, which is a second of TTFT."""
 
 
-def num_places() -> int:
-    """How many descriptors the router and its clients may take together; raises ConfigError when they are too few."""
+class Places(NamedTuple):
+    """How many descriptors there are, from the lowest on."""
+
+    num_shared: int  # that the router and its clients may take together
+    num_surplus: int  # beyond those, for connections that are told so; the rest is the router's own
+
+
+PLACES = web.AppKey("places", Places)
+
+
+def open_places() -> Places:
+    """As many as this process may have; raises ConfigError when they are too few."""
     num_open = raise_open_files()
     if num_open < LEAST_OPEN_FILES:
         raise ConfigError(f"{num_open} open files are allowed: at least {LEAST_OPEN_FILES}; raise `ulimit -n`")
-    places = num_open - min(NUM_KEPT, num_open // 4)
-    logger.info("%d open files are allowed: up to %d connections of clients, then 429", num_open, places)
+    num_kept = min(NUM_KEPT, num_open // 4)
+    places = Places(num_open - num_kept, min(NUM_SURPLUS, num_kept // 2))
+    logger.info("%d open files are allowed: up to %d connections of clients, then 429", num_open, places.num_shared)
     return places
 
 
 def refuse_surplus(request: web.Request) -> None:
     """Raise RequestError for what cannot be served now for want of descriptors."""
     if _is_surplus(request):
-        raise busy(f"all {request.app[PLACES]} connections are taken")
+        raise busy(f"all {request.app[PLACES].num_shared} connections are taken")
 
 
 async def close_surplus(request: web.Request, response: web.StreamResponse) -> None:
@@ -61,20 +71,19 @@ async def close_surplus(request: web.Request, response: web.StreamResponse) -> N
 
 def _is_surplus(request: web.Request) -> bool:
     connection = request.get_extra_info("socket")
-    return connection is not None and connection.fileno() >= request.app[PLACES]
+    return connection is not None and connection.fileno() >= request.app[PLACES].num_shared
 
 
 class Door(web.BaseSite):
     """Accepts connections on bound sockets, for as long as the runner lives."""
 
     def __init__(
-        self, runner: web.AppRunner, listeners: list[socket.socket], places: int, limits: RouterSection
+        self, runner: web.AppRunner, listeners: list[socket.socket], places: Places, limits: RouterSection
     ) -> None:
         super().__init__(runner)
         self._limits = limits
         self._listeners = listeners
         self._places = places
-        self._most_surplus = min(NUM_SURPLUS, (raise_open_files() - places) // 2)  # what is left is the router's own
         self._surplus: set[asyncio.Transport] = set()
         self._num_surplus, self._reported_s = 0, 0.0
         self._accepting: list[asyncio.Task[None]] = []
@@ -103,7 +112,7 @@ class Door(web.BaseSite):
 
     async def _accept_forever(self, listener: socket.socket) -> None:
         while True:
-            while len(self._surplus) >= self._most_surplus:
+            while len(self._surplus) >= self._places.num_surplus:
                 await asyncio.sleep(PAUSE_S)
                 self._surplus = {each for each in self._surplus if not each.is_closing()}
             try:
@@ -118,7 +127,7 @@ class Door(web.BaseSite):
         server = self._runner.server
         assert server is not None
         loop = asyncio.get_running_loop()
-        is_surplus = connection.fileno() >= self._places
+        is_surplus = connection.fileno() >= self._places.num_shared
         try:
             transport, _ = await loop.connect_accepted_socket(lambda: Connection(server, self._limits), connection)
         except OSError:  # it has gone already
@@ -134,7 +143,7 @@ class Door(web.BaseSite):
         now_s = time.monotonic()
         if now_s - self._reported_s > REPORT_S:
             logger.warning("%d connections beyond %d descriptors were refused; raise `ulimit -n` or start more routers",
-                           self._num_surplus, self._places)  # fmt: skip
+                           self._num_surplus, self._places.num_shared)  # fmt: skip
             self._num_surplus, self._reported_s = 0, now_s
 
 
