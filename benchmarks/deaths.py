@@ -84,7 +84,7 @@ async def one_death(args: argparse.Namespace, target: Target, session: aiohttp.C
     serving = before.serving[args.role]
     victim = serving[number % len(serving)]
     lengths = Lengths.fixed(args.input_len, args.max_tokens)
-    prompts = random_prompts(args.streams, lengths, args.vocab_size, f"{args.seed}, death {number}")
+    prompts = random_prompts(args.streams, lengths, range(args.vocab_size), f"{args.seed}, death {number}")
     async with streaming(target, prompts, args.deadline_s) as streams:
         await asyncio.sleep(args.before_s)
         begin_s = time.perf_counter()

@@ -1,7 +1,8 @@
 """Streams completions and notes when chunks arrive, doing as little else as it can.
 
 At hundreds of streams the client must not become what is measured: request bodies are made
-beforehand, a chunk costs one timestamp and one search, and JSON is parsed only at a stream's end.
+beforehand, but for those of conversations, a chunk costs one timestamp and one search, and JSON is parsed only at a
+stream's end.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
+from benchmarks.prefixes import Conversation
 from benchmarks.stats import RequestRecord
 from benchmarks.workload import Prompt
 
@@ -50,17 +52,18 @@ class Target:
         return record
 
     async def _follow(self, prompt: Prompt, body: bytes, record: RequestRecord) -> None:
+        kept: list[bytes] | None = [] if prompt.returns_ids else None
         async with self._session.post(self._url, data=body, headers=HEADERS) as response:
             if response.status != 200:
                 record.error = f"HTTP {response.status}: {(await response.text())[:200]}"
                 return
-            last_event = await _note_chunks(response, record)
+            last_event = await _note_chunks(response, record, kept)
         record.ended_s = time.perf_counter()
-        record.error = record.error or _settle(prompt, last_event, record)
+        record.error = record.error or _settle(prompt, last_event, kept, record)
 
 
-async def _note_chunks(response: aiohttp.ClientResponse, record: RequestRecord) -> bytes:
-    """Timestamp every event that carries a choice; return the last event before `[DONE]`.
+async def _note_chunks(response: aiohttp.ClientResponse, record: RequestRecord, kept: list[bytes] | None) -> bytes:
+    """Timestamp every event that carries a choice, and keep it if wanted; return the last event before `[DONE]`.
 
     Events that arrive in one read share its timestamp. Leaves an error in the record for an error
     event or a stream without `[DONE]`.
@@ -81,23 +84,31 @@ async def _note_chunks(response: aiohttp.ClientResponse, record: RequestRecord) 
             last_event = event
             if b'"choices":[]' not in event and b'"choices": []' not in event:
                 record.chunk_times_s.append(now_s)
+                if kept is not None:
+                    kept.append(event)
     record.error = "the stream ended without [DONE]"
     return last_event
 
 
-def _settle(prompt: Prompt, last_event: bytes, record: RequestRecord) -> str:
+def _settle(prompt: Prompt, last_event: bytes, kept: Sequence[bytes] | None, record: RequestRecord) -> str:
     """Fill in the token counts from the usage record; what is wrong with the reply, or an empty string."""
     usage = json.loads(last_event or b"{}").get("usage")
     if not usage:
         return "no usage record: tokens cannot be counted"
     record.num_output_tokens = usage["completion_tokens"]
     record.num_prompt_tokens = usage["prompt_tokens"]
+    record.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     if record.num_output_tokens != prompt.max_tokens:
         return f"asked for {prompt.max_tokens} tokens, got {record.num_output_tokens}"
     if prompt.num_tokens not in (None, record.num_prompt_tokens):
         return f"sent {prompt.num_tokens} prompt tokens, the server counted {record.num_prompt_tokens}"
     if not record.chunk_times_s:
         return "no chunk carried a token"
+    if kept is not None:
+        choices = (json.loads(event)["choices"][0] for event in kept)
+        record.output_ids = [token_id for choice in choices for token_id in choice.get("token_ids") or ()]
+        if len(record.output_ids) != record.num_output_tokens:
+            return f"asked for the ids of {record.num_output_tokens} tokens, got {len(record.output_ids)}"
     return ""
 
 
@@ -131,6 +142,29 @@ async def run_concurrent(
             on_end()
 
     await asyncio.gather(*(keep_one_running() for _ in range(concurrency)))
+    return records
+
+
+async def run_conversations(
+    target: Target, talks: Sequence[Conversation], on_end: Callable[[], None]
+) -> list[RequestRecord]:
+    """All users at once, each turn behind all that was said before; after a failure its user says nothing more."""
+    records: list[RequestRecord] = []
+
+    async def talk(conversation: Conversation) -> None:
+        history: list[int] = []
+        for turn, think_s in zip(conversation.turns, conversation.thinks_s, strict=True):
+            await asyncio.sleep(think_s)
+            prompt = turn.after(history)
+            [body] = target.prepare([prompt])
+            record = await target.complete(prompt, body)
+            records.append(record)
+            on_end()
+            if record.error:
+                return
+            history = prompt.token_ids + record.output_ids
+
+    await asyncio.gather(*map(talk, talks))
     return records
 
 

@@ -76,7 +76,7 @@ async def _complete(target: Target, prompt: Prompt, body: bytes) -> RequestRecor
 
 def _prompts(args: argparse.Namespace, count: int, num_tokens: int, max_tokens: int, part: str) -> list[Prompt]:
     lengths = Lengths.fixed(num_tokens, max_tokens)
-    return random_prompts(count, lengths, args.vocab_size, f"{args.seed}, {part}")
+    return random_prompts(count, lengths, range(args.vocab_size), f"{args.seed}, {part}")
 
 
 def workload_name(args: argparse.Namespace, num_streams: int) -> str:

@@ -9,35 +9,30 @@ of another length than asked for counts as an error.
 """
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.load_client import Target, open_session, run_at, run_concurrent, served_model
+from benchmarks.load_client import Target, open_session, run_at, run_concurrent, run_conversations, served_model
 from benchmarks.results import Row, append_rows, hardware, row_of
-from benchmarks.stats import Figure, RequestRecord, parse_slo, summarize
-from benchmarks.workload import (
-    Draw,
-    Even,
-    HeavyTailed,
-    Lengths,
-    Prompt,
-    Stream,
-    file_prompts,
-    poisson_arrivals,
-    random_prompts,
-    structured,
-)
+from benchmarks.serve_load import Load
+from benchmarks.serve_options import parse_args
+from benchmarks.stats import Figure, RequestRecord, summarize
 
+OnEnd = Callable[[], None]
+Sent = tuple[list[RequestRecord], list[RequestRecord]]
+"""A round's requests, and those beside it."""
+AT_FIRST = 8
+"""Requests running at any time while nothing is counted yet."""
 BUSY_CLIENT = 0.9
 """Share of a core above which the client itself may be what is measured."""
 
@@ -65,7 +60,7 @@ class System:
         return figures
 
 
-async def measure(args: argparse.Namespace, systems: list[System], console: Console) -> None:
+async def measure(args: argparse.Namespace, load: Load, systems: list[System], console: Console) -> None:
     """Run every round on every system; fills in `systems`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with open_session() as session:
@@ -73,93 +68,57 @@ async def measure(args: argparse.Namespace, systems: list[System], console: Cons
             targets = []
             for system in systems:
                 system.model = args.model or await served_model(session, system.url, args.deadline_s)
-                target = Target(session, system.url, system.model, args.deadline_s)
-                targets.append(target)
-                await _warm_up(args, target)
+                targets.append(Target(session, system.url, system.model, args.deadline_s))
+                await run_concurrent(targets[-1], load.warm_up(), args.concurrency or AT_FIRST, lambda: None)
             for number in range(args.rounds):
-                prompts = _prompts(args, args.num_prompts, _seed(args, f"round {number}"))
+                send_round = _round(args, load, number)
                 for system, target in zip(systems, targets, strict=True):
-                    task = progress.add_task(f"{system.label} {number + 1}/{args.rounds}", total=len(prompts))
-                    await _run_round(args, number, system, target, prompts, partial(progress.advance, task))
+                    primed = await run_concurrent(target, load.primers(number), AT_FIRST, lambda: None)
+                    system.records += [record for record in primed if record.error]
+                    task = progress.add_task(f"{system.label} {number + 1}/{args.rounds}", total=args.num_prompts)
+                    await _note_round(system, send_round(target, partial(progress.advance, task)))
 
 
-async def _warm_up(args: argparse.Namespace, target: Target) -> None:
-    if args.warmup:
-        prompts = _prompts(args, args.warmup, _seed(args, "warm-up"))
-        await run_concurrent(target, prompts, min(args.warmup, args.concurrency or 8), lambda: None)
-
-
-async def _run_round(
-    args: argparse.Namespace,
-    number: int,
-    system: System,
-    target: Target,
-    prompts: list[Prompt],
-    on_end: Callable[[], None],
-) -> None:
+async def _note_round(system: System, sent: Awaitable[Sent]) -> None:
     started_cpu_s = time.process_time()
     started_s = time.perf_counter()
-    if args.concurrency:
-        records = await run_concurrent(target, prompts, args.concurrency, on_end)
-    else:
-        arrivals_s = _arrivals(args, number, len(prompts))
-        others, other_arrivals_s = _beside(args, number, arrivals_s[-1])
-        records = await run_at(target, prompts + others, arrivals_s + other_arrivals_s, on_end)
-    system.duration_s += max(record.ended_s for record in records) - started_s
+    records, beside = await sent
+    system.duration_s += max(record.ended_s for record in records + beside) - started_s
     system.client_cpu_s += time.process_time() - started_cpu_s
-    system.records += records[: len(prompts)]
-    system.beside += records[len(prompts) :]
+    system.records += records
+    system.beside += beside
 
 
-def _arrivals(args: argparse.Namespace, number: int, num_prompts: int) -> list[float]:
-    if not args.rate:
-        return [0.0] * num_prompts
-    return poisson_arrivals(num_prompts, args.rate, _seed(args, f"arrivals of round {number}"))
+def _round(args: argparse.Namespace, load: Load, number: int) -> Callable[[Target, OnEnd], Awaitable[Sent]]:
+    """Sends the same to every system, made before it begins."""
+    if args.users:
+        talks = load.conversations(number)
+        return lambda target, on_end: _alone(run_conversations(target, talks, on_end))
+    prompts = load.prompts(number)
+    if args.concurrency:
+        return lambda target, on_end: _alone(run_concurrent(target, prompts, args.concurrency, on_end))
+    arrivals_s = load.arrivals_s(number, len(prompts))
+    others, other_arrivals_s = load.beside(number, arrivals_s[-1])
+
+    async def at_times(target: Target, on_end: OnEnd) -> Sent:
+        records = await run_at(target, prompts + others, arrivals_s + other_arrivals_s, on_end)
+        return records[: len(prompts)], records[len(prompts) :]
+
+    return at_times
 
 
-def _beside(args: argparse.Namespace, number: int, last_s: float) -> tuple[list[Prompt], list[float]]:
-    """The second stream: prompts, and arrivals up to the last of the first."""
-    if args.beside is None:
-        return [], []
-    seed = _seed(args, f"beside in round {number}")
-    arrivals_s = [
-        s for s in poisson_arrivals(int(2 * args.beside.rate * last_s) + 1, args.beside.rate, seed) if s <= last_s
-    ]
-    return random_prompts(len(arrivals_s), args.beside.lengths, args.vocab_size, seed), arrivals_s
-
-
-def _prompts(args: argparse.Namespace, num_prompts: int, seed: str) -> list[Prompt]:
-    lengths = _lengths(args)
-    if args.prompt_file:
-        prompts = file_prompts(args.prompt_file, num_prompts, lengths, seed)
-    else:
-        prompts = random_prompts(num_prompts, lengths, args.vocab_size, seed)
-    return structured(prompts, args.structured)
-
-
-def _lengths(args: argparse.Namespace) -> Lengths:
-    fixed = Lengths.fixed(args.input_len, args.output_len)
-    return Lengths(args.input_range or fixed.inputs, args.output_range or fixed.outputs)
-
-
-def _seed(args: argparse.Namespace, part: str) -> str:
-    """Every workload has prompts of its own, so that no server finds them in its prefix cache after another one."""
-    return f"{args.seed}, {workload_name(args)}, {part}"
+async def _alone(sent: Awaitable[list[RequestRecord]]) -> Sent:
+    """Nothing beside."""
+    return await sent, []
 
 
 # --- what is shown and kept ---------------------------------------------------------------------
 
 
-def workload_name(args: argparse.Namespace) -> str:
-    """Mode, lengths and number of requests in words."""
-    if args.workload:
-        return str(args.workload)
-    mode = f"{args.rate:g} req/s" if args.rate else f"concurrency {args.concurrency}" if args.concurrency else "at once"
-    lengths = _lengths(args)
-    source = args.prompt_file.name if args.prompt_file else lengths.inputs
-    name = f"{mode}, {source}/{lengths.outputs}, {args.num_prompts * args.rounds} requests"
-    name += f", {args.structured:.0%} held to a schema" if args.structured else ""
-    return f"{name}, beside {args.beside}" if args.beside else name
+def measured(systems: list[System], slo_ms: dict[str, float]) -> list[tuple[Figure, ...]]:
+    """Every figure, of each system in order; not those of which none has any."""
+    same = zip(*(system.figures(slo_ms) for system in systems), strict=True)
+    return [figures for figures in same if not all(math.isnan(figure.value) for figure in figures)]
 
 
 def show(console: Console, systems: list[System], title: str, slo_ms: dict[str, float]) -> None:
@@ -169,7 +128,7 @@ def show(console: Console, systems: list[System], title: str, slo_ms: dict[str, 
         table.add_column(system.label, justify="right")
     if len(systems) == 2:
         table.add_column("ratio", justify="right")
-    for figures in zip(*(system.figures(slo_ms) for system in systems), strict=True):
+    for figures in measured(systems, slo_ms):
         name = f"{figures[0].name} {figures[0].unit}".strip()
         cells = [f"{figure.value:,.2f}" if figure.unit else f"{figure.value:,.0f}" for figure in figures]
         if len(figures) == 2:
@@ -187,127 +146,36 @@ def show(console: Console, systems: list[System], title: str, slo_ms: dict[str, 
             )
 
 
-def rows(args: argparse.Namespace, systems: list[System], slo_ms: dict[str, float]) -> list[Row]:
-    """The first system's figures, each beside the other's if there is one."""
-    mine, *others = systems
-    theirs = {figure.name: figure.value for other in others for figure in other.figures(slo_ms)}
-    name, workload = args.hardware or hardware(), workload_name(args)
+def rows(name: str, workload: str, systems: list[System], slo_ms: dict[str, float]) -> list[Row]:
+    """The first system's figures on that hardware, each beside the other's if there is one."""
     return [
         row_of(
             name,
-            mine.model,
+            systems[0].model,
             workload,
-            figure,
-            system=mine.label,
-            beside=(others[0].label, theirs[figure.name]) if others else None,
+            mine,
+            system=systems[0].label,
+            beside=(systems[1].label, theirs[0].value) if theirs else None,
         )
-        for figure in mine.figures(slo_ms)
+        for mine, *theirs in measured(systems, slo_ms)
     ]
-
-
-# --- the command line ---------------------------------------------------------------------------
-
-
-def _draw(text: str) -> Draw:
-    if text.startswith("~") and text[1:].isdigit() and int(text[1:]):
-        return HeavyTailed(int(text[1:]))
-    low, _, high = text.partition("-")
-    if not (low.isdigit() and high.isdigit() and 0 < int(low) <= int(high)):
-        raise argparse.ArgumentTypeError(f"{text!r}: two lengths or a mean, for example 100-2000 or ~2000")
-    return Even(int(low), int(high))
-
-
-def _stream(text: str) -> Stream:
-    try:
-        return Stream.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _slo(text: str) -> dict[str, float]:
-    try:
-        return parse_slo(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serve", description=__doc__.splitlines()[0] if __doc__ else ""
-    )
-    _add_system_flags(parser)
-    _add_workload_flags(parser)
-    parser.add_argument("--deadline-s", type=float, default=600.0, help="for one request (default: 600)")
-    parser.add_argument("--slo", type=_slo, default={}, help="limits in ms for goodput: ttft=200,tpot=20,e2e=5000")
-    parser.add_argument("--allow-errors", action="store_true", help="exit 0 even if requests failed")
-    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
-    parser.add_argument("--workload", help="name of the workload in the results (default: made from the flags)")
-    parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
-    args = parser.parse_args(argv)
-    if not all(value is None or value > 0 for value in (args.rate, args.concurrency)):
-        parser.error("--rate and --concurrency: above 0")
-    if not 0 <= args.structured <= 1:
-        parser.error("--structured: a share, from 0 to 1")
-    if args.beside and not args.rate:
-        parser.error("--beside: only with --rate")
-    if min(args.num_prompts, args.rounds, args.input_len, args.output_len, args.vocab_size) < 1:
-        parser.error("--num-prompts, --rounds, --input-len, --output-len and --vocab-size: at least 1")
-    return args
-
-
-def _add_system_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server to load")
-    parser.add_argument("--vs", metavar="URL", help="second server, loaded turn by turn with the first")
-    parser.add_argument("--system", default="baton", help="label of the first server")
-    parser.add_argument("--vs-system", default="other", help="label of the second server")
-    parser.add_argument("--model", help="model name to send (default: the first that each server lists)")
-
-
-def _add_workload_flags(parser: argparse.ArgumentParser) -> None:
-    mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--rate", type=float, help="requests a second, arriving at random (Poisson)")
-    mode.add_argument("--concurrency", type=int, help="requests running at any time")
-    mode.add_argument("--all-at-once", action="store_true", help="send everything at the start")
-    parser.add_argument("--num-prompts", type=int, default=100, help="requests a round (default: 100)")
-    parser.add_argument("--rounds", type=int, default=1, help="times each server gets its turn (default: 1)")
-    parser.add_argument("--warmup", type=int, default=8, metavar="N", help="uncounted requests first (default: 8)")
-    parser.add_argument("--input-len", type=int, default=1024, help="prompt tokens (default: 1024)")
-    parser.add_argument("--output-len", type=int, default=128, help="output tokens (default: 128)")
-    parser.add_argument(
-        "--input-range", type=_draw, metavar="DRAWN", help="prompt tokens: LOW-HIGH, or ~MEAN (heavy-tailed)"
-    )
-    parser.add_argument("--output-range", type=_draw, metavar="DRAWN", help="the same of output tokens")
-    parser.add_argument(
-        "--beside",
-        type=_stream,
-        metavar="RATE:INPUT/OUTPUT",
-        help="another stream, such as 20:128/8, kept apart",
-    )
-    parser.add_argument(
-        "--structured",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="of the replies are held to a JSON schema: 0 to 1",
-    )
-    parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
-    parser.add_argument("--prompt-file", type=Path, help="texts instead of random ids: one a line, or JSONL")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="another one draws other prompts, which no prefix cache knows (default: 0)"
-    )
 
 
 def main(argv: list[str]) -> int:
     """Exit code 1 when a request failed and that was not allowed."""
-    args = parse_args(argv)
-    console = Console()
+    args, console = parse_args(argv, (__doc__ or "").splitlines()[0]), Console()
+    try:
+        load = Load(args)
+    except ValueError as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
     systems = [System(args.system, args.url.rstrip("/"))]
     if args.vs:
         systems.append(System(args.vs_system, args.vs.rstrip("/")))
-    uvloop.run(measure(args, systems, console))
-    show(console, systems, workload_name(args), args.slo)
+    uvloop.run(measure(args, load, systems, console))
+    show(console, systems, load.name, args.slo)
     if args.results:
-        append_rows(args.results, rows(args, systems, args.slo))
+        append_rows(args.results, rows(args.hardware or hardware(), load.name, systems, args.slo))
     failed = any(record.error for system in systems for record in system.records + system.beside)
     return 1 if failed and not args.allow_errors else 0
 

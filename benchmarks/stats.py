@@ -3,7 +3,8 @@
 Definitions, all as the client sees them. TTFT: request sent to first chunk. TPOT: (last chunk -
 first chunk) / (output tokens - 1), one value a request. ITL: every gap between two chunks of one
 request. First gap: first chunk to second, which is where a handoff between workers hides; later gaps: all
-others. E2E: request sent to end of stream. Failed requests enter no latency figure; they are counted.
+others. E2E: request sent to end of stream. Hit rate: prompt tokens that were not computed again, as the server tells.
+Failed requests enter no latency figure; they are counted.
 """
 
 import math
@@ -23,6 +24,8 @@ class RequestRecord:
     ended_s: float = 0.0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_cached_tokens: int | None = None  # of the prompt; None where the server says nothing
+    output_ids: list[int] = field(default_factory=list)  # where they were asked for
     chunk_times_s: list[float] = field(default_factory=list)
     error: str = ""
     is_structured: bool = False
@@ -86,7 +89,7 @@ def meets(record: RequestRecord, slo_ms: Mapping[str, float]) -> bool:
 
 
 def summarize(records: Sequence[RequestRecord], duration_s: float, slo_ms: Mapping[str, float]) -> list[Figure]:
-    """Every figure of a run of `duration_s` seconds; latencies are NaN when nothing succeeded."""
+    """Every figure of a run of `duration_s` seconds; those of which nothing is known are NaN."""
     good = [record for record in records if not record.error]
     num_output_tokens = sum(record.num_output_tokens for record in good)
     num_tokens = num_output_tokens + sum(record.num_prompt_tokens for record in good)
@@ -100,6 +103,7 @@ def summarize(records: Sequence[RequestRecord], duration_s: float, slo_ms: Mappi
         Figure("output_throughput", num_output_tokens / duration_s, "tokens/s"),
         Figure("total_throughput", num_tokens / duration_s, "tokens/s"),
         Figure("request_throughput", len(good) / duration_s, "requests/s"),
+        Figure("hit_rate", _hit_rate(good), "%"),
         Figure("requests", len(good), ""),
         Figure("errors", len(records) - len(good), ""),
     ]
@@ -107,6 +111,14 @@ def summarize(records: Sequence[RequestRecord], duration_s: float, slo_ms: Mappi
         num_met = sum(meets(record, slo_ms) for record in records)
         figures.append(Figure("goodput", num_met / duration_s, "requests/s"))
     return figures
+
+
+def _hit_rate(records: Sequence[RequestRecord]) -> float:
+    """In percent; NaN if no request was told, as some servers tell nothing of those that hit nothing."""
+    if all(record.num_cached_tokens is None for record in records):
+        return math.nan
+    num_cached = sum(record.num_cached_tokens or 0 for record in records)
+    return 100 * num_cached / sum(record.num_prompt_tokens for record in records)
 
 
 def _latencies(name: str, values_s: Iterable[float]) -> list[Figure]:

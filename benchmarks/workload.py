@@ -103,15 +103,28 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request to come. `content` is token ids, or a text whose length the server counts."""
+    """One request to come. `content` is token ids, or a text."""
 
     content: list[int] | str
     max_tokens: int
     is_structured: bool = False  # the reply is JSON by `ENDLESS`
+    returns_ids: bool = False  # the reply's token ids come back
+    num_text_tokens: int | None = None  # of a text; None if only the server can tell
 
     @property
     def num_tokens(self) -> int | None:
-        return None if isinstance(self.content, str) else len(self.content)
+        return self.num_text_tokens if isinstance(self.content, str) else len(self.content)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Raises TypeError for a text."""
+        if isinstance(self.content, str):
+            raise TypeError("a text has no token ids of its own")
+        return self.content
+
+    def after(self, token_ids: list[int]) -> "Prompt":
+        """The same behind what comes before; raises TypeError for a text, as tokens of two could straddle."""
+        return replace(self, content=token_ids + self.token_ids)
 
     def body(self, model: str) -> bytes:
         """The request as JSON, made before the clock starts."""
@@ -127,14 +140,16 @@ class Prompt:
         if self.is_structured:
             schema: dict[str, Any] = {"name": "people", "schema": ENDLESS, "strict": True}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if self.returns_ids:
+            request["return_token_ids"] = True
         return json.dumps(request, separators=(",", ":")).encode()
 
 
-def random_prompts(num_prompts: int, lengths: Lengths, vocab_size: int, seed: str) -> list[Prompt]:
+def random_prompts(num_prompts: int, lengths: Lengths, vocabulary: Sequence[int], seed: str) -> list[Prompt]:
     """Random token ids: no two prompts share a prefix that a cache could serve."""
     rng = random.Random(seed)
     return [
-        Prompt(rng.choices(range(vocab_size), k=lengths.inputs.draw(rng)), lengths.outputs.draw(rng))
+        Prompt(rng.choices(vocabulary, k=lengths.inputs.draw(rng)), lengths.outputs.draw(rng))
         for _ in range(num_prompts)
     ]
 

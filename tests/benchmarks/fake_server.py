@@ -11,17 +11,23 @@ from typing import Any
 from aiohttp import web
 
 DEADLINE_S = 60.0
+BLOCK_SIZE = 16
 
 
 @dataclass
 class FakeServer:
-    """Streams as many tokens as asked, `tokens_per_event` in each event; `fault` spoils each third reply."""
+    """Streams as many tokens as asked, `tokens_per_event` in each event; `fault` spoils each third reply.
+
+    With `caches` it keeps all it has seen, block by block, and tells how much of a prompt that is. A word is a token.
+    """
 
     tokens_per_event: int = 1
     fault: str = ""
+    caches: bool = False
     gap_s: float = 0.0  # between two events
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)  # beginnings of texts, of full blocks
 
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "fake-model"}]})
@@ -35,18 +41,33 @@ class FakeServer:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         num_tokens = asked["max_tokens"] - (fault == "short")
+        prompt = asked["prompt"].split() if isinstance(asked["prompt"], str) else asked["prompt"]
+        reply = [(sum(prompt) if isinstance(prompt[0], int) else 0) % 1000 + place for place in range(num_tokens)]
         for first in range(0, num_tokens, self.tokens_per_event):
-            await self.event(response, {"choices": [{"text": f"{first} ", "index": 0}]})
+            choice = {"text": f"{first} ", "index": 0}
+            if asked.get("return_token_ids") and fault != "no ids":
+                choice["token_ids"] = reply[first : first + self.tokens_per_event]
+            await self.event(response, {"choices": [choice]})
             await asyncio.sleep(self.gap_s)
             if fault == "broken":
                 await self.event(response, {"error": {"message": "worker lost"}})
                 return response
             if fault == "cut":
                 return response
-        usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": num_tokens}
+        usage: dict[str, Any] = {"prompt_tokens": len(prompt), "completion_tokens": num_tokens}
+        if self.caches and (num_cached := self.known(prompt, reply)):  # like some, it says nothing of none
+            usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
         await self.event(response, {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    def known(self, prompt: list[Any], reply: list[int]) -> int:
+        """Tokens of the prompt's first blocks that were seen before, and not its last; from now on all of it is."""
+        ends = range(BLOCK_SIZE, len(prompt), BLOCK_SIZE)
+        num_cached = max((end for end in ends if str(prompt[:end]) in self.seen), default=0)
+        text = prompt + reply[:-1]
+        self.seen |= {str(text[:end]) for end in range(BLOCK_SIZE, len(text) + 1, BLOCK_SIZE)}
+        return num_cached
 
     async def event(self, response: web.StreamResponse, body: dict[str, Any]) -> None:
         await response.write(f"data: {json.dumps(body)}\n\n".encode())

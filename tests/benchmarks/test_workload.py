@@ -10,16 +10,16 @@ LENGTHS = Lengths(Even(5, 9), Even(2, 4))
 
 
 def test_random_prompts_have_the_lengths_asked_for_and_repeat_with_the_seed() -> None:
-    prompts = random_prompts(200, LENGTHS, vocab_size=50, seed="1")
+    prompts = random_prompts(200, LENGTHS, range(50), seed="1")
     assert {prompt.num_tokens for prompt in prompts} == {5, 6, 7, 8, 9}
     assert {prompt.max_tokens for prompt in prompts} == {2, 3, 4}
     assert all(0 <= token < 50 for prompt in prompts for token in prompt.content if isinstance(token, int))
-    assert prompts == random_prompts(200, LENGTHS, vocab_size=50, seed="1")
-    assert prompts != random_prompts(200, LENGTHS, vocab_size=50, seed="2")
+    assert prompts == random_prompts(200, LENGTHS, range(50), seed="1")
+    assert prompts != random_prompts(200, LENGTHS, range(50), seed="2")
 
 
 def test_the_body_asks_for_exactly_that_many_tokens() -> None:
-    prompt = random_prompts(1, LENGTHS, vocab_size=50, seed="1")[0]
+    prompt = random_prompts(1, LENGTHS, range(50), seed="1")[0]
     body = json.loads(prompt.body("m"))
     assert body["prompt"] == prompt.content
     assert (body["max_tokens"], body["ignore_eos"], body["temperature"]) == (prompt.max_tokens, True, 0)

@@ -1,0 +1,151 @@
+"""The command line of `serve`."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.prefixes import Prefixes
+from benchmarks.stats import parse_slo
+from benchmarks.workload import Draw, Even, HeavyTailed, Stream
+
+Parsed = TypeVar("Parsed")
+
+
+def parse_args(argv: list[str], description: str) -> argparse.Namespace:
+    """Exits with a message for flags that mean nothing together."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=description)
+    _add_system_flags(parser)
+    _add_mode_flags(parser)
+    _add_prompt_flags(parser)
+    _add_result_flags(parser)
+    args = parser.parse_args(argv)
+    if problem := _problem(args):
+        parser.error(problem)
+    if args.zipf is not None:
+        args.prefixes = Prefixes(args.prefixes.count, args.prefixes.num_tokens, args.zipf)
+    if args.users:
+        args.num_prompts = args.users * args.turns
+    return args
+
+
+def _problem(args: argparse.Namespace) -> str:
+    """What is wrong with the flags, or an empty string."""
+    counts = (args.num_prompts, args.rounds, args.input_len, args.output_len, args.vocab_size, args.turns)
+    problems = {
+        "--rate, --concurrency and --users: above 0": any(
+            value is not None and value <= 0 for value in (args.rate, args.concurrency, args.users)
+        ),
+        "--structured: a share, from 0 to 1": not 0 <= args.structured <= 1,
+        "--beside: only with --rate": args.beside and not args.rate,
+        "--num-prompts, --rounds, --input-len, --output-len, --vocab-size and --turns: at least 1": min(counts) < 1,
+        "--think-s and --zipf: at least 0": args.think_s < 0 or (args.zipf or 0) < 0,
+        "--zipf and --primed: only with --prefixes": (args.zipf is not None or args.primed) and not args.prefixes,
+        "--prompt-file: not with --prefixes, --tokenizer or --users": args.prompt_file
+        and (args.prefixes or args.tokenizer or args.users),
+        "--users: not with --tokenizer or --structured, as replies go on as token ids": args.users
+        and (args.tokenizer or args.structured),
+    }
+    return next((problem for problem, is_there in problems.items() if is_there), "")
+
+
+def _add_system_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server to load")
+    parser.add_argument("--vs", metavar="URL", help="second server, loaded turn by turn with the first")
+    parser.add_argument("--system", default="baton", help="label of the first server")
+    parser.add_argument("--vs-system", default="other", help="label of the second server")
+    parser.add_argument("--model", help="model name to send (default: the first that each server lists)")
+    parser.add_argument("--deadline-s", type=float, default=600.0, help="for one request (default: 600)")
+
+
+def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--rate", type=float, help="requests a second, arriving at random (Poisson)")
+    mode.add_argument("--concurrency", type=int, help="requests running at any time")
+    mode.add_argument("--all-at-once", action="store_true", help="send everything at the start")
+    mode.add_argument("--users", type=int, help="users who begin at once, each with a conversation of --turns")
+    parser.add_argument(
+        "--turns", type=int, default=8, help="of a conversation: each prompt is all said before and more (default: 8)"
+    )
+    parser.add_argument(
+        "--think-s", type=float, default=0.0, help="mean time from a reply to its user's next turn (default: 0)"
+    )
+    parser.add_argument("--num-prompts", type=int, default=100, help="requests a round, but for --users (default: 100)")
+    parser.add_argument("--rounds", type=int, default=1, help="times each server gets its turn (default: 1)")
+    parser.add_argument("--warmup", type=int, default=8, metavar="N", help="uncounted requests first (default: 8)")
+    parser.add_argument(
+        "--beside",
+        type=_type(Stream.parse),
+        metavar="RATE:INPUT/OUTPUT",
+        help="another stream, such as 20:128/8, kept apart",
+    )
+
+
+def _add_prompt_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--input-len", type=int, default=1024, help="prompt tokens, of a turn's or after a prefix (default: 1024)"
+    )
+    parser.add_argument("--output-len", type=int, default=128, help="output tokens (default: 128)")
+    parser.add_argument(
+        "--input-range", type=_type(_draw), metavar="DRAWN", help="prompt tokens: LOW-HIGH, or ~MEAN (heavy-tailed)"
+    )
+    parser.add_argument("--output-range", type=_type(_draw), metavar="DRAWN", help="the same of output tokens")
+    parser.add_argument(
+        "--prefixes",
+        type=_type(Prefixes.parse),
+        metavar="COUNTxTOKENS",
+        help="prompts and conversations begin with one of so many prefixes, in turn",
+    )
+    parser.add_argument(
+        "--zipf", type=float, metavar="S", help="draw the k-th prefix as often as 1/k^S instead of in turn"
+    )
+    parser.add_argument("--primed", action="store_true", help="send each prefix by itself before a round, uncounted")
+    parser.add_argument(
+        "--structured",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of the replies are held to a JSON schema: 0 to 1",
+    )
+    parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="send texts instead of ids, of as many words that are one token each to its tokenizer.json",
+    )
+    parser.add_argument("--prompt-file", type=Path, help="texts instead of random ids: one a line, or JSONL")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="another one draws other prompts, which no prefix cache knows (default: 0)"
+    )
+
+
+def _add_result_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--slo", type=_type(parse_slo), default={}, help="limits in ms for goodput: ttft=200,tpot=20,e2e=5000"
+    )
+    parser.add_argument("--allow-errors", action="store_true", help="exit 0 even if requests failed")
+    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--workload", help="name of the workload in the results (default: made from the flags)")
+    parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
+
+
+def _type(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
+    """As argparse wants it, which else would not tell what a ValueError says."""
+
+    def parsed(text: str) -> Parsed:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+def _draw(text: str) -> Draw:
+    if text.startswith("~") and text[1:].isdigit() and int(text[1:]):
+        return HeavyTailed(int(text[1:]))
+    low, _, high = text.partition("-")
+    if not (low.isdigit() and high.isdigit() and 0 < int(low) <= int(high)):
+        raise ValueError(f"{text!r}: two lengths or a mean, for example 100-2000 or ~2000")
+    return Even(int(low), int(high))

@@ -1,0 +1,45 @@
+"""Texts of known length: words that are a token each wherever they stand, so that all servers count the same."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from benchmarks.workload import Prompt
+
+WORD = re.compile(r"[Ġ▁][a-z]+")
+"""A space and letters, as byte-level and SentencePiece vocabularies write it: one piece to any pre-tokenizer."""
+
+
+class Words:
+    """Of one tokenizer; raises ValueError for a directory without a tokenizer.json, or one that has no words."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(f"{directory} has no tokenizer.json; name the directory of the model that is served")
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self._word_of = self._words()
+        self.ids = sorted(self._word_of)
+        if not self.ids:
+            raise ValueError(f"{path} has no token that is a word")
+
+    def written(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """These prompts of words' ids as texts."""
+        return [self._written(prompt) for prompt in prompts]
+
+    def _words(self) -> dict[int, str]:
+        """By id, those that are one token to the tokenizer as well."""
+        tokens = {id_: f" {token[1:]}" for token, id_ in self._tokenizer.get_vocab().items() if WORD.fullmatch(token)}
+        encodings = self._tokenizer.encode_batch(list(tokens.values()), add_special_tokens=False)
+        found = zip(tokens.items(), encodings, strict=True)
+        return {token_id: word for (token_id, word), encoding in found if encoding.ids == [token_id]}
+
+    def _written(self, prompt: Prompt) -> Prompt:
+        text = "".join(self._word_of[token_id] for token_id in prompt.token_ids)
+        if self._tokenizer.encode(text, add_special_tokens=False).ids != prompt.token_ids:
+            raise ValueError(f"{text[:80]!r}... has other tokens than its words alone: send ids, without --tokenizer")
+        num_tokens = len(prompt.token_ids) + self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        return replace(prompt, content=text, num_text_tokens=num_tokens)
