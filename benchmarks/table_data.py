@@ -1,7 +1,7 @@
 """Which rows of results.csv each table shows. Pure: rows in, cells out; `tables` lays them out."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +31,18 @@ LOADS = {
 }
 """Label of a load (input/output tokens) and how its workloads begin."""
 
+REUSE = {
+    "16 new of 1,024": "concurrency 1, primed 1x1008+16/2,",
+    "16 new of 8,192": "concurrency 1, primed 1x8176+16/2,",
+    "16 new of 16,000": "concurrency 1, primed 1x15984+16/2,",
+    "16 new of 16,000, text": "concurrency 1, text of primed 1x15984+16/2,",
+    "32 users, 8 turns of 200/200 after 1,024": "32 users x 8 turns, 1x1024+200/200,",
+    "64 users": "64 users x 8 turns, 1x1024+200/200,",
+    "512 at once, 8 prefixes of 4,096 + 256/128": "at once, 8x4096+256/128,",
+    "12 requests/s, 400 prefixes of 4,096 (Zipf 1) + 256/128": "12 req/s, 400x4096 (Zipf 1)+256/128,",
+}
+"""The same of loads whose prompts were partly seen before."""
+
 SERVING = {
     "TTFT p50, ms": "ttft_p50",
     "TTFT p99, ms": "ttft_p99",
@@ -41,6 +53,16 @@ SERVING = {
     "output tokens/s": "output_throughput",
 }
 """What a client sees of a load: the same columns with and without company, those that we lose among them."""
+
+REUSING = {
+    "TTFT p50, ms": "ttft_p50",
+    "TTFT p99, ms": "ttft_p99",
+    "TPOT p50, ms": "tpot_p50",
+    "ITL p99, ms": "itl_p99",
+    "output tokens/s": "output_throughput",
+    "hit rate, %": "hit_rate",
+}
+"""What it sees of loads that can be answered from a prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +99,31 @@ def newest(
     return None
 
 
+def by_load(
+    loads: Mapping[str, str], figures: Iterable[str], rows: Sequence[Row], hardware: str, system: str, beside: str = ""
+) -> list[Line]:
+    """The loads that were measured, a cell a figure."""
+    return _present(
+        (label, [newest(rows, hardware, system, load, figure, beside=beside) for figure in figures])
+        for label, load in loads.items()
+    )
+
+
 def serving(hardware: str, system: str, subject: str, rows: Sequence[Row]) -> TableData:
     """Every load that was measured, by what a client sees."""
-    lines = _present(
-        (label, [newest(rows, hardware, system, load, figure) for figure in SERVING.values()])
-        for label, load in LOADS.items()
-    )
+    lines = by_load(LOADS, SERVING.values(), rows, hardware, system)
     return TableData(subject, "load (input/output tokens)", list(SERVING), lines)
+
+
+def reuse(hardware: str, system: str, beside: str, subject: str, rows: Sequence[Row]) -> TableData:
+    """Every load whose prompts were partly seen before."""
+    lines = by_load(REUSE, REUSING.values(), rows, hardware, system, beside)
+    return TableData(subject, "load (input/output tokens)", list(REUSING), lines)
 
 
 def beside_vllm(rows: Sequence[Row]) -> TableData:
     """Loads of runs that had both systems, and their starts."""
-    lines = _present(
-        (label, [newest(rows, ONE_GPU, "baton", load, figure, beside=VLLM) for figure in SERVING.values()])
-        for label, load in LOADS.items()
-    )
+    lines = by_load(LOADS, SERVING.values(), rows, ONE_GPU, "baton", VLLM)
     start = newest(rows, ONE_GPU, "baton", "start,", "ready", beside=VLLM)
     lines += _present([("ready from a cold start", [start, *[None] * (len(SERVING) - 1)])])
     return TableData("one H200, Baton · vLLM 0.26.0", "load (input/output tokens)", list(SERVING), lines)
@@ -283,6 +315,9 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "pinned": partial(serving, ONE_GPU, "baton on torch 2.13.0", "one H200, torch 2.13.0 and Triton 3.7.1"),
     "two-gpus": partial(serving, TWO_GPUS, "baton 1P1D", "two H200s, a worker on each"),
     "two-gpus-shared": partial(serving, TWO_GPUS, "baton 2P2D", "two H200s, a worker of each kind on both"),
+    "reuse": partial(reuse, ONE_GPU, "baton", "", "one H200, a worker of each kind on it"),
+    "reuse-beside-vllm": partial(reuse, ONE_GPU, "baton", VLLM, "one H200, Baton · vLLM 0.26.0"),
+    "reuse-two-gpus": partial(reuse, TWO_GPUS, "baton 2P2D", "", "two H200s, a worker of each kind on both"),
     "other-models": other_models,
     "workers": workers,
     "sharing": sharing,

@@ -8,6 +8,7 @@ What is measured is said in `table_data`; this file only lays it out.
 """
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -53,14 +54,17 @@ def _shown(cell: Cell | None) -> str:
     if cell.other is None:
         return own
     other = _number(cell.other, cell.row.unit)
-    if cell.value == cell.other:
+    if cell.value == cell.other or math.isnan(cell.value + cell.other):
         return f"{own} · {other}"
-    is_better = (cell.value > cell.other) == cell.row.unit.endswith("/s")
+    is_more_better = cell.row.unit.endswith("/s") or cell.row.figure == "hit_rate"
+    is_better = (cell.value > cell.other) == is_more_better
     return f"**{own}** · {other}" if is_better else f"{own} · **{other}**"
 
 
 def _number(value: float, unit: str) -> str:
-    """Three digits that count, or all before the point; milliseconds are in the titles of columns."""
+    """Three digits that count, or all before the point, or a dash; milliseconds are in the titles of columns."""
+    if math.isnan(value):
+        return "-"
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{digits}f}{' s' if unit == 's' else ''}"
 

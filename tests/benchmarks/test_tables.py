@@ -61,6 +61,19 @@ def test_the_better_of_two_is_bold_whichever_way_is_better() -> None:
     assert start == "| ready from a cold start | **22.8 s** · 135 s |  |  |  |  |  |  |"
 
 
+def test_more_hits_are_better_and_a_server_that_tells_none_has_a_dash() -> None:
+    told = beside(
+        "96.9", "87.5", workload="32 users x 8 turns, 1x1024+200/200, 256 requests", figure="hit_rate", unit="%"
+    )
+    untold = replace(told, workload="at once, 8x4096+256/128, 512 requests", compared_value="nan")
+    lines = render(TABLES["reuse-beside-vllm"]([told, untold])).splitlines()[2:4]
+    assert lines == [
+        "| 32 users, 8 turns of 200/200 after 1,024 |  |  |  |  |  | **96.9** · 87.5 |",
+        "| 512 at once, 8 prefixes of 4,096 + 256/128 |  |  |  |  |  | 96.9 · - |",
+    ]
+    assert not TABLES["reuse"]([told]).lines, "nothing was measured alone"
+
+
 def test_a_table_says_where_its_rows_are_from() -> None:
     later = replace(ROW, date="2026-01-03", commit="def", workload="at once, 1024/128, 512 requests", value="3379.2")
     text = render(serving(ONE_GPU, "baton", "one GPU", [ROW, later]))
