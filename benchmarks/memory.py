@@ -5,7 +5,8 @@
 Pairs of a prefill and a decode worker do in a shared pool what real ones do: in each step the prefill worker leases
 blocks for its prompts and offers them when they are there; the decode worker accepts them, and some time later frees
 them. Each pair is a process. A lease is timed from the wish to the blocks, of which there are always enough: so that is
-the server's time, the wire's, and that of a process that has other things to do.
+the server's time, the wire's, and that of a process that has other things to do. After the pairs, one worker alone
+matches prefixes and seals blocks, turn by turn (`memory_cases`).
 """
 
 import argparse
@@ -20,12 +21,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.memory_cases import measure_cases
 from benchmarks.results import ROOT
 from benchmarks.stats import percentile
 from common.memory.client import MemoryClient
@@ -154,8 +157,8 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-def measure(args: argparse.Namespace) -> Table:
-    """One run, as a table."""
+def measure(args: argparse.Namespace) -> list[Table]:
+    """One run, as tables."""
     load = Load(args.requests_per_s / args.pairs, args.steps_per_s, args.blocks, args.duration_s + 2 * SETTLE_S)
     spawn = multiprocessing.get_context("spawn")
     results: Queue[tuple[list[float], int, int]] = spawn.Queue()
@@ -170,6 +173,7 @@ def measure(args: argparse.Namespace) -> Table:
         told = [results.get(timeout=load.duration_s) for _ in pairs]
         for pair in pairs:
             pair.join()
+        cases = measure_cases(path, LAYOUT, NUM_BLOCKS, args.case_s, partial(cpu_s, pid))
     waits_s = sorted(wait_s for waits_s, _, _ in told for wait_s in waits_s)
     what = f"{args.requests_per_s:g} requests/s of {args.blocks} blocks, {args.steps_per_s:g} steps/s"
     table = Table("figure", "value", title=f"{args.pairs} pairs, {what}")
@@ -178,7 +182,7 @@ def measure(args: argparse.Namespace) -> Table:
     for percent in (50, 99):
         table.add_row(f"lease p{percent}", f"{percentile(waits_s, percent) * 1e3:.2f} ms")
     table.add_row("steps without their blocks", str(sum(num_late for _, _, num_late in told)))
-    return table
+    return [table, cases]
 
 
 def main(argv: list[str]) -> int:
@@ -189,7 +193,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps-per-s", type=float, default=100.0, help="of each worker (default: %(default)g)")
     parser.add_argument("--pairs", type=int, default=4, help="of workers (default: %(default)s)")
     parser.add_argument("--duration-s", type=float, default=10.0, help="that counts (default: %(default)g)")
-    Console().print(measure(parser.parse_args(argv)))
+    parser.add_argument("--case-s", type=float, default=2.0, help="of each match or seal (default: %(default)g)")
+    Console().print(*measure(parser.parse_args(argv)))
     return 0
 
 

@@ -1,0 +1,147 @@
+"""What a memory server does for a prefix cache, asked by one worker: matches, and seals until they are found."""
+
+import os
+import select
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.table import Table
+
+from benchmarks.stats import percentile
+from common.memory.client import MemoryClient
+from common.wire.block_key import unpack_keys
+from common.wire.fields import KEY_BYTES
+from common.wire.kv_layout import KVLayout
+from common.wire.memory_messages import (
+    BlocksFreed,
+    BlocksLeased,
+    BlocksSealed,
+    BlocksWanted,
+    MemoryMessage,
+    PrefixFound,
+    PrefixWanted,
+)
+from common.wire.packing import unpack_ids
+
+ANSWER_S = 30.0
+Answer = TypeVar("Answer", BlocksLeased, PrefixFound)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Turns of one kind: how long what is timed of each took, what was said in all, and the server's time for it."""
+
+    name: str
+    times_s: list[float]
+    num_messages: int
+    duration_s: float
+    server_s: float
+
+    def cells(self) -> list[str]:
+        times_s = sorted(self.times_s)
+        return [
+            self.name,
+            *(f"{percentile(times_s, percent) * 1e3:.2f} ms" for percent in (50, 99)),
+            f"{self.num_messages / self.duration_s:,.0f}",
+            f"{self.server_s / len(self.times_s) * 1e3:.2f} ms",
+        ]
+
+
+class Reader:
+    """A worker that does nothing but find and seal blocks."""
+
+    def __init__(self, path: Path, layout: KVLayout, num_blocks: int) -> None:
+        self._client = MemoryClient(path, "reader", 1, is_decoding=True)
+        os.close(self._client.claim_pool(layout, (num_blocks,)).descriptor or 0)
+        self.num_messages = 0  # both ways
+
+    def match(self, keys: bytes, num_there: int) -> float:
+        """Find a text's blocks, so many of which are there, and give them back; seconds from question to answer."""
+        asked_s = time.perf_counter()
+        found = self._find(keys)
+        took_s = time.perf_counter() - asked_s
+        if (num_found := len(unpack_ids(found.block_ids))) != num_there:
+            raise SystemExit(f"{num_found} blocks were found, {num_there} are there")
+        if num_found:
+            self._send(BlocksFreed(found.block_ids, found.generations))
+        return took_s
+
+    def seal(self, keys: bytes) -> float:
+        """Lease blocks, seal them under these keys, and give them back; seconds from sealing until they are found."""
+        self._send(BlocksWanted((len(unpack_keys(keys)),)))
+        leased = self._next(BlocksLeased)
+        sealed_s = time.perf_counter()
+        self._send(BlocksSealed(leased.block_ids, leased.generations, keys))
+        found = self._find(keys[:KEY_BYTES])
+        took_s = time.perf_counter() - sealed_s
+        if not found.block_ids:
+            raise SystemExit("a block that was sealed is not found")
+        for blocks in (leased, found):
+            self._send(BlocksFreed(blocks.block_ids, blocks.generations))
+        return took_s
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _find(self, keys: bytes) -> PrefixFound:
+        self._send(PrefixWanted("r", 0, keys))
+        return self._next(PrefixFound)
+
+    def _send(self, message: MemoryMessage) -> None:
+        self.num_messages += 1
+        self._client.send(message)
+
+    def _next(self, kind: type[Answer]) -> Answer:
+        end_s = time.monotonic() + ANSWER_S
+        while (left_s := end_s - time.monotonic()) > 0:
+            select.select([self._client], [], [], left_s)
+            for message in self._client.receive(BlocksLeased, PrefixFound):
+                self.num_messages += 1
+                if isinstance(message, kind):
+                    return message
+        raise SystemExit(f"no {kind.__name__} within {ANSWER_S:g} s")
+
+
+def run_cases(reader: Reader, duration_s: float, server_cpu_s: Callable[[], float]) -> list[Case]:
+    """Each for so many seconds; `server_cpu_s` tells the processor time of the server."""
+    short, long = new_keys(64), new_keys(1000)
+    for keys in (short, long):
+        reader.seal(keys)
+    turns: dict[str, Callable[[], float]] = {
+        "match of 64": lambda: reader.match(short, 64),
+        "match of 1,000": lambda: reader.match(long, 1000),
+        "match of 1,000 unknown": lambda: reader.match(new_keys(1000), 0),
+        "seal of 64": lambda: reader.seal(new_keys(64)),
+        "seal of 64 known": lambda: reader.seal(short),
+    }
+    return [_case(reader, name, turn, duration_s, server_cpu_s) for name, turn in turns.items()]
+
+
+def _case(
+    reader: Reader, name: str, turn: Callable[[], float], duration_s: float, server_cpu_s: Callable[[], float]
+) -> Case:
+    times_s, num_messages, used_s, begin_s = [], reader.num_messages, server_cpu_s(), time.perf_counter()
+    while time.perf_counter() < begin_s + duration_s:
+        times_s.append(turn())
+    took_s = time.perf_counter() - begin_s
+    return Case(name, times_s, reader.num_messages - num_messages, took_s, server_cpu_s() - used_s)
+
+
+def new_keys(count: int) -> bytes:
+    """Of blocks that nobody has sealed, packed."""
+    return os.urandom(count * KEY_BYTES)
+
+
+def measure_cases(
+    path: Path, layout: KVLayout, num_blocks: int, duration_s: float, server_cpu_s: Callable[[], float]
+) -> Table:
+    """All cases at one server with a pool of that layout, as a table; `duration_s` is of each."""
+    table = Table("of blocks", "p50", "p99", "messages/s", "server a turn", title="one worker, nobody else")
+    with closing(Reader(path, layout, num_blocks)) as reader:
+        for case in run_cases(reader, duration_s, server_cpu_s):
+            table.add_row(*case.cells())
+    return table
