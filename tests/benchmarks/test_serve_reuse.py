@@ -30,6 +30,14 @@ def test_primed_prefixes_are_hit_by_every_request(servers: Running, tmp_path: Pa
     assert rows["ttft_p50"]["workload"] == "concurrency 1, primed 2x48+16/2, 5 requests"
 
 
+def test_a_prefix_that_was_refused_is_an_error(servers: Running, tmp_path: Path) -> None:
+    server, results = servers.start(FakeServer(fault="refused")), tmp_path / "results.csv"
+    flags = shlex.split("--concurrency 1 --num-prompts 2 --prefixes 3x16 --primed --input-len 16 --output-len 2")
+    assert main(["--url", server.url, *COMMON, *flags, "--results", str(results)]) == 1
+    rows = figures(results)
+    assert (rows["requests"]["value"], rows["errors"]["value"]) == ("2", "1")
+
+
 def test_texts_have_as_many_tokens_as_ids(servers: Running, tmp_path: Path) -> None:
     results = tmp_path / "results.csv"
     flags = "--all-at-once --num-prompts 4 --prefixes 1x48 --primed --input-len 16 --output-len 2"
