@@ -4,9 +4,9 @@
 
 With `--prefixes` prompts begin alike, with `--users` each is a turn of a conversation: what a prefix cache is for. With
 `--structured` a share of the replies is held to a JSON schema. With `--beside` a second stream of requests runs at the
-same time, whose figures are kept apart: short prompts beside long ones, for example. With `--vs` a second server gets the
-same prompts in the same run, turn by turn. Prompts are random token ids or words, so their lengths are exact; a reply of
-another length than asked for counts as an error.
+same time, whose figures are kept apart: short prompts beside long ones, for example. With `--vs` a second server gets
+the same prompts in the same run, turn by turn. Prompts are random token ids or words, so their lengths are exact; a
+reply of another length than asked for counts as an error.
 """
 
 import argparse
