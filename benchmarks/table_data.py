@@ -286,7 +286,7 @@ def pulls(rows: Sequence[Row]) -> TableData:
     return TableData("H200s, KV of Qwen3-4B's shapes", "prompt", titles, lines)
 
 
-def router(rows: Sequence[Row]) -> TableData:
+def router(hardware: str, cores: str, rows: Sequence[Row]) -> TableData:
     """What streams notice of other clients' requests, and what these cost the router."""
     columns = {
         "longest gap, ms": "gap_max",
@@ -297,10 +297,10 @@ def router(rows: Sequence[Row]) -> TableData:
     }
     found: dict[str, dict[str, Cell]] = {}
     for row in rows:
-        if match := ROUTER.fullmatch(row.workload):
+        if (match := ROUTER.fullmatch(row.workload)) and row.hardware == hardware:
             found.setdefault(match[1], {})[row.figure] = Cell(row, float(row.value))
     lines: list[Line] = [(load, [cells.get(name) for name in columns.values()]) for load, cells in found.items()]
-    subject = "a router on two cores that clients and workers share; 8 streams of a token every 10 ms"
+    subject = f"a router on {cores} cores that clients and workers share; 8 streams of a token every 10 ms"
     return TableData(subject, "beside", list(columns), lines)
 
 
@@ -331,5 +331,6 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "asks": asks,
     "sampler": sampler,
     "pulls": pulls,
-    "router": router,
+    "router": partial(router, "2 x AMD EPYC", "two"),
+    "router-16-cores": partial(router, "16 x Intel(R) Xeon(R) Processor", "16"),
 }
