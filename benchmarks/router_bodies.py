@@ -1,7 +1,8 @@
 """Request bodies that are hard on a router: long, deep, many-valued, or simply many."""
 
 import json
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -10,7 +11,6 @@ import tokenizers
 
 ROOT = Path(__file__).resolve().parents[1]
 MB = 1_000_000
-NUM_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,19 @@ def prose(num_chars: int) -> str:
     return "".join(islice(cycle(pages), num_chars))
 
 
-def texts_of(tokenizer: tokenizers.Tokenizer, num_tokens: int, num_texts: int) -> list[str]:
-    """Different texts that have about `num_tokens` tokens each."""
-    text = prose(num_texts * 512 + 8 * num_tokens)
-    starts = range(0, num_texts * 512, 512)
-    pieces = tokenizer.encode_batch(
-        [text[start : start + 8 * num_tokens] for start in starts], add_special_tokens=False
-    )
-    ends = [piece.offsets[num_tokens - 1][1] for piece in pieces]
-    return [text[start : start + end] for start, end in zip(starts, ends, strict=True)]
+def text_of(tokenizer: tokenizers.Tokenizer, num_tokens: int) -> str:
+    """A text of so many tokens."""
+    text = prose(8 * num_tokens)
+    return text[: tokenizer.encode(text, add_special_tokens=False).offsets[num_tokens - 1][1]]
+
+
+def new_texts(tokenizer: tokenizers.Tokenizer, num_tokens: int, num_texts: int) -> Iterator[str]:
+    """Texts of about so many tokens that have no longer part in common: the same lines in other orders."""
+    lines = text_of(tokenizer, num_tokens).splitlines(keepends=True)
+    order = random.Random(0)
+    for _ in range(num_texts):
+        order.shuffle(lines)
+        yield "".join(lines)
 
 
 def body(prompt: object, **fields: object) -> bytes:
@@ -46,8 +50,16 @@ def _one(make: Callable[[], bytes]) -> Callable[[tokenizers.Tokenizer], list[byt
     return lambda _: [make()]
 
 
-def _short_texts(tokenizer: tokenizers.Tokenizer) -> list[bytes]:
-    return [body(text) for text in texts_of(tokenizer, NUM_TOKENS, 64)]
+def _new(num_tokens: int, num_texts: int) -> Callable[[tokenizers.Tokenizer], list[bytes]]:
+    return lambda tokenizer: list(map(body, new_texts(tokenizer, num_tokens, num_texts)))
+
+
+def _new_ends(num_tokens: int, num_texts: int) -> Callable[[tokenizers.Tokenizer], list[bytes]]:
+    def make(tokenizer: tokenizers.Tokenizer) -> list[bytes]:
+        text = text_of(tokenizer, num_tokens)
+        return [body(f"{text} And what of number {number}?") for number in range(num_texts)]
+
+    return make
 
 
 def _repeated(before: str, piece: str, num_bytes: int, after: str) -> bytes:
@@ -66,7 +78,9 @@ LOADS = {
     "depth of 15 MB": Load(6, _one(lambda: b'{"prompt":' + b"[" * (15 * MB))),
     "lists of 60 kB": Load(4, _one(lambda: _repeated('{"prompt":[[]', ",[]", 60_000, "]}"))),
     "128 tiny prompts, n = 15": Load(1, _one(lambda: body(["a"] * 128, n=15))),
-    "texts of 1,024 tokens": Load(32, _short_texts),
+    "texts of 1,024 tokens": Load(32, _new(1024, 8192)),
+    "texts of 16,384 tokens": Load(1, _new(16_384, 512)),
+    "a text of 16,384 tokens, new ends": Load(1, _new_ends(16_384, 512)),
 }
 
 

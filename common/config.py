@@ -104,9 +104,7 @@ class RouterSection:
         within=(0, MAX_QUEUED_TOKENS),
     )
     request_timeout_s: float = option(600.0, "a completion not finished after this long fails", within=(1.0, 7 * DAY_S))
-    worker_wait_s: float = option(
-        60.0, "how long a request waits while no worker pair is alive, then 503", within=(0.0, DAY_S)
-    )
+    worker_wait_s: float = option(60.0, "without a worker pair requests wait this long, then 503", within=(0.0, DAY_S))
     max_attempts: int = option(
         4, "times in a row that one completion may fail without getting on before it is given up", within=(1, 100)
     )
@@ -122,6 +120,9 @@ class RouterSection:
         33_554_432,
         "long HTTP bodies held at once, together; above it clients get 429 with Retry-After",
         within=(1024, 1 << 36),
+    )
+    text_cache_bytes: int = option(
+        33_554_432, "texts and their tokens kept, so as not to be encoded again, by each process", within=(0, 1 << 36)
     )
     min_priority: int = option(
         0,

@@ -16,6 +16,7 @@ from common.serving.settle import settle_memory
 from router.app import start_server
 from router.http_request import SERVICE
 from router.service import Service
+from router.tokenizer import encode_in_one_thread
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = options.parse(Config, ROUTER_SECTIONS, prog, description, sys.argv[1:] if argv is None else argv)
         setup_logging("router", config.log.level)
+        encode_in_one_thread()
         uvloop.run(serve(config))
     except ConfigError as error:
         sys.stderr.write(f"{prog}: {error}\n")

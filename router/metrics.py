@@ -20,6 +20,7 @@ from common.wire.messages import Role
 from router.member import Member
 from router.memory_servers import MemoryServers
 from router.request_state import Completion, State
+from router.text_cache import TextCounts
 from router.worker_pool import WorkerPool
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -76,6 +77,10 @@ class Metrics:
         """Add the gauges; `queue_sizes` gives completions queued, prompt tokens queued, completions running."""
         self.registry.register(_StateCollector(pool, memory_servers, queue_sizes, num_dropped))
 
+    def observe_texts(self, counts: Callable[[], TextCounts]) -> None:
+        """Add what became of texts."""
+        self.registry.register(_TextCollector(counts))
+
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self.registry)
@@ -101,6 +106,20 @@ class _Tokens(Collector):
         yield HistogramMetricFamily(
             "baton_inter_token_latency_seconds", "token to token", buckets=buckets, sum_value=self._sum_s
         )
+
+
+class _TextCollector(Collector):
+    def __init__(self, counts: Callable[[], TextCounts]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._counts()
+        family = CounterMetricFamily(
+            "baton_text_tokens", "tokens of texts: found, as encoded before, or encoded", labels=["source"]
+        )
+        family.add_metric(["cache"], counts.num_found)
+        family.add_metric(["tokenizer"], counts.num_encoded)
+        yield family
 
 
 class _StateCollector(Collector):

@@ -151,6 +151,7 @@ def _encoding(values: dict[str, Any]) -> Encoding:
         add_special_tokens=values["add_special_tokens"],
         max_tokens=values["truncate_prompt_tokens"],
         keep_end=values["truncation_side"] == "left",
+        salt=values["cache_salt"] or "",
     )
 
 

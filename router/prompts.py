@@ -83,6 +83,7 @@ class Encoding:
     max_tokens: int | None = None  # of longer prompts only so many are kept; -1: as many as leave room for the output
     keep_end: bool = True  # which of them: the last or the first
     mark: str = ""  # in text that only looks like a special token (`control_tokens`); to be taken out
+    salt: str = ""  # nothing is found that was encoded with another one (`text_cache`)
 
     def limit(self, max_model_len: int, max_output_tokens: int) -> "Encoding":
         """This with a number for -1; raises RequestError for one that no prompt can have."""

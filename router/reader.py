@@ -18,6 +18,7 @@ from router.chat_api import template_of
 from router.openai_api import CompletionRequest
 from router.reader_process import ReaderProcess
 from router.reading import Kind, answer, parse_body, tokenized, values_of
+from router.text_cache import TextCounts
 from router.token_api import is_chat
 from router.tokenizer import Tokenizer
 
@@ -61,6 +62,11 @@ class Reader:
             return await self._chat_process.answer(kind, [data], max_model_len)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, answer, kind, data, self._tokenizer, max_model_len)
+
+    @property
+    def text_counts(self) -> TextCounts:
+        """Of all texts that were read here or in a process."""
+        return self._tokenizer.text_counts + self._process.text_counts + self._chat_process.text_counts
 
     async def warm_up(self) -> None:
         """Start the processes that the first long body and the first chat would wait for."""

@@ -17,7 +17,7 @@ from common.serving.settle import settle_memory, trim_memory
 from router.memory_limit import limit_memory
 from router.reader_process import HEADER, REPLY
 from router.reading import Kind, read
-from router.tokenizer import Tokenizer
+from router.tokenizer import Tokenizer, encode_in_one_thread
 
 NICENESS = 5
 """A long body waits for its prompt step anyway; everybody's tokens should not wait for it."""
@@ -34,11 +34,12 @@ def main() -> None:
     config = options.parse(Config, ("model", "router", "log"), "router.reader_main", __doc__ or "", sys.argv[1:])
     setup_logging("router-reader", config.log.level)
     os.nice(NICENESS)
-    os.putenv("TOKENIZERS_PARALLELISM", "false")  # read by the library: no thread of its own for each processor
-    tokenizer = Tokenizer(config.model)
+    encode_in_one_thread()
+    tokenizer = Tokenizer(config.model, config.router.text_cache_bytes)
     gc.disable()  # JSON holds no cycles, and collections would walk millions of values again and again
     settle_memory()
-    limit_memory(BODY_COPIES * config.router.max_body_bytes + BYTES_PER_TOKEN * tokenizer.info.max_model_len)
+    body_bytes = BODY_COPIES * config.router.max_body_bytes
+    limit_memory(body_bytes + BYTES_PER_TOKEN * tokenizer.info.max_model_len + config.router.text_cache_bytes)
     with open(0, "rb") as requests, open(1, "wb") as replies:
         serve(tokenizer, requests, replies)
 
@@ -50,8 +51,11 @@ def serve(tokenizer: Tokenizer, requests: BufferedReader, replies: BufferedWrite
         data = bytearray(num_bytes)
         if requests.readinto(data) < num_bytes:
             return
+        before = tokenizer.text_counts
         reply = read(data, tokenizer, max_model_len, Kind(kind))
-        replies.write(REPLY.pack(len(reply)))
+        counts = tokenizer.text_counts
+        found, encoded = counts.num_found - before.num_found, counts.num_encoded - before.num_encoded
+        replies.write(REPLY.pack(len(reply), found, encoded))
         replies.write(reply)
         replies.flush()
         del reply

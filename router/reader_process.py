@@ -16,13 +16,14 @@ from router.chat_template import template_error
 from router.helper_process import HelperProcess
 from router.openai_api import CompletionRequest
 from router.reading import Kind, unpack, unpack_answer
+from router.text_cache import TextCounts
 
 logger = logging.getLogger(__name__)
 
 HEADER = struct.Struct("<BQQ")
 """Kind and bytes of the body that follows, and the longest prompt with its output, tokens."""
-REPLY = struct.Struct("<Q")
-"""Bytes of the reply that follows."""
+REPLY = struct.Struct("<QQQ")
+"""Bytes of the reply that follows; tokens of the body's texts that were found in its cache, and that were encoded."""
 DEADLINE_S = 60.0
 """Far more than the largest body takes."""
 
@@ -45,6 +46,7 @@ class ReaderProcess:
         self._deadline_s = deadline_s
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
+        self.text_counts = TextCounts()
 
     async def read(
         self, pieces: Sequence[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION
@@ -77,7 +79,7 @@ class ReaderProcess:
             num_bytes = sum(map(len, job.pieces))
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    reply = await _exchange(await self._helper.running(), job)
+                    reply, counts = await _exchange(await self._helper.running(), job)
             except (OSError, EOFError, TimeoutError) as error:
                 status = await self._helper.end()
                 logger.error(
@@ -86,6 +88,7 @@ class ReaderProcess:
                 if not job.reply.done():
                     job.reply.set_exception(_ended(job.kind, num_bytes))
             else:
+                self.text_counts += counts
                 if not job.reply.done():
                     job.reply.set_result(reply)
 
@@ -98,12 +101,12 @@ def _ended(kind: Kind, num_bytes: int) -> RequestError:
     return RequestError(message, code="request_too_large", status=413)
 
 
-async def _exchange(process: Process, job: Job) -> bytes:
+async def _exchange(process: Process, job: Job) -> tuple[bytes, TextCounts]:
     assert process.stdin is not None and process.stdout is not None
     pieces = list(job.pieces)  # who asked may leave, and empty its own
     process.stdin.write(HEADER.pack(job.kind, sum(map(len, pieces)), job.max_model_len))
     for piece in pieces:
         process.stdin.write(piece)
         await process.stdin.drain()
-    (num_bytes,) = REPLY.unpack(await process.stdout.readexactly(REPLY.size))
-    return await process.stdout.readexactly(num_bytes)
+    num_bytes, *counts = REPLY.unpack(await process.stdout.readexactly(REPLY.size))
+    return await process.stdout.readexactly(num_bytes), TextCounts(*counts)

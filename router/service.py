@@ -59,7 +59,7 @@ class Service:
         """Load the tokenizer and bind the endpoint; raises ConfigError with the remedy."""
         self.config = config
         self.started_s = int(time.time())  # wall clock
-        self.tokenizer = Tokenizer(config.model)
+        self.tokenizer = Tokenizer(config.model, config.router.text_cache_bytes)
         self.bodies = Bodies(config.router)
         self.reader = Reader(config, self.tokenizer)
         self.grammars = GrammarChecks(options.to_flags(config, ("model", "router", "log")))
@@ -78,6 +78,7 @@ class Service:
         self.metrics.observe_state(
             self.pool, self.memory_servers, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped
         )
+        self.metrics.observe_texts(lambda: self.reader.text_counts)
         self._inquiries = Inquiries(config.net, self._send)
         self._clockwork: asyncio.Task[None] | None = None
 
@@ -93,6 +94,8 @@ class Service:
         info = self.tokenizer.info
         logger.info("model %s (%s), up to %d tokens; workers dial %s",
                     info.name, info.model_fingerprint, info.max_model_len, self.hub.endpoint)  # fmt: skip
+        if not self.tokenizer.cuts_texts:
+            logger.info("it is not known where this tokenizer's texts may be cut: each is encoded from its beginning")
 
     async def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait for what runs; False when some still ran after `timeout_s`."""

@@ -3,6 +3,7 @@
 Read from the model directory without torch or transformers.
 """
 
+import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from router.chat_template import load_chat_template
 from router.control_tokens import ControlTokens
 from router.json_rules import wrong
 from router.prompts import Encoding, Prompt, TokenIds, too_long
+from router.text_cache import TextCache, TextCounts
+from router.text_cuts import Cuts, cuts_of
 
 MAX_CHARS_PER_TOKEN = 16
 """More than any text has on average; only long runs of one character have."""
@@ -43,10 +46,15 @@ class ModelInfo:
 AS_IT_IS = Encoding()
 
 
+def encode_in_one_thread() -> None:
+    """Have the library start none for each processor; streams want these, too."""
+    os.putenv("TOKENIZERS_PARALLELISM", "false")  # the library reads it when it encodes
+
+
 class Tokenizer:
     """Text to ids and back."""
 
-    def __init__(self, section: ModelSection) -> None:
+    def __init__(self, section: ModelSection, text_cache_bytes: int = 0) -> None:
         """Raises ConfigError, naming the file and the remedy, for a directory that cannot be served."""
         path = Path(section.path)
         fingerprint = tokenizer_fingerprint(path)
@@ -63,6 +71,8 @@ class Tokenizer:
         special = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         self.control_tokens = ControlTokens(special.values())
         self._special_ids = frozenset(special)
+        self._cuts = cuts_of(self._tokenizer)
+        self._texts = TextCache(text_cache_bytes)
         self.info = ModelInfo(
             name=section.served_name,
             model_fingerprint=model_fingerprint(path),
@@ -71,6 +81,16 @@ class Tokenizer:
             max_model_len=_max_model_len(section, config, path),
             eos_token_ids=end_token_ids(path),
         )
+
+    @property
+    def cuts_texts(self) -> bool:
+        """Whether it is known where texts may be cut, without which none is found again."""
+        return self._cuts is not None
+
+    @property
+    def text_counts(self) -> TextCounts:
+        """Of all texts that became prompts, since the start."""
+        return self._texts.counts
 
     def encode(self, prompts: Sequence[Prompt], max_model_len: int, encoding: Encoding = AS_IT_IS) -> list[TokenIds]:
         """Ids of each.
@@ -108,9 +128,26 @@ class Tokenizer:
         return [self._tokenizer.id_to_token(token_id) for token_id in ids]
 
     def _encode(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
+        if encoding.max_tokens is None:
+            self._check_length(text.replace(encoding.mark, "") if encoding.mark else text, max_model_len)
+            if self._cuts is not None and not encoding.mark:
+                return self._encode_pieces(self._cuts, text, encoding)
+        ids = self._encode_whole(text, encoding)
+        self._texts.count(TextCounts(num_encoded=len(ids)))
+        return ids
+
+    def _encode_pieces(self, cuts: Cuts, text: str, encoding: Encoding) -> TokenIds:
+        """Those that were encoded before are not encoded again."""
+        ids = self._texts.ids(cuts.pieces(text), encoding.salt, self._encode_each)
+        return cuts.before + ids + cuts.after if encoding.add_special_tokens else ids
+
+    def _encode_each(self, pieces: list[str]) -> list[TokenIds]:
+        encoded = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        return [array("i", each.ids) for each in encoded]
+
+    def _encode_whole(self, text: str, encoding: Encoding) -> TokenIds:
         if encoding.max_tokens is not None:
             return self._encode_part(text, encoding.max_tokens, encoding)
-        self._check_length(text.replace(encoding.mark, "") if encoding.mark else text, max_model_len)
         if encoding.mark:
             return self._completed(self._encode_marked(text, encoding.mark), encoding)
         (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=encoding.add_special_tokens)
