@@ -282,15 +282,12 @@ class KVSection:
 
     block_size: int = option(16, "tokens a block", choices=(16, 32, 64))
     pool_bytes: int = option(
-        0,
-        "size of the pool, as the first of its workers has it; 0 follows memory_fraction",
-        within=(0, MAX_POOL_BYTES),
+        0, "size of the pool, as the first of its workers has it; 0 follows memory_fraction", within=(0, MAX_POOL_BYTES)
     )
     memory_fraction: float = option(
-        0.85,
-        "share of a GPU's memory for the weights, the pool and the workers that share them",
-        within=(0.01, 0.98),
+        0.85, "share of a GPU's memory for the weights, the pool and the workers that share them", within=(0.01, 0.98)
     )
+    prefix_cache: bool = option(True, "keep KV of texts that are over for others that begin alike, while there is room")
     prefill_sharers: int = option(
         1, "prefill workers that share a GPU's pool: whoever makes it leaves room for the steps of all", within=(0, 64)
     )

@@ -18,6 +18,7 @@ from common.wire.packing import unpack_array
 from common.wire.pool_shape import plus, shown
 from decode_worker.attempts import Attempts
 from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sealing import Sealing
 from decode_worker.sequence import DecodeSequence, Key
 
 BLOCKS_AT_HAND = 16
@@ -60,8 +61,11 @@ class Waiting:
 class Offers:
     """Keeps offers until there is room; nobody else may take them meanwhile."""
 
-    def __init__(self, shared: SharedPool, scheduler: DecodeScheduler, aborts: Attempts, vocab_size: int) -> None:
+    def __init__(
+        self, shared: SharedPool, scheduler: DecodeScheduler, aborts: Attempts, sealing: Sealing, vocab_size: int
+    ) -> None:
         self.shared, self.scheduler, self.aborts, self.vocab_size = shared, scheduler, aborts, vocab_size
+        self.sealing = sealing
         self.waiting: deque[Waiting] = deque()
         self._failures: list[Failure] = []
 
@@ -106,6 +110,7 @@ class Offers:
             waiting = self.waiting.popleft()
             self.shared.accept(waiting.offer)
             self.scheduler.reserve(waiting.sequence, waiting.tables)
+            self.sealing.begin(waiting.sequence, waiting.offer)
             accepted.append(waiting.sequence)
         return accepted
 

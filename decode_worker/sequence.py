@@ -41,6 +41,8 @@ class DecodeSequence:
     mask_position: int = -1  # of the last mask that steps find
     place: int = -1  # where they find it, see `guides`
     unsent: OutputToken | None = None  # the last token, until its grammar has taken it
+    num_sealed: int = 0  # blocks from the first on that nobody writes any more, and others find
+    digest: bytes = b""  # of the last of them; b"" if nothing is sealed
 
     def __post_init__(self) -> None:
         self.num_scheduled = len(self.token_ids)

@@ -43,6 +43,7 @@ from decode_worker.pace import Pace
 from decode_worker.pulls import Pulls
 from decode_worker.runner import DecodeRunner
 from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sealing import Sealing
 from decode_worker.sequence import DecodeSequence
 from decode_worker.sources import Sources
 from decode_worker.visits import Visits
@@ -84,7 +85,8 @@ class DecodeWorker:
         self.poller, aborts = zmq.Poller(), Attempts()
         self.sources = Sources(engine, Visits(engine, (self.worker_id, self.epoch), self.poller), hub)
         self.pulls = Pulls(engine, self.scheduler, config.decode, self.sources, aborts)
-        self.offers = Offers(engine.shared, self.scheduler, aborts, engine.vocab_size)
+        self.sealing = Sealing(engine.shared.magazine)
+        self.offers = Offers(engine.shared, self.scheduler, aborts, self.sealing, engine.vocab_size)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler)
         self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
         self.in_flight: DecodeStep | None = None
@@ -229,6 +231,7 @@ class DecodeWorker:
                     self.scheduler.was_late(sequence)
                 else:
                     self._append(sequence, tokens)
+            self.sealing.seal()
             self.scheduler.collected(step.sequences)
 
     def _append(self, sequence: DecodeSequence, tokens: list[OutputToken]) -> None:
@@ -245,6 +248,7 @@ class DecodeWorker:
                 return
             sequence.token_ids.append(token.token_id)
             sequence.num_outputs += 1
+            self.sealing.note(sequence)
             if sequence.follower is not None and token.token_id not in sequence.sampling.stop_token_ids:
                 self.guides.advance(sequence, token)
             else:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from common.errors import ErrorCode
 from common.memory.shared_pool import SharedPool
 from common.wire.handoff_messages import KVPathResult, KVProgress
-from common.wire.memory_messages import KVDeclined
 from common.wire.messages import Message, PeerGone
 from common.wire.packing import pack_ids
+from prefill_worker.prefixes import last_digest
 from prefill_worker.sequence import Key, PromptSequence
 from prefill_worker.targets import Target, Targets
 
@@ -39,7 +39,8 @@ class Delivery:
         holder, token_ids = (target.worker_id, target.epoch), sequence.token_ids[:]
         token_ids.append(token_id)
         num_outputs = sequence.num_outputs + 1
-        if not self.shared.offer(holder, sequence.key, token_ids, num_outputs, sequence.sampling, block_ids):
+        digest, sampling = last_digest(sequence), sequence.sampling
+        if not self.shared.offer(holder, sequence.key, token_ids, num_outputs, sampling, block_ids, digest):
             self.fail(sequence.key, ErrorCode.DRAINING, self.shared.problem)
 
     def announce(self, sequence: PromptSequence, block_ids: list[int]) -> None:
@@ -59,13 +60,9 @@ class Delivery:
             self.announce(sequence, [])
 
     def receive(self) -> None:
-        """What decode workers say of paths, and the memory server of prompts that found nobody."""
+        """What decode workers say of paths."""
         for target, message in self.targets.receive():
             self.heed(target, message)
-        for declined in self.shared.receive():
-            if isinstance(declined, KVDeclined):
-                key = (declined.request_id, declined.attempt)
-                self.fail(key, ErrorCode.HANDOFF_LOST, "its decode worker is gone")
 
     def heed(self, target: Target, message: Message) -> None:
         """What a decode worker says, in its own name."""

@@ -12,14 +12,20 @@ Steps are launched ahead of the device, so a sequence may be removed while a lau
 blocks: they are free when that is over, as their next owner may be another worker. Torch-free.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from common.config import PrefillSection
 from common.kv.blocks import Allocator
 from common.kv.tables import held_by, tables_of
 from common.serving.prompt_order import PromptOrder
+from prefill_worker.prefixes import Prefixes
 from prefill_worker.sequence import PromptSequence
+
+PATIENCE_S = 1.0
+"""How long prompts that wait for blocks keep from others what was found of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +45,20 @@ class PromptScheduler:
 
     Args:
         max_len: tokens of the longest prompt that a step has room for.
+        prefixes: what is there of prompts already.
     """
 
-    def __init__(self, section: PrefillSection, allocator: Allocator, max_len: int, *, batching: bool) -> None:
-        self.allocator = allocator
+    def __init__(
+        self,
+        section: PrefillSection,
+        allocator: Allocator,
+        max_len: int,
+        prefixes: Prefixes,
+        *,
+        batching: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.allocator, self.prefixes, self._clock = allocator, prefixes, clock
         self.layout = allocator.shape.layout
         self.step_tokens = section.max_batch_tokens if section.chunking else max_len
         self.max_len = min(max_len, self.layout.most_tokens(allocator.capacity, self.step_tokens))
@@ -56,6 +72,7 @@ class PromptScheduler:
         self.running: list[PromptSequence] = []  # admitted, tokens left to schedule
         self.ending: list[PromptSequence] = []  # all tokens launched, the first output awaited
         self.lingering: list[PromptSequence] = []  # removed, blocks still written by steps in flight
+        self._short_since_s = math.inf  # nothing could be admitted for want of blocks
 
     def objection(self, sequence: PromptSequence) -> str:
         """Why it can never be computed here, however idle the worker is; empty when it can."""
@@ -70,7 +87,7 @@ class PromptScheduler:
     def schedule(self) -> list[Chunk]:
         """The next step; empty when nothing can run. Who waits for a mask waits for its first step, too."""
         ready = [sequence for sequence in self.waiting if not sequence.awaits_mask]
-        pieces = self.order.next_step([*self.running, *ready], self._admit)
+        pieces = self.order.next_step([*self.running, *ready], self._admit, self.prefixes.is_held_up)
         for sequence, num_tokens in pieces:
             num_before = sequence.num_scheduled_tokens
             for table in sequence.tables:
@@ -99,6 +116,7 @@ class PromptScheduler:
         They are in the order of groups and of places.
         """
         self.ending.remove(sequence)
+        self.prefixes.forget(sequence)
         tables, sequence.tables = sequence.tables, ()
         for table in tables:
             self.allocator.free(table.trim(len(sequence.token_ids) + 1))
@@ -110,6 +128,7 @@ class PromptScheduler:
         for sequence in gone:
             owner = next(owner for owner in (self.ending, self.running, self.waiting) if sequence in owner)
             owner.remove(sequence)
+            self.prefixes.forget(sequence)
             sequence.ended = True
             if sequence.num_in_flight:
                 self.lingering.append(sequence)
@@ -122,18 +141,33 @@ class PromptScheduler:
         return [*self.ending, *self.running, *self.waiting]
 
     def _admit(self, sequence: PromptSequence) -> bool:
-        """Give it blocks for its whole prompt, if there are so many."""
-        num_blocks = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
+        """Give it blocks for its whole prompt, if there are so many beside those that it reads."""
+        first, *others = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
+        num_blocks = (first - len(sequence.found), *others)
         if not self.allocator.fetch(num_blocks):
+            self._lack()
             return False
-        sequence.tables = tables_of(self.layout, self.allocator.allocate(num_blocks))
+        self._short_since_s = math.inf
+        if self.prefixes.looks_again(sequence):
+            return False
+        fresh = self.allocator.allocate(num_blocks)
+        fresh[0] = sequence.found + fresh[0]
+        sequence.tables = tables_of(self.layout, fresh)
+        self.prefixes.admitted(sequence)
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return True
 
+    def _lack(self) -> None:
+        """Blocks are short; after a while nobody who waits keeps any."""
+        now_s = self._clock()
+        self._short_since_s = min(self._short_since_s, now_s)
+        if now_s - self._short_since_s > PATIENCE_S:
+            self.prefixes.let_go(self.waiting)
+
     def blocks(self) -> list[Sequence[int]]:
         """Block ids of every owner."""
-        return [held_by(sequence.tables) for sequence in [*self.sequences(), *self.lingering]]
+        return [[*held_by(sequence.tables), *sequence.found] for sequence in [*self.sequences(), *self.lingering]]
 
     def _free(self, sequence: PromptSequence) -> None:
         tables, sequence.tables = sequence.tables, ()

@@ -1,7 +1,7 @@
 """A prompt on its way through this worker."""
 
 from collections.abc import MutableSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,6 +40,11 @@ class PromptSequence:
     follower: Follower | None = None  # of its grammar, if it is under one
     mask: np.ndarray | None = None  # what its grammar lets follow the prompt, once that is known
     unsent: OutputToken | None = None  # the token after the prompt, until its grammar has taken it
+    root: bytes = b""  # where its digests begin; b"" if none of its blocks is looked up or sealed
+    digests: list[bytes] = field(default_factory=list)  # of its full blocks
+    num_sealed: int = 0  # of those, from the first on: found, or computed
+    found: list[int] = field(default_factory=list)  # blocks of its first tokens that it reads, until it is admitted
+    looks_again: bool = False  # it has let go of what was found
 
     @staticmethod
     def of(request: PrefillRequest) -> "PromptSequence":
@@ -71,6 +76,11 @@ class PromptSequence:
     def num_left(self) -> int:
         """Prompt tokens that no launched step computes."""
         return len(self.token_ids) - self.num_scheduled_tokens
+
+    @property
+    def next_digest(self) -> bytes:
+        """Of the first full block that is not sealed; b"" when all are."""
+        return self.digests[self.num_sealed] if self.num_sealed < len(self.digests) else b""
 
     @property
     def awaits_mask(self) -> bool:

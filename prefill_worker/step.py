@@ -28,10 +28,14 @@ class PromptStep:
         pairs = zip(self.sequences, self.pending.scores(), strict=True)
         return [(sequence, scores) for sequence, scores in pairs if scores is not None and not sequence.ended]
 
+    def reached(self) -> list[tuple[PromptSequence, int]]:
+        """Each sequence, unless it was given up meanwhile, and how many of its tokens are computed."""
+        pairs = zip(self.sequences, self.ends, strict=True)
+        return [(sequence, end) for sequence, end in pairs if not sequence.ended]
+
     def unfinished(self) -> list[tuple[PromptSequence, int]]:
         """Each sequence whose prompt goes on, unless it was given up meanwhile, and how many tokens are computed."""
-        pairs = zip(self.sequences, self.ends, strict=True)
-        return [(sequence, end) for sequence, end in pairs if end < len(sequence.token_ids) and not sequence.ended]
+        return [(sequence, end) for sequence, end in self.reached() if end < len(sequence.token_ids)]
 
 
 def launch_chunks(runner: PromptRunner, chunks: list[Chunk]) -> PromptStep:

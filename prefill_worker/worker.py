@@ -30,12 +30,14 @@ from common.errors import ErrorCode
 from common.grammar.followers import Followers
 from common.kernels.operands import NO_CHOICE
 from common.kv.tables import complete_blocks
+from common.memory.shared_pool import OfPrompt
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.serving.idling import Idling
 from common.serving.inquiry import answer
 from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVPoolExport
+from common.wire.memory_messages import KVDeclined, KVOffer, PrefixFound
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -44,6 +46,7 @@ from common.wire.messages import (
     Message,
     PeerGone,
     PrefillRequest,
+    PromptCached,
     RequestFailed,
     WorkerReady,
 )
@@ -52,6 +55,7 @@ from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
 from prefill_worker.delivery import Delivery
 from prefill_worker.guides import PromptGuides
+from prefill_worker.prefixes import Prefixes
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import Key, PromptSequence
 from prefill_worker.step import PromptStep, launch_chunks
@@ -86,8 +90,9 @@ class PrefillWorker:
         self.engine = engine
         self.drain = drain
         self.guides = PromptGuides(followers)
+        self.prefixes = Prefixes(engine.shared.magazine, self._tell_cached, is_on=config.kv.prefix_cache)
         self.scheduler = PromptScheduler(
-            config.prefill, engine.allocator, engine.max_len, batching=config.worker.batching
+            config.prefill, engine.allocator, engine.max_len, self.prefixes, batching=config.worker.batching
         )
         num_tokens, capacity = config.prefill.max_batch_tokens, engine.allocator.capacity
         num_blocks = engine.pool.layout.most_blocks(num_tokens, num_tokens)
@@ -125,6 +130,8 @@ class PrefillWorker:
         for message in self.link.receive():
             self._from_router(message)
         self.delivery.receive()
+        for said in self.engine.shared.receive():
+            self._from_memory(said)
         self.targets.offer()
 
     def heed(self) -> None:
@@ -242,6 +249,8 @@ class PrefillWorker:
             for sequence, scores in step.scored():
                 for message in scores.messages(self.worker_id, self.epoch, *sequence.key):
                     self.link.send(message)
+            for sequence, num_tokens in step.reached():
+                self.prefixes.computed(sequence, num_tokens, self.scheduler.waiting)
             self.emit([(sequence, token, False) for sequence, token in ended if not self.guides.holds(sequence, token)])
             for sequence, num_tokens in step.unfinished():
                 if sequence.may_go_on:
@@ -262,6 +271,18 @@ class PrefillWorker:
             case _:
                 self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
 
+    def _from_memory(self, said: OfPrompt) -> None:
+        match said:
+            case PrefixFound():
+                self.prefixes.hear(said)
+            case KVDeclined():
+                self._fail((said.request_id, said.attempt), ErrorCode.HANDOFF_LOST, "its decode worker is gone")
+            case KVOffer():
+                logger.error("[%s #%d] is offered to a prefill worker", said.request_id, said.attempt)
+
+    def _tell_cached(self, sequence: PromptSequence) -> None:
+        self.link.send(PromptCached(self.worker_id, self.epoch, *sequence.key, sequence.num_scheduled_tokens))
+
     def _accept(self, request: PrefillRequest) -> None:
         sequence = PromptSequence.of(request)
         if self._has(sequence.key):
@@ -274,6 +295,7 @@ class PrefillWorker:
             self._fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
             self.guides.begin(sequence)
+            self.prefixes.begin(sequence, request.salt)
             self.scheduler.add(sequence)
 
     def _fail(self, key: Key, code: ErrorCode, message: str) -> None:

@@ -13,7 +13,7 @@ from itertools import islice
 
 from common.config import NetSection, RouterSection
 from common.errors import ErrorCode, RequestError
-from common.wire.messages import Abort, FinishReason, PromptLogprobs, RequestFailed, TokenBatch
+from common.wire.messages import Abort, FinishReason, PromptCached, PromptLogprobs, RequestFailed, TokenBatch
 from common.wire.output_token import OutputToken
 from common.wire.token_columns import rows_of
 from router.assignments import Assignments, Send
@@ -124,13 +124,15 @@ class Dispatcher:
 
     # --- from the workers -----------------------------------------------------------------------
 
-    def receive(self, message: TokenBatch | PromptLogprobs | RequestFailed) -> None:
+    def receive(self, message: TokenBatch | PromptLogprobs | PromptCached | RequestFailed) -> None:
         """What a worker says of completions; raises ValueError for columns that do not fit together."""
         match message:
             case TokenBatch():
                 self.on_tokens(message)
             case PromptLogprobs():
                 self.on_prompt_logprobs(message)
+            case PromptCached():
+                self.on_cached(message)
             case RequestFailed():
                 self.on_failed(message)
 
@@ -158,6 +160,17 @@ class Dispatcher:
         completion = self._current(told.request_id, told.attempt, worker) if worker else None
         if completion is not None:
             self._act_on(completion, self._take_prompt_logprobs, told)
+            self.pump()
+
+    def on_cached(self, told: PromptCached) -> None:
+        """A prefill worker computes less of a prompt than it was sent, so that it has room for more."""
+        worker = self._pool.get(told.worker_id, told.epoch)
+        completion = self._current(told.request_id, told.attempt, worker) if worker else None
+        if completion is not None and told.num_tokens < completion.num_tokens:
+            self._metrics.cached_tokens.inc(max(0, told.num_tokens - completion.num_tokens + completion.sent_tokens))
+            self._assignments.note_cached(completion, told.num_tokens)
+            if not completion.outputs:
+                completion.num_cached = told.num_tokens
             self.pump()
 
     def on_failed(self, failed: RequestFailed) -> None:

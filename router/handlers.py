@@ -68,7 +68,7 @@ async def _job(request: web.Request, front: Front) -> Job:
         grammar = await service.grammars.grammar(checked.grammar)
         checked = replace(checked, sampling=replace(checked.sampling, grammar=grammar))
         if request[OWNER]:
-            checked = replace(checked, client=request[OWNER])  # a user's name is easily invented
+            checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a user's name is easily invented
         head = front.head(request[REQUEST_ID], service.tokenizer.info.name, stream=checked.response.stream)
         return make_job(service, checked, head, request[CLIENT_REQUEST_ID])
     except RequestError as error:

@@ -28,13 +28,16 @@ class Job:
     head: dict[str, Any]
     options: ResponseOptions
     num_prompt_tokens: int
+    num_choices: int  # of each prompt
     completions: list[Completion]
     mailbox: Mailbox
     shaper: PromptShaper
 
     @property
-    def usage(self) -> dict[str, int]:
-        return usage_of(self.num_prompt_tokens, sum(len(completion.outputs) for completion in self.completions))
+    def usage(self) -> dict[str, Any]:
+        num_outputs = sum(len(completion.outputs) for completion in self.completions)
+        num_cached = sum(completion.num_cached for completion in self.completions[:: self.num_choices])
+        return usage_of(self.num_prompt_tokens, num_outputs, num_cached)
 
 
 def make_job(service: Service, request: CompletionRequest, head: dict[str, Any], client_request_id: str = "") -> Job:
@@ -71,6 +74,7 @@ def make_job(service: Service, request: CompletionRequest, head: dict[str, Any],
                 client=request.client,
                 client_request_id=client_request_id,
                 priority=request.priority,
+                salt=request.salt,
                 stop_token_ids=request.text.stop_token_ids,
                 include_stop=request.text.include_stop,
             )
@@ -78,7 +82,7 @@ def make_job(service: Service, request: CompletionRequest, head: dict[str, Any],
             if completion.prompt_only and (completion.prompt_log is None or completion.prompt_log.is_complete):
                 _end_with_the_prompt(completion)
     shaper = PromptShaper(service.tokenizer, request.response, strings)
-    return Job(head, request.response, num_prompt_tokens, completions, mailbox, shaper)
+    return Job(head, request.response, num_prompt_tokens, request.n, completions, mailbox, shaper)
 
 
 @contextmanager

@@ -38,6 +38,10 @@ class Metrics:
         )  # stop, length, failed, aborted, rejected
         self.replays = Counter("baton_replays", "completions started again, by reason", ["reason"], registry=registry)
         self.prompt_tokens = Counter("baton_prompt_tokens", "prompt tokens of accepted completions", registry=registry)
+        self.cached_tokens = Counter(
+            "baton_cached_prompt_tokens", "prompt tokens that were not computed, as their KV was there",
+            registry=registry,
+        )  # fmt: skip
         self.stale_tokens = Counter(
             "baton_stale_tokens", "tokens dropped: of a dead worker, an old attempt or an ended completion",
             registry=registry,

@@ -74,6 +74,14 @@ class CompletionRequest:
     bad_words: tuple[str, ...] = ()  # once prompts are tokens, they are of `sampling`
     grammar: GrammarSource = NO_GRAMMAR  # of the text; compiled it becomes part of `sampling`
     echoes: tuple[str, ...] = ()  # of each prompt, once it is tokens: the text to repeat
+    cache_salt: str = ""
+    owner: str = ""  # of the API key, where keys are asked for
+
+    @property
+    def salt(self) -> bytes:
+        """KV is shared among requests of the same one alone: of one API key and one `cache_salt`."""
+        named = f"{self.owner}/{self.cache_salt}"  # no salt has a slash
+        return hashlib.sha256(named.encode()).digest() if self.owner or self.cache_salt else b""
 
 
 def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> CompletionRequest:
@@ -113,6 +121,7 @@ def request_of(
         response=_response_options(values),
         client=values["user"],
         priority=values["priority"],
+        cache_salt=values["cache_salt"] or "",
         bad_words=values["bad_words"],
         grammar=grammar_source(values),
     )

@@ -97,6 +97,7 @@ class Completion:
     client: str = ""  # between whom the queue is fair; "" is whoever does not say
     client_request_id: str = ""  # for the log; may be anything, and anybody's
     priority: int = 0  # lower is earlier, before everything else
+    salt: bytes = b""  # KV of its prompt is shared with prompts of the same one alone
     stop_token_ids: tuple[int, ...] = ()  # of those in `sampling` what the client named: the end of the text is not
     include_stop: bool = False  # what ends the text is part of it
     turn: int = 0  # its place among completions of one priority
@@ -116,6 +117,7 @@ class Completion:
     avoided: Member | None = None  # gave the last attempt back
     is_unproven: bool = False  # this attempt has been sent, and has not got on
     sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
+    num_cached: int = 0  # of its prompt, tokens that need not be computed for its first output
     finish_reason: str = ""
     submitted_s: float = 0.0
     queued_s: float = 0.0

@@ -41,12 +41,13 @@ def ending_of(completion: Completion, options: ResponseOptions) -> dict[str, Any
     return ending
 
 
-def usage_of(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, int]:
-    """Each prompt counts once, however many choices it has."""
+def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+    """Each prompt counts once, however many choices it has; of it so many tokens were not computed."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
 
 
@@ -105,7 +106,9 @@ class ChunkWriter:
 
     def _usage(self, delivery: Delivery) -> str:
         if self._options.continuous_usage:
-            return f', "usage": {json.dumps(usage_of(len(self._completion.prompt_ids), delivery.num_outputs))}'
+            completion = self._completion
+            usage = usage_of(len(completion.prompt_ids), delivery.num_outputs, completion.num_cached)
+            return f', "usage": {json.dumps(usage)}'
         return ', "usage": null' if self._options.include_usage else ""
 
 

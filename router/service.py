@@ -22,6 +22,7 @@ from common.wire.messages import (
     Message,
     PeerGone,
     PrefillRequest,
+    PromptCached,
     PromptLogprobs,
     Refused,
     RequestFailed,
@@ -149,7 +150,7 @@ class Service:
 
     def _heed_worker(self, identity: bytes, message: WorkerMessage) -> None:
         match message:
-            case TokenBatch() | PromptLogprobs() | RequestFailed():
+            case TokenBatch() | PromptLogprobs() | PromptCached() | RequestFailed():
                 self.dispatcher.receive(message)
             case Heartbeat():
                 self._membership.on_heartbeat(identity, message)

@@ -17,10 +17,15 @@ from typing import (
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 
 
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int  # of the prompt, not computed as their KV was there
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class LogprobsBody(TypedDict):

@@ -198,6 +198,13 @@ class WorkerPool:
         route.decode.num_assigned += 1
         route.decode.expected_blocks = plus(route.decode.expected_blocks, route.expected_blocks)
 
+    def lighten_prompt(self, route: Route, num_tokens: int, num_left: int) -> None:
+        """Of the prompt of an assigned sequence, so long as it was thought to be, no more than that is computed."""
+        route.prefill.outstanding_tokens -= num_tokens - num_left
+        if route.overtakes:
+            route.prefill.overtaking.remove(num_tokens)
+            insort(route.prefill.overtaking, num_left)
+
     def release_prompt(self, route: Route, num_tokens: int) -> None:
         """The prompt of an assigned sequence is computed, or given up."""
         route.prefill.outstanding_tokens -= num_tokens

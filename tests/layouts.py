@@ -1,11 +1,14 @@
 """Layouts and pools for tests: those of one group, which all models here have, and made-up ones."""
 
 from collections.abc import Iterable
+from typing import cast
 
 from common.kv.blocks import Allocator
 from common.kv.tables import BlockTable
+from common.memory.magazine import Magazine
 from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.pool_shape import PoolShape
+from prefill_worker.prefixes import Prefixes
 from tests.allocator import BlockAllocator
 
 
@@ -49,6 +52,11 @@ def pool_of(num_blocks: int, block_size: int = 1) -> PoolShape:
 def allocator_of(num_blocks: int, block_size: int = 1) -> BlockAllocator:
     """Of such a pool."""
     return BlockAllocator(pool_of(num_blocks, block_size))
+
+
+def no_prefixes(allocator: Allocator) -> Prefixes:
+    """Nothing is looked up or sealed."""
+    return Prefixes(cast(Magazine, allocator), is_on=False)
 
 
 def one_table(block_ids: Iterable[int], block_size: int = 1) -> list[BlockTable]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from common.memory.shared_pool import SharedPool
-from common.wire.memory_messages import KVDeclined, KVOffer
+from common.memory.shared_pool import OfPrompt, SharedPool
+from common.wire.memory_messages import KVOffer
 from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
 from tests.allocator import BlockAllocator
@@ -22,14 +22,14 @@ class LonePool:
     def __init__(self, allocator: BlockAllocator) -> None:
         self.magazine = allocator
         self.offered: list[KVOffer] = []
-        self.arriving: list[KVOffer | KVDeclined] = []
+        self.arriving: list[OfPrompt] = []
         self._descriptor = os.eventfd(0)  # at which nothing ever arrives
 
     @property
     def shared(self) -> SharedPool:
         return cast(SharedPool, self)
 
-    def receive(self) -> list[KVOffer | KVDeclined]:
+    def receive(self) -> list[OfPrompt]:
         arrived, self.arriving = self.arriving, []
         return arrived
 
@@ -41,9 +41,11 @@ class LonePool:
         num_outputs: int,
         sampling: SamplingParams,
         block_ids: Sequence[int],
+        digest: bytes = b"",
     ) -> bool:
-        ids, generations = pack_ids(block_ids), self.magazine.release(block_ids).tobytes()
-        self.offered.append(KVOffer(*target, *key, pack_ids(token_ids), num_outputs, sampling, ids, generations, 0))
+        tokens, ids = pack_ids(token_ids), pack_ids(block_ids)
+        generations = self.magazine.release(block_ids).tobytes()
+        self.offered.append(KVOffer(*target, *key, tokens, num_outputs, sampling, ids, generations, 0, digest))
         return True
 
     def tend(self, level: int, floor: int) -> None:

@@ -42,7 +42,7 @@ def prefill_request(request_id: str, token_ids: Iterable[int], **fields: Any) ->
     """A prompt for decode worker `d`."""
     ordinary: dict[str, Any] = {
         "attempt": 0, "num_outputs": 0, "sampling": SamplingParams(), "decode_worker_id": "d", "decode_epoch": 1,
-        "whole_gpu": False, "priority": 0, "turn": 0, "num_prompt_logprobs": 0, "first_scored": 0,
+        "whole_gpu": False, "priority": 0, "turn": 0, "num_prompt_logprobs": 0, "first_scored": 0, "salt": b"",
     }  # fmt: skip
     return PrefillRequest(request_id=request_id, token_ids=pack_ids(token_ids), **ordinary | fields)
 
@@ -52,7 +52,7 @@ def kv_offer(request_id: str, token_ids: Iterable[int], block_ids: Iterable[int]
     ids = pack_ids(block_ids)
     ordinary: dict[str, Any] = {
         "decode_worker_id": "d", "decode_epoch": 1, "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(),
-        "token_ids": pack_ids(token_ids), "block_ids": ids, "generations": ids, "num_sealed": 0,
+        "token_ids": pack_ids(token_ids), "block_ids": ids, "generations": ids, "num_sealed": 0, "digest": b"",
     }  # fmt: skip
     return KVOffer(request_id=request_id, **ordinary | fields)
 

@@ -31,6 +31,7 @@ from common.wire.memory_messages import (
     BlocksWanted,
     MemoryMessage,
     PrefixFound,
+    PrefixWanted,
 )
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape, are_enough, minus, shown
@@ -57,7 +58,7 @@ class Magazine:
         self._at_hand: list[list[int]] = [[] for _ in self.capacity]  # by group
         self._is_at_hand = np.zeros(shape.num_ids, bool)
         self._generation = np.zeros(shape.num_ids, np.int32)  # of all that is leased; 0 of what is not
-        self.readings = Readings()  # of what is sealed
+        self.readings = Readings(shape.num_ids)  # of what is sealed
         self.unread: list[int] = []  # read no more, which is not said yet, with their generations
         self._unread_generations: list[int] = []
         self._num_leased = [0] * len(self.capacity)  # by group
@@ -117,7 +118,7 @@ class Magazine:
         """
         freed = list(block_ids)
         if num_sealed := self.readings.num_first(freed):
-            self._unread_generations += self.readings.take(freed[:num_sealed])
+            self._unread_generations += self.readings.take(freed[:num_sealed]).tolist()
             self.unread += freed[:num_sealed]
         if not (freed := freed[num_sealed:]):
             return
@@ -135,8 +136,12 @@ class Magazine:
     def seal(self, block_ids: Sequence[int], digests: Sequence[bytes]) -> None:
         """Blocks in use are full, and no step writes them any more; raises KVError for what is not in use here."""
         generations = self._release(block_ids)
-        self.readings.add(block_ids, generations.tolist())
+        self.readings.add(block_ids, generations)
         self._send(BlocksSealed(pack_ids(block_ids), generations.tobytes(), pack_keys(digests)))
+
+    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes]) -> None:
+        """Ask for the blocks of a text, from its first on, that are there; see `found`."""
+        self._send(PrefixWanted(request_id, attempt, pack_keys(digests)))
 
     def found(self, message: PrefixFound) -> list[int]:
         """Blocks that are read here once more."""
@@ -206,7 +211,7 @@ class Magazine:
     def check(self, owned: Iterable[Iterable[int]]) -> None:
         """Raise KVError unless `owned` are all blocks in use here, each once, or as often as it is read."""
         seen = sorted(block_id for block_ids in owned for block_id in block_ids)
-        in_use = sorted([*self.in_use, *self.readings.num_readings.elements()])
+        in_use = sorted([*self.in_use, *self.readings])
         if seen != in_use:
             raise KVError(f"{len(seen)} blocks accounted for, {len(in_use)} in use")
 

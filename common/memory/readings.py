@@ -1,49 +1,60 @@
 """Blocks of a pool that a worker reads, and nobody writes: how often, as several of its texts may begin alike."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from common.errors import KVError
 
 
 class Readings:
-    """As the memory server counts them, too."""
+    """As the memory server counts them, too: by block, of which a pool has `num_ids`."""
 
-    def __init__(self) -> None:
-        self.num_readings: Counter[int] = Counter()  # by block
-        self._generation: dict[int, int] = {}
+    def __init__(self, num_ids: int) -> None:
+        self._num_readings = np.zeros(num_ids, np.int32)
+        self._generation = np.zeros(num_ids, np.int32)
+        self._num_blocks = 0
 
     def __len__(self) -> int:
         """Blocks, however often they are read."""
-        return len(self._generation)
+        return self._num_blocks
 
     def __contains__(self, block_id: int) -> bool:
-        return block_id in self._generation
+        return bool(self._num_readings[block_id])
 
-    def num_first(self, block_ids: Iterable[int]) -> int:
+    def __iter__(self) -> Iterator[int]:
+        """Each block as often as it is read."""
+        ids = np.flatnonzero(self._num_readings)
+        return iter(np.repeat(ids, self._num_readings[ids]).tolist())
+
+    def num_first(self, block_ids: Sequence[int]) -> int:
         """How many from the first on are among them: of a text those come first."""
-        count = 0
-        for block_id in block_ids:
-            if block_id not in self._generation:
-                break
-            count += 1
-        return count
+        if not len(block_ids) or not self._num_readings[block_ids[0]]:
+            return 0
+        others = np.flatnonzero(self._num_readings[_ids(block_ids)] == 0)
+        return int(others[0]) if len(others) else len(block_ids)
 
-    def add(self, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """Each is read once more."""
-        self.num_readings.update(block_ids)
-        self._generation.update(zip(block_ids, generations, strict=True))
+    def add(self, block_ids: Sequence[int], generations: Sequence[int] | np.ndarray) -> None:
+        """Each of a text's blocks is read once more."""
+        ids = _ids(block_ids)
+        self._num_blocks += int(np.count_nonzero(self._num_readings[ids] == 0))
+        self._num_readings[ids] += 1
+        self._generation[ids] = generations
 
-    def generations(self, block_ids: Sequence[int]) -> list[int]:
-        return [self._generation[block_id] for block_id in block_ids]
-
-    def take(self, block_ids: Sequence[int]) -> list[int]:
-        """Each is read once less; their generations. Raises KVError, and changes nothing, if one is not so often."""
-        if not Counter(block_ids) <= self.num_readings:
-            raise KVError(f"of {len(block_ids)} blocks some are not read here so often")
-        generations = self.generations(block_ids)
-        for block_id in block_ids:
-            self.num_readings[block_id] -= 1
-            if not self.num_readings[block_id]:
-                del self.num_readings[block_id], self._generation[block_id]
+    def generations(self, block_ids: Sequence[int]) -> np.ndarray:
+        """By which the server knows them: [num_ids] int32."""
+        generations: np.ndarray = self._generation[_ids(block_ids)]
         return generations
+
+    def take(self, block_ids: Sequence[int]) -> np.ndarray:
+        """Each is read once less; their generations. Raises KVError, and changes nothing, if one is not so often."""
+        ids, num_readings = np.unique(_ids(block_ids), return_counts=True)
+        if (self._num_readings[ids] < num_readings).any():
+            raise KVError(f"of {len(block_ids)} blocks some are not read here so often")
+        self._num_readings[ids] -= num_readings
+        self._num_blocks -= int(np.count_nonzero(self._num_readings[ids] == 0))
+        return self.generations(block_ids)
+
+
+def _ids(block_ids: Sequence[int]) -> np.ndarray:
+    return np.asarray(block_ids, np.int32)

@@ -20,11 +20,14 @@ from common.wire.memory_messages import (
     MemoryTainted,
     PoolLeft,
     PoolShortage,
+    PrefixFound,
 )
 from common.wire.messages import Message
 from common.wire.packing import pack_ids, unpack_array
 from common.wire.sampling_params import SamplingParams
 
+OfPrompt = KVOffer | KVDeclined | PrefixFound
+"""What a memory server says of one prompt."""
 FIRST_BLOCKS, FIRST_S = 4, 60.0
 """Of each group at hand when a worker starts, and how long to wait for one: the pool may be full."""
 FIRST_SHARE = 16
@@ -57,9 +60,9 @@ class SharedPool:
             if self.problem or self._clock() > end_s:
                 raise MemoryLost(self.problem or f"memory server {self.client.path}: no KV block for {FIRST_S:.0f} s")
 
-    def receive(self) -> list[KVOffer | KVDeclined]:
+    def receive(self) -> list[OfPrompt]:
         """What concerns prompts; what concerns blocks is heeded here."""
-        prompts: list[KVOffer | KVDeclined] = []
+        prompts: list[OfPrompt] = []
         for message in self._received():
             self._pulse.heard()
             match message:
@@ -72,7 +75,7 @@ class SharedPool:
                     self._lose(message.problem)
                 case PoolShortage():
                     self.magazine.shortage(is_short=message.is_short)
-                case KVOffer() | KVDeclined():
+                case KVOffer() | KVDeclined() | PrefixFound():
                     prompts.append(message)
         return prompts
 
@@ -93,6 +96,7 @@ class SharedPool:
         num_outputs: int,
         sampling: SamplingParams,
         block_ids: Sequence[int],
+        digest: bytes = b"",
     ) -> bool:
         """Give a complete prompt's blocks to a decode worker; they are none of ours from now on. False if it cannot be.
 
@@ -100,10 +104,12 @@ class SharedPool:
             target: worker id and epoch.
             key: request id and attempt.
             token_ids: prompt and outputs, the one just sampled included.
+            digest: of the last full block; b"" if nothing is to be sealed.
         """
         num_sealed = self.magazine.readings.num_first(block_ids)
-        ids, generations = pack_ids(block_ids), self.magazine.release(block_ids).tobytes()
-        self._send(KVOffer(*target, *key, pack_ids(token_ids), num_outputs, sampling, ids, generations, num_sealed))
+        tokens, ids = pack_ids(token_ids), pack_ids(block_ids)
+        generations = self.magazine.release(block_ids).tobytes()
+        self._send(KVOffer(*target, *key, tokens, num_outputs, sampling, ids, generations, num_sealed, digest))
         return not self.problem
 
     def accept(self, offer: KVOffer) -> None:
@@ -148,7 +154,9 @@ class SharedPool:
         if self.problem:
             return ()
         try:
-            return self.client.receive(BlocksLeased, PoolShortage, KVOffer, KVDeclined, MemoryKnock, MemoryTainted)
+            return self.client.receive(
+                BlocksLeased, PoolShortage, KVOffer, KVDeclined, PrefixFound, MemoryKnock, MemoryTainted
+            )
         except MemoryLost as lost:
             self._lose(str(lost))
             return ()

@@ -44,6 +44,7 @@ class _Step(Generic[AnyPrompt]):
     """A step that is being filled."""
 
     num_tokens_left: int
+    is_held_up: Callable[[AnyPrompt], bool]
     pieces: dict[AnyPrompt, int] = field(default_factory=dict)
 
     def add(self, prompt: AnyPrompt, num_tokens: int) -> None:
@@ -51,8 +52,8 @@ class _Step(Generic[AnyPrompt]):
         self.num_tokens_left -= num_tokens
 
     def num_left(self, prompt: AnyPrompt) -> int:
-        """Tokens of the prompt that the step does not have yet."""
-        return prompt.num_left - self.pieces.get(prompt, 0)
+        """Tokens of the prompt that the step may have, and does not have yet."""
+        return 0 if self.is_held_up(prompt) else prompt.num_left - self.pieces.get(prompt, 0)
 
     def shrink(self, num_tokens: int) -> None:
         """Let the whole step have no more than so many tokens."""
@@ -85,17 +86,20 @@ class PromptOrder:
         return min(self.max_tokens, self.max_mixed_tokens) // 3
 
     def next_step(
-        self, prompts: Iterable[AnyPrompt], start: Callable[[AnyPrompt], bool]
+        self,
+        prompts: Iterable[AnyPrompt],
+        start: Callable[[AnyPrompt], bool],
+        is_held_up: Callable[[AnyPrompt], bool] = lambda prompt: False,
     ) -> list[tuple[AnyPrompt, int]]:
         """Each prompt of the next step with its number of tokens; empty when none can go on.
 
         `start` gives a prompt what it needs and holds until it is complete; False when there is not enough of that
         now. Then none of a later turn starts by turn: what comes free is kept for it, but for shorter ones that have
-        half as many tokens as that one, in all.
+        half as many tokens as that one, in all. What `is_held_up`, perhaps by what has just started, is passed over.
         """
         by_turn = sorted(prompts, key=_turn)
         longest_first = sorted(by_turn, key=_length)[::-1]
-        step: _Step[AnyPrompt] = _Step(self.max_tokens)
+        step: _Step[AnyPrompt] = _Step(self.max_tokens, is_held_up)
         waits = False
         for prompt in by_turn:
             if step.num_tokens_left <= 0 or len(step.pieces) >= self.max_seqs:

@@ -17,7 +17,6 @@ from common.wire.fields import ID_BYTES, KEY_BYTES
 from common.wire.kv_layout import KVLayout
 
 VERSION = b"baton kv 1"
-DIGEST_BYTES = 32
 
 
 def root_of(layout: KVLayout, salt: bytes = b"") -> bytes:

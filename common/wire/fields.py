@@ -19,7 +19,7 @@ Number = TypeVar("Number", int, float)
 
 MAX_INT32 = (1 << 31) - 1
 ID_BYTES = 4  # of a packed int32 or fp32
-KEY_BYTES = 16  # by which a block is known, see `block_key`
+KEY_BYTES, DIGEST_BYTES = 16, 32  # by which a block is known, and of which that is made, see `block_key`
 MAX_ROWS = 65_536
 """Rows of one message: tokens of a step, leases of a peer."""
 MAX_SCORES = MAX_ROWS * (MAX_LOGPROBS + 1)
@@ -185,6 +185,7 @@ Handle = Annotated[bytes, Length(0, 256)]
 Text = Annotated[str, Prose(1000)]
 BlockIds = Annotated[bytes, Packed(0, MAX_INT32)]
 BlockKeys = Annotated[bytes, Pieces(KEY_BYTES)]
+OptionalDigest = Annotated[bytes, Length(0, DIGEST_BYTES)]
 TokenIds = Annotated[bytes, Packed(1, MAX_INT32)]
 Column = Annotated[bytes, Packed(0, MAX_ROWS)]
 NumLogprobs = Annotated[int, Range(0, MAX_LOGPROBS + 1)]

@@ -11,6 +11,7 @@ from common.wire.fields import (
     Epoch,
     Handle,
     Label,
+    OptionalDigest,
     Range,
     RequestId,
     Text,
@@ -220,7 +221,8 @@ class KVOffer:
 
     From the server on they are nobody's until they are accepted or declined, whoever dies meanwhile. `token_ids` is
     prompt plus outputs including the one just sampled: its KV is the only one not in the blocks. `num_outputs` counts
-    that one too. Blocks are those that the next token sees, in each group by place; the first of them are sealed.
+    that one too. Blocks are those that the next token sees, in each group by place; the first of them are sealed,
+    and `digest` is of the last full one, so that who fills the next can seal it; "" if nothing is to be sealed.
     """
 
     decode_worker_id: WorkerId
@@ -233,6 +235,7 @@ class KVOffer:
     block_ids: BlockIds
     generations: BlockIds
     num_sealed: Count
+    digest: OptionalDigest
 
 
 @dataclass(frozen=True, slots=True)

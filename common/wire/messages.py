@@ -27,6 +27,7 @@ from common.wire.fields import (
     Label,
     Length,
     NumLogprobs,
+    OptionalDigest,
     OptionalId,
     OptionalLabel,
     Positive,
@@ -185,6 +186,20 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptCached:
+    """prefill worker -> router: of a prompt's first tokens so many are there and need not be computed.
+
+    Again when more are; it comes before the prompt's first output, and not at all if there are none.
+    """
+
+    worker_id: WorkerId
+    epoch: Epoch
+    request_id: RequestId
+    attempt: Count
+    num_tokens: Positive
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed:
     """worker -> router: this attempt ended without finishing; the worker keeps nothing of it."""
 
@@ -279,6 +294,7 @@ class PrefillRequest:
     turn: Turn  # its place among prompts of one priority, lower is earlier; see router.turns
     num_prompt_logprobs: NumLogprobs  # of each prompt token, its own and those of the likeliest
     first_scored: Count  # position from which on they are wanted: the router has those before
+    salt: OptionalDigest  # it shares blocks with prompts of the same one alone, see `block_key`
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +315,8 @@ class Inquiry:
 
 WorkerMessage = (
     WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | LogprobBatch | PromptLogprobs
-    | RequestFailed | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone | PrefillRequest | Abort
-    | Inquiry | StillBound | Knock | KVPoolExport | KVProgress | KVPathResult
+    | PromptCached | RequestFailed | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone
+    | PrefillRequest | Abort | Inquiry | StillBound | Knock | KVPoolExport | KVProgress | KVPathResult
 )  # fmt: skip
 """What workers hear or say, but for their memory server."""
 

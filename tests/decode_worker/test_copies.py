@@ -15,6 +15,7 @@ from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from tests.allocator import BlockAllocator
 from tests.group_model import LAYOUTS, GroupMemory, next_token
+from tests.layouts import no_prefixes
 
 BUDGET = 16
 
@@ -72,7 +73,7 @@ class Arriving:
 def test_a_prompt_that_was_pulled_in_parts_goes_on_where_it_arrives(layout: KVLayout, seed: int) -> None:
     rng, way = random.Random(seed), Way(layout)
     section = PrefillSection(max_batch_tokens=BUDGET).on("cpu")
-    scheduler = PromptScheduler(section, way.theirs.allocator, 70, batching=True)
+    scheduler = PromptScheduler(section, way.theirs.allocator, 70, no_prefixes(way.theirs.allocator), batching=True)
     arriving: dict[PromptSequence, Arriving] = {}
     num_arrived = number = 0
     while num_arrived < 20:

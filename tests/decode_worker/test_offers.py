@@ -20,6 +20,7 @@ from decode_worker.local_prompts import LocalPrompts
 from decode_worker.offers import Offers
 from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sealing import Sealing
 from tests.layouts import pool_of
 
 BLOCK_SIZE = 4
@@ -38,7 +39,7 @@ class Rig:
         self.shared.magazine.leased(BlocksLeased(pack_ids(ids), pack_ids([1] * num_at_hand)))
         self.scheduler = DecodeScheduler(self.shared.magazine, max_num_seqs, 1000)
         self.aborts = Attempts()
-        self.offers = Offers(self.shared, self.scheduler, self.aborts, VOCAB)
+        self.offers = Offers(self.shared, self.scheduler, self.aborts, Sealing(self.shared.magazine), VOCAB)
         self.num_offered = 0
 
     def _arrived(self, *kinds: type[Any]) -> list[Message]:
@@ -53,7 +54,7 @@ class Rig:
         ordinary: dict[str, Any] = {
             "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(max_tokens=8),
             "token_ids": pack_ids([1] * num_tokens), "block_ids": pack_ids(ids), "generations": pack_ids(ids),
-            "num_sealed": 0,
+            "num_sealed": 0, "digest": b"",
         }  # fmt: skip
         return KVOffer("d", 1, name, **ordinary | fields)
 

@@ -8,7 +8,8 @@ from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, BlockState
 from common.memory.magazine import Magazine
 from common.memory.pools import NAN_BYTE, Pools, User
-from common.wire.block_key import DIGEST_BYTES, pack_keys
+from common.wire.block_key import pack_keys
+from common.wire.fields import DIGEST_BYTES
 from common.wire.kv_layout import Counts
 from common.wire.memory_messages import (
     BlocksFreed,
@@ -60,7 +61,7 @@ def offer_of(
     worker_id: str, request_id: str, block_ids: list[int], generations: list[int], num_sealed: int = 0
 ) -> KVOffer:
     ids = pack_ids(block_ids), pack_ids(generations)
-    return KVOffer(worker_id, 1, request_id, 0, pack_ids([1, 2]), 1, SamplingParams(), *ids, num_sealed)
+    return KVOffer(worker_id, 1, request_id, 0, pack_ids([1, 2]), 1, SamplingParams(), *ids, num_sealed, b"")
 
 
 def digest_of(byte: int, number: int) -> bytes:
@@ -229,7 +230,7 @@ class Worker(Party):
     @property
     def readable(self) -> Counter[int]:
         """Blocks that it reads, as the server will have it when it has heard everything."""
-        return Counter(self.magazine.readings.num_readings) + Counter(self.magazine.unread)
+        return Counter(self.magazine.readings) + Counter(self.magazine.unread)
 
     @property
     def may_end(self) -> bool:

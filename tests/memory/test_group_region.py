@@ -9,8 +9,9 @@ import torch
 
 from common.device.pool_memory import claimed_pool
 from common.errors import MemoryLost
+from common.memory.shared_pool import OfPrompt
 from common.wire.kv_layout import KVLayout
-from common.wire.memory_messages import BlocksLeased, BlocksWanted, KVDeclined, KVOffer, PoolWanted
+from common.wire.memory_messages import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
 from common.wire.sampling_params import SamplingParams
 from tests.layouts import full, state, window
 from tests.memory.test_server import CPU, SIZE, Backed, eventually
@@ -43,7 +44,7 @@ def test_a_pool_of_several_groups_is_one_region_that_all_see_alike(backed: Backe
     for block_id, data in written.items():
         pool.block(block_id).copy_(torch.frombuffer(data, dtype=torch.uint8))
     assert giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), block_ids)
-    offers: list[KVOffer | KVDeclined] = []
+    offers: list[OfPrompt] = []
 
     def arrived() -> bool:
         offers.extend(taker.receive())

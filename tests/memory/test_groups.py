@@ -35,10 +35,12 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.attempts import Attempts
 from decode_worker.offers import Offers
 from decode_worker.scheduler import DecodeScheduler
+from decode_worker.sealing import Sealing
 from decode_worker.sequence import DecodeSequence
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from tests.group_model import LAYOUTS, GroupMemory, next_token
+from tests.layouts import no_prefixes
 
 BUDGET, MAX_LEN, MAX_ROWS, MAX_TOKENS = 16, 60, 3, 30
 TURN_S = 0.05
@@ -132,7 +134,8 @@ class Prefill(Worker):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         section = PrefillSection(max_batch_tokens=BUDGET).on("cpu")
-        self.scheduler = PromptScheduler(section, self.shared.magazine, MAX_LEN, batching=True)
+        magazine = self.shared.magazine
+        self.scheduler = PromptScheduler(section, magazine, MAX_LEN, no_prefixes(magazine), batching=True)
 
     def step(self) -> None:
         self.shared.receive()
@@ -161,7 +164,7 @@ class Decode(Worker):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.scheduler = DecodeScheduler(self.shared.magazine, MAX_ROWS, MAX_LEN)
-        self.offers = Offers(self.shared, self.scheduler, Attempts(), 1000)
+        self.offers = Offers(self.shared, self.scheduler, Attempts(), Sealing(self.shared.magazine), 1000)
         self.over: list[DecodeSequence] = []
         self.num_preempted = 0
 

@@ -37,7 +37,7 @@ from common.memory.client import MemoryClient, WeightsClaim
 from common.memory.mapping import Mapping
 from common.memory.pulse import ASK_S, MAX_UNANSWERED
 from common.memory.server import MemoryServer
-from common.memory.shared_pool import SharedPool
+from common.memory.shared_pool import OfPrompt, SharedPool
 from common.wire.frames import encode
 from common.wire.memory_messages import (
     BlocksLeased,
@@ -438,7 +438,7 @@ def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
     eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
     block_ids, token_ids = take(giver.magazine, 2), range(1_000_000)  # 4 MB, a socket takes some 200 kB
     assert giver.offer(("decode-0", 1), ("r", 3), token_ids, 1, SamplingParams(), block_ids)
-    offers: list[KVOffer | KVDeclined] = []
+    offers: list[OfPrompt] = []
 
     def arrived() -> bool:
         giver.receive()
@@ -469,7 +469,7 @@ def test_what_a_dead_worker_said_last_is_heeded_although_it_read_nothing(backed:
     while giver.is_sending:
         giver.client.connection.channel.flush()
     giver.client.close()
-    offers: list[KVOffer | KVDeclined] = []
+    offers: list[OfPrompt] = []
 
     def arrived() -> bool:
         offers.extend(taker.receive())
@@ -547,7 +547,7 @@ def test_an_offer_to_nobody_comes_back_and_its_blocks_are_free(backed: Backed) -
     giver.tend((2,), (0,))
     eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
     giver.offer(("decode-7", 1), ("r", 3), [1, 2], 1, SamplingParams(), take(giver.magazine, 2))
-    declined: list[KVOffer | KVDeclined] = []
+    declined: list[OfPrompt] = []
 
     def came_back() -> bool:
         declined.extend(giver.receive())

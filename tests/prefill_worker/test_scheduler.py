@@ -6,14 +6,15 @@ from common.config import PrefillSection
 from common.wire.sampling_params import SamplingParams
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
-from tests.layouts import allocator_of
+from tests.layouts import allocator_of, no_prefixes
 
 BLOCK_SIZE = 16
 
 
 def make(num_blocks: int = 100, *, batching: bool = True, **section: object) -> PromptScheduler:
     limits = PrefillSection(**section).on("cuda")  # type: ignore[arg-type]
-    return PromptScheduler(limits, allocator_of(num_blocks, BLOCK_SIZE), 1000, batching=batching)
+    allocator = allocator_of(num_blocks, BLOCK_SIZE)
+    return PromptScheduler(limits, allocator, 1000, no_prefixes(allocator), batching=batching)
 
 
 def prompt(name: str, num_tokens: int) -> PromptSequence:
@@ -95,7 +96,8 @@ def test_a_prompt_that_overtakes_leaves_blocks_for_the_one_whose_turn_it_is() ->
 @pytest.mark.parametrize(("num_blocks", "max_len"), [(4, 1000), (100, 64)])
 def test_a_prompt_that_no_step_and_no_pool_has_room_for_is_refused(num_blocks: int, max_len: int) -> None:
     section = PrefillSection().on("cuda")
-    scheduler = PromptScheduler(section, allocator_of(num_blocks, BLOCK_SIZE), max_len, batching=True)
+    allocator = allocator_of(num_blocks, BLOCK_SIZE)
+    scheduler = PromptScheduler(section, allocator, max_len, no_prefixes(allocator), batching=True)
     assert scheduler.objection(prompt("a", 64)) == ""
     assert "65 tokens" in scheduler.objection(prompt("b", 65)) and "at most 64" in scheduler.objection(prompt("b", 65))
 

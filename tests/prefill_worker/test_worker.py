@@ -9,7 +9,7 @@ import pytest
 import torch
 import zmq
 
-from common.config import Config, NetSection, PrefillSection
+from common.config import Config, KVSection, NetSection, PrefillSection
 from common.device.engine import Engine
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
@@ -102,7 +102,11 @@ class Rig:
             device=torch.device("cpu"),
         )
         self.worker = PrefillWorker(
-            Config(net=NetSection(router_endpoint=self.router.endpoint), prefill=PrefillSection(**section)),
+            Config(
+                net=NetSection(router_endpoint=self.router.endpoint),
+                prefill=PrefillSection(**section),
+                kv=KVSection(prefix_cache=False),
+            ),
             cast(Engine, engine),
             runner=cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
             ready=worker_ready("p", Role.PREFILL, num_blocks=(num_blocks,), max_model_len=512, max_batch_tokens=64),

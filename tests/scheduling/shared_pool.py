@@ -24,7 +24,7 @@ from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
 from prefill_worker.scheduler import Chunk, PromptScheduler
 from prefill_worker.sequence import PromptSequence
-from tests.layouts import tiny
+from tests.layouts import no_prefixes, tiny
 from tests.memory.parties import Bytes
 from tests.messages import prefill_request
 from tests.scheduling.simulation import BLOCK_SIZE, SECTION, STEP_S, TOKEN_S
@@ -72,7 +72,7 @@ class SharedPoolSimulation:
         self.pools.want(User(client, (f"p{client}", 1)), shape.layout, shape.num_blocks)
         said: deque[MemoryMessage] = deque()
         magazine = Magazine(shape, said.append, clock=lambda: self.now_s)
-        scheduler = PromptScheduler(SECTION, magazine, 1 << 30, batching=True)
+        scheduler = PromptScheduler(SECTION, magazine, 1 << 30, no_prefixes(magazine), batching=True)
         return Worker(client, magazine, scheduler, said)
 
     def run(self, load: list[Asked]) -> list[float]:
@@ -116,7 +116,7 @@ class SharedPoolSimulation:
         block_ids = worker.scheduler.take(sequence)
         generations = worker.magazine.release(block_ids)
         ids = pack_ids(block_ids), generations.tobytes()
-        offer = KVOffer("d", 1, sequence.request_id, 0, pack_ids([0]), 1, SamplingParams(), *ids, 0)
+        offer = KVOffer("d", 1, sequence.request_id, 0, pack_ids([0]), 1, SamplingParams(), *ids, 0, b"")
         self.pools.offered(worker.client, offer)
         self.pools.accepted(DECODER, KVAccepted(offer.request_id, 0))
         self.decoding.append((self.now_s + asked.decode_s, offer))

@@ -23,7 +23,7 @@ from router.dispatcher import Dispatcher
 from router.metrics import Metrics
 from router.request_state import Completion, Mailbox
 from router.worker_pool import WorkerPool
-from tests.layouts import allocator_of
+from tests.layouts import allocator_of, no_prefixes
 from tests.messages import kv_path, worker_ready
 
 MESSAGE_S = 0.0005
@@ -67,7 +67,8 @@ class SimulatedWorker:
 
     def __init__(self, simulation: "Simulation", worker_id: str, num_blocks: int, first_come: bool) -> None:
         self.simulation, self.worker_id = simulation, worker_id
-        self.scheduler = PromptScheduler(SECTION, allocator_of(num_blocks, BLOCK_SIZE), 1 << 30, batching=True)
+        allocator = allocator_of(num_blocks, BLOCK_SIZE)
+        self.scheduler = PromptScheduler(SECTION, allocator, 1 << 30, no_prefixes(allocator), batching=True)
         if first_come:
             self.scheduler.order = FirstComeOrder(SECTION.max_batch_tokens, SECTION.max_num_seqs, 1 << 30)
         self.in_flight: deque[list[Chunk]] = deque()
