@@ -145,6 +145,11 @@ class System:
             with error:
                 return json.load(error)
 
+    def text(self, path: str) -> str:
+        """What the router answers there."""
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=TIMEOUT_S) as response:
+            return str(response.read().decode())
+
     def used_blocks(self) -> dict[str, int]:
         """Blocks that every worker uses, by its last heartbeat; -1 before the first."""
         workers = (worker for role in self.health()["workers"].values() for worker in role)

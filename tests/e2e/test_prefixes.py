@@ -1,0 +1,134 @@
+"""What was computed once is not computed again, and nobody's text is another for that."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.client import TIMEOUT, Completion, Reference, complete_all, prompts
+from tests.e2e.held_system import HeldSystem, begun
+from tests.e2e.system import System
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+BLOCK = 16
+NUM_OUT = 24
+
+
+class Answer:
+    """To a request that is not streamed."""
+
+    def __init__(self, body: Any) -> None:
+        self.texts = [choice["text"] for choice in body["choices"]]
+        self.token_ids: list[int] = body["choices"][0]["token_ids"]
+        self.num_cached: int = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def ask(system: System, prompt: list[int], **fields: Any) -> Answer:
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": NUM_OUT, "ignore_eos": True, "return_token_ids": True}
+    async with (
+        aiohttp.ClientSession(timeout=TIMEOUT) as session,
+        session.post(f"{system.url}/v1/completions", json=body | fields) as response,
+    ):
+        assert response.status == 200, await response.text()
+        return Answer(await response.json())
+
+
+def full(num_tokens: int) -> int:
+    """Tokens in full blocks of so many."""
+    return num_tokens // BLOCK * BLOCK
+
+
+def metric(system: System, name: str) -> float:
+    lines = system.text("/metrics").splitlines()
+    return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
+
+
+@pytest.mark.parametrize("flags", [(), ("--prefill-max-batch-tokens", "48"), ("--kv-block-size", "64")])
+async def test_a_conversation_is_computed_once(flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, (history, *questions) = Reference(directory, model), prompts(4, 30, 70, seed=21)
+    size = 64 if "64" in flags else BLOCK
+    with System(directory, *flags).start() as system:
+        num_known = 0
+        for question in [[], *questions]:
+            history = history + question
+            answer = await ask(system, history)
+            assert answer.texts == [reference.text(history, NUM_OUT, ignore_eos=True)]
+            assert answer.num_cached == num_known // size * size
+            history = history + answer.token_ids
+            num_known = len(history) - 1  # the last token's KV was never computed
+        again = await ask(system, history[:num_known])
+        assert again.num_cached == (num_known - 1) // size * size, "at least one token is computed"
+        assert again.texts == [reference.text(history[:num_known], NUM_OUT, ignore_eos=True)]
+        system.until(system.all_blocks_free)
+
+
+async def test_equal_prompts_that_come_together_are_computed_once(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    [prompt] = prompts(1, 90, 90, seed=22)
+    with System(directory, "--prefill-max-batch-tokens", "32").start() as system:
+        answer = await ask(system, prompt, n=5)
+        assert answer.texts == [Reference(directory, model).text(prompt, NUM_OUT, ignore_eos=True)] * 5
+        assert answer.num_cached == 0, "it was computed for the first of them"
+        assert metric(system, "baton_cached_prompt_tokens_total") == 4 * full(89)
+        system.until(system.all_blocks_free)
+
+
+async def test_who_shares_with_whom(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    [prompt] = prompts(1, 80, 80, seed=23)
+    with System(directory).start() as system:
+        texts = set()
+        for salt, expected in ((None, 0), (None, full(79)), ("a", 0), ("b", 0), ("a", full(79)), (None, full(79))):
+            answer = await ask(system, prompt, cache_salt=salt)
+            assert answer.num_cached == expected, salt
+            texts |= {*answer.texts}
+        assert len(texts) == 1
+        scored = await ask(system, prompt, echo=True, logprobs=1)
+        assert scored.num_cached == 0, "what is asked of the prompt's own tokens is computed"
+    with System(directory, "--kv-prefix-cache", "false").start() as system:
+        assert [(await ask(system, prompt)).num_cached for _ in range(2)] == [0, 0]
+
+
+async def test_what_others_want_room_for_is_computed_again(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, [first, *others] = Reference(directory, model), prompts(6, 80, 100, seed=24)
+    block_bytes = 3 * 2 * 16 * 2 * 32 * 4
+    with System(directory, "--kv-pool-bytes", str(16 * block_bytes)).start() as system:
+        for prompt in (first, *others, first):
+            answer = await ask(system, prompt)
+            assert (answer.num_cached, answer.texts) == (0, [reference.text(prompt, NUM_OUT, ignore_eos=True)])
+        assert (await ask(system, first)).num_cached == full(len(first) - 1)
+        system.until(system.all_blocks_free)
+
+
+async def test_after_a_death_less_than_a_block_is_computed_again(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(4, 60, 90, seed=25)
+    with HeldSystem(directory).start(decode=2) as system:
+        streams = [Completion() for _ in asked]
+        system.holds.texts.set(40)
+        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=60, ignore_eos=True))
+        await begun(task, streams, 40)
+        await asyncio.to_thread(system.kill, "decode-0")
+        system.release()
+        assert [c.text for c in await task] == [reference.text(prompt, 60, ignore_eos=True) for prompt in asked]
+        replayed = [line for line in system.log("router").splitlines() if "2 attempts" in line]
+        assert replayed, "nothing was decoded by the one that died"
+        num_cached = metric(system, "baton_cached_prompt_tokens_total")
+        assert num_cached >= len(replayed) * full(60 + 40 - 1)
+        system.until(system.all_blocks_free)
+
+
+async def test_blocks_that_are_pulled_are_found_where_they_were_computed(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    [prompt] = prompts(1, 80, 80, seed=26)
+    text = Reference(directory, model).text(prompt, NUM_OUT, ignore_eos=True)
+    with System(directory).start(apart=True) as system:
+        for expected in (0, full(79)):
+            answer = await ask(system, prompt)
+            assert (answer.num_cached, answer.texts) == (expected, [text])
+        system.until(system.all_blocks_free)
