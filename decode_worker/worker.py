@@ -48,9 +48,8 @@ from decode_worker.sequence import DecodeSequence
 from decode_worker.sources import Sources
 from decode_worker.visits import Visits
 
-IDLE_POLL_MS = 50
-QUIET_POLLS = 10
-"""Idle ones in a row after which nobody seems to come soon."""
+IDLE_POLL_MS, QUIET_POLLS = 50, 10
+"""Of the latter in a row nobody seems to come soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +89,7 @@ class DecodeWorker:
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler)
         self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
         self.in_flight: DecodeStep | None = None
-        self.pace = Pace()
-        self.columns = TokenColumns()
+        self.pace, self.columns = Pace(), TokenColumns()
         self.link = RouterLink(zmq.Context.instance(), config.net, ready, self.forget_everything)
         self.inbox = Inbox(
             self.link, hub, self.scheduler, self.pulls, self.offers, self.local_prompts, self.guides, drain
@@ -292,8 +290,7 @@ class DecodeWorker:
         load = self.link.load
         load.num_waiting = len(self.pulls.waiting) + len(self.local_prompts)
         load.num_running, load.num_handoffs = len(self.scheduler.active), len(self.pulls) + len(self.offers)
-        load.num_free_blocks = self.engine.allocator.num_unused
-        load.num_dropped_frames = self.hub.drops.dropped
+        load.num_free_blocks, load.num_dropped_frames = self.engine.allocator.num_unused, self.hub.drops.dropped
         if not load.num_running:
             load.last_step_s = time.monotonic()
 

@@ -32,12 +32,18 @@ class Assignments:
         whole_gpu = self._pool.has_gpu_alone(route) or is_backlog
         self._send(route.prefill.id, prefill_request(completion, route, whole_gpu))
 
-    def note_cached(self, completion: Completion, num_tokens: int) -> None:
-        """So many of its tokens are there already: the prefill worker has that much less to compute."""
-        num_left = max(1, completion.num_tokens - num_tokens)
-        if completion.route is not None and completion.sent_tokens:
-            self._pool.lighten_prompt(completion.route, completion.sent_tokens, num_left)
-            completion.sent_tokens = num_left
+    def lighten(self, completion: Completion, num_cached: int) -> int:
+        """Of what it was sent so much is there already; returns how much less that leaves to its prefill worker."""
+        if completion.route is None or not num_cached < completion.num_tokens:
+            return 0
+        if not completion.outputs:
+            completion.num_cached = num_cached
+        num_before, num_left = completion.sent_tokens, completion.num_tokens - num_cached
+        if num_left >= num_before:
+            return 0
+        self._pool.lighten_prompt(completion.route, num_before, num_left)
+        completion.sent_tokens = num_left
+        return num_before - num_left
 
     def prompt_is_over(self, completion: Completion) -> None:
         """Its first token is here, or it is given up: the prefill worker has that much less to compute."""

@@ -51,15 +51,10 @@ class Dispatcher:
         defer: Defer = lambda act: act(),
     ) -> None:
         self.draining = False
-        self._limits = limits
-        self._net = net
-        self._vocab_size = vocab_size
-        self._pool = pool
-        self._send = send
+        self._limits, self._net, self._vocab_size = limits, net, vocab_size
+        self._pool, self._send = pool, send
         self._assignments = Assignments(pool, send)
-        self._metrics = metrics
-        self._clock = clock
-        self._defer = defer
+        self._metrics, self._clock, self._defer = metrics, clock, defer
         self._pumps_later = False
         self._active: dict[str, Completion] = {}
         self._queue = WaitingQueue(limits)
@@ -124,18 +119,6 @@ class Dispatcher:
 
     # --- from the workers -----------------------------------------------------------------------
 
-    def receive(self, message: TokenBatch | PromptLogprobs | PromptCached | RequestFailed) -> None:
-        """What a worker says of completions; raises ValueError for columns that do not fit together."""
-        match message:
-            case TokenBatch():
-                self.on_tokens(message)
-            case PromptLogprobs():
-                self.on_prompt_logprobs(message)
-            case PromptCached():
-                self.on_cached(message)
-            case RequestFailed():
-                self.on_failed(message)
-
     def on_tokens(self, batch: TokenBatch) -> None:
         """Deliver one step's tokens; raises ValueError for columns that do not fit together."""
         rows = list(rows_of(batch))
@@ -156,27 +139,19 @@ class Dispatcher:
 
     def on_prompt_logprobs(self, told: PromptLogprobs) -> None:
         """Keep what a worker tells of a prompt; what nobody asked for is dropped."""
-        worker = self._pool.get(told.worker_id, told.epoch)
-        completion = self._current(told.request_id, told.attempt, worker) if worker else None
-        if completion is not None:
+        if (completion := self._about(told)) is not None:
             self._act_on(completion, self._take_prompt_logprobs, told)
             self.pump()
 
     def on_cached(self, told: PromptCached) -> None:
         """A prefill worker computes less of a prompt than it was sent, so that it has room for more."""
-        worker = self._pool.get(told.worker_id, told.epoch)
-        completion = self._current(told.request_id, told.attempt, worker) if worker else None
-        if completion is not None and told.num_tokens < completion.num_tokens:
-            self._metrics.cached_tokens.inc(max(0, told.num_tokens - completion.num_tokens + completion.sent_tokens))
-            self._assignments.note_cached(completion, told.num_tokens)
-            if not completion.outputs:
-                completion.num_cached = told.num_tokens
+        if (completion := self._about(told)) is not None:
+            self._metrics.cached_tokens.inc(self._assignments.lighten(completion, told.num_tokens))
             self.pump()
 
     def on_failed(self, failed: RequestFailed) -> None:
         """A worker gave one attempt up."""
-        worker = self._pool.get(failed.worker_id, failed.epoch)
-        completion = self._current(failed.request_id, failed.attempt, worker) if worker else None
+        worker, completion = self._pool.get(failed.worker_id, failed.epoch), self._about(failed)
         if worker is None or completion is None:
             return
         message = f"{worker.id}: {failed.message[:200]}"
@@ -248,6 +223,11 @@ class Dispatcher:
         completion.move_to(State.PREFILLING)
         is_backlog = self._queue.is_backlog(self._pool.num_prompt_gpus())
         self._assignments.begin(completion, route, self._clock(), is_backlog=is_backlog)
+
+    def _about(self, told: PromptLogprobs | PromptCached | RequestFailed) -> Completion | None:
+        """The completion, if who tells something of it runs it."""
+        worker = self._pool.get(told.worker_id, told.epoch)
+        return self._current(told.request_id, told.attempt, worker) if worker else None
 
     def _current(self, request_id: str, attempt: int, worker: Member) -> Completion | None:
         """The completion that this worker runs under this attempt, if it does; once it decodes only one does."""

@@ -151,7 +151,7 @@ class Service:
     def _heed_worker(self, identity: bytes, message: WorkerMessage) -> None:
         match message:
             case TokenBatch() | PromptLogprobs() | PromptCached() | RequestFailed():
-                self.dispatcher.receive(message)
+                self._heed_of_completions(message)
             case Heartbeat():
                 self._membership.on_heartbeat(identity, message)
             case InquiryReply():
@@ -172,6 +172,18 @@ class Service:
                 self.hub.refuse(identity, message, "only workers receive it")
             case _:
                 assert_never(message)
+
+    def _heed_of_completions(self, message: TokenBatch | PromptLogprobs | PromptCached | RequestFailed) -> None:
+        """What a worker says of completions; raises ValueError for columns that do not fit together."""
+        match message:
+            case TokenBatch():
+                self.dispatcher.on_tokens(message)
+            case PromptLogprobs():
+                self.dispatcher.on_prompt_logprobs(message)
+            case PromptCached():
+                self.dispatcher.on_cached(message)
+            case RequestFailed():
+                self.dispatcher.on_failed(message)
 
     def _heed_memory_server(self, identity: bytes, report: MemoryReport) -> None:
         match report:

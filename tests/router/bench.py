@@ -113,7 +113,7 @@ class Bench:
         """One entry a token: `ids`, or those of the prompt; its value tells of the attempt."""
         attempt, num = completion.attempt if attempt < 0 else attempt, len(positions)
         told = ids or [completion.prompt_ids[position] for position in positions]
-        self.dispatcher.receive(
+        self.dispatcher.on_prompt_logprobs(
             PromptLogprobs(
                 worker.id, worker.epoch, completion.request_id, attempt, positions.start, pack_ids([1] * num),
                 pack_ids([1] * num), pack_ids(told), pack_floats([-1.0 - attempt] * num),

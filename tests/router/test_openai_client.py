@@ -201,6 +201,7 @@ async def test_usage_stands_in_the_last_chunk_or_in_each(client: Client, cluster
         "prompt_tokens": 2 * num_prompt,
         "completion_tokens": 32,
         "total_tokens": 2 * num_prompt + 32,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 

@@ -1,0 +1,233 @@
+"""Prompts that begin alike, with the memory server's own index and no process, device or clock."""
+
+from collections.abc import Iterable
+from typing import cast
+
+from common.config import PrefillSection
+from common.memory.exchange import Answer
+from common.memory.magazine import Magazine
+from common.memory.pools import Pools, User
+from common.wire.memory_messages import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PoolShortage, PrefixFound
+from common.wire.packing import pack_ids, unpack_ids
+from common.wire.pool_shape import PoolShape
+from common.wire.sampling_params import SamplingParams
+from prefill_worker.prefixes import Prefixes, last_digest
+from prefill_worker.scheduler import PATIENCE_S, PromptScheduler
+from prefill_worker.sequence import PromptSequence
+from tests.layouts import tiny
+from tests.memory.parties import Bytes
+
+BLOCK = 4
+US, DECODER = 1, 2
+
+
+class House:
+    """A prefill worker's scheduler and the pools of its memory server; `decoded` are blocks that others have."""
+
+    def __init__(self, num_blocks: int = 200, num_at_hand: int = 50) -> None:
+        self.now_s, self.num_at_hand = 0.0, num_at_hand
+        shape = PoolShape(tiny(BLOCK), (num_blocks + 1,))
+        self.pools = Pools(Bytes, 0.0, poisons=False)
+        for client, is_decoding in ((US, False), (DECODER, True)):
+            self.pools.want(User(client, (f"w{client}", 1), is_decoding), shape.layout, shape.num_blocks)
+        self.said: list[MemoryMessage] = []
+        self.told: dict[str, int] = {}
+        self.magazine = Magazine(shape, self.said.append, clock=lambda: self.now_s)
+        self.prefixes = Prefixes(self.magazine, self._tell, is_on=True)
+        limits = PrefillSection(max_batch_tokens=8 * BLOCK).on("cuda")
+        self.scheduler = PromptScheduler(
+            limits, self.magazine, 1000, self.prefixes, batching=True, clock=lambda: self.now_s
+        )
+        self.computed: list[tuple[str, int]] = []
+
+    def _tell(self, sequence: PromptSequence) -> None:
+        self.told[sequence.request_id] = sequence.num_scheduled_tokens
+
+    def add(
+        self, name: str, token_ids: Iterable[int], *, salt: bytes = b"", priority: int = 0, num_logprobs: int = 0
+    ) -> PromptSequence:
+        sequence = PromptSequence(name, 0, [*token_ids], 0, SamplingParams(), "d", 1)
+        sequence.priority, sequence.turn, sequence.num_prompt_logprobs = priority, len(self.told), num_logprobs
+        self.prefixes.begin(sequence, salt)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def exchange(self) -> None:
+        """What was said is heard, and answered."""
+        self.magazine.tend((self.num_at_hand,), (0,))
+        while self.said:
+            self._hear(self.pools.heed(US, cast(OfBlocks, self.said.pop(0))))
+
+    def _hear(self, answers: list[Answer]) -> None:
+        for client, message, _ in answers:
+            match message:
+                case PrefixFound() if client == US:
+                    self.prefixes.hear(message)
+                case BlocksLeased() if client == US:
+                    self.magazine.leased(message)
+                case PoolShortage() if client == US:
+                    self.magazine.shortage(is_short=message.is_short)
+
+    def step(self) -> list[tuple[str, int]]:
+        """One step, which is over at once; complete prompts are let go."""
+        chunks = []
+        for _ in range(3):  # blocks that are lacking come
+            self.exchange()
+            if chunks := self.scheduler.schedule():
+                break
+        pieces = [(chunk.sequence.request_id, chunk.num_tokens) for chunk in chunks]
+        self.scheduler.launched(chunks)
+        self.scheduler.collected([chunk.sequence for chunk in chunks])
+        for chunk in chunks:
+            sequence = chunk.sequence
+            self.prefixes.computed(sequence, sequence.num_scheduled_tokens, self.scheduler.waiting)
+            if sequence in self.scheduler.ending:
+                assert sequence.num_sealed == len(sequence.token_ids) // BLOCK
+                self.magazine.free(self.scheduler.take(sequence))
+        self.computed += pieces
+        self.exchange()
+        self.check()
+        return pieces
+
+    def check(self) -> None:
+        self.magazine.check(self.scheduler.blocks())
+        running = {digest for s in self.scheduler.running for digest in s.digests}
+        assert self.prefixes.computing.keys() <= running
+
+    def all_done(self) -> None:
+        while self.scheduler.sequences():
+            assert self.step(), "somebody waits for ever"
+        self.check()
+        assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.readings)
+
+    def take_away(self, num_blocks: int) -> tuple[list[int], list[int]]:
+        """Others lease so many."""
+        [(_, leased, _)] = [a for a in self.pools.want_blocks(DECODER, (num_blocks,)) if a.client == DECODER]
+        assert isinstance(leased, BlocksLeased)
+        return unpack_ids(leased.block_ids), unpack_ids(leased.generations)
+
+    def give_back(self, block_ids: list[int], generations: list[int]) -> None:
+        self._hear(self.pools.freed(DECODER, BlocksFreed(pack_ids(block_ids), pack_ids(generations))))
+
+
+def test_what_is_found_is_not_computed_but_one_token_always_is() -> None:
+    house, text = House(), list(range(16))
+    house.add("first", text)
+    assert house.step() == [("first", 16)]
+    for name, ids, num_found in (("same", text, 12), ("longer", [*text, 1, 2], 16), ("other", [*text[:9], 99], 8)):
+        house.add(name, ids)
+        assert house.step() == [(name, len(ids) - num_found)]
+        assert house.told[name] == num_found
+    house.add("salted", text, salt=b"x")
+    assert house.step() == [("salted", 16)] and "salted" not in house.told
+    house.all_done()
+
+
+def test_equal_prompts_wait_for_the_first_and_begin_behind_what_it_has_sealed() -> None:
+    house, text = House(), list(range(50))
+    for name in "abc":
+        house.add(name, text)
+    house.add("stranger", [99] * 5)
+    assert house.step() == [("stranger", 5), ("a", 27)]
+    assert house.step() == [("a", 23)], "b and c wait for what it computes"
+    assert house.step() == [("b", 2), ("c", 2)]
+    house.all_done()
+
+
+def test_a_prompt_goes_its_own_way_where_the_other_ends() -> None:
+    house = House()
+    house.add("a", range(80))
+    house.add("b", [*range(40), *range(200, 210)])
+    assert house.step() == [("a", 32)]
+    assert house.step() == [("a", 32)], "the next block is in this step"
+    assert ("b", 10) in house.step()
+    house.all_done()
+
+
+def test_nobody_waits_for_one_that_is_less_urgent_or_gone() -> None:
+    house = House()
+    house.add("late", range(60), priority=5)
+    assert house.step() == [("late", 32)]
+    house.add("urgent", range(60))
+    assert house.step() == [("urgent", 28), ("late", 4)], "it finds what is sealed, and computes the rest itself"
+    house.all_done()
+    house.add("gone", range(100, 160))
+    assert house.step() == [("gone", 32)]
+    house.add("next", range(100, 160))
+    house.exchange()
+    assert house.scheduler.schedule() == [] or house.prefixes.computing
+    assert house.scheduler.remove("gone", 0)
+    house.all_done()
+    assert sum(count for name, count in house.computed if name == "next") == 60 - 32
+
+
+def test_what_is_given_up_lets_go_of_what_was_found_and_of_what_is_still_to_come() -> None:
+    house, text = House(), list(range(20))
+    house.add("first", text)
+    house.step()
+    house.add("asked", text)
+    house.scheduler.remove("asked", 0)
+    house.add("found", text)
+    house.exchange()
+    assert house.told["found"] == 16 and len(house.magazine.readings) == 4
+    house.scheduler.remove("found", 0)
+    house.exchange()
+    house.check()
+    house.all_done()
+
+
+def test_prompts_whose_own_tokens_are_scored_are_computed_and_help_others() -> None:
+    house, text = House(), list(range(20))
+    for _ in range(2):
+        house.add("scored", text, num_logprobs=1)
+        assert house.step() == [("scored", 20)]
+    house.add("plain", text)
+    assert house.step() == [("plain", 4)]
+    for name in ("one", "two"):
+        house.add(name, range(100, 110), num_logprobs=1)
+    assert house.step() == [("one", 10), ("two", 10)], "neither waits for the other"
+    house.all_done()
+
+
+def test_those_that_wait_for_blocks_do_not_keep_what_they_have_found_from_one_another_for_ever() -> None:
+    house = House(num_blocks=20, num_at_hand=0)
+    for base in (0, 1000):
+        house.add(f"short {base}", range(base, base + 8 * BLOCK))
+        house.step()
+    block_ids, generations = house.take_away(4)  # 16 are left, all of them found by two that want 12 each
+    for base in (0, 1000):
+        house.add(f"long {base}", range(base, base + 12 * BLOCK))
+    for _ in range(4):
+        assert house.step() == []
+    assert len(house.magazine.readings) == 16
+    house.now_s += PATIENCE_S + 0.1
+    for _ in range(3):
+        house.step()
+        house.now_s += PATIENCE_S + 0.1
+    house.all_done()
+    assert sum(count for name, count in house.computed if name.startswith("long")) >= 8 * BLOCK
+    house.give_back(block_ids, generations)
+
+
+def test_what_was_let_go_is_found_again_when_there_are_blocks() -> None:
+    house, text = House(num_blocks=20, num_at_hand=0), list(range(12 * BLOCK))
+    house.add("first", text[: 8 * BLOCK])
+    house.step()
+    taken = house.take_away(10)
+    house.add("long", text)
+    assert house.step() == []
+    house.now_s += PATIENCE_S + 0.1
+    assert house.step() == [] and not len(house.magazine.readings)
+    house.give_back(*taken)
+    house.all_done()
+    assert house.computed == [("first", 8 * BLOCK), ("long", 6 * BLOCK)], "but for what it had to take from it itself"
+
+
+def test_a_chain_goes_on_from_the_last_full_block() -> None:
+    house = House()
+    short, long = house.add("short", [1, 2]), house.add("long", range(9))
+    assert last_digest(short) == short.root and last_digest(long) == long.digests[1]
+    off = Prefixes(house.magazine, is_on=False)
+    plain = PromptSequence("plain", 0, [1, 2, 3, 4], 0, SamplingParams(), "d", 1)
+    off.begin(plain, b"")
+    assert last_digest(plain) == b"" and not plain.digests
