@@ -94,6 +94,7 @@ def _memory_server(server: MemoryServer, now_s: float) -> dict[str, Any]:
         "free_bytes": beat.free_bytes if beat else None,
         "blocks": beat.num_blocks if beat else None,
         "free_blocks": beat.num_free_blocks if beat else None,
+        "cached_blocks": beat.num_cached_blocks if beat else None,
         "offered_blocks": beat.num_offered_blocks if beat else None,
         "quarantined_blocks": beat.num_quarantined_blocks if beat else None,
         "workers": list(beat.worker_ids) if beat else None,

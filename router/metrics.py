@@ -207,6 +207,7 @@ class _StateCollector(Collector):
             "baton_memory_free_bytes": ("that its device has left", lambda beat: beat.free_bytes),
             "baton_memory_blocks": ("KV blocks of its pools", lambda beat: beat.num_blocks),
             "baton_memory_free_blocks": ("KV blocks of its pools, free", lambda beat: beat.num_free_blocks),
+            "baton_memory_cached_blocks": ("of those, kept for others to begin with", lambda b: b.num_cached_blocks),
             "baton_memory_offered_blocks": ("KV blocks handed over, not taken yet", lambda b: b.num_offered_blocks),
             "baton_memory_quarantined_blocks": ("KV blocks of the dead", lambda beat: beat.num_quarantined_blocks),
             "baton_memory_workers": ("workers on it", lambda beat: len(beat.worker_ids)),

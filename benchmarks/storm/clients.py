@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import aiohttp
 
@@ -145,7 +146,7 @@ class Clients:
 
 async def _whole(response: aiohttp.ClientResponse) -> Answer:
     body = await response.json()
-    answer = Answer(usage=body["usage"])
+    answer = Answer(usage=_counts(body["usage"]))
     for choice in body["choices"]:
         answer.add(choice)
     return answer
@@ -168,7 +169,12 @@ async def _streamed(response: aiohttp.ClientResponse) -> Answer:
             raise ValueError(f"the stream ends with an error: {event['error']}")
         for choice in event["choices"]:
             answer.add(choice)
-        answer.usage = event.get("usage") or answer.usage
+        answer.usage = _counts(event.get("usage") or answer.usage)
     if not done:
         raise ValueError(f"the stream ended without [DONE], after {sum(map(len, answer.texts.values()))} characters")
     return answer
+
+
+def _counts(usage: Mapping[str, Any]) -> dict[str, int]:
+    """Tokens of prompt and text; how many were cached differs from time to time."""
+    return {name: count for name, count in usage.items() if name != "prompt_tokens_details"}

@@ -270,6 +270,11 @@ class Pools:
             num_quarantined=sum(index.num_quarantined.total() for index in indexes),
         )
 
+    @property
+    def num_cached(self) -> int:
+        """Of what is free, blocks of texts that are over, for others that begin alike."""
+        return sum(len(pool.index.sealed.cached) for pool in set(self.of_client.values()))
+
     def close(self) -> None:
         for pool in set(self.of_client.values()):
             pool.memory.close()

@@ -321,6 +321,7 @@ class MemoryServer:
             free_bytes=min(self.backing.free_bytes(), MAX_BYTES),
             num_blocks=usage.num_blocks,
             num_free_blocks=usage.num_free,
+            num_cached_blocks=self.pools.num_cached,
             num_offered_blocks=usage.num_offered,
             num_quarantined_blocks=usage.num_quarantined,
             worker_ids=tuple(c.worker[0] for c in self.clients.values() if c.worker and not c.is_guest),

@@ -33,6 +33,7 @@ class MemoryHeartbeat:
     free_bytes: Bytes  # that the device has left
     num_blocks: Count  # of KV pools
     num_free_blocks: Count
+    num_cached_blocks: Count  # of those, what is kept for texts that begin alike
     num_offered_blocks: Count  # that no decode worker has taken over yet
     num_quarantined_blocks: Count  # of workers that are gone, and may still be written
     worker_ids: Annotated[tuple[WorkerId, ...], Length(0, MAX_WORKERS)]

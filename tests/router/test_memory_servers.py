@@ -53,7 +53,9 @@ class FakeMemory:
 
     def _heartbeat(self) -> MemoryHeartbeat:
         ready = self.announcer.ready
-        return MemoryHeartbeat(ready.server_id, ready.epoch, 3 * GB, 5 * GB, 70, 60, 2, 1, ("prefill-0", "decode-0"))
+        return MemoryHeartbeat(
+            ready.server_id, ready.epoch, 3 * GB, 5 * GB, 70, 60, 40, 2, 1, ("prefill-0", "decode-0")
+        )
 
 
 StartMemory = Callable[..., Awaitable[FakeMemory]]
@@ -220,7 +222,8 @@ async def test_health_metrics_and_the_log_show_memory_servers(
     assert shown.pop("heartbeat_age_s") < 60.0
     assert shown == {
         "id": "memory-0", "epoch": f"{memory.announcer.ready.epoch:x}", "pid": 1, "device": "cpu",
-        "weights_bytes": 3 * GB, "free_bytes": 5 * GB, "blocks": 70, "free_blocks": 60, "offered_blocks": 2,
+        "weights_bytes": 3 * GB, "free_bytes": 5 * GB, "blocks": 70, "free_blocks": 60,
+        "cached_blocks": 40, "offered_blocks": 2,
         "quarantined_blocks": 1,
         "workers": ["prefill-0", "decode-0"],
     }  # fmt: skip
@@ -228,7 +231,13 @@ async def test_health_metrics_and_the_log_show_memory_servers(
     named = {worker["id"]: worker["memory_server"] for worker in workers}
     assert named == {"prefill-0": "memory-0", "decode-0": "memory-0", "alone": ""}
     registry = cluster.service.metrics.registry
-    for name, value in [("weights_bytes", 3 * GB), ("free_bytes", 5 * GB), ("workers", 2), ("free_blocks", 60)]:
+    for name, value in [
+        ("weights_bytes", 3 * GB),
+        ("free_bytes", 5 * GB),
+        ("workers", 2),
+        ("free_blocks", 60),
+        ("cached_blocks", 40),
+    ]:
         assert registry.get_sample_value(f"baton_memory_{name}", {"server": "memory-0"}) == value
 
 
@@ -253,7 +262,7 @@ def test_no_silence_counts_while_the_router_itself_stood_still() -> None:
     now_s = 1.1 * limit_s
     servers.check()
     assert list(servers)
-    servers.on_heartbeat(b"memory-0.1", MemoryHeartbeat("memory-0", 1, 0, 0, 0, 0, 0, 0, ()))
+    servers.on_heartbeat(b"memory-0.1", MemoryHeartbeat("memory-0", 1, 0, 0, 0, 0, 0, 0, 0, ()))
     for _ in range(4):
         now_s += 0.3 * limit_s
         servers.check()
@@ -309,5 +318,5 @@ async def test_there_is_a_bound_on_memory_servers(
 
 def tended(refused: Announcer) -> bool:
     ready = refused.ready
-    refused.tend(lambda: MemoryHeartbeat(ready.server_id, ready.epoch, 0, 0, 0, 0, 0, 0, ()))
+    refused.tend(lambda: MemoryHeartbeat(ready.server_id, ready.epoch, 0, 0, 0, 0, 0, 0, 0, ()))
     return refused.is_refused

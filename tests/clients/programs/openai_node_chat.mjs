@@ -22,7 +22,7 @@ for await (const chunk of await client.chat.completions.create({ ...fields, ...o
 }
 assert.ok(text);
 assert.equal(text, said.content);
-assert.deepEqual(usage, whole.usage);
+assert.equal(usage.total_tokens, whole.usage.total_tokens);  // what was cached differs
 
 const final = await client.chat.completions.stream(fields).finalChatCompletion();
 assert.deepEqual(final.choices[0].message.content, text);
