@@ -168,7 +168,7 @@ async def test_a_worker_that_leaves_waits_for_the_prompts_that_are_bound_to_it(c
     with HeldSystem(directory, "--prefill-max-num-seqs", "1").start(prefill=2, decode=2) as system:
         system.holds.prompt_steps.set(0)
         stream = asyncio.create_task(complete_all(system.url, asked, max_tokens=3, ignore_eos=True))
-        await asyncio.to_thread(system.until, lambda: min(bound_prompts(system)) > 0)
+        await asyncio.to_thread(system.until, lambda: all_are_bound(system, asked))
         leaving = ("decode-0", "prefill-0")
         ends = [asyncio.create_task(asyncio.to_thread(system.kill, name, signal.SIGTERM)) for name in leaving]
         await asyncio.to_thread(system.until, lambda: system.log("router").count("is leaving") == 2)
@@ -193,9 +193,10 @@ async def test_a_handoff_that_is_lost_is_computed_again(checkpoint: Checkpoint) 
         system.until(system.all_blocks_free)
 
 
-def bound_prompts(system: System) -> list[int]:
-    """Prompt tokens that each prefill worker has not computed yet."""
-    return [worker["outstanding_prompt_tokens"] for worker in system.health()["workers"]["prefill"]]
+def all_are_bound(system: System, asked: list[list[int]]) -> bool:
+    """Whether each prefill worker has some of the prompts, and none is still on its way to one."""
+    num_tokens = [worker["outstanding_prompt_tokens"] for worker in system.health()["workers"]["prefill"]]
+    return min(num_tokens) > 0 and sum(num_tokens) == sum(map(len, asked))
 
 
 async def test_each_request_goes_where_its_length_has_room(checkpoint: Checkpoint) -> None:
