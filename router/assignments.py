@@ -3,10 +3,12 @@
 Whether it is to begin or to end, the dispatcher decides.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 
 from common.wire.messages import Abort, Message
 from router.binding import prefill_request
+from router.prefix_map import beginnings_of
 from router.request_state import Completion
 from router.route import Route
 from router.worker_pool import WorkerPool
@@ -22,6 +24,16 @@ class Assignments:
         self._pool = pool
         self._send = send
 
+    def find_out(self, completions: Iterable[Completion]) -> None:
+        """By what it is known where their prompts' beginnings lie, if that makes a difference."""
+        if not self._pool.has_choice:
+            return
+        for _, choices in groupby(completions, key=lambda completion: id(completion.prompt_ids)):
+            first, *others = choices
+            first.beginnings = beginnings_of(first.prompt_ids, first.salt)
+            for completion in others:
+                completion.beginnings = first.beginnings
+
     def begin(self, completion: Completion, route: Route, now_s: float, *, is_backlog: bool) -> None:
         """Send its prompt; with a backlog that may take the whole GPU, although others decode there."""
         completion.route, completion.avoided = route, None
@@ -29,6 +41,7 @@ class Assignments:
         completion.started_s = now_s
         completion.is_unproven = True
         self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
+        self._pool.note_text(route.prefill, completion.beginnings)
         whole_gpu = self._pool.has_gpu_alone(route) or is_backlog
         self._send(route.prefill.id, prefill_request(completion, route, whole_gpu))
 
@@ -66,9 +79,12 @@ class Assignments:
                     self._send(worker.id, abort)
 
     def release(self, completion: Completion) -> None:
-        """Give back what was counted at its workers."""
+        """Give back what was counted at its workers, whose pool has its outputs, too, if that is one."""
         self.prompt_is_over(completion)
-        if completion.route is not None:
-            self._pool.release(completion.route)
+        if (route := completion.route) is not None:
+            if completion.beginnings and route.prefill.pool == route.decode.pool:
+                text = [*completion.prompt_ids, *completion.outputs]
+                self._pool.note_text(route.decode, beginnings_of(text, completion.salt))
+            self._pool.release(route)
             self.prove(completion)
             completion.route = None

@@ -93,6 +93,7 @@ class Dispatcher:
         """Queue all completions of one HTTP request or none; raises RequestError when there is no room."""
         num_tokens = sum(len(completion.prompt_ids) for completion in completions)
         self.admit(len(completions), num_tokens)
+        self._assignments.find_out(completions)
         now_s = self._clock()
         for completion in completions:
             completion.submitted_s = completion.queued_s = now_s

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from common.wire.kv_layout import Counts
 from common.wire.messages import Heartbeat, Role, WorkerReady
 from common.wire.worker_id import connection_of
+from router.prefix_map import PoolName
 
 NO_TRANSPORT = "none"
 
@@ -58,6 +59,19 @@ class Member:
     def gpu(self) -> str:
         """The device that it shares with others of the same: the GPU's UUID, or "cpu"."""
         return self.ready.device.split()[-1]
+
+    @property
+    def pool(self) -> PoolName:
+        """Who owns its KV blocks: workers of one pool hand over without copying, and find one another's texts."""
+        ready = self.ready
+        if ready.memory_server_id:
+            return ready.memory_server_id, ready.memory_server_epoch
+        return ready.worker_id, ready.epoch
+
+    @property
+    def num_pool_tokens(self) -> int:
+        """Tokens that its pool has room for."""
+        return self.ready.kv_layout.most_tokens(self.ready.num_blocks, 1)
 
     def uses(self, server_id: str, epoch: int) -> bool:
         """Whether that memory server is the one whose memory it has."""

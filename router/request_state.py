@@ -18,6 +18,7 @@ from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.logprobs import LogprobLog
 from router.member import Member
+from router.prefix_map import Beginnings
 from router.prompt_log import PromptLog
 from router.route import Demand, Route
 
@@ -97,6 +98,7 @@ class Completion:
     client: str = ""  # between whom the queue is fair; "" is whoever does not say
     client_request_id: str = ""  # for the log; may be anything, and anybody's
     priority: int = 0  # lower is earlier, before everything else
+    beginnings: Beginnings = ()  # of its prompt, where there are several pools to compute it in
     salt: bytes = b""  # KV of its prompt is shared with prompts of the same one alone
     stop_token_ids: tuple[int, ...] = ()  # of those in `sampling` what the client named: the end of the text is not
     include_stop: bool = False  # what ends the text is part of it
@@ -184,7 +186,7 @@ class Completion:
 
     def demand(self) -> Demand:
         """What the next attempt asks of workers."""
-        return Demand(self.num_tokens, self.max_total_tokens, self.avoided, is_trial=self.is_suspect)
+        return Demand(self.num_tokens, self.max_total_tokens, self.avoided, self.is_suspect, self.beginnings)
 
     def forget_failures(self) -> None:
         """It got on, so what failed before was not its fault, or is over."""
@@ -241,7 +243,8 @@ class Completion:
         ttft = f"{(self.first_token_s - self.submitted_s) * 1e3:.0f} ms" if self.first_token_s else "none"
         asked = f", asked as {self.client_request_id!r}" if self.client_request_id else ""
         return (
-            f"{self.state.value} {self.finish_reason or '-'}: {len(self.prompt_ids)} prompt tokens, "
+            f"{self.state.value} {self.finish_reason or '-'}: {len(self.prompt_ids)} prompt tokens, {self.num_cached} "
+            f"cached, "
             f"{len(self.outputs)} output tokens, {self.attempt + 1} attempts, ttft {ttft}, "
             f"e2e {(now_s - self.submitted_s) * 1e3:.0f} ms, {workers}{asked}"
         )

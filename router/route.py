@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from common.wire.kv_layout import Counts
 from router.member import Member
+from router.prefix_map import Beginnings
 
 FORESEEN_TOKENS = 1024
 """Outputs that a sequence is expected to have at most: few come near their max_tokens. Of those that grow on, workers
@@ -18,6 +19,7 @@ class Demand:
     max_total_tokens: int  # prompt and the most outputs it may have
     avoided: Member | None = None  # gave it back: anybody else is better
     is_trial: bool = False  # it wants workers without anything unproven
+    beginnings: Beginnings = ()  # by which it is known what of it lies where; none while there is one pool only
 
     @property
     def expected_tokens(self) -> int:
@@ -45,6 +47,7 @@ class Route:
     decode: Member
     expected_blocks: Counts  # at the decode worker
     overtakes: bool = False  # sent ahead of its turn
+    num_known: int = 0  # tokens of its prompt that are expected to be there
 
     @property
     def is_local(self) -> bool:

@@ -13,6 +13,7 @@ from common.config import NetSection
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
 from common.wire.pool_shape import minus, plus
 from router.member import NO_TRANSPORT, Member
+from router.prefix_map import Beginnings, PoolName, PrefixMap
 from router.route import Demand, Route
 from router.standby import Standbys
 
@@ -26,6 +27,10 @@ class Loss:
     stuck: bool = False
 
 
+MOVED_AT_ONCE = 16
+"""Tokens whose KV is moved to another pool in the time that one is computed in, at least."""
+LOAD_TOKENS = 32_768
+"""What a decode worker that is full counts as, and one that is half full as half of it."""
 MEETING_S = 3.0
 """For a prefill and a decode worker to prove their path, once both are here: until then prompts wait for that."""
 
@@ -46,6 +51,7 @@ class WorkerPool:
         self._turn = 0
         self._clock = clock
         self._was_paired = False
+        self._prefixes = PrefixMap()
         self.standbys = Standbys(self._is_proven, clock)
 
     def __iter__(self) -> Iterator[Member]:
@@ -104,6 +110,7 @@ class WorkerPool:
             del self._workers[worker.id]
         identity = (worker.id, worker.epoch)
         self._paths = {key: path for key, path in self._paths.items() if identity not in (key[:2], key[2:])}
+        self._prefixes.keep({other.pool for other in self})
         self._review(f"{worker} is gone")
 
     def set_path(self, report: KVPathReport) -> bool:
@@ -148,19 +155,37 @@ class WorkerPool:
     # --- choice ---------------------------------------------------------------------------------
 
     def choose(self, demand: Demand, *, overtakes: bool = False) -> Route | None:
-        """The least loaded pair that has room and takes what is asked for; None when there is none now.
+        """The pair with room for what is asked that has it done at the least cost; None when there is none now.
+
+        The cost is prompt tokens to compute, of those who wait there too, and what lies elsewhere or is full counts as
+        so many more. So what was computed before draws its like, but not to where others wait for longer than that
+        saves.
 
         A prompt `overtakes` where it is shorter than those that are there. Beside its window a worker gets one step's
         worth of such prompts, longer ones not counted: the shortest are computed first, while all others wait.
         """
         has_room = self._has_room_ahead if overtakes else self._has_room
-        for decode, partners in self._pairs(demand):
-            ready = [worker for worker in partners if _is_open(worker, demand) and has_room(worker, demand)]
-            if ready:
-                prefill = min(ready, key=lambda w: (w is demand.avoided, w.outstanding_tokens, w.last_turn))
-                num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
-                return Route(prefill, decode, num_blocks, overtakes)
-        return None
+        pairs = [
+            (prefill, decode)
+            for decode, partners in self._pairs(demand)
+            for prefill in partners
+            if _is_open(prefill, demand) and has_room(prefill, demand)
+        ]
+        if not pairs:
+            return None
+        num_known = {pool: self._num_known(pool, demand) for pool in {prefill.pool for prefill, _ in pairs}}
+        prefill, decode = min(pairs, key=lambda pair: _cost(pair[0], pair[1], demand, num_known[pair[0].pool]))
+        num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
+        return Route(prefill, decode, num_blocks, overtakes, num_known[prefill.pool])
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether prompts may be computed in several pools."""
+        return len({worker.pool for worker in self if worker.ready.role is Role.PREFILL}) > 1
+
+    def note_text(self, worker: Member, beginnings: Beginnings) -> None:
+        """A text is in the pool of that worker, or will be."""
+        self._prefixes.note(worker.pool, beginnings, worker.num_pool_tokens)
 
     def longest(self) -> int:
         """Most tokens, prompt and outputs together, of a completion that some worker takes."""
@@ -233,6 +258,9 @@ class WorkerPool:
         workers = self._takers(Role.PREFILL) or self._takers(Role.DECODE)
         return len({worker.gpu for worker in workers})
 
+    def _num_known(self, pool: PoolName, demand: Demand) -> int:
+        return min(self._prefixes.num_known(pool, demand.beginnings), demand.num_tokens - 1)
+
     def _review(self, cause: str) -> None:
         self.standbys.review(self._workers.values(), cause)
 
@@ -247,14 +275,13 @@ class WorkerPool:
         ]
 
     def _pairs(self, demand: Demand) -> list[tuple[Member, list[Member]]]:
-        """Decode workers that take what is asked for, best first, each with those that can compute its prompt.
+        """Decode workers that take what is asked for, each with those that can compute its prompt.
 
         It is one of those itself if it takes no handoffs, or while no path to any decode worker is proven or
         about to be: a worker that has just come has met nobody yet.
         """
         decodes = [w for w in self._takers(Role.DECODE) if demand.max_total_tokens <= w.ready.max_model_len]
         decodes = [worker for worker in decodes if _is_open(worker, demand)]
-        decodes.sort(key=lambda worker: (worker is demand.avoided, worker.decode_load, worker.last_turn))
         prefills = [w for w in self._takers(Role.PREFILL) if demand.num_tokens <= w.ready.max_model_len]
         proven = [[prefill for prefill in prefills if self._is_proven(prefill, decode)] for decode in decodes]
         alone = not any(proven) and not any(self._are_meeting(p, d) for p in prefills for d in decodes)
@@ -283,6 +310,14 @@ class WorkerPool:
         is_shorter = demand.num_tokens * worker.num_outstanding < worker.outstanding_tokens
         before = worker.overtaking[: bisect_right(worker.overtaking, demand.num_tokens)]
         return is_shorter and sum(before) < worker.ready.max_batch_tokens
+
+
+def _cost(prefill: Member, decode: Member, demand: Demand, num_known: int) -> tuple[bool, bool, float, int, int]:
+    """What is least is best: nobody whom it is to avoid, then tokens to compute, then who was chosen longest ago."""
+    num_tokens = prefill.outstanding_tokens + demand.num_tokens - num_known
+    num_moved = 0 if prefill.pool == decode.pool else demand.num_tokens
+    cost = num_tokens + num_moved / MOVED_AT_ONCE + LOAD_TOKENS * decode.decode_load
+    return decode is demand.avoided, prefill is demand.avoided, cost, decode.last_turn, prefill.last_turn
 
 
 def _is_open(worker: Member, demand: Demand) -> bool:
