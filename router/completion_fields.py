@@ -73,7 +73,7 @@ GENERATION_FIELDS = (
     Field("spaces_between_special_tokens", Boolean(), True, "taken, without effect: these tokenizers put none there"),
     Field("return_token_ids", Boolean(), False, "`prompt_token_ids` and `token_ids` in each choice, bounded as `echo`"),
     Field("return_tokens_as_token_ids", Boolean(), False, "`logprobs` names tokens by their ids, `token_id:5`"),
-    Field("cache_salt", CACHE_SALT, None, "nothing is used of a prompt of another salt, nor of another API key"),
+    Field("cache_salt", CACHE_SALT, None, "nothing is used of prompts of other salts, no KV of those of other keys"),
     Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
     Field("priority", Integer(-MAX_INT32, MAX_INT32), 0, PRIORITY),
     Field("use_beam_search", Only((False,))),

@@ -195,7 +195,7 @@ async def test_a_handoff_that_is_lost_is_computed_again(checkpoint: Checkpoint) 
 
 def all_are_bound(system: System, asked: list[list[int]]) -> bool:
     """Whether each prefill worker has some of the prompts, and none is still on its way to one."""
-    num_tokens = [worker["outstanding_prompt_tokens"] for worker in system.health()["workers"]["prefill"]]
+    num_tokens: list[int] = [worker["outstanding_prompt_tokens"] for worker in system.health()["workers"]["prefill"]]
     return min(num_tokens) > 0 and sum(num_tokens) == sum(map(len, asked))
 
 
