@@ -4,7 +4,8 @@ import triton
 import triton.language as tl
 
 from common.kernels import operands
-from common.kernels.filter_limits import lowest_of_many, lowest_within, mass_from
+from common.kernels.filter_bins import FEW, NUM_BINS, lowest_listed
+from common.kernels.filter_limits import lowest_of_many, mass_from
 from common.kernels.filter_survey import LOWEST, PLAN_FIELDS, load_reach
 from common.kernels.filter_values import LARGEST, best_of, load_filters, load_logits, mass_limit, order_of, value_of
 from common.kernels.pdl import wait_for_predecessor
@@ -17,7 +18,8 @@ NO_CHOICE = tl.constexpr(operands.NO_CHOICE)
 def _threshold(
     row_ptr,
     list_ptr,
-    sums,  # of the row: num_listed, num_above, mass_above, total
+    few_ptr,
+    sums,  # of the row: num_listed, num_above, mass_above, total; of its list: counts and masses by bins
     reach,
     top,
     temperature,
@@ -26,11 +28,12 @@ def _threshold(
     by_k,
     by_p,
     VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     """Smallest scaled logit that passes all filters, and whether the limits were found in the list."""
-    num_listed, num_above, above, total = sums
+    num_listed, num_above, above, total, counts, masses = sums
     lowest, _, is_listed, least = reach
     is_whole = lowest == LOWEST  # all tokens are above or listed
     is_found = is_listed & (num_listed <= ROOM)
@@ -40,13 +43,18 @@ def _threshold(
     cut = order_of(tl.full((), float("-inf"), tl.float32))
     if by_k:
         if is_found:
-            cut = lowest_within(list_ptr, num_listed, top_k - num_above, top, temperature, False, TILE)
+            rest = (top_k - num_above).to(tl.int64)
+            cut = lowest_listed(
+                list_ptr, num_listed, few_ptr, counts.to(tl.int64), rest, reach, top, temperature, False, BLOCK, TILE
+            )
             is_found &= is_whole | (value_of(cut) > scaled_lowest)
         else:
             cut = lowest_of_many(row_ptr, VOCAB, list_ptr, top_k.to(tl.int64), top, temperature, False, TILE)
     if by_p:
+        below = tl.sum(masses, axis=0)
         if is_found:
-            below = mass_from(list_ptr, num_listed, cut, top, temperature, TILE)
+            if by_k:
+                below = mass_from(list_ptr, num_listed, cut, top, temperature, BLOCK)
         else:
             above = tl.full((), 0, tl.int64)
             below = mass_from(row_ptr, VOCAB, cut, top, temperature, TILE)
@@ -55,7 +63,9 @@ def _threshold(
         limit = mass_limit(top_p, total)
         is_found &= (above < limit) & (is_whole | (above + below >= limit))
         if is_found:
-            by_mass = lowest_within(list_ptr, num_listed, limit - above, top, temperature, True, TILE)
+            by_mass = lowest_listed(
+                list_ptr, num_listed, few_ptr, masses, limit - above, reach, top, temperature, True, BLOCK, TILE
+            )
         else:
             by_mass = lowest_of_many(row_ptr, VOCAB, list_ptr, limit, top, temperature, True, TILE)
         cut = tl.maximum(cut, by_mass)
@@ -96,7 +106,9 @@ def decide_kernel(
     list_ptr,  # [num_rows, ROOM] fp32
     list_scores_ptr,  # [num_rows, ROOM] fp32
     list_ids_ptr,  # [num_rows, ROOM] int32
-    num_listed_ptr,  # [num_rows] int32, set to 0, as the next three
+    num_listed_ptr,  # [num_rows] int32, set to 0, as the next five
+    bin_counts_ptr,  # [num_rows, NUM_BINS] int32
+    bin_masses_ptr,  # [num_rows, NUM_BINS] int64
     num_above_ptr,  # [num_rows] int32
     total_ptr,  # [num_rows] int64
     mass_above_ptr,  # [num_rows] int64
@@ -104,6 +116,7 @@ def decide_kernel(
     best_ids_ptr,  # [num_rows, NUM_CHUNKS] int32
     threshold_ptr,  # [num_rows] fp32, of scaled logits
     decided_ptr,  # [num_rows] int32: the token, NO_CHOICE, or UNDECIDED
+    few_ptr,  # [num_rows, FEW] fp32
     logits_stride,
     VOCAB: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
@@ -127,7 +140,12 @@ def decide_kernel(
     num_above = tl.load(num_above_ptr + row)
     mass_above = tl.load(mass_above_ptr + row)
     total = tl.load(total_ptr + row)
+    bins = row * NUM_BINS + tl.arange(0, NUM_BINS)
+    counts = tl.load(bin_counts_ptr + bins, mask=by_k, other=0)
+    masses = tl.load(bin_masses_ptr + bins, mask=by_p, other=0)
     tl.debug_barrier()  # every thread has read
+    tl.store(bin_counts_ptr + bins, tl.zeros((NUM_BINS,), tl.int32), mask=by_k)
+    tl.store(bin_masses_ptr + bins, tl.zeros((NUM_BINS,), tl.int64), mask=by_p)
     tl.store(num_listed_ptr + row, 0)
     tl.store(num_above_ptr + row, 0)
     tl.store(mass_above_ptr + row, tl.zeros((), tl.int64))
@@ -135,8 +153,9 @@ def decide_kernel(
     has_choice = top > -LARGEST
     list_ptr += row * ROOM
     threshold, is_found = _threshold(
-        logits_ptr + row * logits_stride, list_ptr, (num_listed, num_above, mass_above, total), reach, top, temperature,
-        top_k, top_p, by_k & has_choice, by_p & has_choice, VOCAB, TILE, ROOM,
+        logits_ptr + row * logits_stride, list_ptr, few_ptr + row * FEW,
+        (num_listed, num_above, mass_above, total, counts, masses), reach, top, temperature,
+        top_k, top_p, by_k & has_choice, by_p & has_choice, VOCAB, BLOCK, TILE, ROOM,
     )  # fmt: skip
     chunks = tl.arange(0, CHUNKS)
     present = chunks < NUM_CHUNKS

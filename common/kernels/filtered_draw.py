@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.filter_bins import FEW, NUM_BINS, bin_of, bins_per_logit
 from common.kernels.filter_decision import decide_kernel
 from common.kernels.filter_survey import CHUNKS_AT_ONCE, PLAN_FIELDS, SAMPLE, load_reach, survey_kernel
 from common.kernels.filter_values import NUM_BUCKETS, best_of, load_filters, load_logits, mass_of
@@ -62,11 +63,13 @@ def _compact(shortlist_ptr, is_within, CHUNK: tl.constexpr, THREADS: tl.constexp
 def _draw_from_chunk(
     row_ptr,
     shortlist_ptr,  # [CHUNK] int16, of this program
-    lists,  # of the row: list_ptr, list_scores_ptr, list_ids_ptr, num_listed_ptr
+    lists,  # of the row: list_ptr, list_scores_ptr, list_ids_ptr, num_listed_ptr, bin_counts_ptr, bin_masses_ptr
     noise_key,  # seed, position
     reach,
     top,
     temperature,
+    by_k,
+    by_p,
     begin,
     is_within,  # [CHUNK]: which tokens may pass
     num_within,
@@ -75,9 +78,10 @@ def _draw_from_chunk(
     ROOM: tl.constexpr,
 ):
     """Best score of the tokens that pass for certain, its lowest id, their mass and number. The others are listed."""
-    list_ptr, list_scores_ptr, list_ids_ptr, num_listed_ptr = lists
+    list_ptr, list_scores_ptr, list_ids_ptr, num_listed_ptr, bin_counts_ptr, bin_masses_ptr = lists
     seed, position = noise_key
-    _, highest, _, least = reach
+    lowest, highest, _, least = reach
+    per_logit = bins_per_logit(lowest, highest, temperature)
     _compact(shortlist_ptr, is_within, CHUNK, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     best_ids = tl.zeros((BLOCK,), tl.int32)
@@ -94,7 +98,8 @@ def _draw_from_chunk(
         is_better = is_sure & (scaled >= least) & ((scores > best) | ((scores == best) & (ids < best_ids)))
         best = tl.where(is_better, scores, best)
         best_ids = tl.where(is_better, ids, best_ids)
-        mass += tl.where(is_sure, mass_of(x, top, temperature), 0)
+        weights = mass_of(x, top, temperature)
+        mass += tl.where(is_sure, weights, 0)
         is_listed = present & (is_sure == 0)
         listed = is_listed.to(tl.int32)
         num_here = tl.sum(listed, axis=0)
@@ -106,6 +111,11 @@ def _draw_from_chunk(
             tl.store(list_ptr + list_places, x, mask=has_room)
             tl.store(list_scores_ptr + list_places, scores, mask=has_room)
             tl.store(list_ids_ptr + list_places, ids, mask=has_room)
+            bins = bin_of(x, highest, per_logit)
+            if by_k:
+                tl.atomic_add(bin_counts_ptr + bins, listed, mask=is_listed, sem="relaxed")
+            if by_p:
+                tl.atomic_add(bin_masses_ptr + bins, weights, mask=is_listed, sem="relaxed")
     score, token = best_of(best, best_ids)
     return score, token, tl.sum(mass, axis=0), num_within - num_listed
 
@@ -125,7 +135,9 @@ def draw_kernel(
     list_ptr,  # [num_rows, ROOM] fp32: logits in any order, as the next two
     list_scores_ptr,  # [num_rows, ROOM] fp32
     list_ids_ptr,  # [num_rows, ROOM] int32
-    num_listed_ptr,  # [num_rows] int32, 0 before, as the next three
+    num_listed_ptr,  # [num_rows] int32, 0 before, as the next five
+    bin_counts_ptr,  # [num_rows, NUM_BINS] int32: of what is listed, if by_k
+    bin_masses_ptr,  # [num_rows, NUM_BINS] int64, if by_p
     num_above_ptr,  # [num_rows] int32
     total_ptr,  # [num_rows] int64: mass of all tokens
     mass_above_ptr,  # [num_rows] int64: of those that pass for certain
@@ -158,6 +170,8 @@ def draw_kernel(
         list_scores_ptr + row * ROOM,
         list_ids_ptr + row * ROOM,
         num_listed_ptr + row,
+        bin_counts_ptr + row * NUM_BINS,
+        bin_masses_ptr + row * NUM_BINS,
     )
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=float("nan"))
@@ -171,7 +185,7 @@ def draw_kernel(
     if num_within > 0:
         score, token, mass, number = _draw_from_chunk(
             row_ptr, shortlist_ptr + (row * NUM_CHUNKS + chunk) * CHUNK, lists, noise_key, reach, top, temperature,
-            chunk * CHUNK, is_within, num_within, CHUNK, BLOCK, ROOM,
+            by_k, by_p, chunk * CHUNK, is_within, num_within, CHUNK, BLOCK, ROOM,
         )  # fmt: skip
         if by_p:
             tl.atomic_add(mass_above_ptr + row, mass, sem="relaxed")
@@ -197,7 +211,10 @@ class FilterWorkspace:
     listed: Tensor  # [max_rows, room] fp32
     scores: Tensor  # [max_rows, room] fp32
     ids: Tensor  # [max_rows, room] int32
-    num_listed: Tensor  # [max_rows] int32, 0 whenever no launch is under way, as the next four
+    few: Tensor  # [max_rows, FEW] fp32
+    num_listed: Tensor  # [max_rows] int32, 0 whenever no launch is under way, as the next six
+    bin_counts: Tensor  # [max_rows, NUM_BINS] int32
+    bin_masses: Tensor  # [max_rows, NUM_BINS] int64
     num_above: Tensor  # [max_rows] int32
     total: Tensor  # [max_rows] int64
     mass_above: Tensor  # [max_rows] int64
@@ -216,8 +233,8 @@ def make_workspace(max_rows: int, vocab: int, device: torch.device) -> FilterWor
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def zeros(dtype: torch.dtype) -> Tensor:
-        return torch.zeros((max_rows,), dtype=dtype, device=device)
+    def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.zeros((max_rows, *shape), dtype=dtype, device=device)
 
     return FilterWorkspace(
         largest=empty(max_programs),
@@ -232,7 +249,10 @@ def make_workspace(max_rows: int, vocab: int, device: torch.device) -> FilterWor
         listed=empty(max_rows, room),
         scores=empty(max_rows, room),
         ids=empty(max_rows, room, dtype=torch.int32),
+        few=empty(max_rows, FEW.value),
         num_listed=zeros(torch.int32),
+        bin_counts=zeros(torch.int32, NUM_BINS.value),
+        bin_masses=zeros(torch.int64, NUM_BINS.value),
         num_above=zeros(torch.int32),
         total=zeros(torch.int64),
         mass_above=zeros(torch.int64),
@@ -280,6 +300,8 @@ def filtered_draw(
         "list_scores_ptr": workspace.scores,
         "list_ids_ptr": workspace.ids,
         "num_listed_ptr": workspace.num_listed,
+        "bin_counts_ptr": workspace.bin_counts,
+        "bin_masses_ptr": workspace.bin_masses,
         "num_above_ptr": workspace.num_above,
         "total_ptr": workspace.total,
         "mass_above_ptr": workspace.mass_above,
@@ -313,8 +335,9 @@ def filtered_draw(
     decide_kernel[(num_rows,)](
         threshold_ptr=workspace.threshold,
         decided_ptr=workspace.decided,
+        few_ptr=workspace.few,
         CHUNKS=chunks,
-        BLOCK=1024,
+        BLOCK=4096,
         TILE=TILE,
         num_warps=16,
         **row,

@@ -564,7 +564,7 @@ class Stepping:
         assert not any(counter.any() for counter in counters)
 
 
-COUNTERS = ("num_listed", "num_above", "total", "mass_above", "survey_arrivals")
+COUNTERS = ("num_listed", "num_above", "total", "mass_above", "survey_arrivals", "bin_counts", "bin_masses")
 
 
 def test_nothing_of_one_step_is_read_by_the_next(device: torch.device) -> None:
