@@ -16,14 +16,15 @@ from torch import Tensor
 from common.kernels import filtered_draw as filters
 from common.kernels.checks import check_column
 from common.kernels.filter_decision import UNDECIDED
-from common.kernels.filter_values import load_filters, load_logits
+from common.kernels.filter_values import best_of, load_filters, load_logits
 from common.kernels.filtered_draw import FilterWorkspace
 from common.kernels.gumbel import gumbel
 from common.kernels.last_program import is_last
 from common.kernels.operands import NO_CHOICE, SamplingTensors, TokenRing
 from common.kernels.pdl import wait_for_predecessor
 
-CHUNK = 1024  # logits of one program
+TILE = 1024  # logits that a program has in registers
+MOST_PROGRAMS = 640  # all at once on a large GPU; each takes several tiles where there are more
 _NO_CHOICE = tl.constexpr(NO_CHOICE)
 
 
@@ -55,7 +56,37 @@ def _finish(
         tl.store(tokens_ptr + row, token)
 
 
-@triton.jit(do_not_specialize=["max_len"])
+@triton.jit
+def _best_of_chunk(
+    row_ptr,
+    begin,
+    end,  # a multiple of TILE further
+    temperature,
+    threshold,  # of scaled logits
+    seed,
+    next_position,
+    VOCAB: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Best score of the tokens from `begin` to before `end`, and its lowest id."""
+    upcoming = load_logits(row_ptr, begin + tl.arange(0, TILE), VOCAB)
+    best = tl.full((TILE,), float("-inf"), tl.float32)
+    best_ids = tl.zeros((TILE,), tl.int32)
+    for first in tl.range(begin, end, TILE):
+        tokens = first + tl.arange(0, TILE)
+        scores = upcoming
+        upcoming = load_logits(row_ptr, tokens + TILE, tl.where(first + TILE < end, VOCAB, 0))
+        if temperature > 0.0:
+            noise = gumbel(seed, next_position, tokens)
+            scaled = tl.div_rn(scores, temperature)
+            scores = tl.where(scaled >= threshold, scaled + noise, float("-inf"))
+        is_better = scores > best
+        best = tl.where(is_better, scores, best)
+        best_ids = tl.where(is_better, tokens, best_ids)
+    return best_of(best, best_ids)
+
+
+@triton.jit(do_not_specialize=["max_len", "tiles_a_chunk", "num_chunks"])
 def _choose_kernel(
     logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
     temperature_ptr,  # [num_rows] fp32
@@ -69,29 +100,31 @@ def _choose_kernel(
     turns_ptr,  # [num_rows] int32, if ADVANCE: slot of the row's next token, below RING_SLOTS
     threshold_ptr,  # [num_rows] fp32, of rows with filters
     decided_ptr,  # [num_rows] int32, of rows with filters: the token, NO_CHOICE, or UNDECIDED
-    best_ptr,  # [num_rows, NUM_CHUNKS] fp32
-    best_ids_ptr,  # [num_rows, NUM_CHUNKS] int32
+    best_ptr,  # [num_rows, num_chunks] fp32
+    best_ids_ptr,  # [num_rows, num_chunks] int32
     arrivals_ptr,  # [num_rows] int32, 0 before and after
     tokens_ptr,  # [num_rows] int32
     logits_stride,
     max_len,  # if ADVANCE: seq_lens grow up to this
+    tiles_a_chunk,
+    num_chunks,
     VOCAB: tl.constexpr,
-    CHUNK: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr,
-    CHUNKS: tl.constexpr,  # power of two, at least NUM_CHUNKS
+    TILE: tl.constexpr,
+    CHUNKS: tl.constexpr,  # power of two, at least num_chunks
     ADVANCE: tl.constexpr,
     RING_SLOTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (num_rows, NUM_CHUNKS). One program the best token of a chunk, the last of a row the best of those.
+    """Grid: (num_rows, num_chunks). One program the best token of a chunk, the last of a row the best of those.
 
-    Ties go to the lowest id. Where no token has a score, the row stays as it is, and NO_CHOICE goes to the host. The
-    noise is made before the wait where all tokens take part: it needs nothing from this step. A row whose token is
-    decided has it stored, and no more.
+    Ties go to the lowest id. Where no token has a score, the row stays as it is, and NO_CHOICE goes to the host. Where
+    all tokens take part, the best is found before the wait: it needs nothing from the kernel before. A row whose token
+    is decided has it stored, and no more.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    begin = chunk * tiles_a_chunk * TILE
+    end = begin + tiles_a_chunk * TILE
     temperature, _, _, _, by_k, by_p, by_min_p = load_filters(
         temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB
     )
@@ -99,11 +132,14 @@ def _choose_kernel(
     next_position = tl.load(next_positions_ptr + row)
     turn = tl.load(turns_ptr + row) if ADVANCE else 0
     columns = (tokens_ptr, positions_ptr, next_positions_ptr, ring_ptr, turns_ptr)
-    noise = tl.zeros((CHUNK,), tl.float32)
-    if (temperature > 0.0) & (is_filtered == 0):
-        noise = gumbel(tl.load(seed_ptr + row), next_position, tokens)
-    wait_for_predecessor(PDL)
+    row_ptr = logits_ptr + row * logits_stride
+    seed = tl.load(seed_ptr + row)
     threshold = tl.full((), float("-inf"), tl.float32)
+    best = threshold
+    token = tl.full((), 0, tl.int32)
+    if is_filtered == 0:
+        best, token = _best_of_chunk(row_ptr, begin, end, temperature, threshold, seed, next_position, VOCAB, TILE)
+    wait_for_predecessor(PDL)
     decided = tl.full((), UNDECIDED, tl.int32)
     if is_filtered:
         threshold = tl.load(threshold_ptr + row)
@@ -113,19 +149,14 @@ def _choose_kernel(
             _finish(row, decided, next_position, turn, columns, max_len, ADVANCE, RING_SLOTS)
         return
     if is_filtered:
-        noise = gumbel(tl.load(seed_ptr + row), next_position, tokens)
-    scores = load_logits(logits_ptr + row * logits_stride, tokens, VOCAB)
-    if temperature > 0.0:
-        scaled = tl.div_rn(scores, temperature)
-        scores = tl.where(scaled >= threshold, scaled + noise, float("-inf"))
-    best, index = tl.max(scores, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    best_ptr += row * NUM_CHUNKS
-    best_ids_ptr += row * NUM_CHUNKS
+        best, token = _best_of_chunk(row_ptr, begin, end, temperature, threshold, seed, next_position, VOCAB, TILE)
+    best_ptr += row * num_chunks
+    best_ids_ptr += row * num_chunks
     tl.store(best_ptr + chunk, best)
-    tl.store(best_ids_ptr + chunk, chunk * CHUNK + index)
-    if is_last(arrivals_ptr + row, NUM_CHUNKS):
+    tl.store(best_ids_ptr + chunk, token)
+    if is_last(arrivals_ptr + row, num_chunks):
         chunks = tl.arange(0, CHUNKS)
-        bests = tl.load(best_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
+        bests = tl.load(best_ptr + chunks, mask=chunks < num_chunks, other=float("-inf"))
         best, winner = tl.max(bests, axis=0, return_indices=True, return_indices_tie_break_left=True)
         token = tl.where(best > float("-inf"), tl.load(best_ids_ptr + winner), _NO_CHOICE)
         _finish(row, token, next_position, turn, columns, max_len, ADVANCE, RING_SLOTS)
@@ -143,7 +174,7 @@ class SamplingWorkspace:
 
 def make_workspace(max_rows: int, vocab: int, device: torch.device) -> SamplingWorkspace:
     """Room for `max_rows` rows of `vocab` logits."""
-    shape = (max_rows, triton.cdiv(vocab, CHUNK))
+    shape = (max_rows, triton.cdiv(vocab, TILE))
     return SamplingWorkspace(
         filters=filters.make_workspace(max_rows, vocab, device),
         best=torch.empty(shape, dtype=torch.float32, device=device),
@@ -204,7 +235,9 @@ def _choose(
     if num_rows == 0:
         return
     filters.filtered_draw(logits, params, next_positions, workspace.filters, pdl=pdl)
-    num_chunks = triton.cdiv(vocab, CHUNK)
+    num_tiles = triton.cdiv(vocab, TILE)
+    tiles_a_chunk = triton.cdiv(num_tiles * num_rows, MOST_PROGRAMS)
+    num_chunks = triton.cdiv(num_tiles, tiles_a_chunk)
     unused = next_positions
     _choose_kernel[(num_rows, num_chunks)](
         logits_ptr=logits,
@@ -226,13 +259,15 @@ def _choose(
         logits_stride=logits.stride(0),
         max_len=max_len,
         VOCAB=vocab,
-        CHUNK=CHUNK,
-        NUM_CHUNKS=num_chunks,
-        CHUNKS=triton.next_power_of_2(num_chunks),
+        tiles_a_chunk=tiles_a_chunk,
+        num_chunks=num_chunks,
+        TILE=TILE,
+        CHUNKS=triton.next_power_of_2(num_tiles),
         ADVANCE=positions is not None,
         RING_SLOTS=1 if ring is None else ring.tokens_cpu.shape[1],
         PDL=pdl,
         num_warps=4,
+        maxnreg=96,  # so that five programs fit on a multiprocessor
         launch_pdl=pdl,
     )
 
@@ -250,7 +285,7 @@ def _check(
     for column in int32_columns:
         check_column("a column of the rows", column, num_rows)
     assert num_rows <= workspace.best.shape[0], f"{num_rows} rows: the workspace holds fewer"
-    assert workspace.best.shape[1] == triton.cdiv(vocab, CHUNK), f"vocabulary of {vocab}: made for another"
+    assert workspace.best.shape[1] == triton.cdiv(vocab, TILE), f"vocabulary of {vocab}: made for another"
 
 
 def _check_ring(ring: TokenRing, num_rows: int) -> None:
