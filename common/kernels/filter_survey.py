@@ -31,7 +31,6 @@ ROUNDING = tl.constexpr(1e-5)  # of a logit, generously
 SLACK = tl.constexpr(1e-5)  # of the bounds, for rounding
 DEVIATIONS = tl.constexpr(5.0)  # of the error of a sample: what is taken for most unlikely
 GOLDEN = tl.constexpr(0x9E3779B1)  # its multiples, modulo 2^32, are spread evenly
-SAMPLE = 1024  # tokens of a chunk that are counted
 CHUNKS_AT_ONCE = 32
 
 
@@ -81,20 +80,24 @@ def survey_kernel(
         tl.store(weights_ptr + chunk, tl.sum(weight_of(x, largest, temperature), axis=0))
         places = tl.arange(0, SAMPLE)
         shift = (places.to(tl.uint32) * GOLDEN >> 16) % (CHUNK // SAMPLE)
-        sample = load_logits(row_ptr, chunk * CHUNK + places * (CHUNK // SAMPLE) + shift.to(tl.int32), VOCAB)
+        sample = x
+        if CHUNK > SAMPLE:
+            sample = load_logits(row_ptr, chunk * CHUNK + places * (CHUNK // SAMPLE) + shift.to(tl.int32), VOCAB)
         below = tl.minimum(bucket_of(largest, per_logit) - bucket_of(sample, per_logit), NUM_BUCKETS - 1)
         counts = tl.histogram(tl.maximum(below, 0), NUM_BUCKETS, mask=sample > float("-inf"))
         tl.store(counts_ptr + chunk * NUM_BUCKETS + tl.arange(0, NUM_BUCKETS), counts)
         tl.store(numbers_ptr + chunk, tl.sum(counts, axis=0))
     if is_last(arrivals_ptr + row, NUM_CHUNKS):
         chunks = tl.arange(0, CHUNKS)
-        all_largest = tl.load(largest_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
+        present = chunks < NUM_CHUNKS
+        all_largest = tl.load(largest_ptr + chunks, mask=present, other=float("-inf"))
+        weights = tl.load(weights_ptr + chunks, mask=present, other=0.0)  # of no use if there is nothing to plan
+        numbers = tl.load(numbers_ptr + chunks, mask=present, other=0)
         top = largest_of(all_largest)
         tl.store(top_ptr + row, top)
         if by_k | by_p:
-            weights = tl.load(weights_ptr + chunks, mask=chunks < NUM_CHUNKS, other=0.0)
             total = tl.sum(weights * weight_of(all_largest, top, temperature), axis=0)
-            number = tl.sum(tl.load(numbers_ptr + chunks, mask=chunks < NUM_CHUNKS, other=0), axis=0)
+            number = tl.sum(numbers, axis=0)
             counts = _add_up(counts_ptr, largest_ptr, number, top, per_logit, NUM_CHUNKS, CHUNKS_AT_ONCE)
             _plan(
                 plan_ptr + row * PLAN_FIELDS, counts, total, top, temperature, top_k, top_p, by_k, by_p,
@@ -108,7 +111,7 @@ def _add_up(counts_ptr, largest_ptr, number, top, per_logit, NUM_CHUNKS: tl.cons
     buckets = tl.arange(0, NUM_BUCKETS)
     top_bucket = bucket_of(top, per_logit)
     counts = tl.zeros((AT_ONCE, NUM_BUCKETS), tl.int32)
-    for begin in tl.range(0, NUM_CHUNKS, AT_ONCE):
+    for begin in tl.static_range(0, NUM_CHUNKS, AT_ONCE):  # all loads are on their way at once
         chunks = begin + tl.arange(0, AT_ONCE)
         largest = tl.load(largest_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
         below = buckets[None, :] - (top_bucket - bucket_of(largest, per_logit))[:, None]
@@ -155,8 +158,8 @@ def _plan(
     tokens = counts.to(tl.float32) * SHARE
     most = tokens * weight_near
     least = tl.where(is_inner, tokens * weight_far, 0.0)
-    most_beyond = tl.maximum(tl.sum(most, axis=0) - tl.cumsum(most, axis=0), 0.0)
-    least_beyond = tl.maximum(tl.sum(least, axis=0) - tl.cumsum(least, axis=0), 0.0)
+    most_beyond = tl.maximum(tl.cumsum(most, axis=0, reverse=True) - most, 0.0)
+    least_beyond = tl.maximum(tl.cumsum(least, axis=0, reverse=True) - least, 0.0)
     least_to_there = total - most_beyond - tl.where(is_inner, _error(most_beyond, weight_far, SHARE), 0.0)
     most_to_there = total - least_beyond + tl.where(is_inner, _error(least_beyond, weight_far, SHARE), 0.0)
 
@@ -169,7 +172,8 @@ def _plan(
         error = tl.where(is_inner, _error(num_to_there, 1.0, SHARE), 0.0)
         lowest = tl.min(tl.where(num_to_there - error >= top_k, buckets, NUM_BUCKETS - 1), axis=0)
         highest = tl.max(tl.where(num_to_there + error < top_k, buckets + 1, 0), axis=0)
-        least_kept = tl.maximum(tl.sum(tl.where(buckets == highest - 1, least_to_there, 0.0), axis=0), 0.0)
+        if by_p:
+            least_kept = tl.maximum(tl.sum(tl.where(buckets == highest - 1, least_to_there, 0.0), axis=0), 0.0)
     elif by_p:
         enough = top_p * total * (1.0 + SLACK)
         lowest = tl.min(tl.where(least_to_there >= enough, buckets, NUM_BUCKETS - 1), axis=0)
@@ -178,9 +182,8 @@ def _plan(
         highest = tl.minimum(highest, tl.max(tl.where(most_to_there < enough, buckets + 1, 0), axis=0))
     num_between = tl.sum(tl.where((buckets >= highest) & (buckets <= lowest), tokens, 0.0), axis=0)
     reaches_all = lowest == NUM_BUCKETS - 1
-    below = tl.sum(tl.where(buckets == lowest, farthest, 0.0), axis=0)
-    tl.store(plan_ptr, tl.where(reaches_all, LOWEST, top - below))
-    tl.store(plan_ptr + 1, top - tl.sum(tl.where(buckets == highest, nearest, 0.0), axis=0))
+    tl.store(plan_ptr, tl.where(reaches_all, LOWEST, top - (lowest.to(tl.float32) + (place + 0.5)) / per_logit))
+    tl.store(plan_ptr + 1, top - tl.maximum(highest.to(tl.float32) + (place - 0.5), 0.0) / per_logit)
     tl.store(plan_ptr + 2, (num_between <= ROOM).to(tl.float32))
 
 

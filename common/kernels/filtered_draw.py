@@ -22,14 +22,15 @@ from torch import Tensor
 
 from common.kernels.filter_bins import FEW, NUM_BINS, bin_of, bins_per_logit
 from common.kernels.filter_decision import decide_kernel
-from common.kernels.filter_survey import CHUNKS_AT_ONCE, PLAN_FIELDS, SAMPLE, load_reach, survey_kernel
+from common.kernels.filter_survey import CHUNKS_AT_ONCE, PLAN_FIELDS, load_reach, survey_kernel
 from common.kernels.filter_values import NUM_BUCKETS, best_of, load_filters, load_logits, mass_of
 from common.kernels.gumbel import gumbel
 from common.kernels.operands import MAX_VOCAB, SamplingTensors
 from common.kernels.pdl import wait_for_predecessor
 
 FEW_ROWS = 8  # up to so many, chunks are small, so that there are programs for all multiprocessors
-SMALL_CHUNK, LARGE_CHUNK = 1024, 4096  # logits of one program
+SMALL_CHUNK, LARGE_CHUNK = 2048, 4096  # logits of one program
+SHARE = 4  # of a large chunk's tokens one in so many is counted, of a small one's all
 ROOM = 1 << 15  # tokens in a row's list
 TILE = 8192  # tokens of a list that the search for a limit has in registers
 ONE_WITHIN = tl.constexpr(1 << 16)
@@ -74,6 +75,7 @@ def _draw_from_chunk(
     is_within,  # [CHUNK]: which tokens may pass
     num_within,
     CHUNK: tl.constexpr,
+    THREADS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
 ):
@@ -82,7 +84,7 @@ def _draw_from_chunk(
     seed, position = noise_key
     lowest, highest, _, least = reach
     per_logit = bins_per_logit(lowest, highest, temperature)
-    _compact(shortlist_ptr, is_within, CHUNK, BLOCK)
+    _compact(shortlist_ptr, is_within, CHUNK, THREADS)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     best_ids = tl.zeros((BLOCK,), tl.int32)
     mass = tl.zeros((BLOCK,), tl.int64)
@@ -147,24 +149,28 @@ def draw_kernel(
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    THREADS: tl.constexpr,
+    BLOCK: tl.constexpr,  # tokens that noise is made for at once
     ROOM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (num_rows, NUM_CHUNKS)."""
+    """Grid: (num_rows, NUM_CHUNKS). The logits are not from the kernel before, so they are loaded before the wait."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     temperature, _, _, min_p, by_k, by_p, by_min_p = load_filters(
         temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB
     )
     noise_key = (tl.load(seed_ptr + row), tl.load(next_positions_ptr + row))
+    row_ptr = logits_ptr + row * logits_stride
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    is_filtered = by_k | by_p | by_min_p
+    x = tl.load(row_ptr + tokens, mask=tokens < tl.where(is_filtered, VOCAB, 0), other=float("nan"))
     wait_for_predecessor(PDL)
-    if (by_k | by_p | by_min_p) == 0:
+    if is_filtered == 0:
         return
     top = tl.load(top_ptr + row)
     reach = load_reach(plan_ptr + row * PLAN_FIELDS, top, temperature, min_p, by_k | by_p, by_min_p)
     lowest, _, _, _ = reach
-    row_ptr = logits_ptr + row * logits_stride
     lists = (
         list_ptr + row * ROOM,
         list_scores_ptr + row * ROOM,
@@ -173,8 +179,6 @@ def draw_kernel(
         bin_counts_ptr + row * NUM_BINS,
         bin_masses_ptr + row * NUM_BINS,
     )
-    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=float("nan"))
     if by_p & (by_k == 0):
         masses = mass_of(tl.where(x == x, x, float("-inf")), top, temperature)
         tl.atomic_add(total_ptr + row, tl.sum(masses, axis=0), sem="relaxed")
@@ -185,7 +189,7 @@ def draw_kernel(
     if num_within > 0:
         score, token, mass, number = _draw_from_chunk(
             row_ptr, shortlist_ptr + (row * NUM_CHUNKS + chunk) * CHUNK, lists, noise_key, reach, top, temperature,
-            by_k, by_p, chunk * CHUNK, is_within, num_within, CHUNK, BLOCK, ROOM,
+            by_k, by_p, chunk * CHUNK, is_within, num_within, CHUNK, THREADS, BLOCK, ROOM,
         )  # fmt: skip
         if by_p:
             tl.atomic_add(mass_above_ptr + row, mass, sem="relaxed")
@@ -318,7 +322,7 @@ def filtered_draw(
         CHUNK=chunk,
         CHUNKS=chunks,
         CHUNKS_AT_ONCE=CHUNKS_AT_ONCE,
-        SAMPLE=SAMPLE,
+        SAMPLE=chunk if chunk == SMALL_CHUNK else chunk // SHARE,
         num_warps=8,
         **row,
     )
@@ -327,6 +331,7 @@ def filtered_draw(
         next_positions_ptr=next_positions,
         shortlist_ptr=workspace.shortlist,
         CHUNK=chunk,
+        THREADS=256,
         BLOCK=256,
         num_warps=8,
         **row,
