@@ -94,7 +94,7 @@ def _best_listed(lists, num_listed, threshold, temperature, known, BLOCK: tl.con
     return tl.where(is_better, listed, score), tl.where(is_better, id_listed, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"])
 def decide_kernel(
     logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
     temperature_ptr,  # [num_rows] fp32
@@ -112,15 +112,15 @@ def decide_kernel(
     num_above_ptr,  # [num_rows] int32
     total_ptr,  # [num_rows] int64
     mass_above_ptr,  # [num_rows] int64
-    best_ptr,  # [num_rows, NUM_CHUNKS] fp32
-    best_ids_ptr,  # [num_rows, NUM_CHUNKS] int32
+    best_ptr,  # [num_rows, num_chunks] fp32
+    best_ids_ptr,  # [num_rows, num_chunks] int32
     threshold_ptr,  # [num_rows] fp32, of scaled logits
     decided_ptr,  # [num_rows] int32: the token, NO_CHOICE, or UNDECIDED
     few_ptr,  # [num_rows, FEW] fp32
     logits_stride,
+    num_chunks,
     VOCAB: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr,
-    CHUNKS: tl.constexpr,  # power of two, at least NUM_CHUNKS
+    CHUNKS: tl.constexpr,  # power of two, at least num_chunks
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
@@ -158,9 +158,9 @@ def decide_kernel(
         top_k, top_p, by_k & has_choice, by_p & has_choice, VOCAB, BLOCK, TILE, ROOM,
     )  # fmt: skip
     chunks = tl.arange(0, CHUNKS)
-    present = chunks < NUM_CHUNKS
-    bests = tl.load(best_ptr + row * NUM_CHUNKS + chunks, mask=present, other=float("-inf"))
-    ids = tl.load(best_ids_ptr + row * NUM_CHUNKS + chunks, mask=present, other=0x7FFFFFFF)
+    present = chunks < num_chunks
+    bests = tl.load(best_ptr + row * num_chunks + chunks, mask=present, other=float("-inf"))
+    ids = tl.load(best_ids_ptr + row * num_chunks + chunks, mask=present, other=0x7FFFFFFF)
     lists = (list_ptr, list_scores_ptr + row * ROOM, list_ids_ptr + row * ROOM)
     num_listed = tl.minimum(num_listed, ROOM)
     score, token = _best_listed(lists, num_listed, threshold, temperature, best_of(bests, ids), BLOCK)

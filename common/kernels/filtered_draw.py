@@ -1,8 +1,8 @@
 """Draws the tokens of rows with top-k, top-p or min-p, reading their logits twice.
 
     1. `survey_kernel` finds out between which logits the limits are.
-    2. `draw_kernel` puts the tokens of each chunk together that may pass, so that noise is made for no others. Of those
-       above the logits in question only the best of a chunk counts; those between go to a list of the row.
+    2. `shortlist_kernel` puts the tokens of each chunk together that may pass, so that noise is made for no others. Of
+       those above the logits in question only the best of a chunk counts; those between go to a list of the row.
     3. `decide_kernel` finds the limits in the list, and takes the best of all that pass.
 
 A list has room for what mostly is in question. Where more is, or the limits are elsewhere after all, the last kernel
@@ -17,186 +17,22 @@ from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from common.kernels.filter_bins import FEW, NUM_BINS, bin_of, bins_per_logit
+from common.kernels.filter_bins import FEW, NUM_BINS
 from common.kernels.filter_decision import decide_kernel
-from common.kernels.filter_survey import CHUNKS_AT_ONCE, PLAN_FIELDS, load_reach, survey_kernel
-from common.kernels.filter_values import NUM_BUCKETS, best_of, load_filters, load_logits, mass_of
-from common.kernels.gumbel import gumbel
+from common.kernels.filter_shortlist import shortlist_kernel
+from common.kernels.filter_survey import CHUNKS_AT_ONCE, PLAN_FIELDS, survey_kernel
+from common.kernels.filter_values import NUM_BUCKETS
 from common.kernels.operands import MAX_VOCAB, SamplingTensors
-from common.kernels.pdl import wait_for_predecessor
 
 FEW_ROWS = 8  # up to so many, chunks are small, so that there are programs for all multiprocessors
 SMALL_CHUNK, LARGE_CHUNK = 2048, 4096  # logits of one program
 SHARE = 4  # of a large chunk's tokens one in so many is counted, of a small one's all
+MOST_PROGRAMS = 528  # that draw, all at once on a large GPU; each takes several tiles where there are more
+MOST_TILES = 16  # so that a token's place in its chunk has 16 bits
 ROOM = 1 << 15  # tokens in a row's list
 TILE = 8192  # tokens of a list that the search for a limit has in registers
-ONE_WITHIN = tl.constexpr(1 << 16)
-
-
-@triton.jit
-def _compact(shortlist_ptr, is_within, CHUNK: tl.constexpr, THREADS: tl.constexpr):
-    """Store places of `is_within [CHUNK]` that are true, in any order.
-
-    A thread has groups of four neighbours of the chunk. So a word of its own says which of its tokens are within, and
-    only where the words begin is to be settled between threads.
-    """
-    GROUPS: tl.constexpr = CHUNK // (4 * THREADS)
-    bits = 1 << (tl.arange(0, GROUPS)[:, None, None] * 4 + tl.arange(0, 4)[None, None, :])
-    within = tl.where(tl.reshape(is_within, (GROUPS, THREADS, 4)), bits + ONE_WITHIN, 0)
-    words = tl.sum(tl.sum(within, axis=2), axis=0)
-    counts = words >> 16
-    first_places = tl.cumsum(counts, axis=0) - counts
-    threads = tl.arange(0, THREADS)
-    rest = words & 0xFFFF
-    for i in tl.range(0, tl.max(counts, axis=0)):
-        lowest = rest & -rest
-        bit = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-        place = (bit >> 2) * (4 * THREADS) + threads * 4 + (bit & 3)
-        tl.store(shortlist_ptr + first_places + i, place.to(tl.int16), mask=rest != 0)
-        rest ^= lowest
-    tl.debug_barrier()  # what one thread has stored another one loads
-
-
-@triton.jit
-def _draw_from_chunk(
-    row_ptr,
-    shortlist_ptr,  # [CHUNK] int16, of this program
-    lists,  # of the row: list_ptr, list_scores_ptr, list_ids_ptr, num_listed_ptr, bin_counts_ptr, bin_masses_ptr
-    noise_key,  # seed, position
-    reach,
-    top,
-    temperature,
-    by_k,
-    by_p,
-    begin,
-    is_within,  # [CHUNK]: which tokens may pass
-    num_within,
-    CHUNK: tl.constexpr,
-    THREADS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROOM: tl.constexpr,
-):
-    """Best score of the tokens that pass for certain, its lowest id, their mass and number. The others are listed."""
-    list_ptr, list_scores_ptr, list_ids_ptr, num_listed_ptr, bin_counts_ptr, bin_masses_ptr = lists
-    seed, position = noise_key
-    lowest, highest, _, least = reach
-    per_logit = bins_per_logit(lowest, highest, temperature)
-    _compact(shortlist_ptr, is_within, CHUNK, THREADS)
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    best_ids = tl.zeros((BLOCK,), tl.int32)
-    mass = tl.zeros((BLOCK,), tl.int64)
-    num_listed = tl.full((), 0, tl.int32)
-    for first in tl.range(0, num_within, BLOCK):
-        entries = first + tl.arange(0, BLOCK)
-        present = entries < num_within
-        ids = begin + tl.load(shortlist_ptr + entries, mask=present, other=0).to(tl.int32)
-        x = load_logits(row_ptr, ids, begin + CHUNK)
-        scaled = tl.div_rn(x, temperature)
-        scores = scaled + gumbel(seed, position, ids)
-        is_sure = present & (x > highest)
-        is_better = is_sure & (scaled >= least) & ((scores > best) | ((scores == best) & (ids < best_ids)))
-        best = tl.where(is_better, scores, best)
-        best_ids = tl.where(is_better, ids, best_ids)
-        weights = mass_of(x, top, temperature)
-        mass += tl.where(is_sure, weights, 0)
-        is_listed = present & (is_sure == 0)
-        listed = is_listed.to(tl.int32)
-        num_here = tl.sum(listed, axis=0)
-        if num_here > 0:
-            num_listed += num_here
-            first_place = tl.atomic_add(num_listed_ptr, num_here, sem="relaxed")
-            list_places = first_place + tl.cumsum(listed, axis=0) - 1
-            has_room = is_listed & (list_places < ROOM)
-            tl.store(list_ptr + list_places, x, mask=has_room)
-            tl.store(list_scores_ptr + list_places, scores, mask=has_room)
-            tl.store(list_ids_ptr + list_places, ids, mask=has_room)
-            bins = bin_of(x, highest, per_logit)
-            if by_k:
-                tl.atomic_add(bin_counts_ptr + bins, listed, mask=is_listed, sem="relaxed")
-            if by_p:
-                tl.atomic_add(bin_masses_ptr + bins, weights, mask=is_listed, sem="relaxed")
-    score, token = best_of(best, best_ids)
-    return score, token, tl.sum(mass, axis=0), num_within - num_listed
-
-
-@triton.jit
-def draw_kernel(
-    logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
-    temperature_ptr,  # [num_rows] fp32
-    top_k_ptr,  # [num_rows] int32
-    top_p_ptr,  # [num_rows] fp32
-    min_p_ptr,  # [num_rows] fp32
-    seed_ptr,  # [num_rows] int64
-    next_positions_ptr,  # [num_rows] int32: of the token to be chosen
-    top_ptr,  # [num_rows] fp32
-    plan_ptr,  # [num_rows, PLAN_FIELDS] fp32
-    shortlist_ptr,  # [num_rows, NUM_CHUNKS * CHUNK] int16
-    list_ptr,  # [num_rows, ROOM] fp32: logits in any order, as the next two
-    list_scores_ptr,  # [num_rows, ROOM] fp32
-    list_ids_ptr,  # [num_rows, ROOM] int32
-    num_listed_ptr,  # [num_rows] int32, 0 before, as the next five
-    bin_counts_ptr,  # [num_rows, NUM_BINS] int32: of what is listed, if by_k
-    bin_masses_ptr,  # [num_rows, NUM_BINS] int64, if by_p
-    num_above_ptr,  # [num_rows] int32
-    total_ptr,  # [num_rows] int64: mass of all tokens
-    mass_above_ptr,  # [num_rows] int64: of those that pass for certain
-    best_ptr,  # [num_rows, NUM_CHUNKS] fp32
-    best_ids_ptr,  # [num_rows, NUM_CHUNKS] int32
-    logits_stride,
-    VOCAB: tl.constexpr,
-    CHUNK: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr,
-    THREADS: tl.constexpr,
-    BLOCK: tl.constexpr,  # tokens that noise is made for at once
-    ROOM: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Grid: (num_rows, NUM_CHUNKS). The logits are not from the kernel before, so they are loaded before the wait."""
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    temperature, _, _, min_p, by_k, by_p, by_min_p = load_filters(
-        temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB
-    )
-    noise_key = (tl.load(seed_ptr + row), tl.load(next_positions_ptr + row))
-    row_ptr = logits_ptr + row * logits_stride
-    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
-    is_filtered = by_k | by_p | by_min_p
-    x = tl.load(row_ptr + tokens, mask=tokens < tl.where(is_filtered, VOCAB, 0), other=float("nan"))
-    wait_for_predecessor(PDL)
-    if is_filtered == 0:
-        return
-    top = tl.load(top_ptr + row)
-    reach = load_reach(plan_ptr + row * PLAN_FIELDS, top, temperature, min_p, by_k | by_p, by_min_p)
-    lowest, _, _, _ = reach
-    lists = (
-        list_ptr + row * ROOM,
-        list_scores_ptr + row * ROOM,
-        list_ids_ptr + row * ROOM,
-        num_listed_ptr + row,
-        bin_counts_ptr + row * NUM_BINS,
-        bin_masses_ptr + row * NUM_BINS,
-    )
-    if by_p & (by_k == 0):
-        masses = mass_of(tl.where(x == x, x, float("-inf")), top, temperature)
-        tl.atomic_add(total_ptr + row, tl.sum(masses, axis=0), sem="relaxed")
-    is_within = x >= lowest  # not NaN
-    num_within = tl.sum(is_within.to(tl.int32), axis=0)
-    score = tl.full((), float("-inf"), tl.float32)
-    token = tl.full((), 0, tl.int32)
-    if num_within > 0:
-        score, token, mass, number = _draw_from_chunk(
-            row_ptr, shortlist_ptr + (row * NUM_CHUNKS + chunk) * CHUNK, lists, noise_key, reach, top, temperature,
-            by_k, by_p, chunk * CHUNK, is_within, num_within, CHUNK, THREADS, BLOCK, ROOM,
-        )  # fmt: skip
-        if by_p:
-            tl.atomic_add(mass_above_ptr + row, mass, sem="relaxed")
-        if by_k:
-            tl.atomic_add(num_above_ptr + row, number, sem="relaxed")
-    tl.store(best_ptr + row * NUM_CHUNKS + chunk, score)
-    tl.store(best_ids_ptr + row * NUM_CHUNKS + chunk, token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +47,7 @@ class FilterWorkspace:
     best_ids: Tensor  # [max_programs] int32
     top: Tensor  # [max_rows] fp32
     plan: Tensor  # [max_rows, PLAN_FIELDS] fp32
-    shortlist: Tensor  # [max_rows, tokens of all chunks] int16
+    shortlist: Tensor  # [max_rows, vocab] int16
     listed: Tensor  # [max_rows, room] fp32
     scores: Tensor  # [max_rows, room] fp32
     ids: Tensor  # [max_rows, room] int32
@@ -249,7 +85,7 @@ def make_workspace(max_rows: int, vocab: int, device: torch.device) -> FilterWor
         best_ids=empty(max_programs, dtype=torch.int32),
         top=empty(max_rows),
         plan=empty(max_rows, PLAN_FIELDS.value),
-        shortlist=empty(max_rows, large * LARGE_CHUNK, dtype=torch.int16),
+        shortlist=empty(max_rows, vocab, dtype=torch.int16),
         listed=empty(max_rows, room),
         scores=empty(max_rows, room),
         ids=empty(max_rows, room, dtype=torch.int32),
@@ -284,6 +120,8 @@ def filtered_draw(
     num_rows, vocab = logits.shape
     chunk = SMALL_CHUNK if num_rows <= FEW_ROWS else LARGE_CHUNK
     num_chunks = triton.cdiv(vocab, chunk)
+    tiles_a_chunk = min(triton.cdiv(num_chunks * num_rows, MOST_PROGRAMS), MOST_TILES)
+    drawn_chunks = triton.cdiv(num_chunks, tiles_a_chunk)
     row = {
         "logits_ptr": logits,
         "temperature_ptr": params.temperature,
@@ -294,12 +132,12 @@ def filtered_draw(
         "plan_ptr": workspace.plan,
         "logits_stride": logits.stride(0),
         "VOCAB": vocab,
-        "NUM_CHUNKS": num_chunks,
         "ROOM": workspace.listed.shape[1],
         "PDL": pdl,
         "launch_pdl": pdl,
     }
     drawn = {
+        "num_chunks": drawn_chunks,
         "list_ptr": workspace.listed,
         "list_scores_ptr": workspace.scores,
         "list_ids_ptr": workspace.ids,
@@ -312,7 +150,6 @@ def filtered_draw(
         "best_ptr": workspace.best,
         "best_ids_ptr": workspace.best_ids,
     }
-    chunks = triton.next_power_of_2(num_chunks)
     survey_kernel[(num_rows, num_chunks)](
         largest_ptr=workspace.largest,
         weights_ptr=workspace.weights,
@@ -320,20 +157,23 @@ def filtered_draw(
         counts_ptr=workspace.counts,
         arrivals_ptr=workspace.survey_arrivals,
         CHUNK=chunk,
-        CHUNKS=chunks,
+        NUM_CHUNKS=num_chunks,
+        CHUNKS=triton.next_power_of_2(num_chunks),
         CHUNKS_AT_ONCE=CHUNKS_AT_ONCE,
         SAMPLE=chunk if chunk == SMALL_CHUNK else chunk // SHARE,
         num_warps=8,
         **row,
     )
-    draw_kernel[(num_rows, num_chunks)](
+    shortlist_kernel[(num_rows, drawn_chunks)](
         seed_ptr=params.seed,
         next_positions_ptr=next_positions,
         shortlist_ptr=workspace.shortlist,
-        CHUNK=chunk,
+        tiles_a_chunk=tiles_a_chunk,
+        TILE=chunk,
         THREADS=256,
         BLOCK=256,
         num_warps=8,
+        maxnreg=64,  # so that four programs fit on a multiprocessor
         **row,
         **drawn,
     )
@@ -341,7 +181,7 @@ def filtered_draw(
         threshold_ptr=workspace.threshold,
         decided_ptr=workspace.decided,
         few_ptr=workspace.few,
-        CHUNKS=chunks,
+        CHUNKS=triton.next_power_of_2(num_chunks),
         BLOCK=4096,
         TILE=TILE,
         num_warps=16,

@@ -309,6 +309,20 @@ def test_a_tie_goes_to_the_lowest_id_wherever_a_program_meets_it(num_rows: int, 
     assert draw(logits, params, positions_of(num_rows)).tolist() == [1023] * num_rows
 
 
+@pytest.mark.parametrize("num_rows", [1, filtered_draw.FEW_ROWS + 1])
+def test_programs_that_take_several_tiles_choose_the_same(
+    num_rows: int, draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do where there are many rows; the last program has fewer, and part of one."""
+    logits = torch.randn(num_rows, 9 * 2048 + 77) * 3
+    logits[-1, -1] = 40.0  # the last token of all
+    params = make_params([(*KINDS[i % len(KINDS)], i) for i in range(2, num_rows + 2)])
+    monkeypatch.setattr(filtered_draw, "MOST_PROGRAMS", 2 * num_rows)
+    monkeypatch.setattr(sampling, "MOST_PROGRAMS", 4 * num_rows)
+    tokens = draw(logits, params, positions_of(num_rows))
+    assert torch.equal(tokens, reference.sample(logits, params, positions_of(num_rows)))
+
+
 @pytest.mark.parametrize("min_p", [1.0, 0.999, 1e-30])
 @pytest.mark.parametrize("top", [0.0, -1e-3, 40.0, 1e6])
 def test_min_p_alone_is_decided_at_once(min_p: float, top: float, device: torch.device) -> None:
