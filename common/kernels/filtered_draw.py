@@ -27,8 +27,8 @@ from common.kernels.filter_values import NUM_BUCKETS
 from common.kernels.operands import MAX_VOCAB, SamplingTensors
 
 FEW_ROWS = 8  # up to so many, chunks are small, so that there are programs for all multiprocessors
-SMALL_CHUNK, LARGE_CHUNK = 2048, 4096  # logits of one program
-SHARE = 4  # of a large chunk's tokens one in so many is counted, of a small one's all
+SMALL_CHUNK, LARGE_CHUNK = 2048, 4096  # logits that a program has in registers
+SHARE = 8  # of many rows' tokens one in so many is counted, of few rows' all
 MOST_PROGRAMS = 528  # that draw, all at once on a large GPU; each takes several tiles where there are more
 MOST_TILES = 16  # so that a token's place in its chunk has 16 bits
 ROOM = 1 << 15  # tokens in a row's list
@@ -118,10 +118,13 @@ def filtered_draw(
     The operands are checked by `sampling.sample`; `num_rows` is not 0.
     """
     num_rows, vocab = logits.shape
-    chunk = SMALL_CHUNK if num_rows <= FEW_ROWS else LARGE_CHUNK
+    has_few = num_rows <= FEW_ROWS
+    tile = SMALL_CHUNK if has_few else LARGE_CHUNK
+    num_tiles = triton.cdiv(vocab, tile)
+    tiles_a_chunk = min(triton.cdiv(num_tiles * num_rows, MOST_PROGRAMS), MOST_TILES)
+    drawn_chunks = triton.cdiv(num_tiles, tiles_a_chunk)
+    chunk = tile if has_few else 2 * tile  # of the survey
     num_chunks = triton.cdiv(vocab, chunk)
-    tiles_a_chunk = min(triton.cdiv(num_chunks * num_rows, MOST_PROGRAMS), MOST_TILES)
-    drawn_chunks = triton.cdiv(num_chunks, tiles_a_chunk)
     row = {
         "logits_ptr": logits,
         "temperature_ptr": params.temperature,
@@ -160,7 +163,7 @@ def filtered_draw(
         NUM_CHUNKS=num_chunks,
         CHUNKS=triton.next_power_of_2(num_chunks),
         CHUNKS_AT_ONCE=CHUNKS_AT_ONCE,
-        SAMPLE=chunk if chunk == SMALL_CHUNK else chunk // SHARE,
+        SAMPLE=chunk if has_few else chunk // SHARE,
         num_warps=8,
         **row,
     )
@@ -169,7 +172,7 @@ def filtered_draw(
         next_positions_ptr=next_positions,
         shortlist_ptr=workspace.shortlist,
         tiles_a_chunk=tiles_a_chunk,
-        TILE=chunk,
+        TILE=tile,
         THREADS=256,
         BLOCK=256,
         num_warps=8,
@@ -181,7 +184,7 @@ def filtered_draw(
         threshold_ptr=workspace.threshold,
         decided_ptr=workspace.decided,
         few_ptr=workspace.few,
-        CHUNKS=triton.next_power_of_2(num_chunks),
+        CHUNKS=triton.next_power_of_2(num_tiles),
         BLOCK=4096,
         TILE=TILE,
         num_warps=16,
