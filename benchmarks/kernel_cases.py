@@ -1,7 +1,7 @@
 """Kernels at Qwen3-4B's shapes, alone: what `benchmarks.kernels` times and checks, and what decode cases share."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, product, starmap
 
 import torch
@@ -16,9 +16,7 @@ from common.kernels.gated_gemm import gated_gemm
 from common.kernels.gather_blocks import gather_blocks
 from common.kernels.gpu import gpu_of
 from common.kernels.logprobs import logprobs
-from common.kernels.long_attention import long_attention
 from common.kernels.operands import MAX_LOGPROBS, AttentionWeights
-from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.rms_norm import rms_norm
 from common.kernels.silu_mul import silu_mul
@@ -32,7 +30,6 @@ EPS = 1e-6
 SCALE = HEAD_DIM**-0.5
 TOKEN_BYTES = 2 * NUM_KV * HEAD_DIM * 2  # K and V of one layer, bf16
 ROTATED_BYTES = 256 << 20  # several times the L2 cache
-PROMPT_BATCHES = ((1, 512), (1, 1024), (8, 128), (16, 64), (64, 16))  # prompts, tokens of each
 MAX_STEP_TOKENS = 256  # above, a case stands for a prompt step, which is not launched with PDL
 
 
@@ -159,47 +156,6 @@ def embedding_case(num_tokens: int) -> Case:
     return Case(f"embedding {num_tokens}", lambda i: embedding(ids[i], table, pdl=pdl), expected, len(ids), num_bytes)
 
 
-PromptAttention = Callable[[Tensor, Tensor, Tensor, ForwardBatch], Tensor]
-
-
-def paged_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-    lengths = (batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, batch.max_query_len)
-    return prefill_attention(q, k, v, *lengths, SCALE, gpu_of(q.device))
-
-
-def gathered_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-    return long_attention(q, k, v, batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, len(q), SCALE)
-
-
-def prompt_attention_case(name: str, attend: PromptAttention, num_seqs: int, seq_len: int) -> Case:
-    """Whole prompts; of a single one the reference is asked for the last queries only, which see everything."""
-    num_tokens = num_seqs * seq_len
-    pool, batch = paged_batch(seq_len, seq_len, num_seqs, variants_for(num_tokens * TOKEN_BYTES))
-    q = random(num_tokens, NUM_Q, HEAD_DIM)
-
-    def run(i: int) -> Tensor:
-        k, v = pool[:, i].unbind(1)
-        return attend(q, k, v, batch)
-
-    def expected() -> Tensor:
-        k, v = pool[:, 0].unbind(1)
-        if num_seqs > 1:
-            return reference.paged_attention(q, k, v, batch, SCALE)
-        tail = reference.paged_attention(q[-256:], k, v, tail_of(batch), SCALE)
-        return torch.cat((run(0)[:-256], tail))
-
-    flops = num_seqs * 4 * NUM_Q * HEAD_DIM * seq_len * (seq_len + 1) / 2
-    num_bytes = num_tokens * (TOKEN_BYTES + NUM_Q * HEAD_DIM * 4)
-    shape = f"{seq_len}" if num_seqs == 1 else f"{num_seqs} x {seq_len}"
-    return Case(f"{name} {shape}", run, expected, pool.shape[1], num_bytes, flops)
-
-
-def tail_of(batch: ForwardBatch) -> ForwardBatch:
-    """The batch's one sequence with its last 256 queries only."""
-    bounds = torch.tensor([0, 256], dtype=torch.int32, device="cuda")
-    return replace(batch, cu_seqlens=bounds, max_query_len=256)
-
-
 def gather_case(num_copies: int) -> Case:
     block_bytes = 36 * BLOCK_SIZE * TOKEN_BYTES
     pools = torch.randint(0, 256, (2, 600, block_bytes), dtype=torch.uint8, device="cuda")
@@ -302,11 +258,8 @@ def kernel_cases() -> Iterator[Case]:
     yield from map(norm_case, (1, 4, 16, 64, 8192))
     yield from map(gate_case, (64, 8192))
     yield from map(rope_case, (1, 64, 8192))
-    yield from (prompt_attention_case("prefill_attention", paged_attention, *batch) for batch in PROMPT_BATCHES)
     if gpu_of(torch.device("cuda")).is_hopper:
         yield from chain.from_iterable(map(gated_gemm_cases, (1024, 2048, 8192)))
-        batches = (*PROMPT_BATCHES, (1, 2048), (1, 8192), (1, 16_000))
-        yield from (prompt_attention_case("long_attention", gathered_attention, *batch) for batch in batches)
     yield from map(gather_case, (64, 512))
     yield from (sampling_case(num_rows, *sampled) for num_rows, sampled in product((1, 8, 64), SAMPLED))
     yield from map(adjust_case, (1, 64))

@@ -10,6 +10,8 @@ import torch
 
 from common.config import Config
 from common.errors import ConfigError
+from common.kernels.gpu import gpu_of
+from common.kernels.query_parts import query_parts_bytes
 from common.models.decoder import DecoderConfig
 from common.models.loader import model_bytes
 from common.wire.kv_layout import Counts, KVLayout
@@ -76,9 +78,9 @@ def _workers_bytes(config: Config, model_config: DecoderConfig, device: torch.de
         (config.kv.decode_sharers, decode_step(config, device)),
     )
     rope_bytes = max_len * model_config.head_dim * 4
-    return sum(
-        count * (_activation_bytes(model_config, step) + rope_bytes + CUDA_CONTEXT_BYTES) for count, step in steps
-    )
+    parts_bytes = query_parts_bytes(model_config.num_kv_heads, model_config.head_dim, gpu_of(device))
+    each_bytes = rope_bytes + parts_bytes + CUDA_CONTEXT_BYTES
+    return sum(count * (_activation_bytes(model_config, step) + each_bytes) for count, step in steps)
 
 
 def _activation_bytes(config: DecoderConfig, step: StepSize) -> int:

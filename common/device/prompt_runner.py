@@ -21,7 +21,7 @@ from common.device.prompt_buffers import PromptBuffers, PromptChunk
 from common.device.prompt_scores import PromptScorer, PromptScores
 from common.device.step_trace import WAIT, Trace
 from common.ops.base import ForwardBatch
-from common.ops.gathering import GATHERED_ABOVE
+from common.ops.prompt_attention import GATHERED_ABOVE
 from common.wire.output_token import OutputToken
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ Attention = Callable[[torch.Tensor, AttentionWeights, int, ForwardBatch], torch.
 
 MAX_THREADS = 16
 # One count for each class that kernels and plans tell apart.
-PROMPT_LENGTHS = (1, 40, 100, 1100)  # tokens
+PROMPT_STEPS = ((1, 1), (40, 1), (100, 1), (200, 1), (200, 4), (1100, 1))  # tokens, sequences
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # of products; attention divides contexts otherwise for every count
 SAMPLED_ROWS = (1, 9)
 
@@ -64,8 +64,8 @@ def compile_prompt_kernels(engine: Engine) -> None:
     """Compile every operation of a prompt step."""
     ops, position = engine.ops, torch.zeros(1, dtype=torch.int32, device=engine.device)
     tasks: list[Task] = []
-    for num_tokens in PROMPT_LENGTHS:
-        batch = _padding(engine, num_tokens, 1)
+    for num_tokens, num_seqs in PROMPT_STEPS:
+        batch = _padding(engine, num_tokens, num_seqs)
         tasks += _products(engine, ops, num_tokens)
         tasks += [
             partial(_attend, engine, ops, attention, batch) for attention in (ops.attention, ops.attention_of_last)

@@ -20,7 +20,7 @@ LARGE_TILES_BYTES = 150_000  # of shared memory: what the larger tiles need for 
 
 
 @triton.jit
-def _attend(
+def attend_keys(
     acc,  # [BLOCK_M, HEAD_DIM] fp32, not yet normalized
     row_max,  # [BLOCK_M] fp32, in units of log2
     row_sum,  # [BLOCK_M] fp32
@@ -118,11 +118,11 @@ def _prefill_attention_kernel(
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    acc, row_max, row_sum = _attend(
+    acc, row_max, row_sum = attend_keys(
         acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
         0, unmasked_end, scale_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=False,
     )  # fmt: skip
-    acc, row_max, row_sum = _attend(
+    acc, row_max, row_sum = attend_keys(
         acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
         unmasked_end, end, scale_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True,
     )  # fmt: skip

@@ -11,19 +11,21 @@ from common.kernels.decode_attention import decode_attention
 from common.kernels.decode_division import MOST_PROGRAMS_PER_SM, divide, limits_for, programs_per_sm
 from common.kernels.decode_parts import PartsWorkspace, make_workspace
 from common.kernels.embedding import embedding
+from common.kernels.few_query_attention import few_query_attention
 from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
 from common.kernels.gpu import gpu_of
 from common.kernels.long_attention import long_attention
 from common.kernels.operands import AttentionWeights, Division
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
+from common.kernels.query_parts import QueryParts, make_query_parts
 from common.kernels.row_slots import row_slots
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import ForwardBatch, Residual
-from common.ops.gathering import is_gathered
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
+from common.ops.prompt_attention import has_few_queries, is_gathered
 
 
 class CudaOps:
@@ -51,6 +53,7 @@ class CudaOps:
             activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
         )
         self._workspace: PartsWorkspace | None = None
+        self._query_parts: QueryParts | None = None
 
     @property
     def graph_safe(self) -> bool:
@@ -125,6 +128,8 @@ class CudaOps:
         scale = q.shape[2] ** -0.5
         if self.kernels.prefill_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, batch, scale)
+        if has_few_queries(q, k_cache.shape[2]):
+            return self._few_query_attention(q, k_cache, v_cache, batch)
         if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys):
             return long_attention(
                 q, k_cache, v_cache, batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale
@@ -138,6 +143,22 @@ class CudaOps:
             seq_lens=batch.seq_lens,
             max_query_len=batch.max_query_len,
             scale=scale,
+            gpu=self._gpu,
+        )
+
+    def _few_query_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: ForwardBatch) -> Tensor:
+        if self._query_parts is None:  # made by the first prompt step, which runs before any graph is captured
+            num_kv, head_dim = k_cache.shape[2:]
+            self._query_parts = make_query_parts(num_kv, head_dim, self._gpu, k_cache.device)
+        return few_query_attention(
+            q=q,
+            k_cache=k_cache,
+            v_cache=v_cache,
+            block_tables=batch.block_tables[0],
+            cu_seqlens=batch.cu_seqlens,
+            seq_lens=batch.seq_lens,
+            scale=q.shape[2] ** -0.5,
+            workspace=self._query_parts,
             gpu=self._gpu,
         )
 

@@ -12,11 +12,14 @@ from benchmarks.make_checkpoint import PRESETS
 from common.config import Config, DecodeSection, KVSection, PrefillSection
 from common.device.pool_budget import CUDA_CONTEXT_BYTES, pool_blocks
 from common.errors import ConfigError
+from common.kernels.gpu import gpu_of
+from common.kernels.query_parts import query_parts_bytes
 from common.models.loader import model_bytes, read_config
 from tests.layouts import one_group
 
 GPU = torch.device("cuda", 0)
 GPU_BYTES = 80 * 10**9
+NUM_SMS = 132
 BLOCK_TOKENS, LAYERS, KV_HEADS, HEAD_DIM = 16, 36, 8, 128
 LAYOUT = one_group("model", LAYERS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS, "bfloat16")
 MAX_LEN = 32_768
@@ -26,9 +29,20 @@ MAX_LEN = 32_768
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a model, beside a GPU."""
     (tmp_path / "config.json").write_text(json.dumps(PRESETS["qwen3-4b"]))
-    properties = SimpleNamespace(total_memory=GPU_BYTES)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    make_gpu(NUM_SMS, monkeypatch)
     return tmp_path
+
+
+def make_gpu(num_sms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(
+        name="a GPU",
+        major=9,
+        minor=0,
+        multi_processor_count=num_sms,
+        shared_memory_per_block_optin=227 << 10,
+        total_memory=GPU_BYTES,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
 
 def reserved_bytes(directory: Path, config: Config) -> int:
@@ -57,6 +71,17 @@ def test_there_is_room_for_the_steps_of_each_worker_that_is_to_come(directory: P
     assert needed(1, 0, decode=wider) == prefill and needed(0, 1, decode=wider) > decode + 256 * logits_bytes
     longer = PrefillSection(max_batch_tokens=16_384)
     assert needed(0, 1, prefill=longer) == decode and needed(1, 0, prefill=longer) > prefill + 8192 * input_bytes
+
+
+def test_there_is_room_for_the_parts_of_contexts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as run at once, of each worker that computes prompts."""
+    config = Config(kv=KVSection(prefill_sharers=2, decode_sharers=1))
+    few = reserved_bytes(directory, config)
+    make_gpu(10 * NUM_SMS, monkeypatch)
+    parts_bytes = [query_parts_bytes(KV_HEADS, HEAD_DIM, gpu_of(GPU)) for _ in range(3)]
+    assert parts_bytes[0] > 80e6, "or nothing would be seen"
+    more = reserved_bytes(directory, config) - few
+    assert abs(more - 0.9 * sum(parts_bytes)) <= LAYOUT.groups[0].block_bytes
 
 
 def test_without_chunks_there_is_room_for_the_longest_prompt(directory: Path) -> None:

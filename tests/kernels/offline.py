@@ -135,7 +135,10 @@ def make_ops(num_kv_heads: int, head_dim: int, max_num_seqs: int, *, pdl: bool) 
 
 
 def run_model(gpu: Gpu) -> None:
-    """Decode steps of few and of many rows, and prompts of fewer and of more tokens than are gated by a product."""
+    """Decode steps of few and of many rows; prompts of fewer and of more tokens than gather keys, or gate in a product.
+
+    Their last layer is attention of few queries.
+    """
     shapes = {
         name: (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
         for name, pieces in weight_pieces(MODEL).items()
@@ -147,7 +150,7 @@ def run_model(gpu: Gpu) -> None:
         model.forward(make_batch(num_rows, num_rows), step_ops)
     prompt_ops = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 2, pdl=False)
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
-    for num_tokens in (800, 1200):
+    for num_tokens in (300, 800, 1200):
         model.forward(make_batch(num_tokens, 2), prompt_ops)
 
 
@@ -164,7 +167,7 @@ def run_large_heads(gpu: Gpu) -> None:
         head_dim=head_dim,
     )
     width = (num_q + 2 * num_kv) * head_dim
-    for num_tokens, num_seqs in ((64, 64), (40, 1), (1100, 1)):
+    for num_tokens, num_seqs in ((64, 64), (40, 1), (200, 4), (1100, 1)):
         pdl = gpu.has_dependent_launch and num_tokens == num_seqs
         ops = make_ops(num_kv, head_dim, num_seqs, pdl=pdl)
         ops.attention(
