@@ -13,6 +13,7 @@ from common.wire.messages import SHARED_POOL
 from tests.checkpoints import VARIANTS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.system import START_TIMEOUT_S, System
+from tests.e2e.test_prefixes import BLOCK, converse
 from tests.e2e.test_structured import complete_schemas
 from tests.guided import DEMO_MODEL, is_valid, random_root
 
@@ -77,6 +78,12 @@ async def test_switches_change_nothing_but_speed(flags: tuple[str, ...], checkpo
     reference, asked = Reference(directory, model), prompts(6, 1, 120, seed=21)
     with System(directory, *FLAGS, *flags, device="cuda:0").start(prefill="none" not in flags) as system:
         assert await texts(system, asked, max_tokens=16) == [reference.text(p, 16) for p in asked]
+
+
+async def test_a_conversation_is_computed_once(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    with System(directory, *FLAGS, device="cuda:0").start() as system:
+        await converse(system, Reference(directory, model), BLOCK)
 
 
 async def test_a_decode_worker_dies_mid_stream(checkpoint: Checkpoint) -> None:

@@ -36,6 +36,23 @@ async def ask(system: System, prompt: list[int], **fields: Any) -> Answer:
         return Answer(await response.json())
 
 
+async def converse(system: System, reference: Reference, block_size: int) -> None:
+    """Four turns and the last again, each of which finds all before it that was ever computed, and says the same."""
+    history, *questions = prompts(4, 30, 70, seed=21)
+    num_known = 0
+    for question in [[], *questions]:
+        history = history + question
+        answer = await ask(system, history)
+        assert answer.texts == [reference.text(history, NUM_OUT, ignore_eos=True)]
+        assert answer.num_cached == num_known // block_size * block_size
+        history = history + answer.token_ids
+        num_known = len(history) - 1  # the last token's KV was never computed
+    again = await ask(system, history[:num_known])
+    assert again.num_cached == (num_known - 1) // block_size * block_size, "at least one token is computed"
+    assert again.texts == [reference.text(history[:num_known], NUM_OUT, ignore_eos=True)]
+    system.until(system.all_blocks_free)
+
+
 def full(num_tokens: int) -> int:
     """Tokens in full blocks of so many."""
     return num_tokens // BLOCK * BLOCK
@@ -49,21 +66,8 @@ def metric(system: System, name: str) -> float:
 @pytest.mark.parametrize("flags", [(), ("--prefill-max-batch-tokens", "48"), ("--kv-block-size", "64")])
 async def test_a_conversation_is_computed_once(flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
-    reference, (history, *questions) = Reference(directory, model), prompts(4, 30, 70, seed=21)
-    size = 64 if "64" in flags else BLOCK
     with System(directory, *flags).start() as system:
-        num_known = 0
-        for question in [[], *questions]:
-            history = history + question
-            answer = await ask(system, history)
-            assert answer.texts == [reference.text(history, NUM_OUT, ignore_eos=True)]
-            assert answer.num_cached == num_known // size * size
-            history = history + answer.token_ids
-            num_known = len(history) - 1  # the last token's KV was never computed
-        again = await ask(system, history[:num_known])
-        assert again.num_cached == (num_known - 1) // size * size, "at least one token is computed"
-        assert again.texts == [reference.text(history[:num_known], NUM_OUT, ignore_eos=True)]
-        system.until(system.all_blocks_free)
+        await converse(system, Reference(directory, model), 64 if "64" in flags else BLOCK)
 
 
 async def test_equal_prompts_that_come_together_are_computed_once(checkpoint: Checkpoint) -> None:
