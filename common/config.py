@@ -288,6 +288,9 @@ class KVSection:
         0.85, "share of a GPU's memory for the weights, the pool and the workers that share them", within=(0.01, 0.98)
     )
     prefix_cache: bool = option(True, "keep KV of texts that are over for others that begin alike, while there is room")
+    prefix_min_tokens: int = option(
+        256, "shorter prompts are not looked up there: computing them takes hardly longer", within=(0, MAX_STEP_TOKENS)
+    )
     prefill_sharers: int = option(
         1, "prefill workers that share a GPU's pool: whoever makes it leaves room for the steps of all", within=(0, 64)
     )

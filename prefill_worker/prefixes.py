@@ -29,10 +29,13 @@ class Prefixes:
 
     Args:
         is_on: otherwise nothing is looked up or sealed, as where blocks cannot be used again.
+        min_tokens: shorter prompts do not wait for an answer, but for others that compute what they begin with.
     """
 
-    def __init__(self, magazine: Magazine, tell: Tell = lambda sequence: None, *, is_on: bool) -> None:
-        self.magazine, self.tell = magazine, tell
+    def __init__(
+        self, magazine: Magazine, tell: Tell = lambda sequence: None, *, is_on: bool, min_tokens: int = 0
+    ) -> None:
+        self.magazine, self.tell, self.min_tokens = magazine, tell, min_tokens
         self.layout = magazine.shape.layout
         self.is_on = is_on and self.layout.is_reusable
         self.block_size = self.layout.groups[0].block_size
@@ -44,7 +47,7 @@ class Prefixes:
         if self.is_on:
             sequence.root = root_of(self.layout, salt)
             sequence.digests = digests(sequence.root, pack_ids(sequence.token_ids), self.block_size)
-            if not sequence.num_prompt_logprobs:
+            if not sequence.num_prompt_logprobs and len(sequence.token_ids) >= self.min_tokens:
                 self.ask(sequence)
 
     def ask(self, sequence: PromptSequence) -> None:

@@ -90,7 +90,12 @@ class PrefillWorker:
         self.engine = engine
         self.drain = drain
         self.guides = PromptGuides(followers)
-        self.prefixes = Prefixes(engine.shared.magazine, self._tell_cached, is_on=config.kv.prefix_cache)
+        self.prefixes = Prefixes(
+            engine.shared.magazine,
+            self._tell_cached,
+            is_on=config.kv.prefix_cache,
+            min_tokens=config.kv.prefix_min_tokens,
+        )
         self.scheduler = PromptScheduler(
             config.prefill, engine.allocator, engine.max_len, self.prefixes, batching=config.worker.batching
         )

@@ -13,7 +13,7 @@ from common.wire.messages import SHARED_POOL
 from tests.checkpoints import VARIANTS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.system import START_TIMEOUT_S, System
-from tests.e2e.test_prefixes import BLOCK, converse
+from tests.e2e.test_prefixes import ANY_LENGTH, BLOCK, converse
 from tests.e2e.test_structured import complete_schemas
 from tests.guided import DEMO_MODEL, is_valid, random_root
 
@@ -82,7 +82,7 @@ async def test_switches_change_nothing_but_speed(flags: tuple[str, ...], checkpo
 
 async def test_a_conversation_is_computed_once(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
-    with System(directory, *FLAGS, device="cuda:0").start() as system:
+    with System(directory, *FLAGS, *ANY_LENGTH, device="cuda:0").start() as system:
         await converse(system, Reference(directory, model), BLOCK)
 
 

@@ -15,6 +15,7 @@ from tests.e2e.system import System
 Checkpoint = Callable[[str], tuple[Path, Any]]
 BLOCK = 16
 NUM_OUT = 24
+ANY_LENGTH = ("--kv-prefix-min-tokens", "0")
 
 
 class Answer:
@@ -66,14 +67,14 @@ def metric(system: System, name: str) -> float:
 @pytest.mark.parametrize("flags", [(), ("--prefill-max-batch-tokens", "48"), ("--kv-block-size", "64")])
 async def test_a_conversation_is_computed_once(flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
-    with System(directory, *flags).start() as system:
+    with System(directory, *ANY_LENGTH, *flags).start() as system:
         await converse(system, Reference(directory, model), 64 if "64" in flags else BLOCK)
 
 
 async def test_equal_prompts_that_come_together_are_computed_once(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     [prompt] = prompts(1, 90, 90, seed=22)
-    with System(directory, "--prefill-max-batch-tokens", "32").start() as system:
+    with System(directory, *ANY_LENGTH, "--prefill-max-batch-tokens", "32").start() as system:
         answer = await ask(system, prompt, n=5)
         assert answer.texts == [Reference(directory, model).text(prompt, NUM_OUT, ignore_eos=True)] * 5
         assert answer.num_cached == 0, "it was computed for the first of them"
@@ -84,7 +85,7 @@ async def test_equal_prompts_that_come_together_are_computed_once(checkpoint: Ch
 async def test_who_shares_with_whom(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     [prompt] = prompts(1, 80, 80, seed=23)
-    with System(directory).start() as system:
+    with System(directory, *ANY_LENGTH).start() as system:
         texts = set()
         for salt, expected in ((None, 0), (None, full(79)), ("a", 0), ("b", 0), ("a", full(79)), (None, full(79))):
             answer = await ask(system, prompt, cache_salt=salt)
@@ -101,7 +102,7 @@ async def test_what_others_want_room_for_is_computed_again(checkpoint: Checkpoin
     directory, model = checkpoint("qwen3-tied")
     reference, [first, *others] = Reference(directory, model), prompts(6, 80, 100, seed=24)
     block_bytes = 3 * 2 * 16 * 2 * 32 * 4
-    with System(directory, "--kv-pool-bytes", str(16 * block_bytes)).start() as system:
+    with System(directory, *ANY_LENGTH, "--kv-pool-bytes", str(16 * block_bytes)).start() as system:
         for prompt in (first, *others, first):
             answer = await ask(system, prompt)
             assert (answer.num_cached, answer.texts) == (0, [reference.text(prompt, NUM_OUT, ignore_eos=True)])
@@ -112,7 +113,7 @@ async def test_what_others_want_room_for_is_computed_again(checkpoint: Checkpoin
 async def test_after_a_death_less_than_a_block_is_computed_again(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, asked = Reference(directory, model), prompts(4, 60, 90, seed=25)
-    with HeldSystem(directory).start(decode=2) as system:
+    with HeldSystem(directory, *ANY_LENGTH).start(decode=2) as system:
         streams = [Completion() for _ in asked]
         system.holds.texts.set(40)
         task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=60, ignore_eos=True))
@@ -131,7 +132,7 @@ async def test_blocks_that_are_pulled_are_found_where_they_were_computed(checkpo
     directory, model = checkpoint("qwen3-tied")
     [prompt] = prompts(1, 80, 80, seed=26)
     text = Reference(directory, model).text(prompt, NUM_OUT, ignore_eos=True)
-    with System(directory).start(apart=True) as system:
+    with System(directory, *ANY_LENGTH).start(apart=True) as system:
         for expected in (0, full(79)):
             answer = await ask(system, prompt)
             assert (answer.num_cached, answer.texts) == (expected, [text])

@@ -223,6 +223,20 @@ def test_what_was_let_go_is_found_again_when_there_are_blocks() -> None:
     assert house.computed == [("first", 8 * BLOCK), ("long", 6 * BLOCK)], "but for what it had to take from it itself"
 
 
+def test_short_prompts_are_not_looked_up_but_equal_ones_together_are_computed_once() -> None:
+    house, text = House(), list(range(20))
+    house.prefixes.min_tokens = 21
+    for _ in range(2):
+        house.add("alone", text)
+        assert house.step() == [("alone", 20)]
+    for name in ("a", "b"):
+        house.add(name, range(100, 120))
+    assert (house.step(), house.step()) == ([("a", 20)], [("b", 4)])
+    house.add("longer", [*text, 1])
+    assert house.step() == [("longer", 1)]
+    house.all_done()
+
+
 def test_a_chain_goes_on_from_the_last_full_block() -> None:
     house = House()
     short, long = house.add("short", [1, 2]), house.add("long", range(9))
