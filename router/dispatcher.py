@@ -221,6 +221,7 @@ class Dispatcher:
 
     def _start(self, completion: Completion, route: Route) -> None:
         self._queue.take(completion)
+        self._metrics.expected_tokens.inc(route.num_known)
         completion.move_to(State.PREFILLING)
         is_backlog = self._queue.is_backlog(self._pool.num_prompt_gpus())
         self._assignments.begin(completion, route, self._clock(), is_backlog=is_backlog)

@@ -42,6 +42,10 @@ class Metrics:
             "baton_cached_prompt_tokens", "prompt tokens that were not computed, as their KV was there",
             registry=registry,
         )  # fmt: skip
+        self.expected_tokens = Counter(
+            "baton_expected_cached_prompt_tokens", "the same, as they were expected where there are several pools",
+            registry=registry,
+        )  # fmt: skip
         self.stale_tokens = Counter(
             "baton_stale_tokens", "tokens dropped: of a dead worker, an old attempt or an ended completion",
             registry=registry,

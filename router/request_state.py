@@ -241,10 +241,11 @@ class Completion:
         """One line for the log: sizes and times, never text."""
         workers = f"{self.route.prefill.id} -> {self.route.decode.id}" if self.route else "no worker"
         ttft = f"{(self.first_token_s - self.submitted_s) * 1e3:.0f} ms" if self.first_token_s else "none"
+        expected = f" of {self.route.num_known} expected" if self.route and self.route.num_known else ""
         asked = f", asked as {self.client_request_id!r}" if self.client_request_id else ""
         return (
-            f"{self.state.value} {self.finish_reason or '-'}: {len(self.prompt_ids)} prompt tokens, {self.num_cached} "
-            f"cached, "
+            f"{self.state.value} {self.finish_reason or '-'}: {len(self.prompt_ids)} prompt tokens, "
+            f"{self.num_cached}{expected} cached, "
             f"{len(self.outputs)} output tokens, {self.attempt + 1} attempts, ttft {ttft}, "
             f"e2e {(now_s - self.submitted_s) * 1e3:.0f} ms, {workers}{asked}"
         )

@@ -1,0 +1,71 @@
+"""What the router makes of a prompt of which a part need not be computed."""
+
+import pytest
+
+from common.wire.messages import PrefillRequest, PromptCached, Role
+from router.member import Member
+from router.request_state import Completion
+from tests.router.bench import LENGTH, Bench
+
+
+def told(bench: Bench, worker: Member, completion: Completion, num_tokens: int, attempt: int = 0) -> None:
+    message = PromptCached(worker.id, worker.epoch, completion.request_id, attempt, num_tokens)
+    bench.dispatcher.on_cached(message)
+
+
+def counted(bench: Bench, name: str) -> float:
+    return bench.metrics.registry.get_sample_value(f"baton_{name}_prompt_tokens_total") or 0.0
+
+
+def test_a_worker_has_room_for_as_much_more_and_each_token_counts_once() -> None:
+    bench = Bench()
+    first, second, third = (bench.submit(num_prompt_tokens=160) for _ in range(3))
+    prefill = bench.prefills[0]  # of 100 tokens a step, and a window of two steps
+    assert (first.route is not None, second.route is not None, third.route) == (True, True, None)
+    told(bench, prefill, first, 96)
+    told(bench, prefill, first, 128)
+    assert prefill.outstanding_tokens == 32 + 2 * 160 and third.route is not None, "it has room for the next"
+    assert (first.num_cached, counted(bench, "cached")) == (128, 128)
+    for completion in (first, second, third):
+        bench.token(prefill, completion, 0, 1, LENGTH)
+    assert prefill.outstanding_tokens == 0
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("num_tokens", [160, 161, 1 << 30])
+def test_no_prompt_is_all_there(num_tokens: int) -> None:
+    bench = Bench()
+    completion = bench.submit(num_prompt_tokens=160)
+    told(bench, bench.prefills[0], completion, num_tokens)
+    assert (bench.prefills[0].outstanding_tokens, completion.num_cached) == (160, 0)
+
+
+def test_what_others_or_earlier_attempts_say_does_not_count_nor_what_a_replay_finds() -> None:
+    bench = Bench(num_prefill=2, num_decode=2)
+    completion = bench.submit(num_prompt_tokens=64)
+    route = bench.route(completion)
+    other = next(prefill for prefill in bench.prefills if prefill is not route.prefill)
+    told(bench, other, completion, 32)
+    told(bench, route.prefill, completion, 32, attempt=1)
+    assert (completion.num_cached, counted(bench, "cached")) == (0, 0)
+    told(bench, route.prefill, completion, 16)
+    bench.token(route.prefill, completion, 0, 1)
+    bench.lose(route.decode)
+    route = bench.route(completion)
+    told(bench, route.prefill, completion, 48, attempt=1)
+    assert completion.num_cached == 16, "which is what the client hears of its prompt"
+    assert counted(bench, "cached") == 16 + 48
+    assert "64 prompt tokens, 16 cached, 1 output tokens" in completion.summary(0.0)
+
+
+def test_a_prompt_goes_back_to_the_pool_that_has_its_beginning_and_what_was_expected_is_counted() -> None:
+    bench = Bench(num_prefill=0, num_decode=1)
+    for name in ("p0", "p1"):
+        bench.join(name, Role.PREFILL, num_blocks=(1000,))
+    for _ in range(3):
+        completion = bench.submit(num_prompt_tokens=600)
+        route = bench.route(completion)
+        bench.token(route.prefill, completion, 0, 1, LENGTH)
+    requests = [(to, message) for to, message in bench.sent if isinstance(message, PrefillRequest)]
+    assert len({to for to, _ in requests}) == 1
+    assert counted(bench, "expected_cached") == 2 * 512
