@@ -32,7 +32,7 @@ FORBIDDEN = {
     "router.__main__": {"torch", "triton", "safetensors", "transformers", "prefill_worker", "decode_worker", "deploy"},
     "router.reader_main": {"torch", "triton", "safetensors", "transformers", "aiohttp", "zmq"},
     "router.grammar_main": {"torch", "triton", "safetensors", "transformers", "tokenizers", "aiohttp", "zmq"},
-    "common.memory.__main__": {"torch", "triton", "numpy", "aiohttp", "tokenizers", "safetensors"},
+    "common.memory.__main__": {"torch", "triton", "aiohttp", "tokenizers", "safetensors"},
     "deploy.cli": {"torch", "triton", "safetensors", "transformers", "prefill_worker", "decode_worker"},
     "prefill_worker.__main__": {"aiohttp", "tokenizers", "transformers", "router", "decode_worker", "deploy"},
     "decode_worker.__main__": {"aiohttp", "tokenizers", "transformers", "router", "prefill_worker", "deploy"},

@@ -10,17 +10,21 @@
 Every lease of a block is a new generation of it, and whoever says something of a block says which one: what is said of
 an earlier one is refused. Nothing here is written by two: a block is one client's while it is LEASED, and nobody's
 otherwise; SEALED are those that nobody writes any more, and many may read (see `sealed_blocks`).
+
+Messages name thousands of blocks, so these are arrays: ids in any order, [num_blocks] intp, by which numpy takes and
+puts fastest, and their generations, [num_blocks] int32.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn
+
+import numpy as np
 
 from common.memory.exchange import Misbehaved
-from common.memory.sealed_blocks import Key, SealedBlocks
+from common.memory.sealed_blocks import NONE_NAMED, Named, SealedBlocks, named
 from common.wire.fields import MAX_INT32
 from common.wire.kv_layout import Counts
 from common.wire.pool_shape import PoolShape, are_enough
@@ -28,7 +32,6 @@ from common.wire.pool_shape import PoolShape, are_enough
 NOBODY = -1
 OFFERS = -2
 """Who reads what is sealed and offered."""
-Item = TypeVar("Item")
 
 
 class BlockState(IntEnum):
@@ -50,6 +53,12 @@ FREE = Claim(BlockState.FREE, NOBODY)
 SEALED = Claim(BlockState.SEALED, NOBODY)
 
 
+# Claims as numbers, by which those of many blocks are compared at once.
+STATE_BITS = 3
+LEASED_BITS, OFFERED_BITS, QUARANTINED_BITS = map(int, (BlockState.LEASED, BlockState.OFFERED, BlockState.QUARANTINED))
+FREE_CODE, SEALED_CODE = (claim.client << STATE_BITS | claim.state for claim in (FREE, SEALED))
+
+
 @dataclass(frozen=True, slots=True)
 class OfferKey:
     """To whom, and which attempt of which request."""
@@ -62,8 +71,8 @@ class OfferKey:
 class Offered(NamedTuple):
     """Blocks by what becomes of them."""
 
-    leased: Sequence[int]
-    sealed: Sequence[int]
+    leased: np.ndarray  # [num_leased] intp
+    sealed: Named
 
 
 class BlockIndex:
@@ -75,14 +84,14 @@ class BlockIndex:
 
     def __init__(self, shape: PoolShape, on_free: Callable[[Sequence[int]], None] | None = None) -> None:
         self.shape, self.on_free = shape, on_free
-        self.claims = [FREE] * shape.num_ids
-        self.generation = [0] * shape.num_ids
+        self._claims = np.full(shape.num_ids, FREE_CODE, np.int64)  # by block
+        self.generation = np.zeros(shape.num_ids, np.int32)  # the last of each
         begins = zip(shape.proof_ids, shape.num_blocks, strict=True)
         self.free_ids = [list(range(begin + count - 1, begin, -1)) for begin, count in begins]  # by group
         self.offers: dict[OfferKey, Offered] = {}
         self.num_leased: Counter[int] = Counter()  # by client
         self.num_quarantined: Counter[int] = Counter()
-        self.sealed = SealedBlocks()
+        self.sealed = SealedBlocks(shape.num_ids)
 
     @property
     def num_free(self) -> Counts:
@@ -96,37 +105,48 @@ class BlockIndex:
 
     def holds(self, client: int) -> bool:
         """Whether a client has some to write or to read."""
-        return self.num_leased[client] > 0 or bool(self.sealed.readings(client))
+        return self.num_leased[client] > 0 or self.sealed.num_of_client[client] > 0
 
-    def generations(self, block_ids: Sequence[int]) -> list[int]:
-        return _items(self.generation, block_ids)
+    def claim(self, block_id: int) -> Claim:
+        """What that block is to whom."""
+        client, state = divmod(int(self._claims[block_id]), 1 << STATE_BITS)
+        return Claim(BlockState(state), client)
 
-    def lease(self, client: int, counts: Counts) -> list[int]:
-        """Give that many free blocks of each group, of which there must be so many."""
+    def generations(self, block_ids: np.ndarray) -> np.ndarray:
+        """Of these blocks: [num_blocks] int32."""
+        generations: np.ndarray = self.generation[block_ids]
+        return generations
+
+    def lease(self, client: int, counts: Counts) -> np.ndarray:
+        """Give that many free blocks of each group, of which there must be so many: [sum(counts)] intp."""
         assert are_enough(self.num_free, counts), "who leases looks first"
         if (num_lacking := counts[0] - len(self.free_ids[0])) > 0:
             self._release(self.sealed.evict(num_lacking))
-        pairs = zip(self.free_ids, counts, strict=True)
-        block_ids = [free_ids.pop() for free_ids, count in pairs for _ in range(count)]
-        for block_id in block_ids:
-            self.generation[block_id] = self.generation[block_id] % MAX_INT32 + 1
-        self._move(block_ids, Claim(BlockState.LEASED, client))
+        leased: list[int] = []
+        for free_ids, count in zip(self.free_ids, counts, strict=True):
+            leased += free_ids[: -count - 1 : -1]
+            del free_ids[len(free_ids) - count :]
+        block_ids = np.array(leased, np.intp)
+        self.generation[block_ids] = self.generation[block_ids] % MAX_INT32 + 1
+        self._claims[block_ids] = client << STATE_BITS | LEASED_BITS
         self.num_leased[client] += len(block_ids)
         return block_ids
 
-    def seal(self, client: int, block_ids: Sequence[int], generations: Sequence[int], keys: Sequence[Key]) -> None:
-        """A client writes these no more, and only reads them; raises Misbehaved, and changes nothing."""
+    def seal(self, client: int, block_ids: np.ndarray, generations: np.ndarray, keys: bytes) -> None:
+        """A client writes these no more, and only reads them; raises Misbehaved, and changes nothing.
+
+        `keys` are packed, see `block_key`.
+        """
         if not self.shape.layout.is_reusable:
             raise Misbehaved("blocks of this layout cannot be used again")
         leased, sealed = self._checked(client, block_ids, generations)
-        if sealed:
-            raise Misbehaved(f"block {sealed[0]} is sealed already")
+        if sealed.total:
+            raise Misbehaved(f"block {sealed.block_ids[0]} is sealed already")
         self.num_leased[client] -= len(leased)
-        self._move(leased, SEALED)
-        for block_id, key in zip(leased, keys, strict=True):
-            self.sealed.seal(client, block_id, key)
+        self._claims[leased] = SEALED_CODE
+        self.sealed.seal(client, leased, keys)
 
-    def free(self, client: int, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+    def free(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> None:
         """Take back what a client has or reads; raises Misbehaved, and takes nothing, if it has not all of it."""
         leased, sealed = self._checked(client, block_ids, generations)
         self.num_leased[client] -= len(leased)
@@ -134,25 +154,26 @@ class BlockIndex:
         self._let_go(client, sealed)
 
     def offer(
-        self, client: int, key: OfferKey, block_ids: Sequence[int], generations: Sequence[int], num_sealed: int
+        self, client: int, key: OfferKey, block_ids: np.ndarray, generations: np.ndarray, num_sealed: int
     ) -> None:
         """From one client to another, the first of them sealed; raises Misbehaved, and changes nothing."""
         leased, sealed = self._checked(client, block_ids, generations)
-        if list(sealed) != list(block_ids[:num_sealed]):
+        are_first = not num_sealed or (self._claims[block_ids[:num_sealed]] == SEALED_CODE).all()
+        if sealed.total != num_sealed or not are_first:
             raise Misbehaved(f"the first {num_sealed} blocks are not those that are sealed")
         if key in self.offers:
             raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is offered already")
         self.num_leased[client] -= len(leased)
-        self._move(leased, Claim(BlockState.OFFERED, key.client))
-        self.sealed.move(client, OFFERS, sealed)
+        self._claims[leased] = key.client << STATE_BITS | OFFERED_BITS
+        self._move(client, OFFERS, sealed)
         self.offers[key] = Offered(leased, sealed)
 
     def accept(self, key: OfferKey) -> None:
         """The offer is who it was made to's own."""
         leased, sealed = self._taken(key)
-        self._move(leased, Claim(BlockState.LEASED, key.client))
+        self._claims[leased] = key.client << STATE_BITS | LEASED_BITS
         self.num_leased[key.client] += len(leased)
-        self.sealed.move(OFFERS, key.client, sealed)
+        self._move(OFFERS, key.client, sealed)
 
     def decline(self, key: OfferKey) -> None:
         """Nobody takes the offer."""
@@ -160,7 +181,7 @@ class BlockIndex:
         self._release(leased)
         self._let_go(OFFERS, sealed)
 
-    def retain(self, client: int, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+    def retain(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> None:
         """Take back all but these, and what a client was offered; raises Misbehaved, and takes nothing.
 
         What is sealed nobody writes: none of it is kept for him.
@@ -169,8 +190,8 @@ class BlockIndex:
         self._forget_offers_to(client)
         self._release(self.sealed.forget(client))
         self.num_leased[client] = len(leased)
-        kept = set(leased)
-        self._release([block_id for block_id in self._held(client) if block_id not in kept])
+        held = self._held(client)
+        self._release(held[~np.isin(held, leased)])
 
     def leave(self, client: int) -> int:
         """A client is gone: nobody gets what it may still write, which is what it had or may have just accepted.
@@ -178,7 +199,7 @@ class BlockIndex:
         How many blocks those are. What it reads stays as it is, too, as it may not have noticed that it was let go.
         """
         if count := self.num_leased.pop(client, 0) + self._forget_offers_to(client):
-            self._move(self._held(client), Claim(BlockState.QUARANTINED, client))
+            self._claims[self._held(client)] = client << STATE_BITS | QUARANTINED_BITS
             self.num_quarantined[client] = count
         return count
 
@@ -190,31 +211,40 @@ class BlockIndex:
             self._release(self._held(client))
         return count
 
-    def _checked(self, client: int, block_ids: Sequence[int], generations: Sequence[int]) -> Offered:
+    def _checked(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> Offered:
         """Those that are leased, and those that are sealed.
 
         Raises Misbehaved unless all are this client's, by these very leases: to write, each named once, or to read, no
         more often than it does.
         """
         try:
-            claims, leased = _items(self.claims, block_ids), self.generations(block_ids)
+            claims = self._claims[block_ids]
         except IndexError:
-            raise Misbehaved(f"block {max(block_ids)} of a pool of {self.shape.num_ids}") from None
-        own = Claim(BlockState.LEASED, client)
-        if _are_all(claims, own) and leased == generations and len(set(block_ids)) == len(block_ids):
-            return Offered(block_ids, ())
-        split: dict[Claim, list[int]] = {own: [], SEALED: []}
-        for block_id, claim, lease, generation in zip(block_ids, claims, leased, generations, strict=True):
-            if claim not in split:
-                raise Misbehaved(f"block {block_id} is {claim.state.name}, and not its own")
-            if lease != generation:
-                raise Misbehaved(f"block {block_id} is of generation {lease}, not {generation}")
-            split[claim].append(block_id)
-        if len(set(split[own])) != len(split[own]):
+            raise Misbehaved(f"block {block_ids.max()} of a pool of {self.shape.num_ids}") from None
+        leased, sealed = block_ids, NONE_NAMED
+        are_leased = claims == client << STATE_BITS | LEASED_BITS
+        num_others = len(block_ids) - np.count_nonzero(are_leased)
+        if num_others:
+            are_sealed = claims == SEALED_CODE
+            num_others -= np.count_nonzero(are_sealed)
+            leased, sealed = block_ids[are_leased], named(block_ids[are_sealed])
+        if num_others or self.generation[block_ids].tobytes() != generations.tobytes():
+            self._refuse(client, block_ids, generations)
+        if len(set(leased.tolist())) != len(leased):
             raise Misbehaved("a block is named twice")
-        if not Counter(split[SEALED]) <= self.sealed.readings(client):
+        if sealed.total and not self.sealed.reads(client, sealed):
             raise Misbehaved("a block is sealed, and it does not read it so often")
-        return Offered(split[own], split[SEALED])
+        return Offered(leased, sealed)
+
+    def _refuse(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> NoReturn:
+        """Say of the first of them that is not its own by that lease why."""
+        for block_id, generation in zip(block_ids.tolist(), generations.tolist(), strict=True):
+            claim = self.claim(block_id)
+            if claim not in (SEALED, (BlockState.LEASED, client)):
+                raise Misbehaved(f"block {block_id} is {claim.state.name}, and not its own")
+            if (lease := int(self.generation[block_id])) != generation:
+                raise Misbehaved(f"block {block_id} is of generation {lease}, not {generation}")
+        raise AssertionError("all are its own")
 
     def _taken(self, key: OfferKey) -> Offered:
         offered = self.offers.pop(key, None)
@@ -229,34 +259,24 @@ class BlockIndex:
             self._let_go(OFFERS, offered.sealed)
         return sum(len(offered.leased) for offered in taken)
 
-    def _let_go(self, client: int, block_ids: Sequence[int]) -> None:
-        if block_ids:
-            self._release(self.sealed.let_go(client, block_ids))
+    def _move(self, client: int, other: int, sealed: Named) -> None:
+        if sealed.total:
+            self.sealed.move(client, other, sealed)
 
-    def _held(self, client: int) -> list[int]:
-        """In whatever state."""
-        return [block_id for block_id, claim in enumerate(self.claims) if claim.client == client]
+    def _let_go(self, client: int, sealed: Named) -> None:
+        if sealed.total:
+            self._release(self.sealed.let_go(client, sealed))
 
-    def _release(self, block_ids: Sequence[int]) -> None:
-        if not block_ids:
+    def _held(self, client: int) -> np.ndarray:
+        """In whatever state: [num_held] intp."""
+        return np.flatnonzero(self._claims >> STATE_BITS == client)
+
+    def _release(self, block_ids: np.ndarray) -> None:
+        if not len(block_ids):
             return
+        freed = block_ids.tolist()
         if self.on_free is not None:
-            self.on_free(block_ids)
-        self._move(block_ids, FREE)
-        for free_ids, freed in zip(self.free_ids, self.shape.by_group(block_ids), strict=True):
-            free_ids += freed
-
-    def _move(self, block_ids: Sequence[int], claim: Claim) -> None:
-        claims = self.claims
-        for block_id in block_ids:
-            claims[block_id] = claim
-
-
-def _items(values: list[Item], places: Sequence[int]) -> list[Item]:
-    """Those at so many places, of which a long prompt has thousands: not one by one."""
-    return list(itemgetter(*places)(values)) if len(places) > 1 else [values[place] for place in places]
-
-
-def _are_all(claims: list[Claim], claim: Claim) -> bool:
-    """Whether all are equal to it; most are the same as the first, not merely equal."""
-    return not claims or (claims[0] == claim and claims.count(claims[0]) == len(claims))
+            self.on_free(freed)
+        self._claims[block_ids] = FREE_CODE
+        for free_ids, of_group in zip(self.free_ids, self.shape.by_group(freed), strict=True):
+            free_ids += of_group

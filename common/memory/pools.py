@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from common.errors import MemoryShort
 from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, OfferKey
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.pattern import pattern
-from common.wire.block_key import unpack_keys
 from common.wire.kv_layout import Counts, KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
@@ -35,7 +36,6 @@ from common.wire.memory_messages import (
     PrefixFound,
     PrefixWanted,
 )
-from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape, are_enough, minus, shown
 
 MAX_BLOCK_BYTES = 128 * 1024 * 1024
@@ -169,21 +169,20 @@ class Pools:
 
     def seal(self, client: int, message: BlocksSealed) -> list[Answer]:
         """Let others find what a client has written."""
-        block_ids, generations = unpack_ids(message.block_ids), unpack_ids(message.generations)
-        self._pool_of(client).index.seal(client, block_ids, generations, unpack_keys(message.keys))
+        self._pool_of(client).index.seal(client, *_blocks(message), message.keys)
         return []
 
     def match(self, client: int, message: PrefixWanted) -> list[Answer]:
         """Tell a client what it may read."""
         index = self._pool_of(client).index
-        block_ids = index.sealed.match(client, unpack_keys(message.keys))
-        ids, generations = pack_ids(block_ids), pack_ids(index.generations(block_ids))
-        return [Answer(client, PrefixFound(message.request_id, message.attempt, ids, generations))]
+        block_ids = index.sealed.match(client, message.keys)
+        found = PrefixFound(message.request_id, message.attempt, *_packed(block_ids, index.generations(block_ids)))
+        return [Answer(client, found)]
 
     def freed(self, client: int, message: BlocksFreed) -> list[Answer]:
         """Take blocks back, and give them to who waits."""
         pool = self._pool_of(client)
-        pool.index.free(client, unpack_ids(message.block_ids), unpack_ids(message.generations))
+        pool.index.free(client, *_blocks(message))
         return self._deal(pool)
 
     def offered(self, client: int, message: KVOffer) -> list[Answer]:
@@ -192,12 +191,11 @@ class Pools:
         worker = message.decode_worker_id, message.decode_epoch
         takers = (user for user in pool.users.values() if user.is_decoding or user.is_guest)
         target = next((user.client for user in takers if user.worker == worker), None)
-        block_ids, generations = unpack_ids(message.block_ids), unpack_ids(message.generations)
         if target is None:
-            pool.index.free(client, block_ids, generations)
+            pool.index.free(client, *_blocks(message))
             return [Answer(client, KVDeclined(message.request_id, message.attempt)), *self._deal(pool)]
         key = OfferKey(target, message.request_id, message.attempt)
-        pool.index.offer(client, key, block_ids, generations, message.num_sealed)
+        pool.index.offer(client, key, *_blocks(message), message.num_sealed)
         return [Answer(target, message)]
 
     def accepted(self, client: int, message: KVAccepted) -> list[Answer]:
@@ -214,7 +212,7 @@ class Pools:
     def left(self, client: int, message: PoolLeft) -> list[Answer]:
         """Take back what a client has or is about to hear of, but for what its device may still write."""
         pool = self._pool_of(client)
-        pool.index.retain(client, unpack_ids(message.block_ids), unpack_ids(message.generations))
+        pool.index.retain(client, *_blocks(message))
         del pool.users[client]
         pool.forget(client)
         return self._deal(pool)
@@ -320,8 +318,8 @@ class Pools:
                 pool.passed.update(dict.fromkeys(waiting, sum(wanted)))
                 pool.forget(client)
                 block_ids = pool.index.lease(client, wanted)
-                generations = pool.index.generations(block_ids)
-                answers.append(Answer(client, BlocksLeased(pack_ids(block_ids), pack_ids(generations))))
+                leased = BlocksLeased(*_packed(block_ids, pool.index.generations(block_ids)))
+                answers.append(Answer(client, leased))
             else:
                 waiting.append(client)
             available = minus(available, wanted)
@@ -339,3 +337,13 @@ class Pools:
         if client in decoding or not is_decoding:
             return index.shape.layout.nothing
         return tuple(int(self.reserve * count) for count in index.shape.num_blocks)
+
+
+def _blocks(message: BlocksSealed | BlocksFreed | PoolLeft | KVOffer) -> tuple[np.ndarray, np.ndarray]:
+    """What is named there, as the index has it: ids, [num_blocks] intp, and generations, [num_blocks] int32."""
+    return np.frombuffer(message.block_ids, np.int32).astype(np.intp), np.frombuffer(message.generations, np.int32)
+
+
+def _packed(block_ids: np.ndarray, generations: np.ndarray) -> tuple[bytes, bytes]:
+    """The same as it travels."""
+    return block_ids.astype(np.int32).tobytes(), generations.tobytes()

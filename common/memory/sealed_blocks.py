@@ -6,91 +6,145 @@
 The first block of a key is found by it; another of the same key is its reader's alone, and is free when he lets go.
 Of cached blocks those go first that were read longest ago, and of one text its end before its beginning, without which
 it would not be found. Knows clients by number.
+
+Messages name thousands of blocks. These are looked up one by one in one dict, by key; all else is arrays by block id.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from typing import NamedTuple
 
-Key = bytes
+import numpy as np
+
+from common.memory.cached_blocks import CachedBlocks
+from common.wire.fields import KEY_BYTES
+
+KEY = np.dtype(f"V{KEY_BYTES}")
+
+
+class Named(NamedTuple):
+    """Blocks that a message names, as several texts of one reader may begin alike."""
+
+    block_ids: np.ndarray  # [num_blocks] intp, each once, where it stands first
+    times: np.ndarray | int  # how often each is named: [num_blocks] int64, or the same for all
+    total: int  # how many are named, those that are named again among them
+
+
+NONE_NAMED = Named(np.zeros(0, np.intp), 1, 0)
+
+
+def named(block_ids: np.ndarray) -> Named:
+    """Of ids in any order: [num_named] intp."""
+    ids = block_ids.tolist()
+    if len(set(ids)) == len(ids):
+        return Named(block_ids, 1, len(ids))
+    times = Counter(ids)
+    return Named(np.array(list(times), np.intp), np.array(list(times.values()), np.int64), len(ids))
 
 
 class SealedBlocks:
-    """Of one pool."""
+    """Of a pool of `num_ids` blocks."""
 
-    def __init__(self) -> None:
-        self.block_of: dict[Key, int] = {}
-        self.key_of: dict[int, Key] = {}  # of those that are found
-        self.num_readings: Counter[int] = Counter()  # by block, those of offers included
-        self.of_client: dict[int, Counter[int]] = {}  # by client and block
-        self.cached: OrderedDict[int, None] = OrderedDict()  # not read; who was so for longest is first
+    def __init__(self, num_ids: int) -> None:
+        self.num_ids = num_ids
+        self.block_of: dict[bytes, int] = {}  # by key, in the order in which they were sealed
+        self.key = np.zeros(num_ids, KEY)  # by block, of those that are found
+        self.is_found = np.zeros(num_ids, bool)
+        self.num_readings = np.zeros(num_ids, np.int64)  # by block, those of offers included
+        self.of_client: dict[int, np.ndarray] = {}  # the same of each client alone
+        self.num_of_client: Counter[int] = Counter()  # its readings in all
+        self.cached = CachedBlocks(num_ids)  # those that nobody reads
 
-    def seal(self, client: int, block_id: int, key: Key) -> None:
-        """Its writer reads it from now on, and others may."""
-        if key not in self.block_of:
-            self.block_of[key] = block_id
-            self.key_of[block_id] = key
-        self.read(client, [block_id])
+    def seal(self, client: int, block_ids: np.ndarray, keys: bytes) -> None:
+        """Their writer reads them from now on, and others may: [num_blocks] intp, each once, and packed keys."""
+        first_of_key = list(map(self.block_of.setdefault, _unpacked(keys), block_ids.tolist()))
+        are_first = np.array(first_of_key, np.intp) == block_ids
+        found = block_ids[are_first]
+        self.key[found] = np.frombuffer(keys, KEY)[are_first]
+        self.is_found[found] = True
+        self._read(client, Named(block_ids, 1, len(block_ids)))
 
-    def match(self, client: int, keys: Iterable[Key]) -> list[int]:
-        """Blocks of the first keys, as far as there are some: the client reads each once more."""
+    def match(self, client: int, keys: bytes) -> np.ndarray:
+        """Blocks of the first of these packed keys, as far as there are some, each of which the client reads once more.
+
+        Returns [num_found] intp.
+        """
         found = []
-        for key in keys:
-            if (block_id := self.block_of.get(key)) is None:
+        for block_id in map(self.block_of.get, _unpacked(keys)):
+            if block_id is None:
                 break
             found.append(block_id)
-        for block_id in found:
-            self.cached.pop(block_id, None)
-        self.read(client, found)
-        return found
+        block_ids = np.array(found, np.intp)
+        if found:
+            blocks = named(block_ids)
+            self.cached.remove(blocks.block_ids[self.num_readings[blocks.block_ids] == 0])
+            self._read(client, blocks)
+        return block_ids
 
-    def read(self, client: int, block_ids: Iterable[int]) -> None:
-        """It reads each of these once more, which are sealed."""
-        self.num_readings.update(ids := list(block_ids))
-        self.of_client.setdefault(client, Counter()).update(ids)
+    def reads(self, client: int, blocks: Named) -> bool:
+        """Whether it reads each as often as it is named."""
+        if (readings := self.of_client.get(client)) is None:
+            return not blocks.total
+        return not np.count_nonzero(readings[blocks.block_ids] < blocks.times)
 
-    def readings(self, client: int) -> Counter[int]:
-        """By block."""
-        return self.of_client.get(client, Counter())
+    def readings(self, client: int) -> dict[int, int]:
+        """How often it reads each block."""
+        if (readings := self.of_client.get(client)) is None:
+            return {}
+        return {block_id: int(readings[block_id]) for block_id in np.flatnonzero(readings).tolist()}
 
-    def move(self, client: int, other: int, block_ids: Sequence[int]) -> None:
-        """Another reads each of these once more in place of a client."""
-        self._read_less(client, block_ids)
-        self.of_client.setdefault(other, Counter()).update(block_ids)
+    def move(self, client: int, other: int, blocks: Named) -> None:
+        """Another reads what is named here in place of a client, which does."""
+        self._count(client, blocks, -1)
+        self._count(other, blocks, 1)
 
-    def let_go(self, client: int, block_ids: Sequence[int]) -> list[int]:
-        """It reads each of these, in the order of a text, once less; returns those that nobody can find or reads."""
-        self._read_less(client, block_ids)
-        return self._unread(block_ids)
+    def let_go(self, client: int, blocks: Named) -> np.ndarray:
+        """It reads what is named, in the order of a text, no more; returns what nobody can find or reads.
 
-    def forget(self, client: int) -> list[int]:
+        That is [num_free] intp, as is what `forget` returns.
+        """
+        self._count(client, blocks, -1)
+        return self._unread(blocks)
+
+    def forget(self, client: int) -> np.ndarray:
         """It is gone, and reads nothing; as `let_go`."""
-        return self._unread(list(self.of_client.pop(client, Counter()).elements()))
+        readings = self.of_client.pop(client, None)
+        if not self.num_of_client.pop(client, 0) or readings is None:
+            return NONE_NAMED.block_ids
+        found = np.fromiter(self.block_of.values(), np.intp, len(self.block_of))
+        its_own = np.flatnonzero((readings > 0) & ~self.is_found)
+        block_ids = np.concatenate([found[readings[found] > 0], its_own])
+        times = readings[block_ids]
+        return self._unread(Named(block_ids, times, int(times.sum())))
 
-    def evict(self, count: int) -> list[int]:
-        """So many cached blocks, of which there must be as many, are found no more."""
-        evicted = [self.cached.popitem(last=False)[0] for _ in range(count)]
-        for block_id in evicted:
-            del self.block_of[self.key_of.pop(block_id)]
-        return evicted
+    def evict(self, count: int) -> np.ndarray:
+        """So many cached blocks, of which there must be as many, and one at least, are found no more: [count] intp."""
+        block_ids = self.cached.evict(count)
+        for key in self.key[block_ids].tolist():
+            del self.block_of[key]
+        self.is_found[block_ids] = False
+        return block_ids
 
-    def _read_less(self, client: int, block_ids: Sequence[int]) -> None:
-        readings = self.of_client.get(client, Counter())
-        for block_id in block_ids:
-            readings[block_id] -= 1
-            if not readings[block_id]:
-                del readings[block_id]
-        if not readings:
-            self.of_client.pop(client, None)
+    def _read(self, client: int, blocks: Named) -> None:
+        self.num_readings[blocks.block_ids] += blocks.times
+        self._count(client, blocks, 1)
 
-    def _unread(self, block_ids: Sequence[int]) -> list[int]:
-        free = []
-        for block_id in reversed(block_ids):
-            self.num_readings[block_id] -= 1
-            if self.num_readings[block_id]:
-                continue
-            del self.num_readings[block_id]
-            if block_id in self.key_of:
-                self.cached[block_id] = None
-            else:
-                free.append(block_id)
+    def _count(self, client: int, blocks: Named, sign: int) -> None:
+        if client not in self.of_client:
+            self.of_client[client] = np.zeros(self.num_ids, np.int64)
+        self.of_client[client][blocks.block_ids] += sign * blocks.times
+        self.num_of_client[client] += sign * blocks.total
+
+    def _unread(self, blocks: Named) -> np.ndarray:
+        num_left = self.num_readings[blocks.block_ids] - blocks.times
+        self.num_readings[blocks.block_ids] = num_left
+        unread = blocks.block_ids[num_left == 0][::-1]
+        are_found = self.is_found[unread]
+        self.cached.add(unread[are_found])
+        free: np.ndarray = unread[~are_found]
         return free
+
+
+def _unpacked(keys: bytes) -> list[bytes]:
+    """Of packed keys: [num_blocks] of 16 bytes."""
+    unpacked: list[bytes] = np.frombuffer(keys, KEY).tolist()
+    return unpacked

@@ -37,8 +37,3 @@ def digests(parent: bytes, token_ids: bytes, block_size: int) -> list[bytes]:
 def pack_keys(of_blocks: Sequence[bytes]) -> bytes:
     """Keys of digests, as they travel: [num_blocks * 16]."""
     return b"".join([digest[:KEY_BYTES] for digest in of_blocks])
-
-
-def unpack_keys(packed: bytes) -> list[bytes]:
-    """Inverse of `pack_keys`: each [16]."""
-    return [packed[begin : begin + KEY_BYTES] for begin in range(0, len(packed), KEY_BYTES)]

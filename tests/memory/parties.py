@@ -4,8 +4,10 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import chain
 
+import numpy as np
+
 from common.memory.backing import Memory
-from common.memory.block_index import BlockIndex, BlockState
+from common.memory.block_index import BlockIndex, BlockState, Offered
 from common.memory.magazine import Magazine
 from common.memory.pools import NAN_BYTE, Pools, User
 from common.wire.block_key import pack_keys
@@ -62,6 +64,12 @@ def offer_of(
 ) -> KVOffer:
     ids = pack_ids(block_ids), pack_ids(generations)
     return KVOffer(worker_id, 1, request_id, 0, pack_ids([1, 2]), 1, SamplingParams(), *ids, num_sealed, b"")
+
+
+def blocks_in(offered: Offered) -> Counter[int]:
+    """How often it names each, as the server has it."""
+    leased, (sealed, times, _) = offered
+    return Counter([*leased.tolist(), *np.repeat(sealed, times).tolist()])
 
 
 def digest_of(byte: int, number: int) -> bytes:
@@ -186,7 +194,7 @@ class Party:
 
     def blocks(self, state: BlockState) -> set[int]:
         """As the server has it."""
-        return {i for i, claim in enumerate(self.house.index.claims) if claim == (state, self.client)}
+        return {i for i in range(self.house.shape.num_ids) if self.house.index.claim(i) == (state, self.client)}
 
     def expected(self) -> tuple[set[int], Counter[int], Counter[int]]:
         """What it should believe to have, to read and to be offered: as the server has it, and what is on its way."""
@@ -194,7 +202,7 @@ class Party:
         held = Held(
             self.blocks(BlockState.LEASED),
             Counter(self.house.index.sealed.readings(self.client)),
-            Counter(block_id for key, of_text in offers if key.client == self.client for block_id in chain(*of_text)),
+            sum((blocks_in(of_text) for key, of_text in offers if key.client == self.client), Counter[int]()),
         )
         for message in self.heard:
             held.not_heard(message)
@@ -317,6 +325,8 @@ class Worker(Party):
         self.has_left = True
         block_ids = self.magazine.in_use
         self.said.append(PoolLeft(pack_ids(block_ids), self.magazine.generations(block_ids).tobytes()))
+        for text in self.texts:  # what is sealed of them may be another's as soon as that is heard
+            text.block_ids, text.num_sealed = text.block_ids[text.num_sealed :], 0
 
 
 @dataclass(eq=False)

@@ -6,20 +6,21 @@ from enum import Enum
 from itertools import chain, count
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.memory.block_index import FREE, OFFERS, SEALED, BlockState
+from common.memory.block_index import FREE, OFFERS, SEALED, BlockIndex, BlockState, Claim
 from common.memory.exchange import Answer
 from common.memory.magazine import LACKING_S
 from common.memory.pattern import pattern
 from common.wire.kv_layout import Counts, KVLayout
-from common.wire.memory_messages import KVDeclined, KVOffer, OfBlocks, OfGuests
+from common.wire.memory_messages import KVAccepted, KVDeclined, KVOffer, OfBlocks, OfGuests
 from common.wire.packing import unpack_ids
 from common.wire.pool_shape import PoolShape
 from tests.layouts import one_group, state, window
-from tests.memory.parties import MOST_SEALED, Guest, House, Party, Worker
+from tests.memory.parties import MOST_SEALED, Guest, House, Party, Worker, blocks_in
 
 LAYOUT = one_group("model", 1, 1, 1, 1, "float16")  # 4 bytes a block
 NUM_BLOCKS = 13
@@ -38,6 +39,11 @@ def any_of(some: Sequence[Some], index: int) -> Some:
 
 def blocks_of(offers: list[KVOffer]) -> Counter[int]:
     return Counter(block_id for offer in offers for block_id in unpack_ids(offer.block_ids))
+
+
+def claims_of(index: BlockIndex) -> list[Claim]:
+    """By block."""
+    return [index.claim(block_id) for block_id in range(index.shape.num_ids)]
 
 
 class Ending(Enum):
@@ -287,7 +293,7 @@ class Machine(RuleBasedStateMachine):
     def _lose_guest(self, guest: Guest, num_unread: int) -> None:
         self._end_connection(guest, num_unread)
         index = self.house.index
-        has_some = any(claim.client == guest.client for claim in index.claims) or index.sealed.readings(guest.client)
+        has_some = any(claim.client == guest.client for claim in claims_of(index)) or index.holds(guest.client)
         assert not has_some, "it only reads, so that nobody waits for its process"
 
     def _bury(self, worker: Worker) -> None:
@@ -317,14 +323,16 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_was_written_stays(self) -> None:
-        """In what is a worker's, and what is offered."""
+        """In what is a worker's, and what is offered, and was not accepted, which may not have been read yet."""
+        said = chain.from_iterable(party.said for party in self._connected())
+        accepted = {message.request_id for message in said if isinstance(message, KVAccepted)}
         for worker in self.workers:
             for text in worker.texts if not worker.is_over else ():
                 there = text.block_ids if text.is_written else text.block_ids[: text.num_sealed]
                 assert all(worker.house.holds(i, text.byte) for i in there)
         for key, offered in self.house.index.offers.items():
-            block_ids = chain(*offered)
-            assert all(self.house.holds(i, self.house.bytes_offered[key.request_id]) for i in block_ids)
+            byte, block_ids = self.house.bytes_offered[key.request_id], blocks_in(offered)
+            assert key.request_id in accepted or all(self.house.holds(i, byte) for i in block_ids)
 
     @invariant()
     def all_believe_the_same(self) -> None:
@@ -341,7 +349,8 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def every_block_is_somewhere_once(self) -> None:
         index, proof_ids = self.house.index, self.shape.proof_ids
-        states = Counter(claim.state for claim in index.claims)
+        claims = claims_of(index)
+        states = Counter(claim.state for claim in claims)
         free_ids = list(chain.from_iterable(index.free_ids))
         assert states[BlockState.FREE] - len(proof_ids) == len(free_ids) == len(set(free_ids))
         assert sum(index.num_free) == len(free_ids) + len(index.sealed.cached)
@@ -349,16 +358,20 @@ class Machine(RuleBasedStateMachine):
         assert states[BlockState.LEASED] == index.num_leased.total()
         assert states[BlockState.OFFERED] == index.num_offered
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
-        sealed = index.sealed
-        readings = sum(sealed.of_client.values(), Counter[int]())
-        offered = Counter(block_id for of_text in index.offers.values() for block_id in of_text.sealed)
-        assert offered == sealed.readings(OFFERS), "what is offered is read, and nothing else"
-        assert readings == sealed.num_readings and not readings.keys() & sealed.cached.keys()
-        assert {i for i, claim in enumerate(index.claims) if claim == SEALED} == readings.keys() | sealed.cached.keys()
-        assert sealed.cached.keys() <= sealed.key_of.keys() <= readings.keys() | sealed.cached.keys()
-        assert {block_id: key for key, block_id in sealed.block_of.items()} == sealed.key_of
+        sealed, cached = index.sealed, index.sealed.cached.block_ids.tolist()
+        readings = sum((Counter(sealed.readings(client)) for client in sealed.of_client), Counter[int]())
+        offered = sum((blocks_in(of_text) for of_text in index.offers.values()), Counter[int]())
+        leased = Counter(i for i, claim in enumerate(claims) if claim.state is BlockState.OFFERED)
+        assert offered - leased == sealed.readings(OFFERS), "what is offered is read, and nothing else"
+        assert {i: count for i, count in enumerate(sealed.num_readings) if count} == readings
+        assert {client: Counter(sealed.readings(client)).total() for client in sealed.of_client} == sealed.num_of_client
+        assert len(cached) == len(sealed.cached) == len(set(cached)) and not readings.keys() & set(cached)
+        assert {i for i, claim in enumerate(claims) if claim == SEALED} == readings.keys() | set(cached)
+        found = {i: sealed.key[i].tobytes() for i in np.flatnonzero(sealed.is_found).tolist()}
+        assert set(cached) <= found.keys() <= readings.keys() | set(cached)
+        assert {block_id: key for key, block_id in sealed.block_of.items()} == found
         for proof_id in proof_ids:
-            assert index.claims[proof_id] == FREE and proof_id not in free_ids
+            assert claims[proof_id] == FREE and proof_id not in free_ids
             size = self.shape.place(proof_id).num_bytes
             assert self.house.block(proof_id) == pattern(self.house.pool_id, proof_id, size)
 

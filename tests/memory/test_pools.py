@@ -2,6 +2,7 @@
 
 import errno
 
+import numpy as np
 import pytest
 
 from common.errors import MemoryShort
@@ -271,13 +272,14 @@ def test_nobody_passes_what_is_wanted_to_go_on_decoding() -> None:
 
 
 def test_generations_go_round() -> None:
-    index = BlockIndex(PoolShape(LAYOUT, (2,)))
+    index, block_ids = BlockIndex(PoolShape(LAYOUT, (2,))), np.array([1])
     index.generation[1] = (1 << 31) - 1
-    assert index.lease(0, (1,)) == [1] and index.generation[1] == 1
-    assert index.claims == [FREE, (BlockState.LEASED, 0)]
-    index.offer(0, OfferKey(1, "r", 0), [1], [1], 0)
+    assert index.lease(0, (1,)) == block_ids and index.generation[1] == 1
+    assert [index.claim(0), index.claim(1)] == [FREE, (BlockState.LEASED, 0)]
+    index.offer(0, OfferKey(1, "r", 0), block_ids, index.generations(block_ids), 0)
+    assert index.claim(1) == (BlockState.OFFERED, 1)
     index.accept(OfferKey(1, "r", 0))
-    assert index.claims == [FREE, (BlockState.LEASED, 1)]
+    assert [index.claim(0), index.claim(1)] == [FREE, (BlockState.LEASED, 1)]
 
 
 def test_what_is_lacking_is_kept_a_moment_and_a_shortage_is_told_from_a_late_answer() -> None:

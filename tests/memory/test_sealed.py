@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from common.errors import KVError
-from common.memory.block_index import NOBODY, BlockIndex, BlockState, OfferKey
+from common.memory.block_index import FREE, BlockIndex, OfferKey
 from common.memory.exchange import Misbehaved
 from common.memory.magazine import Magazine
-from common.wire.block_key import unpack_keys
 from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksSealed, MemoryMessage, PrefixFound
 from common.wire.packing import pack_ids, unpack_ids
@@ -20,15 +20,34 @@ WRITER, READER, OTHER = 0, 1, 2
 KEYS = [bytes([number]) * 16 for number in range(12)]
 
 
+def list_of(block_ids: np.ndarray) -> list[int]:
+    ids: list[int] = block_ids.tolist()
+    return ids
+
+
 def written(index: BlockIndex, keys: list[bytes], client: int = WRITER) -> list[int]:
     """Blocks of a text, sealed under these keys, which a client reads."""
     block_ids = index.lease(client, (len(keys),))
-    index.seal(client, block_ids, index.generations(block_ids), keys)
-    return block_ids
+    index.seal(client, block_ids, index.generations(block_ids), b"".join(keys))
+    return list_of(block_ids)
+
+
+def match(index: BlockIndex, client: int, keys: list[bytes]) -> list[int]:
+    return list_of(index.sealed.match(client, b"".join(keys)))
+
+
+def lease(index: BlockIndex, client: int, count: int) -> list[int]:
+    return list_of(index.lease(client, (count,)))
+
+
+def named(index: BlockIndex, block_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """With their generations."""
+    ids = np.array(block_ids, np.intp)
+    return ids, index.generations(ids)
 
 
 def let_go(index: BlockIndex, client: int, block_ids: list[int]) -> None:
-    index.free(client, block_ids, index.generations(block_ids))
+    index.free(client, *named(index, block_ids))
 
 
 @pytest.fixture
@@ -38,9 +57,9 @@ def index() -> BlockIndex:
 
 def test_a_text_finds_the_blocks_it_begins_with_and_none_beyond_a_gap(index: BlockIndex) -> None:
     block_ids = written(index, KEYS[:3])
-    assert index.sealed.match(READER, KEYS[:5]) == block_ids
-    assert index.sealed.match(READER, [KEYS[0], KEYS[7], KEYS[1]]) == block_ids[:1]
-    assert index.sealed.match(READER, [KEYS[7], KEYS[0]]) == []
+    assert match(index, READER, KEYS[:5]) == block_ids
+    assert match(index, READER, [KEYS[0], KEYS[7], KEYS[1]]) == block_ids[:1]
+    assert match(index, READER, [KEYS[7], KEYS[0]]) == []
     assert index.sealed.readings(READER) == {block_ids[0]: 2, block_ids[1]: 1, block_ids[2]: 1}
 
 
@@ -49,68 +68,96 @@ def test_what_nobody_reads_is_there_until_it_is_wanted_and_goes_from_its_end(ind
     let_go(index, WRITER, older)
     let_go(index, WRITER, newer)
     assert index.num_free == (8,) and len(index.sealed.cached) == 5
-    assert index.sealed.match(READER, KEYS[3:5]) == newer, "which is not for others now"
+    assert match(index, READER, KEYS[3:5]) == newer, "which is not for others now"
     assert index.num_free == (6,)
-    leased = index.lease(OTHER, (4,))
+    leased = lease(index, OTHER, 4)
     assert older[2] in leased and not set(leased) & {older[0], older[1]}
-    assert index.sealed.match(READER, KEYS[:3]) == older[:2], "its end is gone"
+    assert match(index, READER, KEYS[:3]) == older[:2], "its end is gone"
     let_go(index, READER, older[:2])
-    index.lease(OTHER, (2,))
-    assert index.sealed.match(READER, KEYS[:3]) == [] and index.sealed.match(READER, KEYS[3:5]) == newer
+    lease(index, OTHER, 2)
+    assert match(index, READER, KEYS[:3]) == [] and match(index, READER, KEYS[3:5]) == newer
 
 
 def test_the_second_block_of_a_key_is_its_writers_alone(index: BlockIndex) -> None:
     [first], [second] = written(index, KEYS[:1]), written(index, KEYS[:1], OTHER)
-    assert index.sealed.match(READER, KEYS[:1]) == [first]
+    assert match(index, READER, KEYS[:1]) == [first]
     let_go(index, OTHER, [second])
-    assert index.claims[second] == (BlockState.FREE, NOBODY) and not index.sealed.cached
+    assert index.claim(second) == FREE and not len(index.sealed.cached)
     let_go(index, WRITER, [first])
     let_go(index, READER, [first])
-    assert list(index.sealed.cached) == [first]
+    assert index.sealed.cached.block_ids.tolist() == [first]
 
 
 def test_what_one_that_was_let_go_reads_stays_until_its_process_is_over(index: BlockIndex) -> None:
     block_ids = written(index, KEYS[:8])
     assert index.leave(WRITER) == 0 and index.num_free == (0,)
     index.cure(WRITER)
-    assert index.num_free == (8,) and index.sealed.match(READER, KEYS) == block_ids
+    assert index.num_free == (8,) and match(index, READER, KEYS) == block_ids
+
+
+def test_what_is_let_go_at_once_goes_from_the_end_of_each_text(index: BlockIndex) -> None:
+    """Of one message, which names what two texts have in common twice, and of one that is gone."""
+    block_ids = written(index, KEYS[:3])
+    shared = match(index, WRITER, KEYS[:2])
+    other = written(index, KEYS[3:5])
+    let_go(index, WRITER, [*shared, *block_ids, *other])
+    assert index.sealed.cached.block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
+    for keys in (KEYS[:3], KEYS[:2], KEYS[3:5]):
+        match(index, READER, keys)
+    assert not len(index.sealed.cached) and index.sealed.readings(READER)[block_ids[0]] == 2
+    own = written(index, KEYS[:1], READER)
+    index.leave(READER)
+    index.cure(READER)
+    assert index.sealed.cached.block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
+    assert index.claim(own[0]) == FREE and index.num_free == (8,)
+
+
+def test_a_key_that_is_named_twice_is_its_first_blocks(index: BlockIndex) -> None:
+    first, second = written(index, [KEYS[0], KEYS[0]])
+    assert match(index, READER, [KEYS[0], KEYS[0]]) == [first, first]
+    let_go(index, WRITER, [second, first])
+    assert index.claim(second) == FREE and index.sealed.readings(READER) == {first: 2}
+    let_go(index, READER, [first, first])
+    assert index.sealed.cached.block_ids.tolist() == [first]
 
 
 def test_an_offer_takes_what_is_sealed_along(index: BlockIndex) -> None:
-    block_ids, [last] = written(index, KEYS[:2]), index.lease(WRITER, (1,))
+    block_ids, [last] = written(index, KEYS[:2]), lease(index, WRITER, 1)
     offered, key = [*block_ids, last], OfferKey(READER, "r", 0)
     for num_sealed in (1, 3):
         with pytest.raises(Misbehaved, match=f"the first {num_sealed} blocks"):
-            index.offer(WRITER, key, offered, index.generations(offered), num_sealed)
-    index.offer(WRITER, key, offered, index.generations(offered), 2)
+            index.offer(WRITER, key, *named(index, offered), num_sealed)
+    index.offer(WRITER, key, *named(index, offered), 2)
     index.leave(WRITER)
     index.cure(WRITER)
     assert index.num_free == (5,), "who offered it need not be there"
     index.accept(key)
     assert index.sealed.readings(READER) == dict.fromkeys(block_ids, 1) and index.num_leased[READER] == 1
-    index.offer(READER, key, offered, index.generations(offered), 2)
+    index.offer(READER, key, *named(index, offered), 2)
     index.decline(key)
-    assert index.num_free == (8,) and index.sealed.match(OTHER, KEYS) == block_ids
+    assert index.num_free == (8,) and match(index, OTHER, KEYS) == block_ids
 
 
 def test_what_is_said_of_the_wrong_blocks_is_refused_and_changes_nothing(index: BlockIndex) -> None:
     block_ids = written(index, KEYS[:2])
-    generations = index.generations(block_ids)
+    last, ids = lease(index, WRITER, 1), np.array(block_ids, np.intp)
     refused: list[tuple[str, Callable[[], None]]] = [
-        ("sealed already", lambda: index.seal(WRITER, block_ids, generations, KEYS[:2])),
-        ("so often", lambda: index.free(READER, block_ids, generations)),
-        ("so often", lambda: index.free(WRITER, block_ids * 2, generations * 2)),
-        ("of generation 1, not 2", lambda: index.free(WRITER, block_ids, [2, 2])),
-        ("FREE", lambda: index.seal(WRITER, [8], [0], KEYS[:1])),
+        ("sealed already", lambda: index.seal(WRITER, *named(index, [*last, *block_ids]), b"".join(KEYS[:3]))),
+        ("so often", lambda: index.free(READER, *named(index, block_ids))),
+        ("so often", lambda: index.free(WRITER, *named(index, [*block_ids, *last, *block_ids]))),
+        ("twice", lambda: index.free(WRITER, *named(index, [*last, *block_ids, *last]))),
+        ("of generation 1, not 2", lambda: index.free(WRITER, ids, np.array([2, 2], np.int32))),
+        ("of generation 1, not 2", lambda: index.free(WRITER, ids, np.array([1, 2], np.int32))),
+        ("FREE", lambda: index.seal(WRITER, *named(index, [*last, 6]), b"".join(KEYS[:2]))),
     ]
     for problem, say in refused:
         with pytest.raises(Misbehaved, match=problem):
             say()
     assert index.sealed.readings(WRITER) == dict.fromkeys(block_ids, 1)
+    assert index.num_leased[WRITER] == 1 and index.num_free == (5,)
     two = BlockIndex(PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (4, 4)))
-    block_ids = two.lease(WRITER, (1, 0))
     with pytest.raises(Misbehaved, match="cannot be used again"):
-        two.seal(WRITER, block_ids, two.generations(block_ids), KEYS[:1])
+        two.seal(WRITER, *named(two, two.lease(WRITER, (1, 0)).tolist()), KEYS[0])
 
 
 def test_a_worker_reads_what_it_has_sealed_and_lets_it_go_with_its_text() -> None:
@@ -120,7 +167,7 @@ def test_a_worker_reads_what_it_has_sealed_and_lets_it_go_with_its_text() -> Non
     [text] = magazine.allocate((3,))
     magazine.seal(text[:2], [bytes([1]) * 32, bytes([2]) * 32])
     [sealed] = said
-    assert isinstance(sealed, BlocksSealed) and unpack_keys(sealed.keys) == KEYS[1:3]
+    assert isinstance(sealed, BlocksSealed) and sealed.keys == b"".join(KEYS[1:3])
     assert unpack_ids(sealed.block_ids) == text[:2] and magazine.in_use == text[2:]
     assert magazine.found(PrefixFound("r", 0, sealed.block_ids, sealed.generations)) == text[:2]
     magazine.check([text, text[:2]])

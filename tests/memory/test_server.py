@@ -692,7 +692,7 @@ def test_nothing_that_is_said_of_blocks_takes_one_from_another(backed: Backed, s
     index = backed.server.pools.pools[layout].index
     [number] = [client.number for client in backed.server.clients.values() if client.worker == ("neighbour", 1)]
     for block_id, generation in mine.magazine.leases.items():
-        assert index.claims[block_id] == (BlockState.LEASED, number)
+        assert index.claim(block_id) == (BlockState.LEASED, number)
         assert index.generation[block_id] == generation
     neighbour.close()
     eventually(lambda: not backed.server.clients)
