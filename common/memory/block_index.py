@@ -253,10 +253,10 @@ class BlockIndex:
         return offered
 
     def _forget_offers_to(self, client: int) -> int:
-        """What was leased of them has it for its client all the same. How many blocks those are."""
+        """What is in them it has all the same, as it may have accepted. How many blocks are leased of that."""
         taken = [self.offers.pop(key) for key in list(self.offers) if key.client == client]
         for offered in taken:
-            self._let_go(OFFERS, offered.sealed)
+            self._move(OFFERS, client, offered.sealed)
         return sum(len(offered.leased) for offered in taken)
 
     def _move(self, client: int, other: int, sealed: Named) -> None:

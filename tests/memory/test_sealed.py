@@ -95,6 +95,14 @@ def test_what_one_that_was_let_go_reads_stays_until_its_process_is_over(index: B
     assert index.num_free == (8,) and match(index, READER, KEYS) == block_ids
 
 
+def test_what_was_offered_to_one_that_was_let_go_stays_too_as_it_may_have_accepted(index: BlockIndex) -> None:
+    block_ids = written(index, KEYS[:2])
+    index.offer(WRITER, OfferKey(READER, "r", 0), *named(index, block_ids), 2)
+    assert index.leave(READER) == 0 and index.num_free == (6,)
+    index.cure(READER)
+    assert index.num_free == (8,) and match(index, OTHER, KEYS) == block_ids
+
+
 def test_what_is_let_go_at_once_goes_from_the_end_of_each_text(index: BlockIndex) -> None:
     """Of one message, which names what two texts have in common twice, and of one that is gone."""
     block_ids = written(index, KEYS[:3])
