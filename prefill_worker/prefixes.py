@@ -6,7 +6,7 @@
 
 Full blocks are sealed when the step that completed them is over. A prompt whose next block is being computed here for
 another one waits for that, so equal prompts that arrive together are computed once. It waits for what is admitted only,
-which needs nothing more to get on, and for nothing less urgent than itself.
+which needs nothing more to get on, and whose turn is before its own or which is launched whole: so it is not put off.
 
 What is found is read, and so kept from others who want blocks. When blocks are short for long those that wait let go of
 it, as all might wait for one another otherwise; they look again when they have blocks for all of their tokens.
@@ -75,7 +75,7 @@ class Prefixes:
         if sequence.key in self.asked:
             return True
         other = self.computing.get(sequence.next_digest) if not sequence.num_prompt_logprobs else None
-        return other is not None and other.priority <= sequence.priority
+        return other is not None and (not other.num_left or _turn(other) <= _turn(sequence))
 
     def admitted(self, sequence: PromptSequence) -> None:
         """It computes its blocks from now on."""
@@ -132,6 +132,10 @@ class Prefixes:
     def _compute_no_more(self, sequence: PromptSequence) -> None:
         if self.computing.get(sequence.next_digest) is sequence:
             del self.computing[sequence.next_digest]
+
+
+def _turn(sequence: PromptSequence) -> tuple[int, int]:
+    return sequence.priority, sequence.turn
 
 
 def last_digest(sequence: PromptSequence) -> bytes:

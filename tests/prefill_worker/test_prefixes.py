@@ -31,6 +31,7 @@ class House:
         for client, is_decoding in ((US, False), (DECODER, True)):
             self.pools.want(User(client, (f"w{client}", 1), is_decoding), shape.layout, shape.num_blocks)
         self.said: list[MemoryMessage] = []
+        self.num_added = 10
         self.told: dict[str, int] = {}
         self.magazine = Magazine(shape, self.said.append, clock=lambda: self.now_s)
         self.prefixes = Prefixes(self.magazine, self._tell, is_on=True)
@@ -44,10 +45,18 @@ class House:
         self.told[sequence.request_id] = sequence.num_scheduled_tokens
 
     def add(
-        self, name: str, token_ids: Iterable[int], *, salt: bytes = b"", priority: int = 0, num_logprobs: int = 0
+        self,
+        name: str,
+        token_ids: Iterable[int],
+        *,
+        salt: bytes = b"",
+        priority: int = 0,
+        turn: int = 0,
+        num_logprobs: int = 0,
     ) -> PromptSequence:
         sequence = PromptSequence(name, 0, [*token_ids], 0, SamplingParams(), "d", 1)
-        sequence.priority, sequence.turn, sequence.num_prompt_logprobs = priority, len(self.told), num_logprobs
+        sequence.priority, sequence.turn, sequence.num_prompt_logprobs = priority, turn or self.num_added, num_logprobs
+        self.num_added += 1
         self.prefixes.begin(sequence, salt)
         self.scheduler.add(sequence)
         return sequence
@@ -159,6 +168,22 @@ def test_nobody_waits_for_one_that_is_less_urgent_or_gone() -> None:
     assert house.scheduler.remove("gone", 0)
     house.all_done()
     assert sum(count for name, count in house.computed if name == "next") == 60 - 32
+
+
+def test_nobody_waits_for_one_whose_turn_comes_later_but_for_its_last_step() -> None:
+    house = House()
+    house.add("later", range(60), turn=5)
+    assert house.step() == [("later", 32)]
+    house.add("first", range(60), turn=1)
+    assert house.step() == [("first", 28), ("later", 4)]
+    house.all_done()
+    house.add("later", range(100, 120), turn=9)
+    house.exchange()
+    chunks = house.scheduler.schedule()
+    house.scheduler.launched(chunks)
+    house.add("first", range(100, 120), turn=8)
+    house.exchange()
+    assert house.scheduler.schedule() == [], "what it begins with is launched"
 
 
 def test_what_is_given_up_lets_go_of_what_was_found_and_of_what_is_still_to_come() -> None:
