@@ -67,6 +67,9 @@ class Prefixes:
             sequence.found += block_ids
             self._begin_behind(sequence)
             self.tell(sequence)
+        if sequence is not None and sequence.asks_again:
+            sequence.asks_again = False
+            self.ask(sequence)
 
     def is_held_up(self, sequence: PromptSequence) -> bool:
         """Whether it waits for an answer, or for what another one computes; not what is admitted."""
@@ -93,7 +96,11 @@ class Prefixes:
         sequence.num_sealed = end
         self._compute_next(sequence)
         for other in waiting:
-            if other.next_digest in sealed and other.key not in self.asked:
+            if other.digests[begin : begin + 1] != sealed[:1]:
+                continue
+            if other.key in self.asked:
+                other.asks_again = True  # the answer that is on its way may not know
+            elif other.next_digest in sealed:
                 self.ask(other)
 
     def let_go(self, sequences: Iterable[PromptSequence]) -> None:

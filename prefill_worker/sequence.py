@@ -45,6 +45,7 @@ class PromptSequence:
     num_sealed: int = 0  # of those, from the first on: found, or computed
     found: list[int] = field(default_factory=list)  # blocks of its first tokens that it reads, until it is admitted
     looks_again: bool = False  # it has let go of what was found
+    asks_again: bool = False  # more of it was sealed since it asked
 
     @staticmethod
     def of(request: PrefillRequest) -> "PromptSequence":

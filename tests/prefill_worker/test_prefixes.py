@@ -65,9 +65,9 @@ class House:
         """What was said is heard, and answered."""
         self.magazine.tend((self.num_at_hand,), (0,))
         while self.said:
-            self._hear(self.pools.heed(US, cast(OfBlocks, self.said.pop(0))))
+            self.hear(self.pools.heed(US, cast(OfBlocks, self.said.pop(0))))
 
-    def _hear(self, answers: list[Answer]) -> None:
+    def hear(self, answers: list[Answer]) -> None:
         for client, message, _ in answers:
             match message:
                 case PrefixFound() if client == US:
@@ -116,7 +116,7 @@ class House:
         return unpack_ids(leased.block_ids), unpack_ids(leased.generations)
 
     def give_back(self, block_ids: list[int], generations: list[int]) -> None:
-        self._hear(self.pools.freed(DECODER, BlocksFreed(pack_ids(block_ids), pack_ids(generations))))
+        self.hear(self.pools.freed(DECODER, BlocksFreed(pack_ids(block_ids), pack_ids(generations))))
 
 
 def test_what_is_found_is_not_computed_but_one_token_always_is() -> None:
@@ -140,6 +140,24 @@ def test_equal_prompts_wait_for_the_first_and_begin_behind_what_it_has_sealed() 
     assert house.step() == [("stranger", 5), ("a", 27)]
     assert house.step() == [("a", 23)], "b and c wait for what it computes"
     assert house.step() == [("b", 2), ("c", 2)]
+    house.all_done()
+
+
+def test_an_answer_that_was_on_its_way_while_blocks_were_sealed_is_asked_for_again() -> None:
+    house, text = House(), list(range(50))
+    first = house.add("first", text)
+    house.exchange()
+    for _ in range(2):
+        chunks = house.scheduler.schedule()
+        house.scheduler.launched(chunks)
+    house.add("second", text)
+    answers = [answer for message in house.said for answer in house.pools.heed(US, cast(OfBlocks, message))]
+    house.said.clear()
+    house.scheduler.collected([first, first])
+    house.prefixes.computed(first, 50, house.scheduler.waiting)
+    house.hear(answers)
+    house.magazine.free(house.scheduler.take(first))
+    assert house.step() == [("second", 2)]
     house.all_done()
 
 
