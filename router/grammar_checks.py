@@ -35,7 +35,7 @@ NOTHING: Found = ("", "")
 
 
 class GrammarChecks:
-    """`python -m router.grammar_main`, started when it is first needed, and again when it ended."""
+    """`python -m router.grammar_main`, started with the router (see `warm_up`), and again when it ended."""
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._helper = HelperProcess("router.grammar_main", flags)
