@@ -104,9 +104,12 @@ class Prefixes:
                 self.ask(other)
 
     def let_go(self, sequences: Iterable[PromptSequence]) -> None:
-        """Those that wait for blocks, and have waited for long, keep none from others."""
+        """Those that wait for blocks, and have waited for long, keep none from others.
+
+        Not amid a question, as its answer goes on where the last one ended.
+        """
         for sequence in sequences:
-            if sequence.found:
+            if sequence.found and sequence.key not in self.asked:
                 self.magazine.free(sequence.found)
                 sequence.found, sequence.looks_again = [], True
                 self._begin_behind(sequence)

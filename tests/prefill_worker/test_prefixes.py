@@ -280,6 +280,24 @@ def test_short_prompts_are_not_looked_up_but_equal_ones_together_are_computed_on
     house.all_done()
 
 
+def test_nothing_is_let_go_amid_a_question() -> None:
+    house, text = House(), list(range(50))
+    whole = house.add("whole", text)
+    assert [house.step(), house.step()] == [[("whole", 32)], [("whole", 18)]]
+    second = house.add("second", text)
+    house.exchange()
+    block_ids = list(second.found)
+    house.magazine.free(second.found[5:])
+    del second.found[5:]
+    second.num_sealed = 5
+    house.prefixes.ask(second)  # for what follows those
+    house.prefixes.let_go([second])
+    house.exchange()
+    assert second.found == block_ids and second.num_sealed == whole.num_sealed == 12
+    assert house.step() == [("second", 2)]
+    house.all_done()
+
+
 def test_a_chain_goes_on_from_the_last_full_block() -> None:
     house = House()
     short, long = house.add("short", [1, 2]), house.add("long", range(9))
