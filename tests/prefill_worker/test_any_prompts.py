@@ -1,0 +1,134 @@
+"""Prompts that begin alike, whatever happens to them: who computes one reads what it would have computed itself."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from common.memory.exchange import Answer
+from common.wire.memory_messages import OfBlocks
+from prefill_worker.scheduler import PATIENCE_S, Chunk
+from prefill_worker.sequence import PromptSequence
+from tests.prefill_worker.test_prefixes import BLOCK, US, House
+
+NUM_BLOCKS = 24
+TEXTS = [list(range(base, base + 60)) for base in (0, 1000)]
+TEXTS += [[*TEXTS[0][:22], *range(2000, 2040)]]
+
+
+class World(House):
+    """Messages take their time in both directions, and steps, too; `written` is what is in a block."""
+
+    def __init__(self) -> None:
+        super().__init__(num_blocks=NUM_BLOCKS, num_at_hand=0)
+        self.answers: deque[Answer] = deque()
+        self.in_flight: deque[list[Chunk]] = deque()
+        self.written: dict[int, bytes] = {}
+        self.taken: list[tuple[list[int], list[int]]] = []
+        self.num_prompts = self.num_saved = 0
+
+    def add_prompt(self, text: int, length: int, priority: int) -> None:
+        self.num_prompts += 1
+        tail = [5000 + self.num_prompts] * (length % 2)  # what nobody else has, or nothing
+        self.add(f"{self.num_prompts}", [*TEXTS[text][:length], *tail], priority=priority)
+
+    def say(self) -> None:
+        """The server hears the next message."""
+        if self.said:
+            self.answers += self.pools.heed(US, cast(OfBlocks, self.said.pop(0)))
+
+    def hear_next(self) -> None:
+        if self.answers:
+            self.hear([self.answers.popleft()])
+
+    def launch(self) -> None:
+        """A step begins, and reads what is before its chunks."""
+        self.magazine.tend((0,), (0,))
+        if len(self.in_flight) < 2 and (chunks := self.scheduler.schedule()):
+            for chunk in chunks:
+                self._compute(chunk.sequence, chunk.num_tokens)
+            self.in_flight.append(chunks)
+            self.scheduler.launched(chunks)
+
+    def _compute(self, sequence: PromptSequence, num_tokens: int) -> None:
+        begin, end, blocks = sequence.num_scheduled_tokens, sequence.num_scheduled_tokens, sequence.tables[0].block_ids
+        end += num_tokens
+        for number in range(begin // BLOCK):
+            assert self.written[blocks[number]] == sequence.digests[number], "it reads what another one wrote"
+        if not sequence.num_in_flight:
+            self.num_saved += sequence.num_sealed
+        for number in range(begin // BLOCK, -(-end // BLOCK)):
+            digest = sequence.digests[number] if (number + 1) * BLOCK <= end else b"of a part"
+            assert number >= sequence.num_sealed, "it writes what others read"
+            self.written[blocks[number]] = digest
+
+    def collect(self) -> None:
+        """The oldest step ends; complete prompts are handed over, and over at once."""
+        if not self.in_flight:
+            return
+        chunks = self.in_flight.popleft()
+        self.scheduler.collected([chunk.sequence for chunk in chunks])
+        for sequence in [chunk.sequence for chunk in chunks if not chunk.sequence.ended]:
+            num_tokens = sequence.num_scheduled_tokens - sum(
+                chunk.num_tokens for step in self.in_flight for chunk in step if chunk.sequence is sequence
+            )
+            self.prefixes.computed(sequence, num_tokens, self.scheduler.waiting)
+            if num_tokens == len(sequence.token_ids):
+                self.magazine.free(self.scheduler.take(sequence))
+
+    def remove(self, place: int) -> None:
+        if sequences := self.scheduler.sequences():
+            self.scheduler.remove(sequences[place % len(sequences)].request_id, 0)
+
+    def others_take(self, num_blocks: int) -> None:
+        if not self.taken and num_blocks <= self.pools.pools[self.magazine.shape.layout].index.num_free[0]:
+            block_ids, generations = self.take_away(num_blocks)
+            self.written.update(dict.fromkeys(block_ids, b"another's"))
+            self.taken.append((block_ids, generations))
+
+    def others_give_back(self) -> None:
+        if self.taken:
+            self.give_back(*self.taken.pop())
+
+    def act(self, rng: random.Random) -> None:
+        """Something that may happen now."""
+        acts: list[Callable[[], None]] = [
+            lambda: self.add_prompt(rng.randrange(len(TEXTS)), rng.randint(1, 55), rng.randrange(2)),
+            self.say, self.hear_next, self.launch, self.collect,
+            lambda: self.remove(rng.randrange(10)),
+            lambda: self.others_take(rng.randint(1, 20)), self.others_give_back, self.wait,
+        ]  # fmt: skip
+        rng.choices(acts, weights=(8, 6, 6, 6, 6, 2, 1, 1, 1))[0]()
+        self.magazine.check(self.scheduler.blocks())
+
+    def wait(self) -> None:
+        self.now_s += PATIENCE_S + 0.1
+
+    def settle(self) -> None:
+        """Everything that is here is computed, whatever came before."""
+        self.others_give_back()
+        for _ in range(2000):
+            if not self.scheduler.sequences() and not self.in_flight:
+                break
+            for act in (self.say, self.hear_next, self.launch, self.collect):
+                act()
+            self.now_s += 0.01
+        assert not self.scheduler.sequences(), "somebody waits for ever"
+        while self.said or self.answers:
+            self.say()
+            self.hear_next()
+        assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.readings)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_nobody_reads_another_text_nor_waits_for_ever(seed: int) -> None:
+    num_prompts = num_saved = 0
+    for walk in range(40):
+        rng, world = random.Random(f"{seed} {walk}"), World()
+        for _ in range(80):
+            world.act(rng)
+        world.settle()
+        num_prompts, num_saved = num_prompts + world.num_prompts, num_saved + world.num_saved
+    assert num_saved > num_prompts, "hardly anything was found"
