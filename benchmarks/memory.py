@@ -119,7 +119,9 @@ class Pair:
             blocks, self.leased = self.leased[: self.load.num_blocks], self.leased[self.load.num_blocks :]
             ids, generations = (pack_ids(part) for part in zip(*blocks, strict=True))
             key = f"r{self.num_begun}-{len(self.leased)}"
-            self.prefill.send(KVOffer(*self.worker, key, 0, self.tokens, 1, SamplingParams(), ids, generations, 0, b""))
+            self.prefill.send(
+                KVOffer(*self.worker, key, 0, self.tokens, 1, SamplingParams(), ids, generations, 0, b"", b"")
+            )
 
     def close(self) -> None:
         self.prefill.close()

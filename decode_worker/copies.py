@@ -16,12 +16,12 @@ class Missing(NamedTuple):
     target_ids: list[int]
 
 
-def missing(tables: Tables, source_ids: Sequence[Sequence[int]], pulled_ids: Sequence[Sequence[int]]) -> Missing:
-    """Blocks of a prompt in a source, by group and place, of which the first ones were pulled into these tables."""
+def missing(tables: Tables, source_ids: Sequence[Sequence[int]], here: Sequence[Sequence[int]]) -> Missing:
+    """Blocks of a prompt in a source, by group and place; these tables have as many of the first as are `here`."""
     rest, targets = list[int](), list[int]()
-    for table, ids, pulled in zip(tables, source_ids, pulled_ids, strict=True):
-        rest += ids[len(pulled) :]
-        targets += table.held[len(pulled) : len(ids)]
+    for table, ids, of_group in zip(tables, source_ids, here, strict=True):
+        rest += ids[len(of_group) :]
+        targets += table.held[len(of_group) : len(ids)]
     return Missing(rest, targets)
 
 

@@ -7,7 +7,7 @@ from common.serving.drain import Drain
 from common.serving.inquiry import answer
 from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVPoolExport, KVProgress
-from common.wire.memory_messages import KVOffer
+from common.wire.memory_messages import KVOffer, PrefixFound
 from common.wire.messages import Abort, Inquiry, Message, PeerGone, PrefillRequest, RequestFailed
 from common.wire.packing import unpack_array
 from common.wire.router_link import RouterLink
@@ -44,9 +44,12 @@ class Inbox:
 
     def receive(self) -> None:
         """Act on everything that has arrived; on offers first, as the router may ask whether they are here."""
-        for offer in self.offers.receive():
-            if self._is_new(offer):
-                self.offers.add(offer)
+        for said in self.offers.shared.receive():
+            match said:
+                case PrefixFound():
+                    self.pulls.hear(said)
+                case KVOffer() if self._is_new(said):
+                    self.offers.add(said)
         for visit, offer in self.pulls.sources.visits.receive():
             if self._is_new(offer):
                 self.pulls.add(visit, offer)

@@ -72,10 +72,6 @@ class Offers:
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def receive(self) -> list[KVOffer]:
-        """What has arrived."""
-        return [message for message in self.shared.receive() if isinstance(message, KVOffer)]
-
     @property
     def shortage(self) -> str:
         """Why there are no blocks, when there are none."""

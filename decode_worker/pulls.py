@@ -3,31 +3,33 @@
     KVOffer ──▶ waiting ──a row and blocks, accept──▶ pulling ──arrived, free──▶ the scheduler's
                    └──abort, refusal──▶ declined          └──abort, a broken copy, the visit lost──▶ free, or lost
 
-Of long prompts a part may have been pulled before (see `ahead`). The running batch never waits for any of it: pulls run
-on a stream of their own and are polled. What is pulled counts if the connection to its memory server stands when the
-pull is over. What is lost is given back to the router, which replays it.
+What our own pool has of a prompt is not pulled (see `prefixes`), and of long ones a part may have been pulled before
+(see `ahead`). The running batch never waits for any of it: pulls run on a stream of their own and are polled. What is
+pulled counts if the connection to its memory server stands when the pull is over. What is lost is given back to the
+router, which replays it.
 """
 
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
 
-from common.config import DecodeSection
+from common.config import Config
 from common.device.engine import Engine
 from common.errors import ErrorCode
-from common.kv.tables import num_seen, tables_handed_over
+from common.kv.tables import tables_handed_over
 from common.wire.handoff_messages import KVProgress
 from common.wire.kv_layout import Counts
-from common.wire.memory_messages import KVOffer
+from common.wire.memory_messages import KVOffer, PrefixFound
 from common.wire.packing import unpack_ids
 from common.wire.pool_shape import plus
 from decode_worker.ahead import SILENCE_S, Ahead, Begun
 from decode_worker.attempts import Attempts
-from decode_worker.copies import Copies, missing
+from decode_worker.copies import missing
+from decode_worker.handoff import Handoff
 from decode_worker.offers import Failure, flaw, sequence_of
+from decode_worker.prefixes import Prefixes
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 from decode_worker.sources import Sources
@@ -38,33 +40,17 @@ REMEMBERED = 8
 """Handoffs, of which the largest says how many blocks are kept at hand for one to come."""
 
 
-@dataclass(slots=True, eq=False)
-class Handoff:
-    """Blocks in another pool that are ours to pull."""
-
-    sequence: DecodeSequence
-    visit: Visit
-    offer: KVOffer
-    source_ids: Sequence[Sequence[int]]  # by group
-    copies: Copies = field(default_factory=Copies)
-    aborted: bool = False
-
-    @property
-    def generations(self) -> dict[int, int]:
-        """Of the blocks."""
-        return dict(zip(unpack_ids(self.offer.block_ids), unpack_ids(self.offer.generations), strict=True))
-
-
 class Pulls:
     """Owns handoffs until they have arrived; sequences that are pulled belong to the scheduler."""
 
     def __init__(
-        self, engine: Engine, scheduler: DecodeScheduler, section: DecodeSection, sources: Sources, aborts: Attempts
+        self, engine: Engine, scheduler: DecodeScheduler, config: Config, sources: Sources, aborts: Attempts
     ) -> None:
         self.engine, self.scheduler, self.sources, self.aborts = engine, scheduler, sources, aborts
+        self.prefixes = Prefixes(engine.shared, min_tokens=config.kv.prefix_min_tokens)
         self.offered = Attempts()
         self.layout = scheduler.layout
-        self.max_pulls = section.max_pulls
+        self.max_pulls = config.decode.max_pulls
         self.ahead = Ahead(scheduler, engine.pool)
         self.waiting: deque[Handoff] = deque()
         self.pulling: list[Handoff] = []
@@ -94,8 +80,15 @@ class Pulls:
             self._failures.append((sequence.key, *found))
         else:
             self.hints.pop(sequence.key, None)
-            self.latest.append(num_seen(self.layout, len(sequence.token_ids)))
-            self.waiting.append(Handoff(sequence, visit, offer, source_ids))
+            handoff = Handoff(sequence, visit, offer, source_ids)
+            self.waiting.append(handoff)
+            if not self.prefixes.begin(handoff, was_begun=self._begun(handoff) is not None):
+                self.latest.append(self.prefixes.lacking(handoff))
+
+    def hear(self, message: PrefixFound) -> None:
+        """What our pool has of a handoff."""
+        if handoff := self.prefixes.hear(message):
+            self.latest.append(self.prefixes.lacking(handoff))
 
     def progress(self, message: KVProgress) -> None:
         """Pull what is complete of a prompt that goes on, once there is room; prompts that are complete come first.
@@ -121,6 +114,7 @@ class Pulls:
         self._drop_ahead(request_id, attempt)
         for handoff in [h for h in self.waiting if _is_attempt(h.sequence, request_id, attempt)]:
             self.waiting.remove(handoff)
+            self.prefixes.forget(handoff)
             self._decline(handoff.visit, handoff.offer)
         for handoff in self.pulling:
             handoff.aborted |= _is_attempt(handoff.sequence, request_id, attempt)
@@ -144,6 +138,7 @@ class Pulls:
             problem = handoff.copies.problem or handoff.visit.problem
             handoff.visit.guest.free(handoff.offer)
             if not handoff.aborted and not problem:
+                self.prefixes.arrived(handoff)
                 arrived.append(handoff.sequence)
                 continue
             self.scheduler.unreserve(handoff.sequence)
@@ -168,6 +163,8 @@ class Pulls:
         for visit in self.sources.visits.tend(self._uses):
             lost = [handoff for handoff in self.waiting if handoff.visit is visit]
             self.waiting = deque(handoff for handoff in self.waiting if handoff.visit is not visit)
+            for handoff in lost:
+                self.prefixes.forget(handoff)
             self._lose(lost, visit.problem)
             if visit.pool is not None:
                 self.ahead.drop_source(visit.pool)
@@ -175,7 +172,8 @@ class Pulls:
 
     def foreseen(self) -> Counts:
         """Blocks for those that wait, and for one like the largest of the latest, so that no pull waits for them."""
-        waiting = (num_seen(self.layout, len(h.sequence.token_ids)) for h in islice(self.waiting, self.max_pulls))
+        next_ones = islice(self.waiting, self.max_pulls)
+        waiting = (self.prefixes.lacking(handoff) for handoff in next_ones if not self.prefixes.is_asked(handoff))
         return reduce(plus, waiting, max(self.latest, key=sum, default=self.layout.nothing))
 
     def take_failures(self) -> list[Failure]:
@@ -183,11 +181,10 @@ class Pulls:
         failures, self._failures = self._failures, []
         return failures
 
-    def make_way(self, but: Key | None = None) -> bool:
-        """Give up what was pulled ahead, perhaps but one; whether there was any: blocks come free as copies end."""
-        had_any = bool(self.ahead)
-        self.ahead.drop_all(but)
-        self.ahead.tend()
+    def make_way(self) -> bool:
+        """Give up what was pulled ahead, and found; whether there was any: blocks come free as copies end."""
+        had_any = self.prefixes.let_go(self.waiting) or bool(self.ahead)
+        self._give_up_ahead()
         return had_any
 
     def decline_all(self) -> list[DecodeSequence]:
@@ -196,6 +193,7 @@ class Pulls:
         self.hints.clear()
         waiting, self.waiting = self.waiting, deque()
         for handoff in waiting:
+            self.prefixes.forget(handoff)
             self._decline(handoff.visit, handoff.offer)
         return [handoff.sequence for handoff in waiting]
 
@@ -233,13 +231,21 @@ class Pulls:
 
     def _make_room(self, handoff: Handoff) -> bool:
         """Whether a complete prompt may be admitted, if need be for what others have begun."""
-        if handoff.visit.problem or not self.scheduler.has_row():
+        if handoff.visit.problem or not self.scheduler.has_row() or self.prefixes.is_asked(handoff):
             return False
-        sequence, begun = handoff.sequence, self._begun(handoff)
-        lacking = self.layout.nothing if begun else num_seen(self.layout, len(sequence.token_ids))
+        begun = self._begun(handoff)
+        lacking = self.layout.nothing if begun else self.prefixes.lacking(handoff)
         if not self.scheduler.has_blocks(lacking):
-            self.make_way(but=sequence.key if begun else None)
-        return self.scheduler.has_blocks(lacking)
+            self._give_up_ahead(but=handoff.sequence.key if begun else None)
+        if not self.scheduler.has_blocks(lacking):
+            self.prefixes.lack(self.waiting)
+            return False
+        return not self.prefixes.looks_again(handoff)
+
+    def _give_up_ahead(self, but: Key | None = None) -> None:
+        """What was pulled ahead, perhaps but one."""
+        self.ahead.drop_all(but)
+        self.ahead.tend()
 
     def _begun(self, handoff: Handoff) -> Begun | None:
         """What was pulled of it ahead."""
@@ -250,18 +256,19 @@ class Pulls:
         return self.ahead.find(sequence.key, pool, num_tokens, handoff.source_ids, handoff.generations)
 
     def _start(self, handoff: Handoff) -> None:
-        """Reserve blocks, and pull what was not pulled ahead."""
-        sequence, begun, nothing = handoff.sequence, self._begun(handoff), [list[int]() for _ in handoff.source_ids]
-        tables = tables_handed_over(self.layout, len(sequence.token_ids) - 1, nothing)
-        pulled: Sequence[Sequence[int]] = nothing
+        """Reserve blocks, and pull what was neither found nor pulled ahead."""
+        sequence, begun = handoff.sequence, self._begun(handoff)
+        here: Sequence[Sequence[int]] = [self.prefixes.take(handoff), *([] for _ in handoff.source_ids[1:])]
+        tables = tables_handed_over(self.layout, len(sequence.token_ids) - 1, here)
         if begun is not None:
             self.ahead.take(sequence.key)
-            tables, pulled, handoff.copies = begun.tables, begun.source_ids, begun.copies
+            tables, here, handoff.copies = begun.tables, begun.source_ids, begun.copies
         self._drop_ahead(*sequence.key)  # what is not of these blocks
         self.scheduler.reserve(sequence, tables)
-        rest = missing(sequence.tables, handoff.source_ids, pulled)
+        rest = missing(sequence.tables, handoff.source_ids, here)
         assert handoff.visit.pool is not None, "what waits was offered in a pool that is mapped"
-        handoff.copies.start(handoff.visit.pool, rest.source_ids, self.engine.pool, rest.target_ids)
+        if rest.source_ids:
+            handoff.copies.start(handoff.visit.pool, rest.source_ids, self.engine.pool, rest.target_ids)
 
     def _decline(self, visit: Visit, offer: KVOffer) -> None:
         self._drop_ahead(offer.request_id, offer.attempt)

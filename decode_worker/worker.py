@@ -83,7 +83,7 @@ class DecodeWorker:
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
         self.poller, aborts = zmq.Poller(), Attempts()
         self.sources = Sources(engine, Visits(engine, (self.worker_id, self.epoch), self.poller), hub)
-        self.pulls = Pulls(engine, self.scheduler, config.decode, self.sources, aborts)
+        self.pulls = Pulls(engine, self.scheduler, config, self.sources, aborts)
         self.sealing = Sealing(engine.shared.magazine)
         self.offers = Offers(engine.shared, self.scheduler, aborts, self.sealing, engine.vocab_size)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler)
@@ -291,6 +291,7 @@ class DecodeWorker:
         load.num_waiting = len(self.pulls.waiting) + len(self.local_prompts)
         load.num_running, load.num_handoffs = len(self.scheduler.active), len(self.pulls) + len(self.offers)
         load.num_free_blocks, load.num_dropped_frames = self.engine.allocator.num_unused, self.hub.drops.dropped
+        load.num_pulled_blocks, load.num_found_blocks = self.pulls.prefixes.num_pulled, self.pulls.prefixes.num_found
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
@@ -346,5 +347,4 @@ class DecodeWorker:
         return any(not sequence.awaits_mask for sequence in self.scheduler.rows.sequences)
 
     def _owns_something(self) -> bool:
-        has_rows = self.scheduler.active or self.scheduler.lingering
-        return bool(has_rows or len(self.pulls) or len(self.offers) or len(self.local_prompts))
+        return bool(self.scheduler.num_owned or len(self.pulls) or len(self.offers) or len(self.local_prompts))

@@ -39,8 +39,8 @@ class Delivery:
         holder, token_ids = (target.worker_id, target.epoch), sequence.token_ids[:]
         token_ids.append(token_id)
         num_outputs = sequence.num_outputs + 1
-        digest, sampling = last_digest(sequence), sequence.sampling
-        if not self.shared.offer(holder, sequence.key, token_ids, num_outputs, sampling, block_ids, digest):
+        chain, sampling = (sequence.root, last_digest(sequence)), sequence.sampling
+        if not self.shared.offer(holder, sequence.key, token_ids, num_outputs, sampling, block_ids, chain):
             self.fail(sequence.key, ErrorCode.DRAINING, self.shared.problem)
 
     def announce(self, sequence: PromptSequence, block_ids: list[int]) -> None:

@@ -182,6 +182,8 @@ class _StateCollector(Collector):
             "baton_worker_running": ("sequences in the worker's batch", _beat("num_running")),
             "baton_worker_waiting": ("requests waiting in the worker", _beat("num_waiting")),
             "baton_worker_handoffs": ("KV handoffs under way", _beat("num_handoffs")),
+            "baton_worker_pulled_blocks": ("KV blocks pulled from other pools since start", _beat("num_pulled_blocks")),
+            "baton_worker_found_blocks": ("the same, not pulled as they were there", _beat("num_found_blocks")),
             "baton_worker_used_blocks": ("KV blocks of its pool that it uses", lambda worker: worker.num_used_blocks),
             "baton_worker_blocks": (
                 "KV blocks of its pool, which others may share",

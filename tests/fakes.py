@@ -318,6 +318,7 @@ class FakePrefill(FakeWorker):
                 block_ids=pack_ids([1]),
                 generations=pack_ids([1]),
                 num_sealed=0,
+                root=b"",
                 digest=b"",
             )
             self._peers[request.decode_worker_id].send(offer)

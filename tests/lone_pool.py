@@ -41,11 +41,11 @@ class LonePool:
         num_outputs: int,
         sampling: SamplingParams,
         block_ids: Sequence[int],
-        digest: bytes = b"",
+        chain: tuple[bytes, bytes] = (b"", b""),
     ) -> bool:
         tokens, ids = pack_ids(token_ids), pack_ids(block_ids)
         generations = self.magazine.release(block_ids).tobytes()
-        self.offered.append(KVOffer(*target, *key, tokens, num_outputs, sampling, ids, generations, 0, digest))
+        self.offered.append(KVOffer(*target, *key, tokens, num_outputs, sampling, ids, generations, 0, *chain))
         return True
 
     def tend(self, level: int, floor: int) -> None:

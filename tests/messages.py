@@ -26,7 +26,7 @@ def heartbeat(worker_id: str, epoch: int = 1, **fields: Any) -> Heartbeat:
     """Of an idle worker without a free block."""
     ordinary: dict[str, Any] = {
         "num_waiting": 0, "num_running": 0, "num_free_blocks": (0,), "num_handoffs": 0, "last_step_age_s": 0.0,
-        "num_dropped_frames": 0,
+        "num_dropped_frames": 0, "num_pulled_blocks": 0, "num_found_blocks": 0,
     }  # fmt: skip
     return Heartbeat(worker_id=worker_id, epoch=epoch, **ordinary | fields)
 
@@ -52,7 +52,8 @@ def kv_offer(request_id: str, token_ids: Iterable[int], block_ids: Iterable[int]
     ids = pack_ids(block_ids)
     ordinary: dict[str, Any] = {
         "decode_worker_id": "d", "decode_epoch": 1, "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(),
-        "token_ids": pack_ids(token_ids), "block_ids": ids, "generations": ids, "num_sealed": 0, "digest": b"",
+        "token_ids": pack_ids(token_ids), "block_ids": ids, "generations": ids, "num_sealed": 0,
+        "root": b"", "digest": b"",
     }  # fmt: skip
     return KVOffer(request_id=request_id, **ordinary | fields)
 

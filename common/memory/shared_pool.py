@@ -96,7 +96,7 @@ class SharedPool:
         num_outputs: int,
         sampling: SamplingParams,
         block_ids: Sequence[int],
-        digest: bytes = b"",
+        chain: tuple[bytes, bytes] = (b"", b""),
     ) -> bool:
         """Give a complete prompt's blocks to a decode worker; they are none of ours from now on. False if it cannot be.
 
@@ -104,12 +104,12 @@ class SharedPool:
             target: worker id and epoch.
             key: request id and attempt.
             token_ids: prompt and outputs, the one just sampled included.
-            digest: of the last full block; b"" if nothing is to be sealed.
+            chain: of keys: its root, and the digest of the last full block; b"" if nothing is to be sealed.
         """
         num_sealed = self.magazine.readings.num_first(block_ids)
         tokens, ids = pack_ids(token_ids), pack_ids(block_ids)
         generations = self.magazine.release(block_ids).tobytes()
-        self._send(KVOffer(*target, *key, tokens, num_outputs, sampling, ids, generations, num_sealed, digest))
+        self._send(KVOffer(*target, *key, tokens, num_outputs, sampling, ids, generations, num_sealed, *chain))
         return not self.problem
 
     def accept(self, offer: KVOffer) -> None:

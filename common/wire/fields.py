@@ -170,6 +170,7 @@ class Codes:
 
 Count = Annotated[int, Range(0, MAX_INT32)]
 Positive = Annotated[int, Range(1, MAX_INT32)]
+Total = Annotated[int, Range(0, (1 << 63) - 1)]
 Seconds = Annotated[float, Range(0.0, 1e9)]
 Rate = Annotated[float, Range(0.0, 1e9)]
 WorkerId = Annotated[str, Name(1, 100, ascii_only=True)]

@@ -222,7 +222,8 @@ class KVOffer:
     From the server on they are nobody's until they are accepted or declined, whoever dies meanwhile. `token_ids` is
     prompt plus outputs including the one just sampled: its KV is the only one not in the blocks. `num_outputs` counts
     that one too. Blocks are those that the next token sees, in each group by place; the first of them are sealed,
-    and `digest` is of the last full one, so that who fills the next can seal it; "" if nothing is to be sealed.
+    and `digest` is of the last full one, so that who fills the next can seal it; `root` is where the chain begins, so
+    that who pulls them can look for them in its own pool. Both are "" if nothing is to be sealed.
     """
 
     decode_worker_id: WorkerId
@@ -235,6 +236,7 @@ class KVOffer:
     block_ids: BlockIds
     generations: BlockIds
     num_sealed: Count
+    root: OptionalDigest
     digest: OptionalDigest
 
 

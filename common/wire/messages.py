@@ -41,6 +41,7 @@ from common.wire.fields import (
     Seconds,
     Text,
     TokenIds,
+    Total,
     Turn,
     WorkerId,
 )
@@ -98,6 +99,8 @@ class Heartbeat:
     num_handoffs: Count  # prefill: blocks kept for a peer; decode: handoffs waiting, being pulled, or begun ahead
     last_step_age_s: Seconds  # 0 while idle
     num_dropped_frames: Count
+    num_pulled_blocks: Total  # decode: of prompts from other pools, since the start
+    num_found_blocks: Total  # of those that did not need to be pulled
 
 
 @dataclass(frozen=True, slots=True)

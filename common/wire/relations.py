@@ -58,6 +58,8 @@ def _contradiction_of_blocks(message: Message) -> str:
             problem = _too_many_outputs(message) or _unpaired_biases(message.sampling)
             if message.num_sealed > _num_ids(message.block_ids):
                 return f"{message.num_sealed} of {_num_ids(message.block_ids)} blocks are sealed"
+            if bool(message.root) != bool(message.digest):
+                return "a chain of keys has a root and a digest"
             return _unversioned(message) or (problem if message.num_outputs else "a handoff follows an output")
         case BlocksLeased() | BlocksFreed() | PoolLeft() | PrefixFound():
             return _unversioned(message)

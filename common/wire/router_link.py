@@ -49,6 +49,8 @@ class Load:
     num_handoffs: int = 0
     last_step_s: float = 0.0  # time.monotonic() of the last finished step, or of becoming busy
     num_dropped_frames: int = 0
+    num_pulled_blocks: int = 0
+    num_found_blocks: int = 0
 
 
 class RouterLink:
@@ -174,6 +176,8 @@ class RouterLink:
             num_handoffs=load.num_handoffs,
             last_step_age_s=max(0.0, time.monotonic() - load.last_step_s) if busy else 0.0,
             num_dropped_frames=load.num_dropped_frames + self.spoke.drops.dropped,
+            num_pulled_blocks=load.num_pulled_blocks,
+            num_found_blocks=load.num_found_blocks,
         )
 
 

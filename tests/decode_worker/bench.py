@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import zmq
 
-from common.config import DecodeSection
+from common.config import Config
 from common.device.engine import Engine
 from common.errors import TransferFailed
 from common.memory.client import PoolClaim
@@ -123,17 +123,18 @@ def met(sources: Sources, pool: FakePool, worker_id: str = "p", pool_id: int = 1
 class Rig:
     """Pulls from one prefill worker, `p`, or more, each with a memory server of its own."""
 
-    def __init__(self, num_blocks: int = 40, max_num_seqs: int = 8, max_len: int = 1000) -> None:
-        self.allocator, self.memory, self.said = allocator_of(num_blocks, BLOCK_SIZE), Memory(), list[Message]()
+    def __init__(self, num_blocks: int = 40, max_num_seqs: int = 8, max_len: int = 1000, allocator: Any = None) -> None:
+        self.allocator = allocator or allocator_of(num_blocks, BLOCK_SIZE)
+        self.memory, self.said = Memory(), list[Message]()
         self.scheduler = DecodeScheduler(self.allocator, max_num_seqs, max_len)
-        shared = SimpleNamespace(pool_id=0)
+        shared = SimpleNamespace(pool_id=0, magazine=self.allocator, problem="")
         engine = cast(
             Engine, SimpleNamespace(shared=shared, pool=self.memory, allocator=self.allocator, vocab_size=1000)
         )
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
         self.sources = Sources(engine, Visits(engine, ("d", 1), poller), hub)
-        self.pulls = Pulls(engine, self.scheduler, DecodeSection(), self.sources, Attempts())
+        self.pulls = Pulls(engine, self.scheduler, Config(), self.sources, Attempts())
         self.guests: dict[str, FakeGuest] = {}
         self.visits: dict[str, Visit] = {}
         self.pool = self.meet("p")
@@ -163,7 +164,8 @@ class Rig:
             self.scheduler.activate(sequence)
         self.pulls.start()
         self.pulls.tend()
-        self.allocator.check([*self.scheduler.blocks(), *self.pulls.ahead.blocks()])
+        found = [handoff.found for handoff in self.pulls.waiting]
+        self.allocator.check([*self.scheduler.blocks(), *self.pulls.ahead.blocks(), *found])
         return arrived
 
     def copied(self) -> list[list[int]]:

@@ -14,7 +14,7 @@ from common.kv.pool import KVPool
 from common.kv.transport import Transport
 from common.wire.frames import decode, encode
 from common.wire.handoff_messages import KVProgress
-from common.wire.memory_messages import KVOffer
+from common.wire.memory_messages import KVOffer, PrefixFound
 from common.wire.messages import Abort, Message, PrefillRequest
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
@@ -55,6 +55,12 @@ class Careful(Rig):
         super().__init__()
         engine = cast(SimpleNamespace, self.worker.engine)
         engine.pool = self.worker.pulls.ahead.pool = cast(KVPool, Pool())
+        magazine = cast(Any, self.allocator)
+        magazine.look_up, magazine.seal, magazine.found = (
+            self._find_nothing,
+            lambda block_ids, digests: None,
+            lambda _: [],
+        )
         engine.device, engine.transport = None, cast(Transport, SimpleNamespace(name="shm"))
 
     def meet(self) -> None:
@@ -67,6 +73,9 @@ class Careful(Rig):
         visit = self.worker.sources.visits.by_pool[1]
         if self.worker.inbox._is_new(offer):
             self.worker.pulls.add(visit, offer)
+
+    def _find_nothing(self, request_id: str, attempt: int, digests: list[bytes]) -> None:
+        self.pool.arriving.append(PrefixFound(request_id, attempt, b"", b""))
 
     def check_blocks(self) -> None:
         owned = [*self.worker.scheduler.blocks(), *self.worker.pulls.ahead.blocks()]

@@ -54,7 +54,7 @@ class Rig:
         ordinary: dict[str, Any] = {
             "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(max_tokens=8),
             "token_ids": pack_ids([1] * num_tokens), "block_ids": pack_ids(ids), "generations": pack_ids(ids),
-            "num_sealed": 0, "digest": b"",
+            "num_sealed": 0, "root": b"", "digest": b"",
         }  # fmt: skip
         return KVOffer("d", 1, name, **ordinary | fields)
 

@@ -137,3 +137,51 @@ async def test_blocks_that_are_pulled_are_found_where_they_were_computed(checkpo
             answer = await ask(system, prompt)
             assert (answer.num_cached, answer.texts) == (expected, [text])
         system.until(system.all_blocks_free)
+
+
+def moved(system: System) -> tuple[int, int]:
+    """Blocks of prompts that the decode worker has pulled, and that it had already."""
+    lines = [line.split() for line in system.text("/metrics").splitlines()]
+    counts = {line[0].split("{")[0]: float(line[1]) for line in lines if 'worker="decode-0"' in line[0]}
+    return int(counts["baton_worker_pulled_blocks"]), int(counts["baton_worker_found_blocks"])
+
+
+async def pulled_by(system: System, reference: Reference, prompt: list[int]) -> tuple[list[int], int]:
+    """Says a text that is that of the reference; returns all of it, and how many blocks of the prompt were pulled."""
+    before, num_blocks = moved(system), -(-len(prompt) // BLOCK)
+    answer = await ask(system, prompt)
+    assert answer.texts == [reference.text(prompt, NUM_OUT, ignore_eos=True)]
+    system.until(lambda: sum(moved(system)) == sum(before) + num_blocks)  # heartbeats tell of them
+    return prompt + answer.token_ids, moved(system)[0] - before[0]
+
+
+async def test_a_turn_moves_only_the_blocks_that_the_decode_worker_lacks(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, [history, *questions] = Reference(directory, model), prompts(5, 40, 70, seed=27)
+    with System(directory, *ANY_LENGTH).start(apart=True) as system:
+        num_there = 0
+        for number, question in enumerate([[], *questions]):
+            if number == 3:  # what it had is computed again, and not moved again
+                await asyncio.to_thread(system.kill, "prefill-0")
+                system.until(lambda: not system.health()["workers"]["prefill"])
+                system.start_worker("prefill-0")
+                system.wait_ready(1, 1)
+            history = history + question
+            num_blocks = -(-len(history) // BLOCK)
+            history, num_pulled = await pulled_by(system, reference, history)
+            assert num_pulled == num_blocks - num_there
+            num_there = (len(history) - 1) // BLOCK
+        system.until(system.all_blocks_free)
+
+
+async def test_what_was_evicted_is_moved_again(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(5, 80, 100, seed=28)
+    block_bytes = 3 * 2 * 16 * 2 * 32 * 4
+    with System(directory, *ANY_LENGTH, "--kv-pool-bytes", str(16 * block_bytes)).start(apart=True) as system:
+        for prompt in (*asked, asked[0]):
+            _, num_pulled = await pulled_by(system, reference, prompt)
+            assert num_pulled == -(-len(prompt) // BLOCK)
+        _, num_pulled = await pulled_by(system, reference, asked[0])
+        assert num_pulled < -(-len(asked[0]) // BLOCK)
+        system.until(system.all_blocks_free)

@@ -63,7 +63,7 @@ def offer_of(
     worker_id: str, request_id: str, block_ids: list[int], generations: list[int], num_sealed: int = 0
 ) -> KVOffer:
     ids = pack_ids(block_ids), pack_ids(generations)
-    return KVOffer(worker_id, 1, request_id, 0, pack_ids([1, 2]), 1, SamplingParams(), *ids, num_sealed, b"")
+    return KVOffer(worker_id, 1, request_id, 0, pack_ids([1, 2]), 1, SamplingParams(), *ids, num_sealed, b"", b"")
 
 
 def blocks_in(offered: Offered) -> Counter[int]:

@@ -169,8 +169,9 @@ class Decode(Worker):
         self.num_preempted = 0
 
     def step(self) -> None:
-        for offer in self.offers.receive():
-            self.offers.add(offer)
+        for said in self.shared.receive():
+            assert isinstance(said, KVOffer)
+            self.offers.add(said)
         for sequence in self.offers.accept():
             self.scheduler.activate(sequence)
         self.scheduler.make_slots()

@@ -200,7 +200,7 @@ def test_a_server_that_is_gone_is_noticed_however_much_it_had_said(
         server = Channel(listener.accept()[0])
         ids = pack_ids([1] * 10_000)
         while not server.unsent:
-            server.send(KVOffer("decode-0", 1, "r", 0, ids, 1, SamplingParams(), ids, ids, 0, b""))
+            server.send(KVOffer("decode-0", 1, "r", 0, ids, 1, SamplingParams(), ids, ids, 0, b"", b""))
         guest.look()
         assert not guest.problem
         server.close()

@@ -116,7 +116,7 @@ class SharedPoolSimulation:
         block_ids = worker.scheduler.take(sequence)
         generations = worker.magazine.release(block_ids)
         ids = pack_ids(block_ids), generations.tobytes()
-        offer = KVOffer("d", 1, sequence.request_id, 0, pack_ids([0]), 1, SamplingParams(), *ids, 0, b"")
+        offer = KVOffer("d", 1, sequence.request_id, 0, pack_ids([0]), 1, SamplingParams(), *ids, 0, b"", b"")
         self.pools.offered(worker.client, offer)
         self.pools.accepted(DECODER, KVAccepted(offer.request_id, 0))
         self.decoding.append((self.now_s + asked.decode_s, offer))

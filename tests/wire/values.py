@@ -153,7 +153,8 @@ def _with_sound_blocks(message: Any) -> Any:
         message = dataclasses.replace(message, generations=message.block_ids)
     match message:
         case KVOffer():
-            return dataclasses.replace(message, num_sealed=min(message.num_sealed, len(message.block_ids) // ID_BYTES))
+            num_sealed = min(message.num_sealed, len(message.block_ids) // ID_BYTES)
+            return dataclasses.replace(message, num_sealed=num_sealed, root=message.digest)
         case BlocksSealed():
             return dataclasses.replace(message, keys=message.block_ids * (KEY_BYTES // ID_BYTES))
         case _:

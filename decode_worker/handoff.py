@@ -1,0 +1,30 @@
+"""A prompt on its way here from another pool than ours."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.wire.memory_messages import KVOffer
+from common.wire.packing import unpack_ids
+from decode_worker.copies import Copies
+from decode_worker.sequence import DecodeSequence
+from decode_worker.visits import Visit
+
+
+@dataclass(slots=True, eq=False)
+class Handoff:
+    """Blocks in another pool that are ours to pull, but for those that our own has already."""
+
+    sequence: DecodeSequence
+    visit: Visit
+    offer: KVOffer
+    source_ids: Sequence[Sequence[int]]  # by group
+    digests: list[bytes] = field(default_factory=list)  # of its full blocks, if those are looked up and sealed
+    found: list[int] = field(default_factory=list)  # blocks here of its first tokens, read until it has a table
+    looks_again: bool = False  # it has let go of what was found
+    copies: Copies = field(default_factory=Copies)
+    aborted: bool = False
+
+    @property
+    def generations(self) -> dict[int, int]:
+        """Of the blocks."""
+        return dict(zip(unpack_ids(self.offer.block_ids), unpack_ids(self.offer.generations), strict=True))
