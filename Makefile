@@ -12,7 +12,7 @@ own_env := $(filter $(VENV)/bin/python,$(PY))
 runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
 
-.PHONY: help setup demo test test-gpu lint clean
+.PHONY: help setup demo test test-kernels test-others test-gpu lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -23,8 +23,14 @@ setup: $(dev) ## create .venv with everything, from constraints.txt
 demo: $(runtime) ## serve the bundled model and stream a verse from it
 	@$(PY) -m deploy.cli demo
 
-test: $(dev) ## tests that need no GPU
-	$(PY) -m pytest -m "not gpu"
+test: $(dev) ## tests that need no GPU; those of kernels, which an interpreter runs, beside the others
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-kernels test-others
+
+test-kernels: $(dev)
+	$(PY) -m pytest -m "not gpu" tests/kernels
+
+test-others: $(dev)
+	$(PY) -m pytest -m "not gpu" --ignore=tests/kernels
 
 test-gpu: $(dev) ## the tests that need a GPU
 	$(PY) -m pytest -m gpu
