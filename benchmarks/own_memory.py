@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.config import Config, MemorySection, NetSection
+from common.config import Config, NetSection
 from common.device.engine import resolve_device
 from common.errors import MemoryLost
 from common.memory.client import MemoryClient
 from common.memory.shared_pool import SharedPool
 from common.memory.starter import Starter
+from common.memory_sections import MemorySection
 
 LINGER_S = 10.0
 """Should its worker be killed."""

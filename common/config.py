@@ -9,28 +9,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.memory_sections import KVSection, MemorySection
+from common.option_limits import DAY_S, MAX_STEP_TOKENS, MIN_STEP_TOKENS, SOCKET, WORKER_ID
 from common.options import option
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KERNELS = ("triton", "torch")
 MODEL_NAME = (r".{0,200}", "at most 200 characters")
-WORKER_ID = (r"[!-~]{0,100}", "at most 100 ASCII characters, no spaces")
 ORIGINS = (
     r"(\*|https?://[!-+\--~]{1,200}(,https?://[!-+\--~]{1,200}){0,99})?",
     "origins such as https://example.org, separated by commas without spaces, at most 100, or *",
 )
 ENDPOINT = (r"auto|(ipc|tcp)://[!-~]{1,180}", "auto, ipc://PATH or tcp://HOST:PORT")
 DEVICE = (r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
-SOCKET = (r"auto|/[!-~]{1,99}", "auto, or an absolute path of at most 100 ASCII characters")
 MAX_TOKENS = 1 << 24
 """Of a sequence; longer than any model's context."""
-MIN_STEP_TOKENS, MAX_STEP_TOKENS = 16, 1 << 20
 GPU_STEP_TOKENS, CPU_STEP_TOKENS = 8192, 1024
 GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
 MAX_QUEUED_TOKENS = 1 << 40
-MAX_POOL_BYTES = 1 << 44
 MAX_PRIORITY = (1 << 31) - 1
-DAY_S = 86_400.0
 LEAST_SILENCE_S = 0.1
 
 
@@ -188,31 +185,6 @@ class WorkerSection:
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySection:
-    """The memory server of one device."""
-
-    id: str = option("", "name in logs and at the router; memory, host name and process id when empty", form=WORKER_ID)
-    socket: str = option(
-        "auto",
-        "path at which workers find it, in a directory of their user's own; auto is in /tmp/baton-UID, by device and "
-        "router_endpoint",
-        form=SOCKET,
-    )
-    device: str = option("cpu", "whose memory it owns", form=(r"cpu|cuda:\d{1,3}", "cpu or cuda:N"))
-    linger_s: float = option(
-        0.0, "without a worker for so long it ends; 0: never, but one that a worker started: 60", within=(0.0, DAY_S)
-    )
-    decode_reserve: float = option(
-        0.05,
-        "share of a pool of KV blocks that prompts leave to sequences that are decoded, to grow into",
-        within=(0.0, 0.5),
-    )
-    poison_blocks: bool = option(
-        False, "fill KV blocks that come free with NaN, so that reading what was not written shows; slow"
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillSection:
     """The prefill worker's scheduler."""
 
@@ -274,35 +246,6 @@ class DecodeSection:
         """The same section with a size of chunks, that of the device if none was chosen."""
         default = CPU_CHUNK_TOKENS if device_type == "cpu" else GPU_CHUNK_TOKENS
         return replace(self, local_chunk_tokens=self.local_chunk_tokens or default)
-
-
-@dataclass(frozen=True, slots=True)
-class KVSection:
-    """The pool of KV blocks, which workers of a device share."""
-
-    block_size: int = option(16, "tokens a block", choices=(16, 32, 64))
-    pool_bytes: int = option(
-        0, "size of the pool, as the first of its workers has it; 0 follows memory_fraction", within=(0, MAX_POOL_BYTES)
-    )
-    memory_fraction: float = option(
-        0.85, "share of a GPU's memory for the weights, the pool and the workers that share them", within=(0.01, 0.98)
-    )
-    prefix_cache: bool = option(True, "keep KV of texts that are over for others that begin alike, while there is room")
-    prefix_min_tokens: int = option(
-        256, "shorter prompts are not looked up there: computing them takes hardly longer", within=(0, MAX_STEP_TOKENS)
-    )
-    prefill_sharers: int = option(
-        1, "prefill workers that share a GPU's pool: whoever makes it leaves room for the steps of all", within=(0, 64)
-    )
-    decode_sharers: int = option(1, "decode workers that share it, standbys too", within=(0, 64))
-    cpu_pool_bytes: int = option(
-        268_435_456, "size of the pool on a CPU when pool_bytes is 0, likewise", within=(1 << 20, MAX_POOL_BYTES)
-    )
-    transport: str = option(
-        "auto",
-        "auto is cuda_ipc on a GPU, shm on a CPU; none hands nothing off",
-        choices=("auto", "cuda_ipc", "shm", "none"),
-    )
 
 
 @dataclass(frozen=True, slots=True)

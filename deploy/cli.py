@@ -5,15 +5,10 @@ import asyncio
 import sys
 from dataclasses import replace
 
-from common.config import (
-    DAY_S,
-    MEMORY_SECTIONS,
-    ROUTER_SECTIONS,
-    WORKER_SECTIONS,
-    Config,
-    MemorySection,
-)
+from common.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
 from common.errors import ConfigError
+from common.memory_sections import MemorySection
+from common.option_limits import DAY_S
 from common.options import add_flags, from_flags, number
 from common.wire.messages import Role
 from deploy.demo import DEMO_MODEL, Verse, demo

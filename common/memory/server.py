@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from common.config import MemorySection
 from common.errors import MemoryShort
 from common.memory.announcer import Announcer
 from common.memory.backing import Backing
@@ -28,6 +27,7 @@ from common.memory.refusal import refusal
 from common.memory.regions import RegionKey, Regions
 from common.memory.taint import taint
 from common.memory.vigil import Vigil
+from common.memory_sections import MemorySection
 from common.wire.memory_messages import (
     MAX_BYTES,
     MemoryHello,

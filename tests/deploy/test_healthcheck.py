@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from common.config import MemorySection
 from common.memory.backing import HostBacking
 from common.memory.server import MemoryServer
+from common.memory_sections import MemorySection
 from deploy import healthcheck
 from deploy.healthcheck import main, problem
 from tests.announcing import announcer

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from benchmarks.make_checkpoint import PRESETS
-from common.config import Config, DecodeSection, KVSection, PrefillSection
+from common.config import Config, DecodeSection, PrefillSection
 from common.device.pool_budget import CUDA_CONTEXT_BYTES, pool_blocks
 from common.errors import ConfigError
 from common.kernels.gpu import gpu_of
 from common.kernels.query_parts import query_parts_bytes
+from common.memory_sections import KVSection
 from common.models.loader import model_bytes, read_config
 from tests.layouts import one_group
 

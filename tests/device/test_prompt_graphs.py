@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.config import Config, KVSection, ModelSection, WorkerSection
+from common.config import Config, ModelSection, WorkerSection
 from common.device.engine import Engine
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
+from common.memory_sections import KVSection
 from common.wire.sampling_params import SamplingParams
 from tests.engines import lone_engine
 from tests.layouts import take

@@ -10,12 +10,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from common.config import Config, KVSection, ModelSection, WorkerSection
+from common.config import Config, ModelSection, WorkerSection
 from common.device import prompt_scores
 from common.device.engine import Engine
 from common.device.gpu_share import GpuShare, make_share
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import Bucket, PendingPrompts, PromptRunner
+from common.memory_sections import KVSection
 from common.wire.frames import decode, encode
 from common.wire.messages import PromptLogprobs
 from common.wire.output_token import Logprobs, OutputToken

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import Config, KVSection, ModelSection, WorkerSection
+from common.config import Config, ModelSection, WorkerSection
 from common.device.engine import Engine
 from common.device.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from common.memory_sections import KVSection
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import zmq
 
-from common.config import MemorySection, NetSection
+from common.config import NetSection
 from common.errors import MemoryLost
 from common.memory.announcer import Announcer
 from common.memory.backing import HostBacking
 from common.memory.client import MemoryClient
 from common.memory.server import MemoryServer
+from common.memory_sections import MemorySection
 from common.wire.memory_messages import WeightsFilled
 from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, WorkerEnded
 from common.wire.messages import Knock, Message, Refused, Reregister, Welcome

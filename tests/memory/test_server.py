@@ -23,7 +23,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import MemorySection
 from common.device.pool_memory import claimed_pool
 from common.errors import ConfigError, KVError, MemoryLost, MemoryShort
 from common.memory import channel as channel_module
@@ -38,6 +37,7 @@ from common.memory.mapping import Mapping
 from common.memory.pulse import ASK_S, MAX_UNANSWERED
 from common.memory.server import MemoryServer
 from common.memory.shared_pool import OfPrompt, SharedPool
+from common.memory_sections import MemorySection
 from common.wire.frames import encode
 from common.wire.memory_messages import (
     BlocksLeased,

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config, MemorySection, NetSection, WorkerSection
+from common.config import Config, NetSection, WorkerSection
 from common.errors import ConfigError, MemoryLost
 from common.memory import starter as starter_module
 from common.memory.client import MemoryClient
 from common.memory.starter import Starter
+from common.memory_sections import MemorySection
 from common.serving import worker_main
 from common.wire import endpoints
 from common.wire.messages import Role

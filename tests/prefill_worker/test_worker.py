@@ -9,7 +9,7 @@ import pytest
 import torch
 import zmq
 
-from common.config import Config, KVSection, NetSection, PrefillSection
+from common.config import Config, NetSection, PrefillSection
 from common.device.engine import Engine
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
@@ -18,6 +18,7 @@ from common.device.step_trace import Trace
 from common.errors import ErrorCode
 from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE
+from common.memory_sections import KVSection
 from common.serving.drain import Drain
 from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
 from common.wire.memory_messages import KVDeclined, KVOffer
