@@ -46,6 +46,8 @@ class Inbox:
         """Act on everything that has arrived; on offers first, as the router may ask whether they are here."""
         for said in self.offers.shared.receive():
             match said:
+                case PrefixFound() if self.local_prompts.prefixes.has_asked(said):
+                    self.local_prompts.prefixes.hear(said)
                 case PrefixFound():
                     self.pulls.hear(said)
                 case KVOffer() if self._is_new(said):
@@ -121,7 +123,7 @@ class Inbox:
             self.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
             self.guides.begin(sequence)
-            self.local_prompts.accept(sequence, message.priority, message.turn)
+            self.local_prompts.accept(sequence, message.priority, message.turn, message.salt)
 
     def _abort(self, request_id: str, attempt: int) -> None:
         self.pulls.abort(request_id, attempt)

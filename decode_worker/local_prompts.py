@@ -2,15 +2,20 @@
 
 In small chunks between decode steps: the streams that run here slow down, and go on. A chunk is of one prompt, and
 which that is, `common.serving.prompt_order` decides. It is launched and not waited for, so the tokens of steps before
-it are sent meanwhile.
+it are sent meanwhile. What is there of a prompt is not computed, as in a prefill worker.
 """
 
-from dataclasses import dataclass
+from collections.abc import MutableSequence
+from dataclasses import dataclass, field
 
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PendingPrompts, PromptRunner
-from common.device.prompt_scores import PromptScores
+from common.kv.tables import Tables
+from common.memory.magazine import Magazine
+from common.memory_sections import KVSection
 from common.serving.prompt_order import PromptOrder
+from common.serving.prompt_prefixes import PromptPrefixes, last_digest
+from common.wire.messages import Message, PromptCached
 from common.wire.output_token import OutputToken
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
@@ -24,19 +29,42 @@ class LocalPrompt:
     priority: int
     turn: int
     is_started: bool = False  # it has blocks, and a row to come
-    num_launched_tokens: int = 0
+    num_scheduled_tokens: int = 0  # computed by chunks that are launched, or not to be computed
+    root: bytes = b""  # where its digests begin; b"" if none of its blocks is looked up or sealed
+    digests: list[bytes] = field(default_factory=list)  # of its full blocks
+    num_sealed: int = 0  # of those, from the first on: found, or computed
+    found: list[int] = field(default_factory=list)  # blocks of its first tokens that it reads, until it is started
+    looks_again: bool = False  # it has let go of what was found
+    asks_again: bool = False  # more of it was sealed since it asked
+
+    @property
+    def key(self) -> Key:
+        return self.sequence.key
+
+    @property
+    def token_ids(self) -> MutableSequence[int]:
+        """Prompt and, on a replay, its outputs so far."""
+        return self.sequence.token_ids
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        return self.sequence.num_prompt_logprobs
+
+    @property
+    def tables(self) -> Tables:
+        return self.sequence.tables
 
     @property
     def num_left(self) -> int:
-        return len(self.sequence.token_ids) - self.num_launched_tokens
+        return len(self.token_ids) - self.num_scheduled_tokens
 
     def take(self, num_tokens: int) -> PromptChunk:
         """Its next tokens, which are launched."""
-        sequence, start = self.sequence, self.num_launched_tokens
-        self.num_launched_tokens += num_tokens
-        token_ids = sequence.token_ids[start : self.num_launched_tokens]
+        sequence, start = self.sequence, self.num_scheduled_tokens
+        self.num_scheduled_tokens += num_tokens
+        token_ids = sequence.token_ids[start : self.num_scheduled_tokens]
         for table in sequence.tables:
-            table.extend(start + 1, self.num_launched_tokens)
+            table.extend(start + 1, self.num_scheduled_tokens)
         return PromptChunk(
             token_ids=token_ids,
             start=start,
@@ -52,16 +80,27 @@ class LocalPrompt:
 
 
 class LocalPrompts:
-    """All prompts until they are complete; at most one chunk is in flight."""
+    """All prompts until they are complete; at most one chunk is in flight.
 
-    def __init__(self, runner: PromptRunner, scheduler: DecodeScheduler) -> None:
-        self.runner = runner
-        self.scheduler = scheduler
+    Args:
+        worker: id and epoch of this worker.
+    """
+
+    def __init__(
+        self,
+        runner: PromptRunner,
+        scheduler: DecodeScheduler,
+        magazine: Magazine,
+        section: KVSection,
+        worker: tuple[str, int],
+    ) -> None:
+        self.runner, self.scheduler, self.worker = runner, scheduler, worker
+        self.prefixes = PromptPrefixes(magazine, self._tell_cached, section)
         self.order = PromptOrder(max_tokens=scheduler.step_tokens, max_seqs=1, max_mixed_tokens=scheduler.step_tokens)
         self.prompts: list[LocalPrompt] = []
         self.next: tuple[LocalPrompt, int] | None = None  # with the number of tokens of its chunk
         self.in_flight: tuple[LocalPrompt, PendingPrompts] | None = None
-        self.scored: list[tuple[DecodeSequence, PromptScores]] = []
+        self._messages: list[Message] = []
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -72,11 +111,14 @@ class LocalPrompts:
 
     @property
     def waiting(self) -> list[DecodeSequence]:
-        """Those that hold nothing yet."""
-        return [prompt.sequence for prompt in self.prompts if not prompt.is_started]
+        """Those that have not begun."""
+        return [prompt.sequence for prompt in self._waiting]
 
-    def accept(self, sequence: DecodeSequence, priority: int, turn: int) -> None:
-        self.prompts.append(LocalPrompt(sequence, priority, turn))
+    def accept(self, sequence: DecodeSequence, priority: int, turn: int, salt: bytes) -> None:
+        """Queue one, and look for what is there of it."""
+        prompt = LocalPrompt(sequence, priority, turn)
+        self.prefixes.begin(prompt, salt)
+        self.prompts.append(prompt)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Forget every attempt up to `attempt`."""
@@ -93,7 +135,7 @@ class LocalPrompts:
         """Whether a chunk can be launched now: none is in flight, and some prompt can go on or begin."""
         if self.in_flight is None and self.next is None:
             ready = [prompt for prompt in self.prompts if not prompt.sequence.awaits_mask]
-            self.next = next(iter(self.order.next_step(ready, self._start)), None)
+            self.next = next(iter(self.order.next_step(ready, self._start, self.prefixes.is_held_up)), None)
         return self.next is not None
 
     def launch(self) -> None:
@@ -110,26 +152,53 @@ class LocalPrompts:
         [token], [scores] = chunk.tokens(), chunk.scores()
         if prompt.sequence.ended:
             self._drop(prompt)
-        elif scores is not None:
-            self.scored.append((prompt.sequence, scores))
-        if prompt.sequence.ended or token is None:
             return None
-        self.prompts.remove(prompt)
-        return prompt.sequence, token
+        if scores is not None:
+            self._messages += scores.messages(*self.worker, *prompt.key)
+        self.prefixes.computed(prompt, prompt.num_scheduled_tokens, self._waiting)
+        return None if token is None else (self._complete(prompt), token)
 
-    def take_scores(self) -> list[tuple[DecodeSequence, PromptScores]]:
-        """What chunks that are over tell of the tokens of prompts that asked; to be sent before their next token."""
-        taken, self.scored = self.scored, []
+    def make_way(self) -> bool:
+        """Keep nothing of what was found for prompts that wait; whether there was any."""
+        return self.prefixes.let_go(self._waiting)
+
+    def take_messages(self) -> list[Message]:
+        """What there is to tell of prompts; to be sent before their next token."""
+        taken, self._messages = self._messages, []
         return taken
 
+    @property
+    def _waiting(self) -> list[LocalPrompt]:
+        return [prompt for prompt in self.prompts if not prompt.is_started]
+
+    def _tell_cached(self, prompt: LocalPrompt) -> None:
+        self._messages.append(PromptCached(*self.worker, *prompt.key, prompt.num_scheduled_tokens))
+
     def _start(self, prompt: LocalPrompt) -> bool:
-        """Give it blocks and a row to come, if there is room."""
-        prompt.is_started = self.scheduler.reserve_prompt(prompt.sequence)
-        return prompt.is_started
+        """Give it blocks beside those that were found, and a row to come, if there is room."""
+        if not self.scheduler.has_row():
+            return False
+        if not self.scheduler.has_blocks(self.scheduler.num_lacking_of_prompt(prompt.sequence, len(prompt.found))):
+            self.prefixes.lack(self._waiting)
+            return False
+        if self.prefixes.looks_again(prompt):
+            return False
+        prompt.is_started = self.scheduler.reserve_prompt(prompt.sequence, prompt.found)
+        self.prefixes.admitted(prompt)
+        return True
+
+    def _complete(self, prompt: LocalPrompt) -> DecodeSequence:
+        """All of it is computed, and decoding goes on with its chain of keys."""
+        self.prompts.remove(prompt)
+        self.prefixes.forget(prompt)
+        sequence = prompt.sequence
+        sequence.num_sealed, sequence.digest = prompt.num_sealed, last_digest(prompt)
+        return sequence
 
     def _drop(self, prompt: LocalPrompt) -> None:
         """Free its blocks, or have that done when the chunk that writes them is over."""
         prompt.sequence.ended = True
+        self.prefixes.forget(prompt)
         if self.in_flight is not None and self.in_flight[0] is prompt:
             return
         if self.next is not None and self.next[0] is prompt:

@@ -63,12 +63,19 @@ class DecodeScheduler:
         """Whether there are so many, and one for each sequence to grow."""
         return self.allocator.fetch(plus(counts, self.num_growing))
 
-    def reserve_prompt(self, sequence: DecodeSequence) -> bool:
-        """Admit one whose prompt is computed here, to a row to come, if there is room."""
-        counts = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
+    def num_lacking_of_prompt(self, sequence: DecodeSequence, num_found: int) -> Counts:
+        """Blocks to compute its prompt here, when so many of the first are there."""
+        first, *others = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
+        return (first - num_found, *others)
+
+    def reserve_prompt(self, sequence: DecodeSequence, found: Sequence[int] = ()) -> bool:
+        """Admit one whose prompt is computed here, behind what was found of it, to a row to come, if there is room."""
+        counts = self.num_lacking_of_prompt(sequence, len(found))
         if not self.has_row() or not self.has_blocks(counts):
             return False
-        self._reserve(sequence, tables_of(self.layout, self.allocator.allocate(counts)))
+        fresh = self.allocator.allocate(counts)
+        fresh[0] = [*found, *fresh[0]]
+        self._reserve(sequence, tables_of(self.layout, fresh))
         return True
 
     def reserve(self, sequence: DecodeSequence, brought: Tables) -> None:

@@ -77,16 +77,16 @@ class DecodeWorker:
         drain: Drain,
         followers: Followers[DecodeSequence],
     ) -> None:
-        self.worker_id, self.epoch = ready.worker_id, ready.epoch
+        self.worker_id, self.epoch = worker = ready.worker_id, ready.epoch
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, runner.batch, runner, hub, drain
         chunk_tokens = config.decode.local_chunk_tokens
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
         self.poller, aborts = zmq.Poller(), Attempts()
-        self.sources = Sources(engine, Visits(engine, (self.worker_id, self.epoch), self.poller), hub)
+        self.sources = Sources(engine, Visits(engine, worker, self.poller), hub)
         self.pulls = Pulls(engine, self.scheduler, config, self.sources, aborts)
         self.sealing = Sealing(engine.shared.magazine)
         self.offers = Offers(engine.shared, self.scheduler, aborts, self.sealing, engine.vocab_size)
-        self.local_prompts = LocalPrompts(prompt_runner, self.scheduler)
+        self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, engine.shared.magazine, config.kv, worker)
         self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
         self.in_flight: DecodeStep | None = None
         self.pace, self.columns = Pace(), TokenColumns()
@@ -167,9 +167,8 @@ class DecodeWorker:
             self._collect(launched)  # so that its masks are there in the next step
             self.in_flight = None
         finished = self.local_prompts.finish()
-        for sequence, scores in self.local_prompts.take_scores():
-            for message in scores.messages(self.worker_id, self.epoch, *sequence.key):
-                self.link.send(message)
+        for message in self.local_prompts.take_messages():
+            self.link.send(message)
         if finished is not None:
             self._begin_local(*finished)
 
@@ -216,7 +215,7 @@ class DecodeWorker:
 
     def _make_way(self) -> bool:
         """Whether blocks come free of what has not begun to decode."""
-        return self.pulls.make_way() or self.offers.make_way()
+        return self.local_prompts.make_way() or self.pulls.make_way() or self.offers.make_way()
 
     def _collect(self, step: DecodeStep) -> None:
         """A step is over."""

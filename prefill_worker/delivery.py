@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 
 from common.errors import ErrorCode
 from common.memory.shared_pool import SharedPool
+from common.serving.inquiry import Key
+from common.serving.prompt_prefixes import last_digest
 from common.wire.handoff_messages import KVPathResult, KVProgress
 from common.wire.messages import Message, PeerGone
 from common.wire.packing import pack_ids
-from prefill_worker.prefixes import last_digest
-from prefill_worker.sequence import Key, PromptSequence
+from prefill_worker.sequence import PromptSequence
 from prefill_worker.targets import Target, Targets
 
 logger = logging.getLogger(__name__)

@@ -12,20 +12,15 @@ Steps are launched ahead of the device, so a sequence may be removed while a lau
 blocks: they are free when that is over, as their next owner may be another worker. Torch-free.
 """
 
-import math
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from common.config import PrefillSection
 from common.kv.blocks import Allocator
 from common.kv.tables import held_by, tables_of
 from common.serving.prompt_order import PromptOrder
-from prefill_worker.prefixes import Prefixes
+from common.serving.prompt_prefixes import PromptPrefixes
 from prefill_worker.sequence import PromptSequence
-
-PATIENCE_S = 1.0
-"""How long prompts that wait for blocks keep from others what was found of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +48,11 @@ class PromptScheduler:
         section: PrefillSection,
         allocator: Allocator,
         max_len: int,
-        prefixes: Prefixes,
+        prefixes: PromptPrefixes[PromptSequence],
         *,
         batching: bool,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.allocator, self.prefixes, self._clock = allocator, prefixes, clock
+        self.allocator, self.prefixes = allocator, prefixes
         self.layout = allocator.shape.layout
         self.step_tokens = section.max_batch_tokens if section.chunking else max_len
         self.max_len = min(max_len, self.layout.most_tokens(allocator.capacity, self.step_tokens))
@@ -72,7 +66,6 @@ class PromptScheduler:
         self.running: list[PromptSequence] = []  # admitted, tokens left to schedule
         self.ending: list[PromptSequence] = []  # all tokens launched, the first output awaited
         self.lingering: list[PromptSequence] = []  # removed, blocks still written by steps in flight
-        self._short_since_s = math.inf  # nothing could be admitted for want of blocks
 
     def objection(self, sequence: PromptSequence) -> str:
         """Why it can never be computed here, however idle the worker is; empty when it can."""
@@ -145,9 +138,8 @@ class PromptScheduler:
         first, *others = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
         num_blocks = (first - len(sequence.found), *others)
         if not self.allocator.fetch(num_blocks):
-            self._lack()
+            self.prefixes.lack(self.waiting)
             return False
-        self._short_since_s = math.inf
         if self.prefixes.looks_again(sequence):
             return False
         fresh = self.allocator.allocate(num_blocks)
@@ -157,13 +149,6 @@ class PromptScheduler:
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return True
-
-    def _lack(self) -> None:
-        """Blocks are short; after a while nobody who waits keeps any."""
-        now_s = self._clock()
-        self._short_since_s = min(self._short_since_s, now_s)
-        if now_s - self._short_since_s > PATIENCE_S:
-            self.prefixes.let_go(self.waiting)
 
     def blocks(self) -> list[Sequence[int]]:
         """Block ids of every owner."""

@@ -7,13 +7,11 @@ import numpy as np
 
 from common.grammar.follower import Follower
 from common.kv.tables import Tables
+from common.serving.inquiry import Key
 from common.wire.messages import PrefillRequest
 from common.wire.output_token import OutputToken
 from common.wire.packing import unpack_array
 from common.wire.sampling_params import SamplingParams
-
-Key = tuple[str, int]
-"""(request_id, attempt)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,11 +75,6 @@ class PromptSequence:
     def num_left(self) -> int:
         """Prompt tokens that no launched step computes."""
         return len(self.token_ids) - self.num_scheduled_tokens
-
-    @property
-    def next_digest(self) -> bytes:
-        """Of the first full block that is not sealed; b"" when all are."""
-        return self.digests[self.num_sealed] if self.num_sealed < len(self.digests) else b""
 
     @property
     def awaits_mask(self) -> bool:

@@ -34,7 +34,8 @@ from common.memory.shared_pool import OfPrompt
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.serving.idling import Idling
-from common.serving.inquiry import answer
+from common.serving.inquiry import Key, answer
+from common.serving.prompt_prefixes import PromptPrefixes
 from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVPoolExport
 from common.wire.memory_messages import KVDeclined, KVOffer, PrefixFound
@@ -55,9 +56,8 @@ from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
 from prefill_worker.delivery import Delivery
 from prefill_worker.guides import PromptGuides
-from prefill_worker.prefixes import Prefixes
 from prefill_worker.scheduler import PromptScheduler
-from prefill_worker.sequence import Key, PromptSequence
+from prefill_worker.sequence import PromptSequence
 from prefill_worker.step import PromptStep, launch_chunks
 from prefill_worker.targets import Targets
 
@@ -90,12 +90,7 @@ class PrefillWorker:
         self.engine = engine
         self.drain = drain
         self.guides = PromptGuides(followers)
-        self.prefixes = Prefixes(
-            engine.shared.magazine,
-            self._tell_cached,
-            is_on=config.kv.prefix_cache,
-            min_tokens=config.kv.prefix_min_tokens,
-        )
+        self.prefixes = PromptPrefixes(engine.shared.magazine, self._tell_cached, config.kv)
         self.scheduler = PromptScheduler(
             config.prefill, engine.allocator, engine.max_len, self.prefixes, batching=config.worker.batching
         )

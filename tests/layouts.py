@@ -1,14 +1,15 @@
 """Layouts and pools for tests: those of one group, which all models here have, and made-up ones."""
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 from common.kv.blocks import Allocator
 from common.kv.tables import BlockTable
 from common.memory.magazine import Magazine
+from common.memory_sections import KVSection
+from common.serving.prompt_prefixes import PromptPrefixes
 from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.pool_shape import PoolShape
-from prefill_worker.prefixes import Prefixes
 from tests.allocator import BlockAllocator
 
 
@@ -54,9 +55,9 @@ def allocator_of(num_blocks: int, block_size: int = 1) -> BlockAllocator:
     return BlockAllocator(pool_of(num_blocks, block_size))
 
 
-def no_prefixes(allocator: Allocator) -> Prefixes:
+def no_prefixes(allocator: Allocator) -> PromptPrefixes[Any]:
     """Nothing is looked up or sealed."""
-    return Prefixes(cast(Magazine, allocator), is_on=False)
+    return PromptPrefixes(cast(Magazine, allocator), lambda prompt: None, KVSection(prefix_cache=False))
 
 
 def one_table(block_ids: Iterable[int], block_size: int = 1) -> list[BlockTable]:

@@ -25,7 +25,7 @@ ROOMS_BELOW = {
     "memory": {"wire"},
     "kv": {"wire", "kernels", "memory"},
     "device": {"wire", "kernels", "ops", "models", "kv", "memory"},
-    "serving": {"wire", "device", "memory"},
+    "serving": {"wire", "device", "memory", "kv"},
 }
 
 FORBIDDEN = {

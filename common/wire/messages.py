@@ -190,7 +190,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptCached:
-    """prefill worker -> router: of a prompt's first tokens so many are there and need not be computed.
+    """worker -> router: of a prompt's first tokens so many are there and need not be computed.
 
     Again when more are; it comes before the prompt's first output, and not at all if there are none.
     """

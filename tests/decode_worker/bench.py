@@ -164,9 +164,16 @@ class Rig:
             self.scheduler.activate(sequence)
         self.pulls.start()
         self.pulls.tend()
-        found = [handoff.found for handoff in self.pulls.waiting]
-        self.allocator.check([*self.scheduler.blocks(), *self.pulls.ahead.blocks(), *found])
+        self.check()
         return arrived
+
+    def check(self) -> None:
+        """Each block has an owner."""
+        self.allocator.check([*self.scheduler.blocks(), *self.pulls.ahead.blocks(), *self.found()])
+
+    def found(self) -> list[list[int]]:
+        """Blocks that those that wait have found."""
+        return [handoff.found for handoff in self.pulls.waiting]
 
     def copied(self) -> list[list[int]]:
         """Source blocks of each copy."""

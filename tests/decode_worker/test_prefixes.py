@@ -71,11 +71,15 @@ class House(Rig):
         for client, message, _ in answers:
             match message:
                 case PrefixFound() if client == US:
-                    self.pulls.hear(message)
+                    self.hear(message)
                 case BlocksLeased() if client == US:
                     self.magazine.leased(message)
                 case PoolShortage() if client == US:
                     self.magazine.shortage(is_short=message.is_short)
+
+    def hear(self, message: PrefixFound) -> None:
+        """What there is of a text."""
+        self.pulls.hear(message)
 
     def offer(self, name: str, token_ids: Sequence[int], max_tokens: int = 16, root: bytes = ROOT) -> list[int]:
         """A prompt and its first output, in blocks of `p`; returns those."""

@@ -22,6 +22,7 @@ from common.device.step_trace import Trace
 from common.errors import ErrorCode
 from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE
+from common.memory_sections import KVSection
 from common.serving.drain import Drain
 from common.wire.messages import (
     Abort,
@@ -116,7 +117,9 @@ class Rig:
         self.allocator = allocator_of(num_blocks, 16)
         self.pool = LonePool(self.allocator)
         config = Config(
-            net=NetSection(router_endpoint=self.router.endpoint), decode=DecodeSection(local_chunk_tokens=16)
+            net=NetSection(router_endpoint=self.router.endpoint),
+            decode=DecodeSection(local_chunk_tokens=16),
+            kv=KVSection(prefix_cache=False),
         )
         engine = SimpleNamespace(
             shared=self.pool.shared,

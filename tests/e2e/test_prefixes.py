@@ -71,6 +71,21 @@ async def test_a_conversation_is_computed_once(flags: tuple[str, ...], checkpoin
         await converse(system, Reference(directory, model), 64 if "64" in flags else BLOCK)
 
 
+@pytest.mark.parametrize("flags", [(), ("--decode-local-chunk-tokens", "16")])
+async def test_so_is_one_that_a_decode_worker_computes_itself(flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    [prompt] = prompts(1, 90, 90, seed=29)
+    with System(directory, *ANY_LENGTH, "--kv-transport", "none", *flags).start(prefill=0) as system:
+        await converse(system, reference := Reference(directory, model), BLOCK)
+        num_cached = metric(system, "baton_cached_prompt_tokens_total")
+        answer = await ask(system, prompt, n=4)
+        assert answer.texts == [reference.text(prompt, NUM_OUT, ignore_eos=True)] * 4
+        assert metric(system, "baton_cached_prompt_tokens_total") == num_cached + 3 * full(89)
+        scored = await ask(system, prompt, echo=True, logprobs=1)
+        assert (answer.num_cached, scored.num_cached) == (0, 0)
+        system.until(system.all_blocks_free)
+
+
 async def test_equal_prompts_that_come_together_are_computed_once(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     [prompt] = prompts(1, 90, 90, seed=22)
@@ -136,6 +151,19 @@ async def test_blocks_that_are_pulled_are_found_where_they_were_computed(checkpo
         for expected in (0, full(79)):
             answer = await ask(system, prompt)
             assert (answer.num_cached, answer.texts) == (expected, [text])
+        system.until(system.all_blocks_free)
+
+
+async def test_without_its_prefill_worker_a_conversation_goes_on_where_it_is(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, [prompt, question] = Reference(directory, model), prompts(2, 60, 90, seed=30)
+    with System(directory, *ANY_LENGTH).start() as system:
+        history = prompt + (await ask(system, prompt)).token_ids
+        await asyncio.to_thread(system.kill, "prefill-0")
+        system.until(lambda: not system.health()["workers"]["prefill"])
+        answer = await ask(system, history + question)
+        assert answer.texts == [reference.text(history + question, NUM_OUT, ignore_eos=True)]
+        assert answer.num_cached == full(len(history) - 1)
         system.until(system.all_blocks_free)
 
 

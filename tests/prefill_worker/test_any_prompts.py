@@ -8,8 +8,9 @@ from typing import cast
 import pytest
 
 from common.memory.exchange import Answer
+from common.serving.prompt_prefixes import PATIENCE_S
 from common.wire.memory_messages import OfBlocks
-from prefill_worker.scheduler import PATIENCE_S, Chunk
+from prefill_worker.scheduler import Chunk
 from prefill_worker.sequence import PromptSequence
 from tests.prefill_worker.test_prefixes import BLOCK, US, House
 

@@ -7,14 +7,15 @@ from common.config import PrefillSection
 from common.memory.exchange import Answer
 from common.memory.magazine import Magazine
 from common.memory.pools import Pools, User
+from common.memory_sections import KVSection
+from common.serving.prompt_prefixes import PATIENCE_S, PromptPrefixes, last_digest
 from common.wire.memory_messages import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PoolShortage, PrefixFound
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
-from prefill_worker.prefixes import Prefixes, last_digest
-from prefill_worker.scheduler import PATIENCE_S, PromptScheduler
+from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
-from tests.layouts import tiny
+from tests.layouts import no_prefixes, tiny
 from tests.memory.parties import Bytes
 
 BLOCK = 4
@@ -34,11 +35,10 @@ class House:
         self.num_added = 10
         self.told: dict[str, int] = {}
         self.magazine = Magazine(shape, self.said.append, clock=lambda: self.now_s)
-        self.prefixes = Prefixes(self.magazine, self._tell, is_on=True)
+        section = KVSection(prefix_min_tokens=0)
+        self.prefixes = PromptPrefixes(self.magazine, self._tell, section, clock=lambda: self.now_s)
         limits = PrefillSection(max_batch_tokens=8 * BLOCK).on("cuda")
-        self.scheduler = PromptScheduler(
-            limits, self.magazine, 1000, self.prefixes, batching=True, clock=lambda: self.now_s
-        )
+        self.scheduler = PromptScheduler(limits, self.magazine, 1000, self.prefixes, batching=True)
         self.computed: list[tuple[str, int]] = []
 
     def _tell(self, sequence: PromptSequence) -> None:
@@ -302,7 +302,7 @@ def test_a_chain_goes_on_from_the_last_full_block() -> None:
     house = House()
     short, long = house.add("short", [1, 2]), house.add("long", range(9))
     assert last_digest(short) == short.root and last_digest(long) == long.digests[1]
-    off = Prefixes(house.magazine, is_on=False)
+    off = no_prefixes(house.magazine)
     plain = PromptSequence("plain", 0, [1, 2, 3, 4], 0, SamplingParams(), "d", 1)
     off.begin(plain, b"")
     assert last_digest(plain) == b"" and not plain.digests

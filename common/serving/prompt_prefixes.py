@@ -1,0 +1,216 @@
+"""What prompts begin with, and others have computed: looked up, waited for, and sealed for those to come.
+
+    arrived ──▶ asked ──PrefixFound──▶ known: computed from behind what was found
+                  ▲                      │ another prompt computes the next block
+                  └────that is sealed────┘ (held up)
+
+Full blocks are sealed when the step that completed them is over. A prompt whose next block is being computed here for
+another one waits for that, so equal prompts that arrive together are computed once. It waits for what is admitted only,
+which needs nothing more to get on, and whose turn is before its own or which is launched whole: so it is not put off.
+
+What is found is read, and so kept from others who want blocks. When blocks are short for long those that wait let go of
+it, as all might wait for one another otherwise; they look again when they have blocks for all of their tokens.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from common.kv.tables import Tables
+from common.memory.magazine import Magazine
+from common.memory_sections import KVSection
+from common.serving.inquiry import Key
+from common.serving.prompt_order import Prompt
+from common.wire.block_key import digests, root_of
+from common.wire.memory_messages import PrefixFound
+from common.wire.packing import pack_ids
+
+PATIENCE_S = 1.0
+"""How long prompts that wait for blocks keep from others what was found of them."""
+
+
+class KnownPrompt(Prompt, Protocol):
+    """A prompt whose beginning may be known; `key`, `token_ids` and what is asked of it are given."""
+
+    root: bytes  # where its digests begin; b"" if none of its blocks is looked up or sealed
+    digests: list[bytes]  # of its full blocks
+    num_sealed: int  # of those, from the first on: found, or computed
+    found: list[int]  # blocks of its first tokens that it reads, until it is admitted
+    looks_again: bool  # it has let go of what was found
+    asks_again: bool  # more of it was sealed since it asked
+    num_scheduled_tokens: int  # computed by the steps launched so far
+
+    @property
+    def key(self) -> Key:
+        """(request_id, attempt)."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """All that is to be computed."""
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """Above 0 if something is wanted of the computation itself."""
+
+    @property
+    def tables(self) -> Tables:
+        """Of its blocks, once it is admitted."""
+
+
+AnyPrompt = TypeVar("AnyPrompt", bound=KnownPrompt)
+
+
+class PromptPrefixes(Generic[AnyPrompt]):
+    """Of all prompts here.
+
+    Args:
+        tell: hears of a prompt of which something was found.
+        section: whether anything is looked up and sealed, where blocks can be used again; shorter prompts than it says
+            do not wait for an answer, but for others that compute what they begin with.
+    """
+
+    def __init__(
+        self,
+        magazine: Magazine,
+        tell: Callable[[AnyPrompt], None],
+        section: KVSection,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.magazine, self.tell, self._clock = magazine, tell, clock
+        self.layout, self.min_tokens = magazine.shape.layout, section.prefix_min_tokens
+        self.is_on = section.prefix_cache and self.layout.is_reusable
+        self.block_size = self.layout.groups[0].block_size
+        self.asked: dict[Key, AnyPrompt] = {}
+        self.computing: dict[bytes, AnyPrompt] = {}  # who will seal the block of that digest next
+        self._short_since_s = math.inf  # nothing could be admitted for want of blocks
+
+    def begin(self, prompt: AnyPrompt, salt: bytes) -> None:
+        """Look a prompt up, unless something is wanted of the computation itself."""
+        if self.is_on:
+            prompt.root = root_of(self.layout, salt)
+            prompt.digests = digests(prompt.root, pack_ids(prompt.token_ids), self.block_size)
+            if not prompt.num_prompt_logprobs and len(prompt.token_ids) >= self.min_tokens:
+                self.ask(prompt)
+
+    def ask(self, prompt: AnyPrompt) -> None:
+        """Look for what follows the blocks that are known to be there; at least one token is computed."""
+        num_usable = (len(prompt.token_ids) - 1) // self.block_size
+        if wanted := prompt.digests[prompt.num_sealed : num_usable]:
+            self.asked[prompt.key] = prompt
+            self.magazine.look_up(*prompt.key, wanted)
+
+    def has_asked(self, message: PrefixFound) -> bool:
+        """Whether the answer is to one of these."""
+        return (message.request_id, message.attempt) in self.asked
+
+    def hear(self, message: PrefixFound) -> None:
+        """What there is of a prompt; it may be gone meanwhile."""
+        block_ids = self.magazine.found(message)
+        prompt = self.asked.pop((message.request_id, message.attempt), None)
+        if prompt is None:
+            self.magazine.free(block_ids)
+        elif block_ids:
+            prompt.found += block_ids
+            self._begin_behind(prompt)
+            self.tell(prompt)
+        if prompt is not None and prompt.asks_again:
+            prompt.asks_again = False
+            self.ask(prompt)
+
+    def is_held_up(self, prompt: AnyPrompt) -> bool:
+        """Whether it waits for an answer, or for what another one computes; not what is admitted."""
+        if prompt.is_started:
+            return False
+        if prompt.key in self.asked:
+            return True
+        other = self.computing.get(_next_digest(prompt)) if not prompt.num_prompt_logprobs else None
+        return other is not None and (not other.num_left or _turn(other) <= _turn(prompt))
+
+    def lack(self, waiting: Iterable[AnyPrompt]) -> None:
+        """There are too few blocks for a prompt; after a while nobody who waits keeps any."""
+        now_s = self._clock()
+        self._short_since_s = min(self._short_since_s, now_s)
+        if now_s - self._short_since_s > PATIENCE_S:
+            self.let_go(waiting)
+
+    def looks_again(self, prompt: AnyPrompt) -> bool:
+        """There are blocks for all of a prompt's tokens; whether it waits for an answer first, as it has let go."""
+        self._short_since_s = math.inf
+        if not prompt.looks_again:
+            return False
+        prompt.looks_again = False
+        self.ask(prompt)
+        return True
+
+    def admitted(self, prompt: AnyPrompt) -> None:
+        """It computes its blocks from now on."""
+        prompt.found = []
+        self._compute_next(prompt)
+
+    def computed(self, prompt: AnyPrompt, num_tokens: int, waiting: Iterable[AnyPrompt]) -> None:
+        """A step is over behind which so many tokens are: full blocks are sealed, and those that wait look again."""
+        begin, end = prompt.num_sealed, min(num_tokens // self.block_size, len(prompt.digests))
+        if begin >= end:
+            return
+        self._compute_no_more(prompt)
+        sealed = prompt.digests[begin:end]
+        self.magazine.seal(prompt.tables[0].block_ids[begin:end], sealed)
+        prompt.num_sealed = end
+        self._compute_next(prompt)
+        for other in waiting:
+            if other.digests[begin : begin + 1] != sealed[:1]:
+                continue
+            if other.key in self.asked:
+                other.asks_again = True  # the answer that is on its way may not know
+            elif _next_digest(other) in sealed:
+                self.ask(other)
+
+    def let_go(self, prompts: Iterable[AnyPrompt]) -> bool:
+        """Those that wait for blocks, and have waited for long, keep none from others; whether there were any.
+
+        Not amid a question, as its answer goes on where the last one ended.
+        """
+        keepers = [prompt for prompt in prompts if prompt.found and prompt.key not in self.asked]
+        for prompt in keepers:
+            self.magazine.free(prompt.found)
+            prompt.found, prompt.looks_again = [], True
+            self._begin_behind(prompt)
+        return bool(keepers)
+
+    def forget(self, prompt: AnyPrompt) -> None:
+        """It is complete, or given up: nobody waits for it any more."""
+        self.asked.pop(prompt.key, None)
+        self._compute_no_more(prompt)
+        if prompt.found:
+            self.magazine.free(prompt.found)
+            prompt.found = []
+
+    def _begin_behind(self, prompt: AnyPrompt) -> None:
+        """Behind what was found of it."""
+        prompt.num_sealed = len(prompt.found)
+        prompt.num_scheduled_tokens = prompt.num_sealed * self.block_size
+
+    def _compute_next(self, prompt: AnyPrompt) -> None:
+        if digest := _next_digest(prompt):
+            self.computing.setdefault(digest, prompt)
+
+    def _compute_no_more(self, prompt: AnyPrompt) -> None:
+        digest = _next_digest(prompt)
+        if self.computing.get(digest) is prompt:
+            del self.computing[digest]
+
+
+def last_digest(prompt: KnownPrompt) -> bytes:
+    """Of its last full block, or where its chain begins; b"" if nothing is to be sealed."""
+    return prompt.digests[-1] if prompt.digests else prompt.root
+
+
+def _next_digest(prompt: KnownPrompt) -> bytes:
+    """Of the first full block that is not sealed; b"" when all are."""
+    return prompt.digests[prompt.num_sealed] if prompt.num_sealed < len(prompt.digests) else b""
+
+
+def _turn(prompt: KnownPrompt) -> tuple[int, int]:
+    return prompt.priority, prompt.turn

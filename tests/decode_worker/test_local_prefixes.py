@@ -1,0 +1,282 @@
+"""Prompts that a decode worker computes itself: what is there of them is not computed, and what is, is sealed."""
+
+import random
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from common.device.prompt_buffers import PromptChunk
+from common.device.prompt_runner import PromptRunner
+from common.memory_sections import KVSection
+from common.serving.prompt_prefixes import PATIENCE_S, PromptPrefixes
+from common.wire.memory_messages import BlocksFreed, PrefixFound
+from common.wire.messages import PromptCached
+from common.wire.output_token import OutputToken
+from common.wire.sampling_params import SamplingParams
+from decode_worker.local_prompts import LocalPrompts
+from decode_worker.sequence import DecodeSequence
+from tests.decode_worker.bench import BLOCK_SIZE
+from tests.decode_worker.test_prefixes import House, keys_of
+
+SALT = b"a tenant"  # of whom the handoffs are, too
+CHUNK_TOKENS = 8
+
+
+class Chunk:
+    """A launched chunk, which is over when the test says so."""
+
+    def __init__(self, house: "LocalHouse", chunk: PromptChunk) -> None:
+        self.house, self.chunk = house, chunk
+
+    def ready(self) -> bool:
+        return not self.house.is_busy
+
+    def tokens(self) -> list[OutputToken | None]:
+        return [OutputToken(5) if self.chunk.is_last else None]
+
+    def scores(self) -> list[None]:
+        return [None]
+
+
+class LocalHouse(House):
+    """With prompts that are computed here, chunk by chunk, beside handoffs."""
+
+    def __init__(self, **options: int) -> None:
+        self.chunks: list[tuple[int, int]] = []  # where each begins, and its tokens
+        self.told: dict[str, int] = {}
+        self.is_busy = False
+        self.num_named = 0
+        super().__init__(**options)
+        self.scheduler.step_tokens = CHUNK_TOKENS
+        runner = cast(PromptRunner, SimpleNamespace(launch=self._launch))
+        section = KVSection(prefix_min_tokens=0)
+        self.local = LocalPrompts(runner, self.scheduler, self.magazine, section, ("d", 1))
+        tell, self.seen = self.local._tell_cached, list[DecodeSequence]()
+        self.local.prefixes = PromptPrefixes(self.magazine, tell, section, clock=lambda: self.now_s)
+
+    def hear(self, message: PrefixFound) -> None:
+        if self.local.prefixes.has_asked(message):
+            self.local.prefixes.hear(message)
+        else:
+            super().hear(message)
+
+    def found(self) -> list[list[int]]:
+        return [*super().found(), *(prompt.found for prompt in self.local.prompts)] if hasattr(self, "local") else []
+
+    def ask(self, name: str, token_ids: Sequence[int], max_tokens: int = 16, **fields: Any) -> DecodeSequence:
+        sequence = DecodeSequence(name, 0, [*token_ids], 0, SamplingParams(max_tokens=max_tokens), **fields)
+        self.num_named += 1
+        self.local.accept(sequence, 0, self.num_named, SALT)
+        return sequence
+
+    def compute(self) -> bool:
+        """What a turn of the loop does with them; whether there is a chunk."""
+        self.exchange()
+        if finished := self.local.finish():
+            sequence, token = finished
+            self.scheduler.adopt(sequence)
+            sequence.token_ids.append(token.token_id)
+            sequence.num_outputs += 1
+            self.sealing.note(sequence)
+            self.sealing.seal()
+            self.seen.append(sequence)
+            if sequence.num_outputs == sequence.sampling.max_tokens:
+                self.scheduler.end(sequence)
+        for message in self.local.take_messages():
+            assert isinstance(message, PromptCached)
+            self.told[message.request_id] = message.num_tokens
+        if has_chunk := self.local.has_chunk():
+            self.local.launch()
+        self.exchange()
+        self.check()
+        return has_chunk
+
+    def run(self) -> None:
+        """Compute all that there is room for."""
+        for _ in range(3):  # blocks that are lacking come
+            while self.compute():
+                pass
+
+    def _launch(self, chunks: list[PromptChunk]) -> Chunk:
+        """It reads what is before the chunk."""
+        [chunk] = chunks
+        begin, end, [table] = chunk.start, chunk.start + len(chunk.token_ids), chunk.tables
+        keys = keys_of(chunk.sequence_ids)
+        written = [self.memory[block_id] for block_id in table[: begin // BLOCK_SIZE]]
+        assert written == keys[: begin // BLOCK_SIZE], "it reads another's text"
+        for number in range(begin // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
+            assert table[number] not in self.magazine.readings, "it writes what others read"
+            self.memory[table[number]] = keys[number] if (number + 1) * BLOCK_SIZE <= end else b"of a part"
+        self.chunks.append((begin, end - begin))
+        return Chunk(self, chunk)
+
+    def take_chunks(self) -> list[tuple[int, int]]:
+        taken, self.chunks = self.chunks, []
+        return taken
+
+    def finish(self, *sequences: DecodeSequence) -> None:
+        for sequence in sequences:
+            for _ in range(40):
+                self.decode()
+            assert sequence.ended
+
+    def all_let_go(self) -> bool:
+        return super().all_let_go() and not self.local.prompts and not self.local.prefixes.computing
+
+
+def test_a_conversation_is_computed_once() -> None:
+    house = LocalHouse()
+    first = house.ask("one", range(22), 10)
+    house.run()
+    assert house.take_chunks() == [(0, 8), (8, 8), (16, 6)] and not house.told
+    house.finish(first)
+    text = [*first.token_ids, *range(500, 505)]
+    second = house.ask("two", text)
+    house.run()
+    num_there = (len(first.token_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert house.told == {"two": num_there}
+    assert house.take_chunks() == [(28, 8), (36, 1)]
+    house.finish(second)
+    exact = house.ask("again", text[:24])
+    house.run()
+    assert house.take_chunks() == [(20, 4)], "at least one token is computed"
+    house.finish(exact)
+    assert house.all_let_go()
+
+
+def test_handoffs_and_prompts_that_are_computed_here_find_one_another() -> None:
+    house = LocalHouse()
+    local = house.ask("local", range(22), 4)
+    house.run()
+    house.finish(local)
+    pulled = house.converse("pulled", [*range(22), *range(300, 313)])
+    assert house.prefixes.num_found == 5
+    house.take_chunks()
+    next_one = house.ask("next", [*pulled, 1])
+    house.run()
+    assert len(pulled) == 44 and house.take_chunks() == [(40, 5)]
+    house.finish(next_one)
+    assert house.all_let_go()
+
+
+def test_equal_prompts_that_come_together_are_computed_once() -> None:
+    house = LocalHouse()
+    asked = [house.ask(name, range(22), 2) for name in "abc"]
+    house.run()
+    assert house.take_chunks() == [(0, 8), (8, 8), (16, 6), (20, 2), (20, 2)]
+    house.finish(*asked)
+    assert house.all_let_go()
+
+
+def test_prompts_whose_own_tokens_are_scored_are_computed_and_sealed() -> None:
+    house = LocalHouse()
+    for name in ("one", "two"):
+        scored = house.ask(name, range(10), 1, num_prompt_logprobs=1)
+        house.run()
+        assert scored.ended and house.take_chunks() == [(0, 8), (8, 2)]
+    plain = house.ask("plain", range(10), 1)
+    house.run()
+    assert plain.ended and house.take_chunks() == [(8, 2)]
+    assert house.all_let_go()
+
+
+@pytest.mark.parametrize("moment", ["asked", "found", "computing"])
+def test_what_is_given_up_leaves_nothing_and_holds_nobody_up(moment: str) -> None:
+    house = LocalHouse()
+    first = house.ask("first", range(12), 1)
+    house.run()
+    assert first.ended
+    house.is_busy = moment == "computing"
+    house.is_mute = moment == "asked"
+    house.ask("gone", [*range(12), *range(300, 320)])
+    house.exchange()
+    if moment == "computing":
+        assert house.compute() and house.local.prefixes.computing
+    waits = house.ask("waits", [*range(12), *range(300, 320)], 1)
+    house.exchange()
+    house.local.abort("gone", 0)
+    house.is_busy = house.is_mute = False
+    house.run()
+    assert waits.ended and house.all_let_go()
+
+
+def test_those_that_wait_for_blocks_do_not_keep_what_they_have_found_for_ever() -> None:
+    house = LocalHouse(num_blocks=20, level=0)
+    texts = [list(range(base, base + 32)) for base in (0, 300)]
+    for text in texts:
+        house.ask(f"short {text[0]}", text, 1)
+        house.run()
+    taken = house.take_away(4)  # 16 are left, all of them found by two that want 12 each
+    asked = [house.ask(f"long {text[0]}", [*text, *range(900, 914)], 1) for text in texts]
+    house.run()
+    assert len(house.magazine.readings) == 16 and not any(sequence.ended for sequence in asked)
+    for _ in range(3):
+        house.now_s += PATIENCE_S + 0.1
+        house.run()
+    assert all(sequence.ended for sequence in asked)
+    house.give_back(taken)
+    assert house.all_let_go()
+
+
+def test_a_sequence_that_starves_gets_what_prompts_that_wait_have_found() -> None:
+    house = LocalHouse(num_blocks=14, level=0)
+    house.ask("first", range(24), 1)
+    house.run()
+    grows = house.ask("grows", range(600, 626), 30)
+    house.run()
+    house.ask("waits", [*range(24), *range(500, 520)], 4)
+    house.exchange()
+    assert len(house.magazine.readings) == 6 + 6, "of both"
+    for _ in range(40):
+        house.compute()
+        house.scheduler.make_slots()
+        if house.scheduler.is_starved():
+            house.local.make_way()
+        house.now_s += 0.2
+        house.decode()
+        if grows.ended:
+            break
+    assert grows.ended and len(grows.token_ids) == 56, "it was not ended for want of blocks"
+
+
+def act(house: LocalHouse, rng: random.Random, number: int, texts: list[list[int]], taken: list[BlocksFreed]) -> None:
+    """Something that may happen now."""
+    text = rng.choice(texts)[: rng.randint(5, 60)] + rng.choices(range(3), k=rng.randint(1, 9))
+    acts: list[Callable[[], object]] = [
+        lambda: house.ask(f"r{number}", text, rng.randint(1, 12)),
+        lambda: house.offer(f"r{number}", text, rng.randint(2, 12)),
+        house.compute,
+        house.decode,
+        house.end_copies,
+        lambda: house.local.abort(f"r{rng.randrange(number + 1)}", 0),
+        lambda: taken.append(house.take_away(15)) if not taken and house.pools.usage().num_free > 20 else None,
+        lambda: house.give_back(taken.pop()) if taken else None,
+    ]
+    rng.choices(acts, weights=(3, 3, 9, 6, 4, 1, 1, 2))[0]()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_comes_goes_and_is_evicted_each_reads_its_own_text(seed: int) -> None:
+    rng, house = random.Random(seed), LocalHouse(num_blocks=40, level=4)
+    texts, taken = [list(range(base, base + 9)) for base in (0, 200, 400, 600)], list[BlocksFreed]()
+    for number in range(400):
+        house.is_mute, house.is_busy = rng.random() < 0.2, rng.random() < 0.3
+        act(house, rng, number, texts, taken)
+        house.seen += house.turn()
+        over = [[*sequence.token_ids] for sequence in house.seen if sequence.ended]
+        texts = [text for text in [*texts[:4], *over[-8:]] if len(text) < 70]
+        house.now_s += rng.random() / 4
+    house.is_mute = house.is_busy = False
+    for freed in taken:
+        house.give_back(freed)
+    for _ in range(600):
+        if not (house.local.prompts or len(house.pulls) or house.scheduler.active):
+            break
+        house.compute()
+        house.arrive()
+        house.decode()
+        house.now_s += 0.3
+    assert not house.pulls.waiting and not house.pulls.pulling and not house.scheduler.active
+    assert house.all_let_go() and house.told
