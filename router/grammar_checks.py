@@ -6,7 +6,6 @@ any worker sees it; what has been found is kept, wrong or right, so that the sam
 
 import asyncio
 import logging
-import struct
 from asyncio.subprocess import Process
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,12 +16,11 @@ import msgpack
 from common.errors import RequestError
 from common.wire.sampling_params import MAX_GRAMMAR_CHARS
 from router.grammar_source import GrammarSource
+from router.helper_frames import GRAMMAR
 from router.helper_process import HelperProcess, ended
 
 logger = logging.getLogger(__name__)
 
-FRAME = struct.Struct("<QQ")
-"""Number of the grammar, and bytes that follow."""
 MAX_KNOWN = 1024
 MAX_KNOWN_CHARS = 16 << 20
 MAX_WAITING = 256
@@ -99,7 +97,7 @@ class GrammarChecks:
             assert process.stdin is not None, "it was made with pipes"
             self._num_asked += 1
             self._asked[self._num_asked] = source
-            process.stdin.write(FRAME.pack(self._num_asked, len(packed)) + packed)
+            process.stdin.write(GRAMMAR.pack(self._num_asked, len(packed)) + packed)
         except OSError as error:
             logger.error("the process for grammars cannot be asked: %r", error)
             self._waiting[source].cancel()
@@ -128,7 +126,7 @@ class GrammarChecks:
         assert process.stdout is not None, "it was made with pipes"
         try:
             while True:
-                number, num_bytes = FRAME.unpack(await process.stdout.readexactly(FRAME.size))
+                number, num_bytes = GRAMMAR.unpack(await process.stdout.readexactly(GRAMMAR.size))
                 grammar, problem = msgpack.unpackb(await process.stdout.readexactly(num_bytes))
                 if len(grammar) > MAX_GRAMMAR_CHARS:
                     grammar, problem = "", f"it takes {len(grammar)} characters, at most {MAX_GRAMMAR_CHARS}"

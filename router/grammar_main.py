@@ -4,6 +4,7 @@ Each is compiled in a child of its own, which is forked when the model's tokens 
 kernel ends a child by its CPU time and its memory; that costs the one grammar, and the others are compiled beside it.
 """
 
+import logging
 import os
 import selectors
 import signal
@@ -16,19 +17,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
+from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from common import options
 from common.config import Config
 from common.grammar.end_tokens import end_token_ids
-from common.grammar.follower import Follower
 from common.grammar.grammars import Grammars
+from common.grammar.reasons import reason
 from common.json_file import read_json
 from common.log import setup_logging
 from common.serving.settle import settle_memory
-from router.grammar_checks import FRAME
 from router.grammar_source import GrammarSource, grammar_of
+from router.grammar_tokens import lean_tokens
+from router.helper_frames import GRAMMAR
 from router.memory_limit import limit_memory
+
+logger = logging.getLogger(__name__)
 
 NICENESS = 5
 CPU_S = 0.5
@@ -86,12 +91,12 @@ class Compiler:
 
     def _received(self, data: bytes) -> None:
         self._input += data
-        while len(self._input) >= FRAME.size:
-            number, num_bytes = FRAME.unpack_from(self._input)
-            if len(self._input) < FRAME.size + num_bytes:
+        while len(self._input) >= GRAMMAR.size:
+            number, num_bytes = GRAMMAR.unpack_from(self._input)
+            if len(self._input) < GRAMMAR.size + num_bytes:
                 return
-            self._jobs.append((number, bytes(self._input[FRAME.size : FRAME.size + num_bytes])))
-            del self._input[: FRAME.size + num_bytes]
+            self._jobs.append((number, bytes(self._input[GRAMMAR.size : GRAMMAR.size + num_bytes])))
+            del self._input[: GRAMMAR.size + num_bytes]
 
     def _fork(self, number: int, packed: bytes) -> None:
         read_end, write_end = os.pipe()
@@ -114,7 +119,7 @@ class Compiler:
         is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL  # by us: the machine is busy
         reply = bytes(child.reply) if status == 0 else b""
         reply = reply or msgpack.packb(("", "" if is_unknown else TOO_MUCH))
-        _write(1, FRAME.pack(child.number, len(reply)) + reply)
+        _write(1, GRAMMAR.pack(child.number, len(reply)) + reply)
 
 
 def main() -> None:
@@ -128,8 +133,10 @@ def main() -> None:
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     path = Path(config.model.path)
     vocab = read_json(path / "config.json")["vocab_size"]
-    grammars = Grammars(path, vocab, end_token_ids(path))
+    begin_s = time.monotonic()
+    grammars = Grammars(lean_tokens(path, vocab, end_token_ids(path)))
     settle_memory()
+    logger.info("ready for grammars after %.1f s", time.monotonic() - begin_s)
     Compiler(grammars).run()
 
 
@@ -139,9 +146,18 @@ def found(source: GrammarSource, grammars: Grammars) -> tuple[str, str]:
         grammar = grammar_of(source, any_to_lark)
     except (ValueError, RecursionError) as error:
         return "", f"{error!s:.{MAX_REASON_CHARS}}" or TOO_MUCH
-    outcome = Follower(grammar).follow(grammars, ())
-    problem = "it has no text" if outcome.is_over else outcome.problem
+    problem = _problem(grammars.compile(grammar))
     return ("", problem) if problem else (grammar, "")
+
+
+def _problem(matcher: LLMatcher) -> str:
+    """Why no text begins, if none does: as `Follower` finds it, which has masks in numpy's arrays."""
+    if not matcher.is_error():
+        if matcher.is_stopped():
+            return "it has no text"
+        if not any(matcher.compute_bitmask()) and not matcher.is_error():
+            return "no token can follow"
+    return reason(matcher) or TOO_MUCH if matcher.is_error() else ""
 
 
 def _compile(grammars: Grammars, packed: bytes, pipe: int) -> None:

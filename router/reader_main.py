@@ -14,8 +14,8 @@ from common import options
 from common.config import Config
 from common.log import setup_logging
 from common.serving.settle import settle_memory, trim_memory
+from router.helper_frames import BODY, REPLY
 from router.memory_limit import limit_memory
-from router.reader_process import HEADER, REPLY
 from router.reading import Kind, read
 from router.tokenizer import Tokenizer, encode_in_one_thread
 
@@ -46,8 +46,8 @@ def main() -> None:
 
 def serve(tokenizer: Tokenizer, requests: BufferedReader, replies: BufferedWriter) -> None:
     """One reply for each request."""
-    while header := requests.read(HEADER.size):
-        kind, num_bytes, max_model_len = HEADER.unpack(header)
+    while header := requests.read(BODY.size):
+        kind, num_bytes, max_model_len = BODY.unpack(header)
         data = bytearray(num_bytes)
         if requests.readinto(data) < num_bytes:
             return

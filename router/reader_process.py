@@ -6,13 +6,13 @@ next one has a new process.
 
 import asyncio
 import logging
-import struct
 from asyncio.subprocess import Process
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import RequestError
 from router.chat_template import template_error
+from router.helper_frames import BODY, REPLY
 from router.helper_process import HelperProcess
 from router.openai_api import CompletionRequest
 from router.reading import Kind, unpack, unpack_answer
@@ -20,10 +20,6 @@ from router.text_cache import TextCounts
 
 logger = logging.getLogger(__name__)
 
-HEADER = struct.Struct("<BQQ")
-"""Kind and bytes of the body that follows, and the longest prompt with its output, tokens."""
-REPLY = struct.Struct("<QQQ")
-"""Bytes of the reply that follows; tokens of the body's texts that were found in its cache, and that were encoded."""
 DEADLINE_S = 60.0
 """Far more than the largest body takes."""
 
@@ -104,7 +100,7 @@ def _ended(kind: Kind, num_bytes: int) -> RequestError:
 async def _exchange(process: Process, job: Job) -> tuple[bytes, TextCounts]:
     assert process.stdin is not None and process.stdout is not None
     pieces = list(job.pieces)  # who asked may leave, and empty its own
-    process.stdin.write(HEADER.pack(job.kind, sum(map(len, pieces)), job.max_model_len))
+    process.stdin.write(BODY.pack(job.kind, sum(map(len, pieces)), job.max_model_len))
     for piece in pieces:
         process.stdin.write(piece)
         await process.stdin.drain()

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from common.grammar.reasons import reason
 from common.wire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import llguidance
 
     from common.grammar.grammars import Grammars
-
-MAX_REASON_CHARS = 300
 
 
 class Outcome(NamedTuple):
@@ -46,15 +45,15 @@ class Follower:
             self._matcher = grammars.matcher(self.grammar)
         matcher = self._matcher
         if token_ids and not matcher.is_error() and not matcher.consume_tokens(list(token_ids)):
-            return Outcome(problem=_reason(matcher) or "the text is none of the grammar")
+            return Outcome(problem=reason(matcher) or "the text is none of the grammar")
         if matcher.is_error():
-            return Outcome(problem=_reason(matcher))
+            return Outcome(problem=reason(matcher))
         if matcher.is_stopped():
             return Outcome(is_over=True)
         mask = np.zeros(-(-grammars.vocab // 32), np.int32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
-            return Outcome(problem=_reason(matcher))
+            return Outcome(problem=reason(matcher))
         if ignored := [token_id for token_id in grammars.end_ids if token_id not in self.stop_token_ids]:
             mask = _without(mask, ignored)
         return Outcome(mask) if mask.any() else Outcome(problem="no token can follow")
@@ -66,10 +65,3 @@ def _without(mask: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:
     for token_id in token_ids:
         others.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
     return others if others.any() else mask
-
-
-def _reason(matcher: "llguidance.LLMatcher") -> str:
-    """The first line of what is wrong, of a long one both ends."""
-    reason = next(iter(matcher.get_error().strip().splitlines()), "")
-    half = MAX_REASON_CHARS // 2
-    return reason if len(reason) <= MAX_REASON_CHARS else f"{reason[:half]}...{reason[-half:]}"

@@ -37,7 +37,7 @@ def make_followers(path: Path, vocab: int) -> "Followers[Any]":
     def load() -> "Grammars":
         from common.grammar.grammars import Grammars  # in its thread, so that no start waits for it
 
-        return Grammars(path, vocab, end_token_ids(path))
+        return Grammars.of_model(path, vocab, end_token_ids(path))
 
     return Followers(load)
 

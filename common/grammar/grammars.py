@@ -28,21 +28,25 @@ SILENT = 0
 
 
 class Grammars:
-    """Compiles grammars for the tokens of the model in directory `path`, of `vocab` tokens. Threads may share it.
+    """Compiles grammars for a model's tokens. Threads may share it.
 
-    Args:
-        end_ids: tokens that a grammar lets follow where a text may end.
+    `end_ids` are the tokens that a grammar lets follow where a text may end.
     """
 
-    def __init__(self, path: Path, vocab: int, end_ids: Sequence[int]) -> None:
-        begin_s = time.monotonic()
-        text = (path / "tokenizer.json").read_text(encoding="utf-8")
-        self.vocab = vocab
-        self._tokens = _tokens(text, vocab, end_ids)
-        self.end_ids = tuple(self._tokens.eos_tokens)
+    def __init__(self, tokens: llguidance.LLTokenizer) -> None:
+        self.vocab: int = tokens.vocab_size
+        self.end_ids = tuple(tokens.eos_tokens)
+        self._tokens = tokens
         self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._lock = Lock()
+
+    @staticmethod
+    def of_model(path: Path, vocab: int, end_ids: Sequence[int]) -> "Grammars":
+        """For the model in directory `path`, see `model_tokens`."""
+        begin_s = time.monotonic()
+        grammars = Grammars(model_tokens(path, vocab, end_ids))
         logger.info("ready for grammars after %.1f s", time.monotonic() - begin_s)
+        return grammars
 
     def compile(self, grammar: str) -> llguidance.LLMatcher:
         """At the beginning of a text; its `is_error` tells of a grammar that is wrong or too large."""
@@ -62,8 +66,9 @@ class Grammars:
         return known.deep_copy()
 
 
-def _tokens(text: str, vocab: int, end_ids: Sequence[int]) -> llguidance.LLTokenizer:
-    """Of a tokenizer.json; end ids that are not in it, which no tokenizer can say, are left out."""
+def model_tokens(path: Path, vocab: int, end_ids: Sequence[int]) -> llguidance.LLTokenizer:
+    """All `vocab` of the model in directory `path`; end ids that its tokenizer.json cannot say are left out."""
+    text = (path / "tokenizer.json").read_text(encoding="utf-8")
     try:
         return llguidance.LLTokenizer(text, n_vocab=vocab, eos_token=list(end_ids) or None)
     except ValueError:

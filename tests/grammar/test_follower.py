@@ -34,13 +34,13 @@ def write_tokenizer(path: Path, kind: str) -> tuple[Grammars, Tokenizer]:
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.save(str(path / "tokenizer.json"))
     ends = [tokenizer.get_vocab()[token] for token in ("<|end|>", "<|turn|>")]
-    return Grammars(path, tokenizer.get_vocab_size() + 93, ends), tokenizer
+    return Grammars.of_model(path, tokenizer.get_vocab_size() + 93, ends), tokenizer
 
 
 @pytest.fixture(scope="module", params=["demo", "qwen", "llama"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Grammars, Tokenizer]:
     if request.param == "demo":
-        return Grammars(DEMO_MODEL, 2048, [0]), Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+        return Grammars.of_model(DEMO_MODEL, 2048, [0]), Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     return write_tokenizer(tmp_path_factory.mktemp(request.param), request.param)
 
 
@@ -120,7 +120,7 @@ def test_end_tokens_may_follow_where_a_text_may_end(model: tuple[Grammars, Token
 
 
 def test_end_ids_that_the_tokenizer_does_not_have_end_nothing() -> None:
-    grammars = Grammars(DEMO_MODEL, 4096, [0, 3000])
+    grammars = Grammars.of_model(DEMO_MODEL, 4096, [0, 3000])
     assert grammars.end_ids == (0,)
     assert Follower(of_regex("a"), grammars.end_ids).follow(grammars, ()).mask is not None
 

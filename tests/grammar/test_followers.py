@@ -64,7 +64,7 @@ def test_what_still_loads_is_waited_for_at_the_end() -> None:
     def load() -> Grammars:
         time.sleep(0.2)
         has_loaded.set()
-        return Grammars(DEMO_MODEL, 2048, (0,))
+        return Grammars.of_model(DEMO_MODEL, 2048, (0,))
 
     Followers[int](load).close()
     assert has_loaded.is_set()

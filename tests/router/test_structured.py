@@ -62,7 +62,7 @@ HOSTILE: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(DEMO_MODEL, 2048, [0])
+    return Grammars.of_model(DEMO_MODEL, 2048, [0])
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,86 @@
+"""What has only the tokens finds of a grammar what workers, who have all of llguidance's tokenizer, find of it."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import decoders
+
+from common.grammar.follower import Follower
+from common.grammar.grammars import Grammars, model_tokens
+from router.grammar_main import found
+from router.grammar_source import GrammarSource
+from router.grammar_tokens import lean_tokens, tree_of, vocabulary_of
+from tests.guided import DEMO_MODEL, random_root
+from tests.router.made_tokenizers import KINDS, made
+
+ENDS = [0, 1]
+REGEXES = (
+    "",
+    "a",
+    "a*",
+    "[^a]{1,40}b",
+    "the quick brown fox.*",
+    "(ab|cd){2,9}|ü+",
+    "🎉{3}[a-z]*",
+    "(?=a)b",
+    "(.|\n){9}x",
+)
+LARK = (
+    "start: <think> /[a-z]+/",
+    "start: <|im_start|>",
+    "start: a",
+    "start: /a&b/",
+    'start: "hello world" /x*/ | A\nA: /h+/',
+)
+
+
+@pytest.fixture(scope="module", params=["demo", *KINDS])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    if request.param == "demo":
+        return DEMO_MODEL, 2048
+    path = tmp_path_factory.mktemp("made")
+    tokenizer = made(request.param)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path, int(tokenizer.get_vocab_size()) + 7
+
+
+def sources() -> list[GrammarSource]:
+    rng = random.Random(5)
+    schemas = [json.dumps(random_root(rng)) for _ in range(25)]
+    kinds = (("regex", REGEXES), ("grammar", LARK), ("json", schemas))
+    return [GrammarSource(kind, text, kind) for kind, texts in kinds for text in texts]
+
+
+def test_the_same_grammars_are_taken_for_the_same_reasons(model: tuple[Path, int]) -> None:
+    whole = model_tokens(*model, ENDS)
+    lean = tree_of(vocabulary_of(whole))
+    assert (lean.vocab_size, lean.eos_token, lean.eos_tokens) == (whole.vocab_size, whole.eos_token, whole.eos_tokens)
+    verdicts = set()
+    for source in sources():
+        outcome = found(source, Grammars(lean))
+        assert outcome == found(source, Grammars(whole)), source
+        verdicts.add(bool(outcome[0]))
+        if outcome[0]:
+            follower = Follower(outcome[0], ENDS)
+            here, there = follower.follow(Grammars(lean), ()), Follower(outcome[0], ENDS).follow(Grammars(whole), ())
+            assert here.mask is not None and there.mask is not None, source
+            differ = here.mask ^ there.mask  # where a text is forced, another token of it may be the one
+            assert not differ.any() or np.unpackbits(there.mask.view(np.uint8)).sum() == 1, source
+    assert verdicts == {True, False}
+
+
+def test_a_child_tells_the_tokens(model: tuple[Path, int]) -> None:
+    lean, whole = lean_tokens(*model, ENDS), model_tokens(*model, ENDS)
+    assert vocabulary_of(lean) == vocabulary_of(whole)
+
+
+def test_tokens_that_cannot_be_loaded_are_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(DEMO_MODEL, tmp_path / "broken")
+    (tmp_path / "broken" / "tokenizer.json").write_text("{}")
+    with pytest.raises(RuntimeError, match="could not be loaded"):
+        lean_tokens(tmp_path / "broken", 2048, ENDS)
