@@ -6,7 +6,6 @@ loads all that, tells what each token is, and ends, and the tree is made of it. 
 process takes the longest token that it begins with, workers the tokenizer's: both are tokens that the grammar allows.
 """
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,7 @@ import llguidance
 import msgpack
 
 from common.grammar.grammars import model_tokens
-
-logger = logging.getLogger(__name__)
+from common.grammar.reasons import MAX_REASON_CHARS
 
 
 class Vocabulary(NamedTuple):
@@ -47,7 +45,7 @@ class LeanTokenizer:
 def lean_tokens(path: Path, vocab: int, end_ids: Sequence[int]) -> llguidance.LLTokenizer:
     """Those of `model_tokens` without what only workers need; call in a process of one thread.
 
-    Raises RuntimeError where these could not be loaded; the log says why.
+    Raises RuntimeError, saying why, where these cannot be loaded.
     """
     return tree_of(_told_by_a_child(path, vocab, end_ids))
 
@@ -81,7 +79,7 @@ def _told_by_a_child(path: Path, vocab: int, end_ids: Sequence[int]) -> Vocabula
         data = told.read()
     _, status = os.waitpid(pid, 0)
     if status:
-        raise RuntimeError(f"the tokens of {path} could not be loaded")
+        raise RuntimeError(f"the tokens of {path} could not be loaded: {data.decode(errors='replace')}")
     return Vocabulary(*msgpack.unpackb(data))
 
 
@@ -91,7 +89,7 @@ def _tell(path: Path, vocab: int, end_ids: Sequence[int], write_end: int) -> NoR
         data = msgpack.packb(vocabulary_of(model_tokens(path, vocab, end_ids)))
         with open(write_end, "wb") as told:
             told.write(data)
-    except BaseException:  # what is behind the fork is the parent's to do
-        logger.exception("loading the tokens of %s", path)
+    except BaseException as error:  # noqa: BLE001 - what is behind the fork is the parent's to do
+        os.write(write_end, f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS].encode())
         os._exit(1)
     os._exit(0)

@@ -52,8 +52,11 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def sources() -> list[GrammarSource]:
     rng = random.Random(5)
     schemas = [json.dumps(random_root(rng)) for _ in range(25)]
-    kinds = (("regex", REGEXES), ("grammar", LARK), ("json", schemas))
-    return [GrammarSource(kind, text, kind) for kind, texts in kinds for text in texts]
+    return [
+        *(GrammarSource("regex", text) for text in REGEXES),
+        *(GrammarSource("grammar", text) for text in LARK),
+        *(GrammarSource("json", text) for text in schemas),
+    ]
 
 
 def test_the_same_grammars_are_taken_for_the_same_reasons(model: tuple[Path, int]) -> None:
@@ -79,8 +82,8 @@ def test_a_child_tells_the_tokens(model: tuple[Path, int]) -> None:
     assert vocabulary_of(lean) == vocabulary_of(whole)
 
 
-def test_tokens_that_cannot_be_loaded_are_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_tokens_that_cannot_be_loaded_are_an_error(tmp_path: Path) -> None:
     shutil.copytree(DEMO_MODEL, tmp_path / "broken")
     (tmp_path / "broken" / "tokenizer.json").write_text("{}")
-    with pytest.raises(RuntimeError, match="could not be loaded"):
+    with pytest.raises(RuntimeError, match="could not be loaded: ValueError: "):
         lean_tokens(tmp_path / "broken", 2048, ENDS)
