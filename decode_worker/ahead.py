@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from common.kv.copies import Copies, missing
 from common.kv.pool import KVPool
 from common.kv.tables import BlockTable, Tables, held_by, num_seen, tables_handed_over
 from common.kv.transport import PeerPool
-from decode_worker.copies import Copies, missing
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import Key
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from common.kv.copies import Copies
+from common.serving.visits import Visit
 from common.wire.memory_messages import KVOffer
 from common.wire.packing import unpack_ids
-from decode_worker.copies import Copies
 from decode_worker.sequence import DecodeSequence
-from decode_worker.visits import Visit
 
 
 @dataclass(slots=True, eq=False)

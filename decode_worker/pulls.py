@@ -18,7 +18,9 @@ from itertools import islice
 from common.config import Config
 from common.device.engine import Engine
 from common.errors import ErrorCode
+from common.kv.copies import missing
 from common.kv.tables import tables_handed_over
+from common.serving.visits import Visit
 from common.wire.handoff_messages import KVProgress
 from common.wire.kv_layout import Counts
 from common.wire.memory_messages import KVOffer, PrefixFound
@@ -26,14 +28,12 @@ from common.wire.packing import unpack_ids
 from common.wire.pool_shape import plus
 from decode_worker.ahead import SILENCE_S, Ahead, Begun
 from decode_worker.attempts import Attempts
-from decode_worker.copies import missing
 from decode_worker.handoff import Handoff
 from decode_worker.offers import Failure, flaw, sequence_of
 from decode_worker.prefixes import Prefixes
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 from decode_worker.sources import Sources
-from decode_worker.visits import Visit
 
 MAX_HINTS = 64
 REMEMBERED = 8

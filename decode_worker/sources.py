@@ -8,17 +8,14 @@ proven is named again. The running batch never waits for a proof.
 import logging
 from collections import deque
 from collections.abc import Generator
-from contextlib import closing
 from dataclasses import dataclass
 
 from common.device.engine import Engine
-from common.errors import KVError, TransferFailed
-from common.kv.proof import prove_path
-from common.kv.transport import check_compatible
+from common.errors import KVError
+from common.serving.visits import Visit, Visits
 from common.wire.handoff_messages import KVPathResult, KVPoolExport
 from common.wire.messages import SHARED_POOL, KVPathReport
 from common.wire.sockets import Hub
-from decode_worker.visits import Visit, Visits
 
 logger = logging.getLogger(__name__)
 
@@ -126,32 +123,10 @@ class Sources:
             logger.info("KV path from %s: a pool that both share", export.worker_id)
             source = self.by_id[export.worker_id] = Source(export, identity, 0.0, None)
             return source
-        check_compatible(export, self.engine.pool, self.engine.transport.name)
-        visit = yield from self.visits.open(export)
-        try:
-            gb_per_s = yield from self._proven(visit, export.pool_id)
-        except BaseException as error:
-            self.visits.leave(visit)
-            if isinstance(error, KVError):
-                raise TransferFailed(f"{export.transport} from {export.worker_id}: {error}") from None
-            raise  # it is forgotten meanwhile
+        visit, gb_per_s = yield from self.visits.prove(export)
         logger.info("KV path from %s: %s, %.1f GB/s", export.worker_id, export.transport, gb_per_s)
         source = self.by_id[export.worker_id] = Source(export, identity, gb_per_s, visit)
         return source
-
-    def _proven(self, visit: Visit, pool_id: int) -> Generator[None, None, float]:
-        """GB/s."""
-        assert visit.pool is not None, "what is open is mapped"
-        proof = prove_path(visit.pool, pool_id, self.engine.pool, self.engine.allocator)
-        with closing(proof):
-            while True:
-                try:
-                    next(proof)
-                except StopIteration as over:
-                    return float(over.value)
-                if visit.problem:
-                    raise TransferFailed(visit.problem)
-                yield
 
     def _is_shared(self, export: KVPoolExport) -> bool:
         return export.pool_id == self.engine.shared.pool_id

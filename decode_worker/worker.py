@@ -29,6 +29,7 @@ from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
 from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.serving.idling import Idling
+from common.serving.visits import Visits
 from common.wire.messages import FinishReason, WorkerReady
 from common.wire.output_token import OutputToken
 from common.wire.router_link import RouterLink
@@ -46,7 +47,6 @@ from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sealing import Sealing
 from decode_worker.sequence import DecodeSequence
 from decode_worker.sources import Sources
-from decode_worker.visits import Visits
 
 IDLE_POLL_MS, QUIET_POLLS = 50, 10
 """Of the latter in a row nobody seems to come soon."""

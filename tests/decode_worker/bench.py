@@ -11,6 +11,7 @@ from common.device.engine import Engine
 from common.errors import TransferFailed
 from common.memory.client import PoolClaim
 from common.memory.guest import Guest
+from common.serving.visits import Visit, Visits
 from common.wire.handoff_messages import KVProgress
 from common.wire.memory_messages import KVOffer
 from common.wire.messages import Message
@@ -22,7 +23,6 @@ from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 from decode_worker.sources import Source, Sources
-from decode_worker.visits import Visit, Visits
 from tests.layouts import allocator_of, tiny
 from tests.messages import kv_offer, pool_export
 
@@ -114,7 +114,7 @@ def met(sources: Sources, pool: FakePool, worker_id: str = "p", pool_id: int = 1
     """A prefill worker of another pool is known to `sources`, its path proven."""
     guest = FakeGuest(pool_id)
     sources.visits.poller.register(guest, zmq.POLLIN)
-    visit = sources.visits.by_pool[pool_id] = Visit(cast(Guest, guest), pool, num_sources=1)
+    visit = sources.visits.by_pool[pool_id] = Visit(cast(Guest, guest), pool, num_workers=1)
     export = pool_export(worker_id, pool_id=pool_id)
     sources.by_id[worker_id] = Source(export, worker_id.encode(), 1.0, visit)
     return guest

@@ -11,13 +11,13 @@ from common.errors import MemoryLost
 from common.kv import proof
 from common.memory.client import PoolClaim
 from common.memory.pattern import pattern
+from common.serving import visits as visits_module
+from common.serving.visits import Visits
 from common.wire.handoff_messages import KVPathResult
 from common.wire.messages import KVPathReport, Message
 from common.wire.pool_shape import PoolShape
 from common.wire.sockets import Hub
-from decode_worker import visits as visits_module
 from decode_worker.sources import Sources
-from decode_worker.visits import Visits
 from tests.decode_worker.bench import FakeGuest, FakePool
 from tests.layouts import allocator_of
 from tests.messages import LAYOUT, pool_export

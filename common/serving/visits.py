@@ -1,20 +1,22 @@
 """Memory servers of other pools than ours, at which this worker is a guest: a connection and a mapping for each pool.
 
-A visit lasts as long as a prefill worker of that pool is known or something that it offered is here: what is offered
-outlives who offered it.
+A visit lasts as long as a worker of that pool is known or something of it is used here: what a worker has offered
+outlives it.
 """
 
 import logging
 import time
 from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
 from common.device.engine import Engine
-from common.errors import MemoryLost, TransferFailed
-from common.kv.transport import PeerPool
+from common.errors import KVError, MemoryLost, TransferFailed
+from common.kv.proof import prove_path
+from common.kv.transport import PeerPool, check_compatible
 from common.memory.guest import Guest
 from common.wire.handoff_messages import KVPoolExport
 from common.wire.memory_messages import KVOffer
@@ -31,7 +33,7 @@ class Visit:
 
     guest: Guest
     pool: PeerPool | None = None  # once it is mapped
-    num_sources: int = 0  # that are known or being met
+    num_workers: int = 0  # of that pool, that are known or being met
 
     @property
     def problem(self) -> str:
@@ -51,10 +53,25 @@ class Visits:
         self.engine, self.worker, self.poller = engine, worker, poller
         self.by_pool: dict[int, Visit] = {}
 
+    def prove(self, export: KVPoolExport) -> Generator[None, None, tuple[Visit, float]]:
+        """At the server of another worker's pool, and blocks travel from there, at so many GB/s. To be left once.
+
+        Raises KVError.
+        """
+        check_compatible(export, self.engine.pool, self.engine.transport.name)
+        visit = yield from self.open(export)
+        try:
+            return visit, (yield from self._proven(visit))
+        except BaseException as error:
+            self.leave(visit)
+            if isinstance(error, KVError):
+                raise TransferFailed(f"{export.transport} from {export.worker_id}: {error}") from None
+            raise  # it is forgotten meanwhile
+
     def open(self, export: KVPoolExport) -> Generator[None, None, Visit]:
-        """At the server of a prefill worker's pool, which is mapped then; raises TransferFailed. To be left once."""
+        """At the server of another worker's pool, which is mapped then; raises TransferFailed. To be left once."""
         visit = self.by_pool.get(export.pool_id) or self._begun(export)
-        visit.num_sources += 1
+        visit.num_workers += 1
         try:
             end_s = time.monotonic() + GREETING_S
             while not self._is_mapped(visit, export):
@@ -67,8 +84,8 @@ class Visits:
         return visit
 
     def leave(self, visit: Visit) -> None:
-        """One prefill worker less."""
-        visit.num_sources -= 1
+        """One worker less."""
+        visit.num_workers -= 1
 
     def receive(self) -> list[tuple[Visit, KVOffer]]:
         """What was offered."""
@@ -78,7 +95,7 @@ class Visits:
         """End visits that nobody has a use for; returns those that are lost, whose claims are void."""
         for visit in self.by_pool.values():
             visit.guest.tend()
-        over = [v for v in self.by_pool.values() if v.problem or not (v.num_sources or is_used(v))]
+        over = [v for v in self.by_pool.values() if v.problem or not (v.num_workers or is_used(v))]
         lost = [visit for visit in over if visit.problem]
         for visit in over:
             self._end(visit)
@@ -92,6 +109,20 @@ class Visits:
     def close(self) -> None:
         for visit in list(self.by_pool.values()):
             self._end(visit)
+
+    def _proven(self, visit: Visit) -> Generator[None, None, float]:
+        """GB/s."""
+        assert visit.pool is not None, "what is open is mapped"
+        proof = prove_path(visit.pool, visit.guest.pool_id, self.engine.pool, self.engine.allocator)
+        with closing(proof):
+            while True:
+                try:
+                    next(proof)
+                except StopIteration as over:
+                    return float(over.value)
+                if visit.problem:
+                    raise TransferFailed(visit.problem)
+                yield
 
     def _begun(self, export: KVPoolExport) -> Visit:
         try:
