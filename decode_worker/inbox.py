@@ -52,9 +52,9 @@ class Inbox:
                     self.pulls.hear(said)
                 case KVOffer() if self._is_new(said):
                     self.offers.add(said)
-        for visit, offer in self.pulls.sources.visits.receive():
-            if self._is_new(offer):
-                self.pulls.add(visit, offer)
+        for visit, offered in self.pulls.sources.visits.receive():
+            if isinstance(offered, KVOffer) and self._is_new(offered):
+                self.pulls.add(visit, offered)
         for message in self.link.receive():
             self._from_router(message)
         for identity, message in self.hub.receive():

@@ -1,7 +1,8 @@
-"""A worker's end of a connection to another pool's memory server: it reads blocks that are offered, and has none there.
+"""A worker's end of a connection to another pool's memory server: it reads blocks there, and has none.
 
     offered ──accept──▶ claimed, for as long as it is pulled ──free──▶ the server's
-       └──decline──▶ the server's
+       └──decline──▶ the server's                                        ▲
+    looked for ──PrefixFound──▶ read, for as long as it is pulled ──free─┘
 
 What was pulled counts only if the connection stands when the pull is over: with its end the claims are void, and the
 blocks may be another's.
@@ -9,13 +10,14 @@ blocks may be another's.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.errors import ConfigError, MemoryLost
 from common.memory.client import PoolClaim
 from common.memory.connection import Connection
 from common.memory.pulse import Pulse
+from common.wire.block_key import pack_keys
 from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
@@ -27,9 +29,14 @@ from common.wire.memory_messages import (
     MemoryTainted,
     MemoryVisit,
     PoolRegion,
+    PrefixFound,
+    PrefixWanted,
 )
 from common.wire.messages import Message
 from common.wire.pool_shape import PoolShape, shown
+
+OfGuest = KVOffer | PrefixFound
+"""What a memory server tells a guest of blocks that it may read."""
 
 
 class Guest:
@@ -59,13 +66,13 @@ class Guest:
         except OSError as error:
             raise MemoryLost(f"memory server {path}: {error.strerror}") from None
         self._pulse = Pulse(clock=clock)
-        self._offers: list[KVOffer] = []
+        self._said: list[OfGuest] = []
 
-    def receive(self) -> list[KVOffer]:
-        """What was offered since the last time."""
+    def receive(self) -> list[OfGuest]:
+        """What was offered and found since the last time."""
         self.look()
-        offers, self._offers = self._offers, []
-        return offers
+        said, self._said = self._said, []
+        return said
 
     def look(self) -> None:
         """See whether the connection stands, and what came: if it does not, no matter what is still to come."""
@@ -95,9 +102,13 @@ class Guest:
         """Let others have the blocks of an offer."""
         self._send(KVDeclined(offer.request_id, offer.attempt))
 
-    def free(self, offer: KVOffer) -> None:
-        """Nothing here reads the blocks of an accepted offer any more."""
-        self._send(BlocksFreed(offer.block_ids, offer.generations))
+    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes]) -> None:
+        """Ask for the blocks of a text, from the first of these on, that are there: a `PrefixFound` is the answer."""
+        self._send(PrefixWanted(request_id, attempt, pack_keys(digests)))
+
+    def free(self, said: OfGuest) -> None:
+        """Nothing here reads the blocks of an accepted offer, or what was found, any more."""
+        self._send(BlocksFreed(said.block_ids, said.generations))
 
     def report_fault(self, problem: str) -> None:
         """Say, last of all, that the device met a fault here: it may have written there, too."""
@@ -118,8 +129,8 @@ class Guest:
         if descriptor is not None and self.claim is not None:
             os.close(descriptor)
         match message:
-            case KVOffer():
-                self._offers.append(message)
+            case KVOffer() | PrefixFound():
+                self._said.append(message)
             case PoolRegion() if self.claim is None:
                 self.claim = self._claimed(message, descriptor)
             case MemoryTainted():

@@ -17,9 +17,8 @@ from common.device.engine import Engine
 from common.errors import KVError, MemoryLost, TransferFailed
 from common.kv.proof import prove_path
 from common.kv.transport import PeerPool, check_compatible
-from common.memory.guest import Guest
+from common.memory.guest import Guest, OfGuest
 from common.wire.handoff_messages import KVPoolExport
-from common.wire.memory_messages import KVOffer
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +86,9 @@ class Visits:
         """One worker less."""
         visit.num_workers -= 1
 
-    def receive(self) -> list[tuple[Visit, KVOffer]]:
-        """What was offered."""
-        return [(visit, offer) for visit in self.by_pool.values() for offer in visit.guest.receive()]
+    def receive(self) -> list[tuple[Visit, OfGuest]]:
+        """What was offered and found."""
+        return [(visit, said) for visit in self.by_pool.values() for said in visit.guest.receive()]
 
     def tend(self, is_used: Callable[[Visit], bool]) -> list[Visit]:
         """End visits that nobody has a use for; returns those that are lost, whose claims are void."""

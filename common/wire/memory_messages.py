@@ -49,10 +49,10 @@ class MemoryHello:
 
 @dataclass(frozen=True, slots=True)
 class MemoryVisit:
-    """decode worker -> memory server of another pool than its own, first: who it is, and which pool it pulls from.
+    """worker -> memory server of another pool than its own, first: who it is, and which pool it pulls from.
 
-    It takes offers there, and gives back what it has pulled; it writes nothing, so that its claims are void as soon as
-    the connection ends. A `PoolRegion` is the answer.
+    It takes offers there or looks for texts, and gives back what it has pulled; it writes nothing, so that its claims
+    are void as soon as the connection ends. A `PoolRegion` is the answer.
     """
 
     worker_id: WorkerId
@@ -260,7 +260,7 @@ OfBlocks = (
     BlocksWanted | BlocksSealed | PrefixWanted | BlocksFreed | PoolLeft | KVOffer | KVAccepted | KVDeclined
 )  # fmt: skip
 """What a worker says of the blocks of a pool that it has."""
-OfGuests = BlocksFreed | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
+OfGuests = PrefixWanted | BlocksFreed | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
 """What who only pulls from a pool may say."""
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused

@@ -10,7 +10,7 @@ from common.config import Config
 from common.device.engine import Engine
 from common.errors import TransferFailed
 from common.memory.client import PoolClaim
-from common.memory.guest import Guest
+from common.memory.guest import Guest, OfGuest
 from common.serving.visits import Visit, Visits
 from common.wire.handoff_messages import KVProgress
 from common.wire.memory_messages import KVOffer
@@ -92,7 +92,7 @@ class FakeGuest:
 
     def tend(self) -> None: ...
 
-    def receive(self) -> list[KVOffer]:
+    def receive(self) -> list[OfGuest]:
         return []
 
     def accept(self, offer: KVOffer) -> None:
@@ -101,8 +101,8 @@ class FakeGuest:
     def decline(self, offer: KVOffer) -> None:
         self.said.append(("decline", offer.request_id))
 
-    def free(self, offer: KVOffer) -> None:
-        self.said.append(("free", offer.request_id))
+    def free(self, said: OfGuest) -> None:
+        self.said.append(("free", said.request_id))
 
     def close(self) -> None:
         assert not self.is_closed

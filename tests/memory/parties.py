@@ -331,15 +331,16 @@ class Worker(Party):
 
 @dataclass(eq=False)
 class Pull:
-    """Blocks on their way to a guest's own pool."""
+    """Blocks on their way to a guest's own pool, of a text of that byte."""
 
-    offer: KVOffer
+    said: KVOffer | PrefixFound
+    byte: int
     copied: list[bytes] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Guest(Party):
-    """It reads what was offered to it and it has claimed, and what is complete of prompts that go on."""
+    """It reads what was offered to it and it has claimed, what it has looked for, and what is complete of prompts."""
 
     pulls: list[Pull] = field(default_factory=list)
     ahead: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # by prompt, block and generation
@@ -351,28 +352,35 @@ class Guest(Party):
     @property
     def readable(self) -> set[int]:
         """Blocks that it may read, as it was not told otherwise."""
-        return {block_id for pull in self.pulls for block_id in unpack_ids(pull.offer.block_ids)}
+        return {block_id for pull in self.pulls for block_id in unpack_ids(pull.said.block_ids)}
 
     def hear(self) -> None:
         match self.heard.popleft():
             case KVOffer() as offer:
                 self.offered.append(offer)
-            case PoolRegion():
+            case PrefixFound() as found if found.block_ids:
+                self.pulls.append(Pull(found, int(found.request_id)))
+            case PoolRegion() | PrefixFound():
                 pass
             case other:
                 raise AssertionError(other)
 
+    def look_for(self, byte: int) -> None:
+        """What is there of a text of that byte."""
+        keys = pack_keys([digest_of(byte, number) for number in range(MOST_SEALED)])
+        self.said.append(PrefixWanted(str(byte), 0, keys))
+
     def accept(self, offer: KVOffer) -> None:
         self.said.append(KVAccepted(offer.request_id, offer.attempt))
-        self.pulls.append(Pull(offer))
+        self.pulls.append(Pull(offer, self.house.bytes_offered[offer.request_id]))
 
     def copy(self, count: int) -> None:
-        """Some blocks of each prompt that is being pulled: those that were not pulled ahead of the offer."""
+        """Some blocks of each text that is being pulled: those that were not pulled ahead of its offer."""
         for pull in list(self.pulls):
-            block_ids, generations = unpack_ids(pull.offer.block_ids), unpack_ids(pull.offer.generations)
-            byte, rest = self.house.bytes_offered[pull.offer.request_id], slice(len(pull.copied), None)
+            block_ids, generations = unpack_ids(pull.said.block_ids), unpack_ids(pull.said.generations)
+            rest = slice(len(pull.copied), None)
             for block_id, generation in list(zip(block_ids, generations, strict=True))[rest][:count]:
-                pull.copied.append(self.ahead.get((byte, block_id, generation)) or self.house.block(block_id))
+                pull.copied.append(self.ahead.get((pull.byte, block_id, generation)) or self.house.block(block_id))
             if len(pull.copied) == len(block_ids):
                 self._finish(pull)
 
@@ -385,15 +393,14 @@ class Guest(Party):
                     self.ahead[text.byte, block_id, generation] = self.house.block(block_id)
 
     def _finish(self, pull: Pull) -> None:
-        """Give back what has arrived; it counts if the connection stands, and then it is what was offered."""
+        """Give back what has arrived; it counts if the connection stands, and then it is what was offered or found."""
         self.pulls.remove(pull)
-        self.said.append(BlocksFreed(pull.offer.block_ids, pull.offer.generations))
+        self.said.append(BlocksFreed(pull.said.block_ids, pull.said.generations))
         if self.is_connected:
-            byte = self.house.bytes_offered[pull.offer.request_id]
-            sizes = [self.house.shape.place(block_id).num_bytes for block_id in unpack_ids(pull.offer.block_ids)]
-            assert pull.copied == [bytes([byte]) * size for size in sizes], "it read another's"
+            sizes = [self.house.shape.place(block_id).num_bytes for block_id in unpack_ids(pull.said.block_ids)]
+            assert pull.copied == [bytes([pull.byte]) * size for size in sizes], "it read another's"
 
     def let_everything_go(self) -> None:
-        self.said += [BlocksFreed(pull.offer.block_ids, pull.offer.generations) for pull in self.pulls]
+        self.said += [BlocksFreed(pull.said.block_ids, pull.said.generations) for pull in self.pulls]
         self.pulls.clear()
         super().let_everything_go()

@@ -239,10 +239,12 @@ class Machine(RuleBasedStateMachine):
                 self.all_arrives()
 
     @precondition(lambda self: self.sealed_bytes)
-    @rule(index=FEW, whose=FEW, arrives=st.booleans())
-    def look_for(self, index: int, whose: int, arrives: bool) -> None:
+    @rule(index=FEW, whose=FEW, is_guest=st.booleans(), arrives=st.booleans())
+    def look_for(self, index: int, whose: int, is_guest: bool, arrives: bool) -> None:
         """A text that begins as another one, which may be over."""
-        any_of(self._active(), index).look_for(any_of(self.sealed_bytes[::-1], whose))
+        guests = [guest for guest in self.guests if guest.is_connected]
+        lookers: list[Worker | Guest] = [*guests] if is_guest and guests else [*self._active()]
+        any_of(lookers, index).look_for(any_of(self.sealed_bytes[::-1], whose))
         if arrives:
             self.all_arrives()
 

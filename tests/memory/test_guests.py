@@ -12,9 +12,10 @@ from common.errors import MemoryLost
 from common.memory import channel as channel_module
 from common.memory import server as server_module
 from common.memory.channel import Channel
-from common.memory.guest import Guest
+from common.memory.guest import Guest, OfGuest
 from common.memory.pulse import ASK_S, MAX_UNANSWERED
 from common.memory.shared_pool import SharedPool
+from common.wire.fields import DIGEST_BYTES
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
@@ -24,6 +25,7 @@ from common.wire.memory_messages import (
     MemoryKnock,
     MemoryMessage,
     PoolWanted,
+    PrefixFound,
     WeightsWanted,
 )
 from common.wire.packing import pack_ids, unpack_ids
@@ -66,15 +68,37 @@ class House:
         eventually(has)
         block_ids = take(self.pool.magazine, num_blocks)
         assert self.pool.offer(("decode-0", 1), (name, 0), [1, 2], 1, SamplingParams(), block_ids)
-        offers: list[KVOffer] = []
+        offer = self.hear()
+        assert isinstance(offer, KVOffer)
+        return offer
+
+    def hear(self) -> OfGuest:
+        """What the guest is told next of blocks."""
+        said: list[OfGuest] = []
 
         def arrived() -> bool:
             self.pool.receive()
-            offers.extend(self.guest.receive())
-            return bool(offers)
+            said.extend(self.guest.receive())
+            return bool(said)
 
         eventually(arrived)
-        return offers[0]
+        return said[0]
+
+    def seal(self, digests: list[bytes]) -> list[int]:
+        """A text of the worker at home, which is over: its blocks can be found."""
+
+        def has() -> bool:
+            self.pool.tend((len(digests),), (0,))
+            self.pool.receive()
+            return self.pool.magazine.fetch((len(digests),))
+
+        eventually(has)
+        block_ids = take(self.pool.magazine, len(digests))
+        self.pool.magazine.seal(block_ids, digests)
+        self.pool.magazine.free(block_ids)
+        self.pool.tend((0,), (0,))
+        eventually(lambda: self.backed.server.pools.num_cached == len(digests))
+        return block_ids
 
     def usage(self) -> tuple[int, ...]:
         return tuple(self.backed.server.pools.usage())
@@ -129,6 +153,26 @@ def test_what_is_offered_outlives_who_offered_it(house: House) -> None:
     eventually(lambda: house.usage()[2] == 0)
     [pool] = house.backed.server.pools.pools.values()
     assert pool.pool_id == house.pool.pool_id, "while somebody may pull from it"
+
+
+@pytest.mark.parametrize("is_freed", [True, False], ids=["freed", "its connection ends"])
+def test_a_guest_reads_what_it_has_found_until_it_gives_it_back_or_is_gone(house: House, is_freed: bool) -> None:
+    digests = [bytes([number]) * DIGEST_BYTES for number in range(5)]
+    block_ids = house.seal(digests[:3])
+    house.guest.look_up("r", 0, digests[:2])
+    found = house.hear()
+    assert isinstance(found, PrefixFound) and (found.request_id, found.attempt) == ("r", 0)
+    assert unpack_ids(found.block_ids) == block_ids[:2] and house.backed.server.pools.num_cached == 1
+    house.guest.look_up("s", 0, digests[3:])
+    nothing = house.hear()
+    assert isinstance(nothing, PrefixFound) and not nothing.block_ids
+    if is_freed:
+        house.guest.free(nothing)
+        house.guest.free(found)
+    else:
+        house.guest.close()
+    eventually(lambda: house.backed.server.pools.num_cached == 3)
+    assert not house.pool.problem
 
 
 def test_claims_are_void_when_the_connection_ends_although_the_process_lives(house: House) -> None:
