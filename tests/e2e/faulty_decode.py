@@ -1,6 +1,7 @@
 """`python -m tests.e2e.faulty_decode`: a decode worker whose device meets a fault when a test says so.
 
-As a kernel may that goes astray, it has written all over the pool by then, its neighbours' blocks included.
+As a kernel may that goes astray, it has written all over the pool by then, its neighbours' blocks included. On a GPU
+there is such a kernel; on a CPU the worker is told of one.
 """
 
 import sys
@@ -25,6 +26,10 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         if not is_well.allows(1):
             is_well.release()
             worker.engine.pool.blocks[0].fill_(0xFF)
+            if worker.engine.device.type == "cuda":
+                from tests.e2e.stray_kernel import meet_fault
+
+                meet_fault(worker.engine.device)
             worker_main.device_fault = lambda: FAULT  # type: ignore[attr-defined]
             raise RuntimeError(FAULT)
         beat()

@@ -15,8 +15,8 @@ FEW = 3
 class HeldSystem(System):
     """Its workers heed `holds`, which a test sets before what it wants to meet half way."""
 
-    def __init__(self, model: Path, *flags: str) -> None:
-        super().__init__(model, *flags)
+    def __init__(self, model: Path, *flags: str, device: str = "cpu") -> None:
+        super().__init__(model, *flags, device=device)
         self.holds = Holds(Path(self.directory.name))
 
     def start_worker(self, name: str, *flags: str, module: str = "") -> None:

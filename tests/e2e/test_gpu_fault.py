@@ -1,0 +1,89 @@
+"""A kernel goes astray on a GPU that others share: all that it may have damaged is made anew, and no text is lost."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from deploy.mps import CONTROL, GUARD, LOG_DIRECTORY, PIPE_DIRECTORY, PROBE
+from tests.e2e.client import Completion, Reference, complete_all, prompts
+from tests.e2e.held_system import FEW, HeldSystem, begun
+from tests.e2e.programs import Launch, Program, executed
+from tests.e2e.system import TIMEOUT_S
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+MAX_TOKENS = 60
+FLAGS = ("--model-dtype", "float32", "--kv-pool-bytes", str(64 << 20), "--decode-max-num-seqs", "12")
+
+
+@contextmanager
+def mps(directory: Path) -> Iterator[Launch]:
+    """Programs under a daemon of their own, but for memory servers, as `baton serve` starts them."""
+    directories = {PIPE_DIRECTORY: str(directory / "pipe"), LOG_DIRECTORY: str(directory / "log")}
+    for each in directories.values():
+        Path(each).mkdir(mode=0o700)
+    command = [sys.executable, str(GUARD), sys.executable, str(PROBE), "0"]
+    guard = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | directories, start_new_session=True
+    )
+    try:
+        assert guard.stdin is not None and guard.stdout is not None
+        assert guard.stdout.readline().strip() == b"ready"
+
+        def launch(module: str, flags: Sequence[str], output: BinaryIO) -> Program:
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in directories.items() if module != "common.memory" else ():
+                    patch.setenv(name, value)
+                return executed(module, flags, output)
+
+        yield launch
+    finally:
+        guard.communicate(timeout=TIMEOUT_S)
+
+
+needs_mps = pytest.mark.skipif(shutil.which(CONTROL) is None, reason=f"needs {CONTROL}")
+
+
+@pytest.mark.parametrize("is_shared_through_mps", [False, pytest.param(True, marks=needs_mps)])
+async def test_after_a_fault_all_texts_are_as_ever(
+    is_shared_through_mps: bool, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(6, 10, 60, seed=47)
+    programs = mps(tmp_path) if is_shared_through_mps else nullcontext(executed)
+    with programs as launch, HeldSystem(directory, *FLAGS, device="cuda:0") as system:
+        system.launch = launch
+        system.start_router()
+        system.start_memory()
+        for name in ("prefill-0", "decode-0"):
+            system.start_worker(name)
+        system.start_worker("decode-1", module="tests.e2e.faulty_decode")
+        system.wait_ready(1, 2)
+        streams = [Completion() for _ in asked]
+        system.holds.texts.set(FEW)
+        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=MAX_TOKENS, ignore_eos=True))
+        await begun(task, streams)
+        system.holds.faults.set(0)
+        for name in ("decode-1", "decode-0", "prefill-0"):
+            status = await asyncio.to_thread(system.processes.pop(name).wait, TIMEOUT_S)
+            print(name, status, system.log(name)[-1500:])
+            has_fault = "met a fault" in system.log(name) and "leaving at once" not in system.log(name)
+            assert has_fault or (name != "decode-1" and status == 0), system.log(name)
+        for name in ("decode-1", "decode-0", "prefill-0"):
+            system.start_worker(name)
+        system.release()
+        texts = [reference.text(prompt, MAX_TOKENS, ignore_eos=True) for prompt in asked]
+        assert [c.text for c in await task] == texts
+        await asyncio.to_thread(system.wait_ready, 1, 2)
+        assert "met a fault of its device" in system.log("memory")
+        assert system.processes["memory"].poll() is None
+        assert system.log("memory").count(" fills ") == 2, "weights are loaded again"
