@@ -1,6 +1,6 @@
 """Times every way of multiplying a few tokens by a model's weight matrices, and keeps the best as data.
 
-    python -m benchmarks.tune_linear [--models qwen3-4b,qwen3-8b,llama3.1-8b]
+    python -m benchmarks.tune_linear [--models qwen3-4b,qwen3-8b,llama3.1-8b] [--tokens 1,4,8,16,32,64]
 
 A kernel is only as fast as its neighbours let it be: with dependent launches it begins while the one
 before ends. So a product is timed where it runs, in a captured decode step of a few layers with
@@ -146,11 +146,11 @@ def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
     )
 
 
-def compile_part(presets: list[str], part: int) -> None:
+def compile_part(presets: list[str], tokens_of: list[int], part: int) -> None:
     """Fill the disk cache with one part of the candidates, so that the timing process finds them."""
     gpu = _gpu()
     shapes = dict.fromkeys(shape for preset in presets for shape in shapes_of(preset))
-    work = [(shape, tokens) for shape in shapes for tokens in TOKENS]
+    work = [(shape, tokens) for shape in shapes for tokens in tokens_of]
     jobs = [(shape, tokens, plan) for shape, tokens in work for plan in candidates(shape, tokens, gpu)]
     for shape, tokens, plan in jobs[part::COMPILERS]:
         Operands(Shape(shape.fusion, min(shape.n, 4096), shape.k), tokens).is_right(plan)
@@ -163,18 +163,21 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--models", default="qwen3-4b", help="presets, separated by commas (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", default=",".join(map(str, TOKENS)), help="token counts that plans are for (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, help="file to write (default: the plans of this GPU)")
     parser.add_argument("--compile-part", type=int, default=-1, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    presets = args.models.split(",")
+    presets, tokens_of = args.models.split(","), [int(tokens) for tokens in args.tokens.split(",")]
     if args.compile_part >= 0:
-        compile_part(presets, args.compile_part)
+        compile_part(presets, tokens_of, args.compile_part)
         return 0
-    command = [sys.executable, "-m", "benchmarks.tune_linear", "--models", args.models, "--compile-part"]
-    compilers = [subprocess.Popen([*command, str(part)]) for part in range(COMPILERS)]
+    command = [sys.executable, "-m", "benchmarks.tune_linear", "--models", args.models, "--tokens", args.tokens]
+    compilers = [subprocess.Popen([*command, "--compile-part", str(part)]) for part in range(COMPILERS)]
     for compiler in compilers:
         compiler.wait()
-    measured = [row for preset in presets for tokens in TOKENS for row in tune(preset, tokens)]
+    measured = [row for preset in presets for tokens in tokens_of for row in tune(preset, tokens)]
     write(args.out or plan_file(torch.cuda.get_device_name()), measured)
     return 0
 
@@ -182,8 +185,8 @@ def main() -> int:
 def write(path: Path, measured: list[Row]) -> None:
     """Replace the rows of the measured shapes; of a shape that two models share, the first stays."""
     known = json.loads(path.read_text(encoding="utf-8"))["plans"] if path.exists() else []
-    keys = {(row["fusion"], row["n"], row["k"]) for row in measured}
-    kept = [row for row in known if (row["fusion"], row["n"], row["k"]) not in keys]
+    keys = {(row["fusion"], row["n"], row["k"], row["max_tokens"]) for row in measured}
+    kept = [row for row in known if (row["fusion"], row["n"], row["k"], row["max_tokens"]) not in keys]
     first = {(row["fusion"], row["n"], row["k"], row["max_tokens"]): row for row in reversed(measured)}
     lines = ",\n".join(json.dumps(row) for row in [*kept, *reversed(first.values())])
     head = json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})[:-1]

@@ -4,6 +4,7 @@ Workers of a device share one pool, which is made by the first of them. So how l
 all of them have, and not from who makes it: beside it there is room for the steps of each that is to come.
 """
 
+import logging
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from common.kernels.query_parts import query_parts_bytes
 from common.models.decoder import DecoderConfig
 from common.models.loader import model_bytes
 from common.wire.kv_layout import Counts, KVLayout
+
+logger = logging.getLogger(__name__)
 
 TYPICAL_TOKENS = 4096
 """Of a sequence: by what it has of each group of KV blocks their memory is divided."""
@@ -91,3 +94,10 @@ def _activation_bytes(config: DecoderConfig, step: StepSize) -> int:
     rows = (config.num_q_heads * 2 + config.num_kv_heads * 2) * config.head_dim
     width = rows + 3 * config.intermediate_size + 4 * config.hidden_size
     return 2 * (step.num_tokens * width * 4 + step.num_logit_rows * config.vocab_size * 4 * 4)
+
+
+def log_use() -> None:
+    """Say, when all is over, how much of the room that was left for it a worker's steps have taken."""
+    if torch.cuda.is_initialized():
+        taken_gb = torch.cuda.max_memory_reserved() / 1e9
+        logger.info("steps took up to %.2f GB of device memory, beside what CUDA itself takes", taken_gb)

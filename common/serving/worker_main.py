@@ -16,6 +16,7 @@ from typing import Protocol
 from common.config import Config
 from common.device.engine import Engine, describe_device, resolve_device
 from common.device.fault import device_fault
+from common.device.pool_budget import log_use
 from common.errors import BatonError, ConfigError, MemoryLost, ModelError
 from common.log import setup_logging
 from common.memory.client import MemoryClient
@@ -134,6 +135,7 @@ def _run(worker: WorkerLoop, memory: MemoryClient) -> int:
         worker.link.farewell(f"{what}: {type(error).__name__}: {error}"[:300])
         worker.close()
         return 1
+    log_use()
     logger.info("bye")
     return 0
 

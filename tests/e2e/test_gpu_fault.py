@@ -75,9 +75,11 @@ async def test_after_a_fault_all_texts_are_as_ever(
         system.holds.faults.set(0)
         for name in ("decode-1", "decode-0", "prefill-0"):
             status = await asyncio.to_thread(system.processes.pop(name).wait, TIMEOUT_S)
-            print(name, status, system.log(name)[-1500:])
-            has_fault = "met a fault" in system.log(name) and "leaving at once" not in system.log(name)
-            assert has_fault or (name != "decode-1" and status == 0), system.log(name)
+            is_told = status == 0 and "leaving at once" in system.log(name)
+            meets_it = status == 1 and "CUDA error" in system.log(name)
+            may_be_told = name != "decode-1"  # under MPS others may meet it themselves before
+            may_meet_it = name == "decode-1" or is_shared_through_mps
+            assert (is_told and may_be_told) or (meets_it and may_meet_it), system.log(name)
         for name in ("decode-1", "decode-0", "prefill-0"):
             system.start_worker(name)
         system.release()
