@@ -11,6 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 MAX_SHARD_BYTES = 5_000_000_000
+SHARDS_AT_ONCE = 4  # each is in memory until it is written
 BF16_BYTES = 2
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
 
@@ -165,17 +167,23 @@ def split_shards(shapes: Shapes, max_bytes: int = MAX_SHARD_BYTES) -> Iterator[S
 def write_weights(shapes: Shapes, out_dir: Path, seed: int, max_bytes: int = MAX_SHARD_BYTES) -> int:
     """Write all shards, and the index if there is more than one; returns the bytes of all tensors."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    generator = torch.Generator(device).manual_seed(seed)
     shards = list(split_shards(shapes, max_bytes))
     weight_map: dict[str, str] = {}
-    total_bytes = 0
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+
+    def write(number: int, shard: Shapes) -> int:
+        generator = torch.Generator(device).manual_seed(seed + number)
         tensors = {key: _random_weight(shape, generator) for key, shape in shard.items()}
-        save_file(tensors, out_dir / name, metadata={"format": "pt"})
+        save_file(tensors, out_dir / names[number], metadata={"format": "pt"})
+        return sum(tensor.nbytes for tensor in tensors.values())
+
+    count = len(shards)
+    names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    names = names if count > 1 else ["model.safetensors"]
+    with ThreadPoolExecutor(SHARDS_AT_ONCE) as pool:
+        total_bytes = sum(pool.map(write, range(count), shards))
+    for name, shard in zip(names, shards, strict=True):
         weight_map |= dict.fromkeys(shard, name)
-        total_bytes += sum(tensor.nbytes for tensor in tensors.values())
-    if len(shards) > 1:
+    if count > 1:
         index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
         (out_dir / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     return total_bytes

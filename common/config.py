@@ -190,8 +190,8 @@ class PrefillSection:
 
     max_batch_tokens: int = option(
         0,
-        f"prompt tokens computed in one step, at least {MIN_STEP_TOKENS}; 0 is {GPU_STEP_TOKENS} on a GPU and "
-        f"{CPU_STEP_TOKENS} on a CPU, where larger steps would hold up other prompts for seconds",
+        f"prompt tokens computed in one step, at least {MIN_STEP_TOKENS}; 0 is {GPU_STEP_TOKENS} on a GPU, fewer where "
+        f"memory is short, and {CPU_STEP_TOKENS} on a CPU, where larger steps would hold up other prompts for seconds",
         within=(0, MAX_STEP_TOKENS),
     )
     max_mixed_tokens: int = option(
@@ -217,7 +217,7 @@ class PrefillSection:
         )
 
     def on(self, device_type: str) -> "PrefillSection":
-        """The same section with a step budget, that of the device if none was chosen."""
+        """The same section with a step budget, that of a kind of device if none was chosen."""
         default = CPU_STEP_TOKENS if device_type == "cpu" else GPU_STEP_TOKENS
         return replace(self, max_batch_tokens=self.max_batch_tokens or default)
 
@@ -231,7 +231,8 @@ class DecodeSection:
     local_chunk_tokens: int = option(
         0,
         f"prompt tokens a step when a prompt is computed here, without a prefill worker, at least {MIN_STEP_TOKENS}; "
-        f"0 is {GPU_CHUNK_TOKENS} on a GPU and {CPU_CHUNK_TOKENS} on a CPU: streams wait for each",
+        f"0 is {GPU_CHUNK_TOKENS} on a GPU, fewer where memory is short, and {CPU_CHUNK_TOKENS} on a CPU: streams wait "
+        "for each",
         within=(0, MAX_STEP_TOKENS),
     )
 
@@ -243,7 +244,7 @@ class DecodeSection:
         )
 
     def on(self, device_type: str) -> "DecodeSection":
-        """The same section with a size of chunks, that of the device if none was chosen."""
+        """The same section with a size of chunks, that of a kind of device if none was chosen."""
         default = CPU_CHUNK_TOKENS if device_type == "cpu" else GPU_CHUNK_TOKENS
         return replace(self, local_chunk_tokens=self.local_chunk_tokens or default)
 

@@ -9,6 +9,7 @@ import zmq
 from common.config import WORKER_SECTIONS, Config
 from common.device.engine import Engine, build_engine, resolve_device
 from common.device.prompt_runner import PromptRunner
+from common.device.step_sizes import sized
 from common.device.step_trace import make_trace
 from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
 from common.grammar.followers import make_followers
@@ -30,8 +31,8 @@ second one stops at once."""
 
 def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     """Load, capture the decode steps and bind the handoff endpoint."""
-    section = config.decode.on(resolve_device(config.worker.device).type)
-    config = replace(config, decode=section)
+    config = sized(config, resolve_device(config.worker.device))
+    section = config.decode
     max_rows = section.max_num_seqs if config.worker.batching else 1
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     hub = Hub(context, config.net, resolved(config.net.handoff_endpoint, f"handoff-{incarnation.epoch:x}"))

@@ -8,6 +8,7 @@ from common.config import WORKER_SECTIONS, Config
 from common.device.engine import Engine, build_engine, describe_device, resolve_device
 from common.device.gpu_share import make_share
 from common.device.prompt_runner import PromptRunner
+from common.device.step_sizes import sized
 from common.device.step_trace import make_trace
 from common.device.warm_up import compile_prompt_kernels, warm_up_prompts
 from common.grammar.followers import make_followers
@@ -24,8 +25,8 @@ many as the load asks for, on any GPU. SIGTERM finishes what it owns, a second o
 
 def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     """Load, warm up and say where the pool is."""
-    section = config.prefill.on(resolve_device(config.worker.device).type)
-    config = replace(config, prefill=section)
+    config = sized(config, resolve_device(config.worker.device))
+    section = config.prefill
     engine = build_engine(
         config,
         incarnation.memory,

@@ -45,12 +45,8 @@ def pool_blocks(
     elif device.type == "cpu":
         pool_bytes = config.kv.cpu_pool_bytes
     else:
-        total_bytes = torch.cuda.get_device_properties(device).total_memory
-        pool_bytes = int(
-            config.kv.memory_fraction * total_bytes
-            - model_bytes(model_config, layout.groups[0].dtype)
-            - _workers_bytes(config, model_config, device, max_len)
-        )
+        room_bytes = bytes_beside_weights(config, model_config, device, layout.groups[0].dtype)
+        pool_bytes = room_bytes - _workers_bytes(config, model_config, device, max_len)
     num_blocks = layout.divided(pool_bytes, TYPICAL_TOKENS)
     if min(num_blocks) < 4:
         sizes = ", ".join(f"{group.block_bytes / 1e6:.2f}" for group in layout.groups)
@@ -59,6 +55,12 @@ def pool_blocks(
             "kv.memory_fraction or kv.pool_bytes, or lower the batch limits, kv.prefill_sharers or kv.decode_sharers"
         )
     return num_blocks
+
+
+def bytes_beside_weights(config: Config, model_config: DecoderConfig, device: torch.device, dtype: str) -> int:
+    """Of a GPU's memory: for KV blocks and the workers."""
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    return int(config.kv.memory_fraction * total_bytes) - model_bytes(model_config, dtype)
 
 
 def prompt_step(config: Config, device: torch.device, max_len: int) -> StepSize:
@@ -83,10 +85,10 @@ def _workers_bytes(config: Config, model_config: DecoderConfig, device: torch.de
     rope_bytes = max_len * model_config.head_dim * 4
     parts_bytes = query_parts_bytes(model_config.num_kv_heads, model_config.head_dim, gpu_of(device))
     each_bytes = rope_bytes + parts_bytes + CUDA_CONTEXT_BYTES
-    return sum(count * (_activation_bytes(model_config, step) + each_bytes) for count, step in steps)
+    return sum(count * (step_bytes(model_config, step) + each_bytes) for count, step in steps)
 
 
-def _activation_bytes(config: DecoderConfig, step: StepSize) -> int:
+def step_bytes(config: DecoderConfig, step: StepSize) -> int:
     """Upper bound of what one step holds at once, doubled for the allocator's rounding.
 
     With logits stay copies of them, what is counted of their tokens, and what the sampler needs between its kernels.

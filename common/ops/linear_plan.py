@@ -135,18 +135,24 @@ def plan_file(gpu_name: str) -> Path:
 
 
 def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu) -> Plan:
-    """A plan that is never bad: GEMV by single warps for one token, programs for every SM for a few, cuBLAS above.
+    """A plan that is never bad: GEMV for one token, programs for every SM for a few, cuBLAS above.
 
     On Hopper, the gate of many tokens is applied by the product itself.
     """
     if num_tokens == 1:
-        return Plan(Kind.GEMV, rows=2, warps=1, unroll=2, preload=3)
+        return _gemv_of_thumb(fusion)
     if num_tokens > MAX_SKINNY_TOKENS:
         is_gated = fusion is Fusion.GATE and gpu.is_hopper and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
         return Plan(Kind.GATED if is_gated else Kind.CUBLAS)
     if gpu.is_hopper and k % RING_BLOCK_K == 0:
         return _ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms)
     return _skinny_of_thumb(fusion, n, k, gpu.num_sms)
+
+
+def _gemv_of_thumb(fusion: Fusion) -> Plan:
+    """Programs of one warp, of four for the widest products; as much loaded ahead as registers hold."""
+    rows, warps, preload = {Fusion.GATE: (2, 4, 5), Fusion.LOGITS: (4, 4, 3)}.get(fusion, (2, 1, 5))
+    return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, preload=preload)
 
 
 def _skinny_of_thumb(fusion: Fusion, n: int, k: int, num_sms: int) -> Plan:

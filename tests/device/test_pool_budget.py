@@ -34,14 +34,14 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def make_gpu(num_sms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def make_gpu(num_sms: int, monkeypatch: pytest.MonkeyPatch, gpu_bytes: int = GPU_BYTES) -> None:
     properties = SimpleNamespace(
         name="a GPU",
         major=9,
         minor=0,
         multi_processor_count=num_sms,
         shared_memory_per_block_optin=227 << 10,
-        total_memory=GPU_BYTES,
+        total_memory=gpu_bytes,
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
