@@ -9,6 +9,7 @@ from common.serving.vocabulary import stranger
 from common.wire.handoff_messages import KVPoolExport, KVProgress
 from common.wire.memory_messages import KVOffer, PrefixFound
 from common.wire.messages import Abort, Inquiry, Message, PeerGone, PrefillRequest, RequestFailed
+from common.wire.operator_messages import Leave
 from common.wire.packing import unpack_array
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
@@ -81,6 +82,8 @@ class Inbox:
                 self.link.send(answer(message, self.worker_id, self.epoch, self._has))
             case PeerGone():
                 self.pulls.forget(message.worker_id, message.epoch)
+            case Leave():
+                self.drain.ask(message.reason)
             case _:
                 self.link.spoke.refuse(message, "a router does not send it to a decode worker")
 

@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import json
 import sys
 from dataclasses import replace
+from functools import partial
 
 from common.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
 from common.errors import ConfigError
@@ -12,6 +14,9 @@ from common.option_limits import DAY_S
 from common.options import add_flags, from_flags, number
 from common.wire.messages import Role
 from deploy.demo import DEMO_MODEL, Verse, demo
+from deploy.draining import Wish, drain, router_of
+from deploy.fleet_table import fleet_table
+from deploy.healthcheck import fetch
 from deploy.launch_plan import STANDBYS
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.serve import Fleet, serve, with_model, with_port
@@ -26,7 +31,7 @@ def main() -> None:
     """Entry point: 0 after a clean drain, 1 after a failure, 2 for a wrong setting, 130 for an early Ctrl-C."""
     args = build_parser().parse_args()
     try:
-        sys.exit(_serve(args) if args.command == "serve" else _demo(args))
+        sys.exit(COMMANDS[args.command](args))
     except ConfigError as error:
         print(f"baton: {error}", file=sys.stderr)
         sys.exit(2)
@@ -39,6 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_demo(commands)
+    _add_workers(commands)
+    _add_drain(commands)
     return parser
 
 
@@ -77,6 +84,41 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     parser.add_argument("--seed", type=int, default=7, help="another one gives another verse (default: 7)")
     parser.set_defaults(config=None)
+
+
+def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "workers",
+        help="who serves: role, device, load, KV blocks, version, since when",
+        description="Print who serves behind a router, and what is missing. Exit status 1 if no request can be served.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the router (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="GET /health as it is")
+
+
+def _add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "drain",
+        help="have a worker or memory server finish what it has, and end",
+        description="Ask a router to send a worker nothing new, and wait until it has finished what it has and ended. "
+        "Who started it decides what follows: baton serve, Docker and Kubernetes start another, so that one drain "
+        "after the other is a rolling restart. Workers of a memory server that ends finish, and start again, too.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", metavar="WORKER", help="as baton workers shows it")
+    parser.add_argument(
+        "--port", type=number(int, 1, 65535), default=8000, help="of the router on this machine (default: %(default)s)"
+    )
+    parser.add_argument("--until-back", action="store_true", help="wait for another under its name, too")
+    parser.add_argument(
+        "--timeout-s",
+        type=number(float, 1.0, DAY_S),
+        default=300.0,
+        metavar="S",
+        help=f"wait for at most so long (1 to {DAY_S:.0f}, default: %(default)g)",
+    )
+    add_flags(parser, Config, ("net",))
 
 
 def _add_fleet(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +229,24 @@ def _demo(args: argparse.Namespace) -> int:
     verse = Verse(args.prompt, args.max_tokens, args.seed)
     config = with_port(with_model(config, str(DEMO_MODEL)))
     return asyncio.run(demo(config, fleet_of(args, config), verse))
+
+
+def _workers(args: argparse.Namespace) -> int:
+    try:
+        health = fetch(args.url.rstrip("/"))
+        print(json.dumps(health, indent=2) if args.json else fleet_table(health))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"baton: no router answers at {args.url}: {error}", file=sys.stderr)
+        return 1
+    return 0 if health["status"] == "ok" else 1
+
+
+def _drain(args: argparse.Namespace) -> int:
+    wish = Wish(args.name, args.timeout_s, args.until_back)
+    return drain(router_of(from_flags(Config, args).net, args.port), wish, partial(print, flush=True))
+
+
+COMMANDS = {"serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain}
 
 
 if __name__ == "__main__":

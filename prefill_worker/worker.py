@@ -51,6 +51,7 @@ from common.wire.messages import (
     RequestFailed,
     WorkerReady,
 )
+from common.wire.operator_messages import Leave
 from common.wire.output_token import OutputToken
 from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
@@ -268,6 +269,8 @@ class PrefillWorker:
                 self.targets.join(message)
             case PeerGone():
                 self.delivery.lose(message)
+            case Leave():
+                self.drain.ask(message.reason)
             case _:
                 self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
 

@@ -13,6 +13,7 @@ from common.config import ROUTER_SECTIONS, Config
 from common.errors import ConfigError, RequestError
 from common.log import setup_logging
 from common.serving.settle import settle_memory
+from common.wire import whereabouts
 from router.app import start_server
 from router.http_request import SERVICE
 from router.service import Service
@@ -41,8 +42,9 @@ async def serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number.name)
-    runner, _ = await start_server(config)
-    service = runner.app[SERVICE]
+    runner, url = await start_server(config)
+    service, port = runner.app[SERVICE], int(url.rpartition(":")[2])
+    _note(port, service)
     warming, signalled = asyncio.create_task(_warm_up(service)), asyncio.create_task(signals.get())
     try:
         await asyncio.wait({warming, signalled}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,8 +64,17 @@ async def serve(config: Config) -> None:
             message = "the server shut down before this request was finished; retry"
             service.dispatcher.fail_all(RequestError(message, code="server_draining", status=503, retry_after_s=5))
     finally:
+        whereabouts.forget(port)
         await runner.cleanup()
         logger.info("stopped")
+
+
+def _note(port: int, service: Service) -> None:
+    """Let operators of this user find this router by its port; it serves without that, too."""
+    try:
+        whereabouts.note(port, service.hub.endpoint, service.config.net)
+    except (ConfigError, OSError) as error:
+        logger.warning("baton drain needs --net-router-endpoint %s: %s", service.hub.endpoint, error)
 
 
 async def _warm_up(service: Service) -> None:

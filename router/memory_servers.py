@@ -25,6 +25,7 @@ class MemoryServer:
 
     ready: MemoryReady
     last_seen_s: float
+    joined_s: float
     beat: MemoryHeartbeat | None = None
 
     @property
@@ -64,6 +65,9 @@ class MemoryServers:
     def __iter__(self) -> Iterator[MemoryServer]:
         return iter(self._servers.values())
 
+    def find(self, server_id: str) -> MemoryServer | None:
+        return self._servers.get(server_id)
+
     def on_ready(self, identity: bytes, ready: MemoryReady) -> None:
         """Let one in; another of its id that lives is told to say no more."""
         known = self._servers.get(ready.server_id)
@@ -75,7 +79,8 @@ class MemoryServers:
             self._lose(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
             known = None
         if known is None:
-            server = self._servers[ready.server_id] = MemoryServer(ready, self._clock())
+            now_s = self._clock()
+            server = self._servers[ready.server_id] = MemoryServer(ready, last_seen_s=now_s, joined_s=now_s)
             logger.info("%s joined: %s", server, ready.device)
         self._send(identity, Welcome(self._router_epoch))
 

@@ -35,6 +35,7 @@ from common.wire.messages import (
     WorkerMessage,
     WorkerReady,
 )
+from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave
 from common.wire.worker_id import is_from
 from router.bodies import Bodies
 from router.dispatcher import Dispatcher
@@ -44,6 +45,7 @@ from router.inquiries import Inquiries
 from router.membership import Membership
 from router.memory_servers import MemoryServers
 from router.metrics import Metrics
+from router.operators import Operators
 from router.reader import Reader
 from router.tokenizer import Tokenizer
 from router.worker_pool import WorkerPool
@@ -76,6 +78,7 @@ class Service:
             config.net, self.tokenizer.info, router_epoch, self.pool, self.dispatcher, self.hub.send
         )
         self.memory_servers = MemoryServers(config.net, router_epoch, self.hub.send)
+        self._operators = Operators(self.pool, self.memory_servers, self.dispatcher, self.hub.send)
         self.metrics.observe_state(
             self.pool, self.memory_servers, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped
         )
@@ -143,6 +146,10 @@ class Service:
     def _handle(self, identity: bytes, message: Message) -> None:
         if isinstance(message, MemoryReport):
             self._heed_memory_server(identity, message)
+        elif isinstance(message, DrainWanted):
+            self._operators.on_drain(identity, message)
+        elif isinstance(message, DrainAnswer | Leave):
+            self.hub.refuse(identity, message, "only a router sends it")
         elif isinstance(message, MemoryMessage):
             self.hub.refuse(identity, message, "only workers and their memory servers receive it")
         else:

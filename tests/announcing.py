@@ -12,4 +12,4 @@ _epochs = itertools.count(1)
 
 def announcer(net: NetSection | None = None, server_id: str = "memory") -> Announcer:
     net = net or NetSection(router_endpoint=free_endpoint())
-    return Announcer(net, MemoryReady(server_id, next(_epochs), 1, "cpu"))
+    return Announcer(net, MemoryReady(server_id, next(_epochs), 1, "1", "cpu"))

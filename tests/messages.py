@@ -15,7 +15,8 @@ LAYOUT = one_group("fake", num_layers=1, num_kv_heads=1, head_dim=8, block_size=
 
 def worker_ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> WorkerReady:
     ordinary: dict[str, Any] = {
-        "pid": 1, "device": "cpu", "model_name": "m", "model_fingerprint": "f", "tokenizer_fingerprint": "t",
+        "pid": 1, "version": "1", "device": "cpu",
+        "model_name": "m", "model_fingerprint": "f", "tokenizer_fingerprint": "t",
         "kv_layout": LAYOUT, "num_blocks": (9,), "max_model_len": 999, "max_batch_tokens": 100, "max_num_seqs": 8,
         "transport": "shm", "handoff_endpoint": "", "standby": 0, "memory_server_id": "", "memory_server_epoch": 0,
     }  # fmt: skip

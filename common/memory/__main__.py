@@ -16,6 +16,7 @@ from common.memory.backing import make_backing
 from common.memory.listener import Served
 from common.memory.server import MemoryServer
 from common.memory.watchdog import Watchdog
+from common.version import VERSION
 from common.wire.endpoints import memory_socket
 from common.wire.memory_reports import MemoryReady
 from common.wire.worker_id import make_epoch, make_id
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         setup_logging(server_id, config.log.level)
         backing = make_backing(config.memory.device)
         path = memory_socket(config.memory.socket, backing.device_uuid, config.net.router_endpoint)
-        ready = MemoryReady(server_id, make_epoch(), os.getpid(), backing.device)
+        ready = MemoryReady(server_id, make_epoch(), os.getpid(), VERSION, backing.device)
         with closing(Announcer(config.net, ready)) as announcer:
             _serve(MemoryServer(path, backing, announcer, config.memory))
     except Served as error:

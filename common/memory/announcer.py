@@ -16,6 +16,7 @@ from common.config import NetSection
 from common.wire.endpoints import ROUTER_SOCKET, resolved
 from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, WorkerEnded
 from common.wire.messages import Knock, Message, Refused, Reregister, Welcome
+from common.wire.operator_messages import Leave
 from common.wire.sockets import Spoke
 from common.wire.worker_id import BEAT_SUFFIX, connection_of
 
@@ -33,7 +34,7 @@ class Announcer:
         self.ready = ready
         self.heartbeat_s = net.heartbeat_s
         self.endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
-        self.is_refused = False
+        self.is_refused = self.is_dismissed = False
         self.beaten_s = time.monotonic()
         self.complain_s = self.beaten_s + COMPLAINT_S
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -94,6 +95,9 @@ class Announcer:
             case Refused() if not self.is_refused:
                 self.is_refused = True
                 logger.error("the router refused this memory server, which serves without it: %s", message.reason)
+            case Leave():
+                self.is_dismissed = True
+                logger.info("leaving: %s", message.reason)
             case Knock() | Refused():
                 pass
             case _:

@@ -104,6 +104,7 @@ class MemoryServer:
                 self._serve(client)
         self._tend()
         self.announcer.tend(self._heartbeat)
+        self.is_stopped = self.is_stopped or self.announcer.is_dismissed
 
     def close(self) -> None:
         """Mappings of clients stay."""

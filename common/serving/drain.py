@@ -33,7 +33,12 @@ class Drain:
         self.has_started = True
 
     def ask(self, reason: str, *, at_once: bool = False) -> None:
-        """As a first signal does, or a second, where nothing that is here may be finished; from any thread."""
+        """As a first signal does, or a second, where nothing that is here may be finished; from any thread.
+
+        To be asked again changes nothing.
+        """
+        if self.asked and self.at_once >= at_once:
+            return
         how = "leaving at once, what is here goes on elsewhere" if at_once else "finishing what is here, and leaving"
         logger.warning("%s: %s", reason, how)
         self.asked, self.at_once = True, self.at_once or at_once

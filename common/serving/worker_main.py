@@ -25,6 +25,7 @@ from common.options import parse
 from common.serving.drain import Drain
 from common.serving.open_files import raise_open_files
 from common.serving.settle import keep_imports, settle_memory, sharpen_sleeps
+from common.version import VERSION
 from common.wire.endpoints import AUTO, memory_socket
 from common.wire.fingerprint import tokenizer_fingerprint
 from common.wire.messages import Role, WorkerReady
@@ -175,6 +176,7 @@ def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: R
         epoch=incarnation.epoch,
         role=role,
         pid=os.getpid(),
+        version=VERSION,
         device=" ".join(describe_device(engine.device)).strip(),
         model_name=config.model.served_name,
         model_fingerprint=engine.pool.layout.fingerprint,

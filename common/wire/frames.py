@@ -68,6 +68,7 @@ from common.wire.messages import (
     WorkerLeaving,
     WorkerReady,
 )
+from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave
 from common.wire.relations import contradiction
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -99,6 +100,9 @@ TAGS: dict[int, type[Message]] = {
     27: Inquiry,
     28: StillBound,
     29: Knock,
+    30: Leave,
+    31: DrainWanted,
+    32: DrainAnswer,
     40: KVPoolExport,
     44: KVPathResult,
     45: KVProgress,

@@ -20,6 +20,7 @@ class MemoryReady:
     server_id: WorkerId
     epoch: Epoch
     pid: ProcessId
+    version: Label  # of Baton
     device: Label  # as workers on it say: "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
 
 

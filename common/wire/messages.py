@@ -49,6 +49,7 @@ from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
 from common.wire.kv_layout import KVLayout, NumWanted
 from common.wire.memory_messages import MemoryMessage
 from common.wire.memory_reports import MemoryReport
+from common.wire.operator_messages import OperatorMessage
 from common.wire.sampling_params import SamplingParams
 
 
@@ -71,6 +72,7 @@ class WorkerReady:
     epoch: Epoch
     role: Role
     pid: ProcessId
+    version: Label  # of Baton
     device: Label  # "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
     model_name: Label
     model_fingerprint: Label
@@ -323,4 +325,4 @@ WorkerMessage = (
 )  # fmt: skip
 """What workers hear or say, but for their memory server."""
 
-Message = WorkerMessage | MemoryMessage | MemoryReport
+Message = WorkerMessage | MemoryMessage | MemoryReport | OperatorMessage

@@ -6,6 +6,7 @@ import socket
 
 from common.wire.memory_reports import MemoryReport
 from common.wire.messages import Message, Role
+from common.wire.operator_messages import DrainWanted
 
 BEAT_SUFFIX = b"#beat"
 
@@ -32,5 +33,8 @@ def connection_of(worker_id: str, epoch: int) -> bytes:
 
 def is_from(connection: bytes, message: Message) -> bool:
     """Whether a message came over a connection of the incarnation that it names."""
-    speaker = message.server_id if isinstance(message, MemoryReport) else getattr(message, "worker_id", "")
+    if isinstance(message, MemoryReport):
+        speaker = message.server_id
+    else:
+        speaker = message.operator_id if isinstance(message, DrainWanted) else getattr(message, "worker_id", "")
     return connection.removesuffix(BEAT_SUFFIX) == connection_of(speaker, getattr(message, "epoch", 0))

@@ -23,7 +23,7 @@ from common.wire.sockets import Hub
 from common.wire.worker_id import BEAT_SUFFIX, connection_of
 
 SIZE = 1000
-READY = MemoryReady("memory", 7, 1, "cpu")
+READY = MemoryReady("memory", 7, 1, "1", "cpu")
 SERVER = connection_of("memory", 7)
 DEADLINE_S = 60.0
 

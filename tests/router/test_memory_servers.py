@@ -219,9 +219,10 @@ async def test_health_metrics_and_the_log_show_memory_servers(
     assert "owns 3.22 GB of weights and 70 KV blocks, 5.37 GB are left; used by prefill-0, decode-0" in caplog.text
     assert "KV blocks of memory server memory-0" in caplog.text and "KV blocks of its own, shm" in caplog.text
     [shown] = body["memory_servers"]
-    assert shown.pop("heartbeat_age_s") < 60.0
+    assert shown.pop("heartbeat_age_s") < 60.0 and shown.pop("since_s") < 60.0
     assert shown == {
-        "id": "memory-0", "epoch": f"{memory.announcer.ready.epoch:x}", "pid": 1, "device": "cpu",
+        "id": "memory-0", "epoch": f"{memory.announcer.ready.epoch:x}", "pid": 1, "version": "1",
+        "device": "cpu",
         "weights_bytes": 3 * GB, "free_bytes": 5 * GB, "blocks": 70, "free_blocks": 60,
         "cached_blocks": 40, "offered_blocks": 2,
         "quarantined_blocks": 1,
@@ -258,7 +259,7 @@ async def test_a_memory_server_is_lost_by_silence_and_comes_back_when_it_speaks(
 def test_no_silence_counts_while_the_router_itself_stood_still() -> None:
     now_s, limit_s = 0.0, NET.worker_timeout_s
     servers = MemoryServers(NET, 1, lambda identity, message: True, lambda: now_s)
-    servers.on_ready(b"memory-0.1", MemoryReady("memory-0", 1, 1, "cpu"))
+    servers.on_ready(b"memory-0.1", MemoryReady("memory-0", 1, 1, "1", "cpu"))
     now_s = 1.1 * limit_s
     servers.check()
     assert list(servers)

@@ -24,6 +24,7 @@ from common.wire.messages import (
     WorkerGone,
     WorkerLeaving,
 )
+from common.wire.operator_messages import DrainWanted
 from common.wire.packing import pack_ids
 from common.wire.sockets import Spoke
 from router import membership
@@ -56,9 +57,10 @@ async def test_a_message_in_the_name_of_another_changes_nothing(client: Client, 
         kv_path(prefill.worker_id, decode.worker_id, prefill_epoch=prefill.epoch, epoch=decode.epoch, error="broken"),
         TokenBatch(decode.worker_id, decode.epoch, ("r",), ZERO, ZERO, ZERO, bytes(1)),
         worker_ready("decode-0", Role.DECODE, epoch=99, max_model_len=1),
-        MemoryReady("memory-0", 1, 1, "cpu"),
+        MemoryReady("memory-0", 1, 1, "1", "cpu"),
         MemoryHeartbeat("memory-0", 1, 0, 0, 0, 0, 0, 0, 0, ()),
         WorkerEnded("memory-0", 1, decode.worker_id, decode.epoch),
+        DrainWanted("operator", 1, decode.worker_id, 0),
     ]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     spoke = Spoke(context, cluster.net, cluster.net.router_endpoint, b"decode-9.1")

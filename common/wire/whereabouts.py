@@ -1,0 +1,45 @@
+"""Where the router behind an HTTP port is dialed, for who only knows the port: a note in this user's own directory."""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from common.config import NetSection
+from common.wire.endpoints import absolute, private_directory
+
+
+def note(port: int, endpoint: str, net: NetSection) -> None:
+    """Say it, as the router whose port that is from now on; raises ConfigError."""
+    secret_file = os.path.abspath(net.secret_file) if net.secret_file else ""
+    text = json.dumps({"router_endpoint": absolute(endpoint), "secret_file": secret_file, "pid": os.getpid()})
+    temporary = _path(port).with_suffix(f".{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(_path(port))
+
+
+def forget(port: int) -> None:
+    """The router ends; a note of another that has the port by now stays."""
+    if _read(port).get("pid") == os.getpid():
+        _path(port).unlink(missing_ok=True)
+
+
+def found(port: int) -> NetSection | None:
+    """As who dials needs it; None where no router has left a note."""
+    noted = _read(port)
+    with suppress(KeyError):
+        return NetSection(router_endpoint=noted["router_endpoint"], secret_file=noted["secret_file"])
+    return None
+
+
+def _read(port: int) -> dict[str, Any]:
+    try:
+        noted = json.loads(_path(port).read_text())
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def _path(port: int) -> Path:
+    return private_directory() / f"router-{port}.json"

@@ -1,0 +1,97 @@
+"""What an operator does to a running system: have a worker or memory server finish what it has, and end.
+
+The request goes where workers dial, to which only this user comes, or who has the secret; never over HTTP, where
+anybody may knock.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import zmq
+
+from common.config import NetSection
+from common.wire.endpoints import AUTO, ROUTER_SOCKET, resolved
+from common.wire.operator_messages import DrainAnswer, DrainWanted
+from common.wire.sockets import Spoke
+from common.wire.whereabouts import found
+from common.wire.worker_id import connection_of, make_epoch, make_id
+
+ANSWER_S = 10.0
+"""For a router to answer; one that is busy does so within milliseconds."""
+ASK_INTERVAL_S = 0.3
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Who is to leave, and what is waited for."""
+
+    name: str
+    timeout_s: float
+    until_back: bool  # another under that name is there
+
+
+def router_of(net: NetSection, port: int) -> NetSection:
+    """Where to dial: as configured, or else as the router noted that has that HTTP port here."""
+    if net.router_endpoint != AUTO:
+        return net
+    return found(port) or net
+
+
+def drain(net: NetSection, wish: Wish, say: Say) -> int:
+    """Ask until that worker or memory server has left; returns the exit status: 0, or 1 for what did not come."""
+    begin_s = time.monotonic()
+    with _dialed(net) as ask:
+        first = ask(wish.name, 0)
+        if first is None:
+            endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
+            say(f"no router answers at {endpoint} within {ANSWER_S:g} s: is it this user's, with that net.secret_file?")
+            say("name its HTTP port (--port), or where workers dial it (--net-router-endpoint)")
+            return 1
+        if not first.incarnation:
+            say(f"the router knows no worker or memory server {wish.name!r}; baton workers lists them")
+            return 1
+        said = -1
+        while time.monotonic() - begin_s < wish.timeout_s:
+            answer = ask(wish.name, first.incarnation)
+            if answer is None:
+                continue  # a router that starts again knows it soon
+            has_left = answer.incarnation != first.incarnation
+            if has_left and (answer.incarnation or not wish.until_back):
+                back = ", and another is in its place" if answer.incarnation else ""
+                say(f"{wish.name} has left after {time.monotonic() - begin_s:.1f} s{back}")
+                return 0
+            if not has_left and answer.num_requests != said:
+                said = answer.num_requests
+                say(f"{wish.name}: {said} requests need it")
+            time.sleep(ASK_INTERVAL_S)
+    what = "is not back" if wish.until_back else "has not left"
+    say(f"{wish.name} {what} after {wish.timeout_s:g} s; it goes on leaving")
+    return 1
+
+
+@contextmanager
+def _dialed(net: NetSection) -> Iterator[Callable[[str, int], DrainAnswer | None]]:
+    """A way to ask the router, by name and incarnation; None without an answer."""
+    operator_id, epoch = make_id("operator", ""), make_epoch()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    spoke = Spoke(context, net, resolved(net.router_endpoint, ROUTER_SOCKET), connection_of(operator_id, epoch))
+
+    def ask(name: str, incarnation: int) -> DrainAnswer | None:
+        spoke.send(DrainWanted(operator_id, epoch, name, incarnation))
+        until_s = time.monotonic() + ANSWER_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            spoke.socket.poll(int(1000 * left_s) + 1)
+            for message in spoke.receive():
+                if isinstance(message, DrainAnswer) and message.name == name:
+                    return message
+        return None
+
+    try:
+        yield ask
+    finally:
+        spoke.close()
+        context.term()

@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+
+from common.config import NetSection
+from common.wire import endpoints, whereabouts
+from deploy import draining
+from deploy.draining import Wish, drain, router_of
+
+
+def test_a_router_is_found_by_its_port_unless_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "PARENT", tmp_path)
+    usual = NetSection()
+    assert router_of(usual, 8000) == usual
+    whereabouts.note(8000, f"ipc://{tmp_path}/r.sock", NetSection(secret_file="s"))
+    found = router_of(usual, 8000)
+    assert found.router_endpoint == f"ipc://{tmp_path}/r.sock" and found.secret_file == str(Path("s").absolute())
+    named = NetSection(router_endpoint="ipc:///elsewhere.sock")
+    assert router_of(named, 8000) == named and router_of(usual, 8001) == usual
+    whereabouts.forget(8000)
+    assert router_of(usual, 8000) == usual
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": 1}', "\xff{"])
+def test_a_note_that_says_nothing_is_none(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "PARENT", tmp_path)
+    (endpoints.private_directory() / "router-8000.json").write_text(text, encoding="latin-1")
+    assert whereabouts.found(8000) is None
+    whereabouts.forget(8000)
+    assert (endpoints.private_directory() / "router-8000.json").exists(), "it is not ours"
+
+
+def test_nobody_answers_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "ANSWER_S", 0.2)
+    said: list[str] = []
+    net = NetSection(router_endpoint=f"ipc://{tmp_path}/nobody.sock")
+    assert drain(net, Wish("decode-0", 60.0, until_back=False), said.append) == 1
+    assert f"no router answers at ipc://{tmp_path}/nobody.sock within 0.2 s" in said[0]
