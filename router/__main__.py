@@ -12,7 +12,7 @@ from common import options
 from common.config import ROUTER_SECTIONS, Config
 from common.errors import ConfigError, RequestError
 from common.log import setup_logging
-from common.serving.settle import settle_memory
+from common.serving.settle import settle_memory, tame_allocator
 from common.wire import whereabouts
 from router.app import start_server
 from router.http_request import SERVICE
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = options.parse(Config, ROUTER_SECTIONS, prog, description, sys.argv[1:] if argv is None else argv)
         setup_logging("router", config.log.level)
+        tame_allocator()
         encode_in_one_thread()
         uvloop.run(serve(config))
     except ConfigError as error:

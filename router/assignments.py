@@ -3,6 +3,7 @@
 Whether it is to begin or to end, the dispatcher decides.
 """
 
+from array import array
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
@@ -83,7 +84,7 @@ class Assignments:
         self.prompt_is_over(completion)
         if (route := completion.route) is not None:
             if completion.beginnings and route.prefill.pool == route.decode.pool:
-                text = [*completion.prompt_ids, *completion.outputs]
+                text = array("i", completion.prompt_ids) + array("i", completion.outputs)
                 self._pool.note_text(route.decode, beginnings_of(text, completion.salt))
             self._pool.release(route)
             self.prove(completion)

@@ -16,6 +16,8 @@ from common.serving.settle import trim_memory
 from router.waiting_queue import busy
 
 NUM_FREE_BYTES = 32_768
+TRIMMED_BYTES = 4 << 20
+"""Of bodies that were let go of: before, giving memory back takes longer than it is worth."""
 
 
 class Body:
@@ -62,6 +64,7 @@ class Bodies:
         self.num_counted = 0
         self.timeout_s = limits.body_timeout_s
         self._limits = limits
+        self._num_freed = 0
 
     @contextmanager
     def hold(self) -> Iterator[Body]:
@@ -76,7 +79,9 @@ class Bodies:
             self.num_open -= 1
             self.num_counted -= body.num_counted
             body.pieces.clear()
-            if body.num_counted and not self.num_counted:
+            self._num_freed += body.num_counted
+            if not self.num_counted and self._num_freed > TRIMMED_BYTES:
+                self._num_freed = 0
                 trim_memory()
 
     def check(self, body: Body, num_bytes: int) -> None:

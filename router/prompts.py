@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from common.errors import RequestError
 from common.wire.fields import MAX_INT32
 from router.json_rules import is_text, wrong
@@ -19,7 +21,10 @@ TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": MAX_INT32}
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """A rule: one prompt or several, each a text or token ids; gives a list of texts and arrays."""
+    """A rule: one prompt or several, each a text or token ids; gives a list of texts and arrays.
+
+    Ids that are an array (see `id_lists`) were checked when it was made.
+    """
 
     @property
     def wants(self) -> str:
@@ -33,7 +38,7 @@ class Prompts:
         return {"anyOf": [text, ids, several]}
 
     def checked(self, name: str, value: Any) -> list[Prompt]:
-        if isinstance(value, str):
+        if isinstance(value, str | array):
             value = [value]
         if not isinstance(value, list) or not value:
             raise wrong(name, value, self.wants)
@@ -44,6 +49,8 @@ class Prompts:
         return [self._prompt(name, prompt) for prompt in value]
 
     def _prompt(self, name: str, prompt: Any) -> Prompt:
+        if isinstance(prompt, array):
+            return prompt
         if not isinstance(prompt, str | list):
             raise wrong(name, prompt, self.wants)
         if not prompt:
@@ -102,8 +109,8 @@ class Encoding:
 
 
 def check_vocabulary(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raise RequestError naming an id that the model does not have."""
-    highest = max(ids, default=0)
+    """Raise RequestError naming an id that the model does not have; an array is not empty."""
+    highest = int(np.frombuffer(ids, np.int32).max()) if isinstance(ids, array) else max(ids, default=0)
     if highest >= vocab_size:
         raise wrong(name, highest, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
 

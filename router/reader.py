@@ -17,7 +17,7 @@ from router.bodies import NUM_FREE_BYTES
 from router.chat_api import template_of
 from router.openai_api import CompletionRequest
 from router.reader_process import ReaderProcess
-from router.reading import Kind, answer, parse_body, tokenized, values_of
+from router.reading import MAX_IDS_BYTES, Kind, answer, parse_body, parse_ids, tokenized, values_of
 from router.text_cache import TextCounts
 from router.token_api import is_chat
 from router.tokenizer import Tokenizer
@@ -45,11 +45,16 @@ class Reader:
         """A body, given in pieces, checked and tokenized; raises RequestError."""
         if kind is Kind.CHAT:
             template_of(self._tokenizer)  # without one there is nothing to start a process for
-        if sum(map(len, pieces)) > NUM_FREE_BYTES:
-            return await self._process.read(pieces, max_model_len, kind)
-        if kind is Kind.CHAT:
+        num_bytes = sum(map(len, pieces))
+        if num_bytes > NUM_FREE_BYTES:
+            may_be_ids = kind is Kind.COMPLETION and num_bytes <= MAX_IDS_BYTES
+            request = parse_ids(b"".join(pieces), self._tokenizer.info) if may_be_ids else None
+            if request is None:
+                return await self._process.read(pieces, max_model_len, kind)
+        elif kind is Kind.CHAT:
             return await self._chat_process.read(pieces, max_model_len, kind)
-        request = parse_body(b"".join(pieces), self._tokenizer.info)
+        else:
+            request = parse_body(b"".join(pieces), self._tokenizer.info)
         return await self._tokenized(request, max_model_len)
 
     async def answer(self, kind: Kind, pieces: Sequence[bytes], max_model_len: int) -> bytes:

@@ -13,7 +13,7 @@ from io import BufferedReader, BufferedWriter
 from common import options
 from common.config import Config
 from common.log import setup_logging
-from common.serving.settle import settle_memory, trim_memory
+from common.serving.settle import settle_memory, tame_allocator, trim_memory
 from router.helper_frames import BODY, REPLY
 from router.memory_limit import limit_memory
 from router.reading import Kind, read
@@ -34,6 +34,7 @@ def main() -> None:
     config = options.parse(Config, ("model", "router", "log"), "router.reader_main", __doc__ or "", sys.argv[1:])
     setup_logging("router-reader", config.log.level)
     os.nice(NICENESS)
+    tame_allocator()
     encode_in_one_thread()
     tokenizer = Tokenizer(config.model, config.router.text_cache_bytes)
     gc.disable()  # JSON holds no cycles, and collections would walk millions of values again and again

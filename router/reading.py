@@ -17,6 +17,7 @@ from common.wire.sampling_params import SamplingParams
 from router.bad_words import packed_words
 from router.chat_api import parse_chat
 from router.grammar_source import GrammarSource
+from router.id_lists import Parted, part
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, parse
 from router.prompts import DEFAULT_MAX_TOKENS, Encoding, TokenIds
 from router.shapes import PromptText, Tokens
@@ -28,6 +29,10 @@ PARTS: dict[str, type[Any]] = {
     "grammar": GrammarSource,
 }  # fmt: skip
 """Fields of a request that have fields of their own."""
+MAX_IDS_BYTES = 262_144
+"""Of a body that is read on the event loop: 40,000 ids, which take a millisecond."""
+MAX_REST_CHARS = 8192
+"""Of the same beside the ids."""
 MAX_REPEATED_TOKENS = 262_144
 MAX_PROMPT_SCORES = 131_072
 
@@ -48,20 +53,31 @@ ANSWERS: dict[Kind, Callable[[Any, Tokenizer, int], Tokens | PromptText]] = {
 """What needs nothing but the tokenizer."""
 
 
-def values_of(data: bytes | bytearray) -> Any:
-    """What the JSON says; raises RequestError for what is none. Empties a `data` that can be emptied."""
+def values_of(data: bytes | bytearray, ids_field: str = "") -> Any:
+    """What the JSON says; raises RequestError for what is none. Empties a `data` that can be emptied.
+
+    In field `ids_field` of an object long lists of token ids are arrays, see `id_lists`.
+    """
     try:
         text = data.decode(json.detect_encoding(data), "surrogatepass")
         if isinstance(data, bytearray):
             data.clear()
-        return json.loads(text, parse_constant=_refuse_constant)
+        values = _parted_values(part(text), ids_field) if ids_field else None
+        return _loads(text) if values is None else values
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error!s:.100}", code="invalid_json") from None
 
 
 def parse_body(data: bytes | bytearray, info: ModelInfo) -> CompletionRequest:
     """Check everything but lengths; raises RequestError naming what is wrong. Empties a `data` that can be emptied."""
-    return parse(values_of(data), info.name, info.vocab_size, info.eos_token_ids)
+    return parse(values_of(data, "prompt"), info.name, info.vocab_size, info.eos_token_ids)
+
+
+def parse_ids(data: bytes, info: ModelInfo) -> CompletionRequest | None:
+    """`parse_body` for the event loop, of a body that is all but ids; None for one that may be long to read."""
+    parted = part(data.decode("ascii"), MAX_REST_CHARS) if data.isascii() else None
+    values = None if parted is None else _parted_values(parted, "prompt")
+    return None if values is None else parse(values, info.name, info.vocab_size, info.eos_token_ids)
 
 
 def parse_chat_body(data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
@@ -153,6 +169,18 @@ def _reply_values(reply: bytes) -> dict[str, Any]:
     if "message" in values:
         raise RequestError(values.pop("message"), **values)
     return values
+
+
+def _parted_values(parted: Parted, ids_field: str) -> Any:
+    """None where the whole text has to be read: it has no long list there, or one elsewhere, or is not valid JSON."""
+    try:
+        return parted.values(_loads, ids_field) if parted.lists else None
+    except (ValueError, RecursionError):
+        return None  # what is wrong is said of the text as it came
+
+
+def _loads(text: str, **options: Any) -> Any:
+    return json.loads(text, parse_constant=_refuse_constant, **options)
 
 
 def _token_ids(data: bytes) -> TokenIds:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 def pack_ids(ids: Iterable[int]) -> bytes:
     """Int32 little-endian bytes of token or block ids."""
-    return array("i", ids).tobytes()
+    return ids.tobytes() if isinstance(ids, array) and ids.typecode == "i" else array("i", ids).tobytes()
 
 
 def unpack_ids(data: bytes) -> list[int]:

@@ -80,6 +80,19 @@ async def test_a_body_that_ends_its_process_costs_only_its_own_request(cluster: 
     assert cluster.service.bodies.num_counted == 0
 
 
+async def test_ids_do_not_wait_for_long_bodies(cluster: Cluster) -> None:
+    _, pid = await child_of(cluster)
+    os.kill(pid, signal.SIGSTOP)
+    prompts = [[number % 50] * 200 for number in range(70)]
+    data = json.dumps({"prompt": prompts, "temperature": 0, "max_tokens": 1}).encode()
+    assert len(data) > NUM_FREE_BYTES
+    async with aiohttp.ClientSession(cluster.url) as session:
+        status, choices = await answer(session, data)
+        assert (status, len(choices)) == (200, len(prompts))
+        assert await answer(session, data.replace(b"0]", b"-1]", 1)) == (400, "invalid_value"), "it is short here"
+    os.kill(pid, signal.SIGCONT)
+
+
 async def test_values_that_take_too_much_memory_are_refused_and_the_process_lives(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(max_body_bytes=4_000_000)
     _, pid = await child_of(cluster)
