@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.serving.settle import TIMER_SLACK_NS
+from common.serving.settle import MAX_ARENAS, TIMER_SLACK_NS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -27,6 +27,35 @@ before = resident_mb()
 settle_memory()
 print(before - resident_mb(), gc.get_freeze_count())
 """
+
+
+ARENAS = """
+import ctypes, threading
+from common.serving.settle import tame_allocator
+
+def allocate():
+    libc.malloc(1000)
+    all_have.wait()
+
+libc = ctypes.CDLL(None)
+tame_allocator()
+all_have = threading.Barrier(16)
+threads = [threading.Thread(target=allocate) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc.malloc_stats()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
+def test_threads_have_few_arenas() -> None:
+    ran = subprocess.run([sys.executable, "-c", ARENAS], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 1 < ran.stderr.count("Arena ") <= MAX_ARENAS
+    untamed = ARENAS.replace("\ntame_allocator()", "")
+    ran = subprocess.run([sys.executable, "-c", untamed], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stderr.count("Arena ") > MAX_ARENAS
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
