@@ -1,21 +1,19 @@
 """A kernel goes astray on a GPU that others share: all that it may have damaged is made anew, and no text is lost."""
 
 import asyncio
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
-from deploy.mps import CONTROL, GUARD, LOG_DIRECTORY, PIPE_DIRECTORY, PROBE
+from deploy.mps import CONTROL
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import FEW, HeldSystem, begun
-from tests.e2e.programs import Launch, Program, executed
+from tests.e2e.mps_daemon import mps
+from tests.e2e.programs import executed
 from tests.e2e.system import TIMEOUT_S
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -23,31 +21,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 Checkpoint = Callable[[str], tuple[Path, Any]]
 MAX_TOKENS = 60
 FLAGS = ("--model-dtype", "float32", "--kv-pool-bytes", str(64 << 20), "--decode-max-num-seqs", "12")
-
-
-@contextmanager
-def mps(directory: Path) -> Iterator[Launch]:
-    """Programs under a daemon of their own, but for memory servers, as `baton serve` starts them."""
-    directories = {PIPE_DIRECTORY: str(directory / "pipe"), LOG_DIRECTORY: str(directory / "log")}
-    for each in directories.values():
-        Path(each).mkdir(mode=0o700)
-    command = [sys.executable, str(GUARD), sys.executable, str(PROBE), "0"]
-    guard = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | directories, start_new_session=True
-    )
-    try:
-        assert guard.stdin is not None and guard.stdout is not None
-        assert guard.stdout.readline().strip() == b"ready"
-
-        def launch(module: str, flags: Sequence[str], output: BinaryIO) -> Program:
-            with pytest.MonkeyPatch.context() as patch:
-                for name, value in directories.items() if module != "common.memory" else ():
-                    patch.setenv(name, value)
-                return executed(module, flags, output)
-
-        yield launch
-    finally:
-        guard.communicate(timeout=TIMEOUT_S)
 
 
 needs_mps = pytest.mark.skipif(shutil.which(CONTROL) is None, reason=f"needs {CONTROL}")
