@@ -2,22 +2,24 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.results import Row
+from benchmarks.table_cells import (
+    FOUR_GPUS,
+    ONE_GPU,
+    SMALL_GPU,
+    TWO_GPUS,
+    Cell,
+    Line,
+    TableData,
+    newest,
+    present,
+)
+from benchmarks.table_steps import PROMPT, STEP, asks, decode_kernels, grid, mixes, pulls, sampler
 
-ONE_GPU, TWO_GPUS, FOUR_GPUS = "NVIDIA H200", "2 x NVIDIA H200", "4 x NVIDIA H200"
-MODEL = "qwen3-4b"
 VLLM = "vllm"
-STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
-PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
-KERNEL = re.compile(r"kernel decode ((.+) \(.+\)), ([\d.]+) MB")
-MIX = "decode step alone, "
 ROUTER = re.compile(r"8 streams at 10 ms beside (.+)")
-ASKS = re.compile(r"decode step alone, (?P<batch>\d+) sequences at 1024 tokens(?:, (?P<what>\w+))?")
-SAMPLER = re.compile(r"kernel sample (?P<what>.+) (?P<batch>\d+), [\d.]+ MB")
-PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
 
 LOADS = {
     "one stream, 128/256": "concurrency 1, 128/256,",
@@ -65,45 +67,11 @@ REUSING = {
 """What it sees of loads that can be answered from a prefix cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A row's figure, and the one that it was compared with, if that is to be shown."""
-
-    row: Row
-    value: float
-    other: float | None = None
-
-
-Line = tuple[str, list[Cell | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class TableData:
-    """What a table says; `subject` is what all of it was measured on."""
-
-    subject: str
-    corner: str
-    columns: list[str]
-    lines: list[Line]
-
-
-def newest(
-    rows: Sequence[Row], hardware: str, system: str, load: str, figure: str, *, model: str = MODEL, beside: str = ""
-) -> Cell | None:
-    """The last row of a load; with `beside`, the last whose run had a system of that name as well."""
-    for row in reversed(rows):
-        same = (row.hardware, row.system, row.model, row.figure) == (hardware, system, model, figure)
-        in_company = row.compared_with.startswith(beside) if beside else not row.compared_with
-        if same and in_company and row.workload.startswith(load):
-            return Cell(row, float(row.value), float(row.compared_value) if beside else None)
-    return None
-
-
 def by_load(
     loads: Mapping[str, str], figures: Iterable[str], rows: Sequence[Row], hardware: str, system: str, beside: str = ""
 ) -> list[Line]:
     """The loads that were measured, a cell a figure."""
-    return _present(
+    return present(
         (label, [newest(rows, hardware, system, load, figure, beside=beside) for figure in figures])
         for label, load in loads.items()
     )
@@ -125,7 +93,7 @@ def beside_vllm(rows: Sequence[Row]) -> TableData:
     """Loads of runs that had both systems, and their starts."""
     lines = by_load(LOADS, SERVING.values(), rows, ONE_GPU, "baton", VLLM)
     start = newest(rows, ONE_GPU, "baton", "start,", "ready", beside=VLLM)
-    lines += _present([("ready from a cold start", [start, *[None] * (len(SERVING) - 1)])])
+    lines += present([("ready from a cold start", [start, *[None] * (len(SERVING) - 1)])])
     return TableData("one H200, Baton · vLLM 0.26.0", "load (input/output tokens)", list(SERVING), lines)
 
 
@@ -139,7 +107,7 @@ def one_long(rows: Sequence[Row]) -> TableData:
         "p99 ": "itl_decode_p99",
         "its TTFT, ms": "long_ttft",
     }
-    lines = _present(
+    lines = present(
         (
             f"{streams} streams",
             [
@@ -152,27 +120,35 @@ def one_long(rows: Sequence[Row]) -> TableData:
     return TableData("one H200, Baton · vLLM 0.26.0", "one of 32,000 tokens beside", list(columns), lines)
 
 
-def mixes(rows: Sequence[Row]) -> TableData:
-    """Decode steps of contexts that differ, beside steps of contexts that do not."""
-    found: dict[str, Row] = {}
-    for row in rows:
-        if row.workload.startswith(MIX) and row.compared_with == "as many keys evenly" and row.hardware == ONE_GPU:
-            found[row.workload.removeprefix(MIX)] = row
-    lines: list[Line] = [
-        (label, [Cell(row, float(row.value)), Cell(row, float(row.compared_value))]) for label, row in found.items()
-    ]
-    return TableData("one H200, no server", "contexts", ["ms a step", "as many keys evenly, ms"], lines)
-
-
 def other_models(rows: Sequence[Row]) -> TableData:
     """One H200 with models of 8 billion parameters."""
     loads = {label: load for label, load in LOADS.items() if label in ("one stream, 1024/128", "8 streams, 1024/128")}
-    lines = _present(
+    lines = present(
         (f"{name}, {label}", [newest(rows, ONE_GPU, "baton", load, figure, model=model) for figure in SERVING.values()])
         for name, model in (("Qwen3-8B", "qwen3-8b"), ("Llama-3.1-8B", "llama3.1-8b"))
         for label, load in loads.items()
     )
     return TableData("one H200", "model and load", list(SERVING), lines)
+
+
+def by_turns(rows: Sequence[Row]) -> TableData:
+    """Models of which one at a time has room: each system alone, one after the other, on a machine of one kind."""
+    loads = {"one stream, 1024/128": "concurrency 1, 1024/128,"} | {
+        f"{count} streams, 1024/128": f"concurrency {count}, 1024/128," for count in (8, 16, 32)
+    }
+    models = {"Qwen3-32B": (ONE_GPU, "qwen3-32b"), "Qwen3-8B in 24 GB": (SMALL_GPU, "qwen3-8b")}
+    lines = present(
+        (f"{name}, {label}", [_pair(rows, hardware, load, figure, model) for figure in SERVING.values()])
+        for name, (hardware, model) in models.items()
+        for label, load in (loads | {"one stream, 8192/32": LOADS["one stream, 8192/32"]}).items()
+    )
+    return TableData("one H200, Baton · vLLM 0.26.0, each by itself", "model and load", list(SERVING), lines)
+
+
+def _pair(rows: Sequence[Row], hardware: str, load: str, figure: str, model: str) -> Cell | None:
+    """What two systems had, each in a run of its own."""
+    ours, theirs = (newest(rows, hardware, system, load, figure, model=model) for system in ("baton", "vllm 0.26.0"))
+    return Cell(ours.row, ours.value, theirs.value) if ours and theirs else None
 
 
 def workers(rows: Sequence[Row]) -> TableData:
@@ -184,7 +160,7 @@ def workers(rows: Sequence[Row]) -> TableData:
         "ITL p99, ms": "itl_p99",
     }
     load = LOADS["512 at once, 1024/128"]
-    lines = _present(
+    lines = present(
         (name, [newest(rows, FOUR_GPUS, f"baton {name}", load, figure) for figure in columns.values()])
         for name in ("1P1D", "1P2D", "2P2D", "3P1D")
     )
@@ -202,88 +178,11 @@ def sharing(rows: Sequence[Row]) -> TableData:
     }
     shares = (60, 70, 80, 90, 95, 100)
     systems = {"no MPS": "baton, no MPS"} | {f"{share} %": f"baton, MPS {share} %" for share in shares}
-    lines = _present(
+    lines = present(
         (name, [newest(rows, ONE_GPU, system, LOADS[load], figure) for load, figure in columns.values()])
         for name, system in systems.items()
     )
     return TableData("one H200, a worker of each kind, 1024/128 tokens", "share of prompts", list(columns), lines)
-
-
-def grid(
-    pattern: re.Pattern[str], figure: str, subject: str, corner: str, column: str, line: str, rows: Sequence[Row]
-) -> TableData:
-    """Figures by the two numbers in their workloads: the first goes down the page, the second across."""
-    found = {
-        (int(match[1]), int(match[2])): Cell(row, float(row.value))
-        for row in rows
-        if (match := pattern.fullmatch(row.workload))
-        and (row.hardware, row.system, row.model, row.figure) == (ONE_GPU, "baton", MODEL, figure)
-    }
-    down, across = ([*sorted({key[i] for key in found})] for i in (0, 1))
-    lines: list[Line] = [(line.format(first), [found.get((first, second)) for second in across]) for first in down]
-    return TableData(subject, corner, [column.format(second) for second in across], lines)
-
-
-def decode_kernels(rows: Sequence[Row]) -> TableData:
-    """Operations of a decode step beside the read ceiling, each as it was planned when last measured."""
-    found = [(match, row) for row in rows if (match := KERNEL.fullmatch(row.workload)) and row.hardware == ONE_GPU]
-    newest = {match[2]: (match[1], row) for match, row in found}
-    lines: list[Line] = [
-        (label, [Cell(row, float(row.value)), Cell(row, 100 * float(row.compared_value) / float(row.value))])
-        for label, row in newest.values()
-    ]
-    subject = "one H200, Qwen3-4B's shapes, inside a captured graph"
-    return TableData(subject, "operation and sequences", ["µs", "% of the read ceiling"], lines)
-
-
-def asks(rows: Sequence[Row]) -> TableData:
-    """Decode steps whose rows ask for more than a token."""
-    names = {
-        "": "nothing more",
-        "penalties": "penalties",
-        "logprobs": "log-probabilities",
-        "both": "both",
-        "grammar": "a grammar",
-    }
-    found, batches = by_batch(ASKS, rows), (1, 8, 32, 64)
-    lines: list[Line] = [
-        (label, [found.get(name, {}).get(batch) for batch in batches]) for name, label in names.items()
-    ]
-    columns = [f"{batch} sequences" if batch > 1 else "1 sequence" for batch in batches]
-    return TableData("ms a step; one H200, no server", "every row asks for", columns, lines)
-
-
-def sampler(rows: Sequence[Row]) -> TableData:
-    """The choice of a token by what limits it."""
-    found, batches = by_batch(SAMPLER, rows), (1, 8, 64)
-    lines: list[Line] = [(name, [cells.get(batch) for batch in batches]) for name, cells in found.items()]
-    return TableData("µs; one H200, 151,936 logits a row", "rows", [str(batch) for batch in batches], lines)
-
-
-def by_batch(pattern: re.Pattern[str], rows: Sequence[Row]) -> dict[str, dict[int, Cell]]:
-    """The last rows of one H200 by the `what` and the `batch` of their workloads."""
-    found: dict[str, dict[int, Cell]] = {}
-    for row in rows:
-        if (match := pattern.fullmatch(row.workload)) and (row.hardware, row.system) == (ONE_GPU, "baton"):
-            found.setdefault(match["what"] or "", {})[int(match["batch"])] = Cell(row, float(row.value))
-    return found
-
-
-def pulls(rows: Sequence[Row]) -> TableData:
-    """Pulls of KV blocks within a GPU and between two, by length."""
-    places = {"within one": "cuda:0 to cuda:0", "between two": "cuda:0 to cuda:1"}
-    figures = {"pull p50, ms": "pull_p50", "GB/s": "rate"}
-    columns = [(place, figure) for place in places.values() for figure in figures.values()]
-    found: dict[tuple[int, str], dict[tuple[str, str], Cell]] = {}
-    for row in rows:
-        if match := PULL.fullmatch(row.workload):
-            found.setdefault((int(match[1]), match[2]), {})[match[3], row.figure] = Cell(row, float(row.value))
-    lines: list[Line] = [
-        (f"{num_tokens:,} tokens, {megabytes} MB", [cells.get(column) for column in columns])
-        for (num_tokens, megabytes), cells in sorted(found.items())
-    ]
-    titles = [f"{place}: {figure}" for place in places for figure in figures]
-    return TableData("H200s, KV of Qwen3-4B's shapes", "prompt", titles, lines)
 
 
 def router(hardware: str, cores: str, rows: Sequence[Row]) -> TableData:
@@ -304,11 +203,6 @@ def router(hardware: str, cores: str, rows: Sequence[Row]) -> TableData:
     return TableData(subject, "beside", list(columns), lines)
 
 
-def _present(lines: Iterable[Line]) -> list[Line]:
-    """Those that have been measured at all."""
-    return [(label, cells) for label, cells in lines if any(cells)]
-
-
 TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "beside-vllm": beside_vllm,
     "one-gpu": partial(serving, ONE_GPU, "baton", "one H200, a worker of each kind on it"),
@@ -319,6 +213,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "reuse-beside-vllm": partial(reuse, ONE_GPU, "baton", VLLM, "one H200, Baton · vLLM 0.26.0"),
     "reuse-two-gpus": partial(reuse, TWO_GPUS, "baton 2P2D", "", "two H200s, a worker of each kind on both"),
     "other-models": other_models,
+    "by-turns": by_turns,
     "workers": workers,
     "sharing": sharing,
     "decode-step": partial(grid, STEP, "step", "ms a step; one H200, no server", "sequences", "{:,} tokens", "{}"),

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.results import ROOT, Row, read_rows
-from benchmarks.table_data import ONE_GPU, TABLES, Cell, TableData, beside_vllm, newest, serving, sharing
+from benchmarks.table_cells import ONE_GPU, Cell, TableData, newest
+from benchmarks.table_data import TABLES, beside_vllm, serving, sharing
 from benchmarks.tables import TABLE, main, render, written
 
 ROW = Row(

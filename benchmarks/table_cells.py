@@ -1,0 +1,49 @@
+"""What tables are made of: a cell is a row of results.csv, and perhaps one of another system beside it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.results import Row
+
+ONE_GPU, TWO_GPUS, FOUR_GPUS = "NVIDIA H200", "2 x NVIDIA H200", "4 x NVIDIA H200"
+SMALL_GPU = "24 GB of an NVIDIA H200"
+MODEL = "qwen3-4b"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A row's figure, and the one that it was compared with, if that is to be shown."""
+
+    row: Row
+    value: float
+    other: float | None = None
+
+
+Line = tuple[str, list[Cell | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class TableData:
+    """What a table says; `subject` is what all of it was measured on."""
+
+    subject: str
+    corner: str
+    columns: list[str]
+    lines: list[Line]
+
+
+def newest(
+    rows: Sequence[Row], hardware: str, system: str, load: str, figure: str, *, model: str = MODEL, beside: str = ""
+) -> Cell | None:
+    """The last row of a load; with `beside`, the last whose run had a system of that name as well."""
+    for row in reversed(rows):
+        same = (row.hardware, row.system, row.model, row.figure) == (hardware, system, model, figure)
+        in_company = row.compared_with.startswith(beside) if beside else not row.compared_with
+        if same and in_company and row.workload.startswith(load):
+            return Cell(row, float(row.value), float(row.compared_value) if beside else None)
+    return None
+
+
+def present(lines: Iterable[Line]) -> list[Line]:
+    """Those that have been measured at all."""
+    return [(label, cells) for label, cells in lines if any(cells)]

@@ -1,0 +1,104 @@
+"""Tables of what is measured without a server: steps, kernels, handoffs."""
+
+import re
+from collections.abc import Sequence
+
+from benchmarks.results import Row
+from benchmarks.table_cells import MODEL, ONE_GPU, Cell, Line, TableData
+
+STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
+PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
+KERNEL = re.compile(r"kernel decode ((.+) \(.+\)), ([\d.]+) MB")
+MIX = "decode step alone, "
+ASKS = re.compile(r"decode step alone, (?P<batch>\d+) sequences at 1024 tokens(?:, (?P<what>\w+))?")
+SAMPLER = re.compile(r"kernel sample (?P<what>.+) (?P<batch>\d+), [\d.]+ MB")
+PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
+
+
+def mixes(rows: Sequence[Row]) -> TableData:
+    """Decode steps of contexts that differ, beside steps of contexts that do not."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        if row.workload.startswith(MIX) and row.compared_with == "as many keys evenly" and row.hardware == ONE_GPU:
+            found[row.workload.removeprefix(MIX)] = row
+    lines: list[Line] = [
+        (label, [Cell(row, float(row.value)), Cell(row, float(row.compared_value))]) for label, row in found.items()
+    ]
+    return TableData("one H200, no server", "contexts", ["ms a step", "as many keys evenly, ms"], lines)
+
+
+def grid(
+    pattern: re.Pattern[str], figure: str, subject: str, corner: str, column: str, line: str, rows: Sequence[Row]
+) -> TableData:
+    """Figures by the two numbers in their workloads: the first goes down the page, the second across."""
+    found = {
+        (int(match[1]), int(match[2])): Cell(row, float(row.value))
+        for row in rows
+        if (match := pattern.fullmatch(row.workload))
+        and (row.hardware, row.system, row.model, row.figure) == (ONE_GPU, "baton", MODEL, figure)
+    }
+    down, across = ([*sorted({key[i] for key in found})] for i in (0, 1))
+    lines: list[Line] = [(line.format(first), [found.get((first, second)) for second in across]) for first in down]
+    return TableData(subject, corner, [column.format(second) for second in across], lines)
+
+
+def decode_kernels(rows: Sequence[Row]) -> TableData:
+    """Operations of a decode step beside the read ceiling, each as it was planned when last measured."""
+    found = [(match, row) for row in rows if (match := KERNEL.fullmatch(row.workload)) and row.hardware == ONE_GPU]
+    newest = {match[2]: (match[1], row) for match, row in found}
+    lines: list[Line] = [
+        (label, [Cell(row, float(row.value)), Cell(row, 100 * float(row.compared_value) / float(row.value))])
+        for label, row in newest.values()
+    ]
+    subject = "one H200, Qwen3-4B's shapes, inside a captured graph"
+    return TableData(subject, "operation and sequences", ["µs", "% of the read ceiling"], lines)
+
+
+def asks(rows: Sequence[Row]) -> TableData:
+    """Decode steps whose rows ask for more than a token."""
+    names = {
+        "": "nothing more",
+        "penalties": "penalties",
+        "logprobs": "log-probabilities",
+        "both": "both",
+        "grammar": "a grammar",
+    }
+    found, batches = by_batch(ASKS, rows), (1, 8, 32, 64)
+    lines: list[Line] = [
+        (label, [found.get(name, {}).get(batch) for batch in batches]) for name, label in names.items()
+    ]
+    columns = [f"{batch} sequences" if batch > 1 else "1 sequence" for batch in batches]
+    return TableData("ms a step; one H200, no server", "every row asks for", columns, lines)
+
+
+def sampler(rows: Sequence[Row]) -> TableData:
+    """The choice of a token by what limits it."""
+    found, batches = by_batch(SAMPLER, rows), (1, 8, 64)
+    lines: list[Line] = [(name, [cells.get(batch) for batch in batches]) for name, cells in found.items()]
+    return TableData("µs; one H200, 151,936 logits a row", "rows", [str(batch) for batch in batches], lines)
+
+
+def by_batch(pattern: re.Pattern[str], rows: Sequence[Row]) -> dict[str, dict[int, Cell]]:
+    """The last rows of one H200 by the `what` and the `batch` of their workloads."""
+    found: dict[str, dict[int, Cell]] = {}
+    for row in rows:
+        if (match := pattern.fullmatch(row.workload)) and (row.hardware, row.system) == (ONE_GPU, "baton"):
+            found.setdefault(match["what"] or "", {})[int(match["batch"])] = Cell(row, float(row.value))
+    return found
+
+
+def pulls(rows: Sequence[Row]) -> TableData:
+    """Pulls of KV blocks within a GPU and between two, by length."""
+    places = {"within one": "cuda:0 to cuda:0", "between two": "cuda:0 to cuda:1"}
+    figures = {"pull p50, ms": "pull_p50", "GB/s": "rate"}
+    columns = [(place, figure) for place in places.values() for figure in figures.values()]
+    found: dict[tuple[int, str], dict[tuple[str, str], Cell]] = {}
+    for row in rows:
+        if match := PULL.fullmatch(row.workload):
+            found.setdefault((int(match[1]), match[2]), {})[match[3], row.figure] = Cell(row, float(row.value))
+    lines: list[Line] = [
+        (f"{num_tokens:,} tokens, {megabytes} MB", [cells.get(column) for column in columns])
+        for (num_tokens, megabytes), cells in sorted(found.items())
+    ]
+    titles = [f"{place}: {figure}" for place in places for figure in figures]
+    return TableData("H200s, KV of Qwen3-4B's shapes", "prompt", titles, lines)
