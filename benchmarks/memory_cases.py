@@ -93,7 +93,7 @@ class Reader:
         self._find(new_keys(1))
 
     def _find(self, keys: bytes) -> PrefixFound:
-        self._send(PrefixWanted("r", 0, keys))
+        self._send(PrefixWanted("r", 0, keys, 0))
         return self._next(PrefixFound)
 
     def _send(self, message: MemoryMessage) -> None:

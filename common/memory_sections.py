@@ -28,6 +28,15 @@ class MemorySection:
         "share of a pool of KV blocks that prompts leave to sequences that are decoded, to grow into",
         within=(0.0, 0.5),
     )
+    host_tier_bytes: int = option(
+        0,
+        "host memory for KV blocks that the pool has no room for, so that texts which begin with them need not compute "
+        "them again; 0 follows host_tier_fraction; less than twice the pool adds little",
+        within=(0, MAX_POOL_BYTES),
+    )
+    host_tier_fraction: float = option(
+        0.0, "the same as a share of the host's memory, or of what a container may have", within=(0.0, 0.9)
+    )
     poison_blocks: bool = option(
         False, "fill KV blocks that come free with NaN, so that reading what was not written shows; slow"
     )

@@ -142,6 +142,7 @@ class LocalPrompts:
         """Start the chunk that there is."""
         assert self.next is not None and self.in_flight is None, "has_chunk is asked first"
         (prompt, num_tokens), self.next = self.next, None
+        self.prefixes.rate.launched(num_tokens)
         self.in_flight = prompt, self.runner.launch([prompt.take(num_tokens)])
 
     def finish(self) -> tuple[DecodeSequence, OutputToken] | None:
@@ -149,6 +150,7 @@ class LocalPrompts:
         if self.in_flight is None or not self.in_flight[1].ready():
             return None
         (prompt, chunk), self.in_flight = self.in_flight, None
+        self.prefixes.rate.ended()
         [token], [scores] = chunk.tokens(), chunk.scores()
         if prompt.sequence.ended:
             self._drop(prompt)

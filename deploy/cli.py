@@ -200,7 +200,8 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
             f"--prefill {num_prefill} and kv.transport = {config.kv.transport}: kv.transport is none without "
             "prefill workers, and only then; set both, or leave --prefill out"
         )
-    ours = MemorySection(decode_reserve=config.memory.decode_reserve, poison_blocks=config.memory.poison_blocks)
+    usual = MemorySection()
+    ours = replace(config.memory, id=usual.id, socket=usual.socket, device=usual.device, linger_s=usual.linger_s)
     if config.memory != ours:
         raise ConfigError(
             "memory.id, memory.socket, memory.device and memory.linger_s are for one memory server, and chosen here; "

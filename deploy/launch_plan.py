@@ -61,7 +61,9 @@ def plan_processes(
     net = _router_net(config.net, runtime_dir)
     router = ProcessSpec("router", "router", tuple(to_flags(replace(config, net=net), ROUTER_SECTIONS)), Kind.ROUTER)
     sockets = _memory_sockets(placements, runtime_dir)
-    specs = [router, *(_memory_server(replace(config, net=net), *each) for each in sockets.items())]
+    tier = config.memory.host_tier_fraction / len(sockets)
+    served = replace(config, net=net, memory=replace(config.memory, host_tier_fraction=tier))
+    specs = [router, *(_memory_server(served, *each) for each in sockets.items())]
     for placement in placements:
         worker_config = replace(
             _worker_config(config, placement, placements, num_cores, weights_bytes, sockets[placement.gpu]),

@@ -237,6 +237,7 @@ class PrefillWorker:
         if chunks:
             self.link.load.num_running = max(self.link.load.num_running, len(chunks))  # launching may take long
             with self.trace.phase("launch"):
+                self.prefixes.rate.launched(sum(chunk.num_tokens for chunk in chunks))
                 self.in_flight.append(launch_chunks(self.runner, chunks))
             self.scheduler.launched(chunks)
 
@@ -244,6 +245,7 @@ class PrefillWorker:
         """Send on what a finished step has computed."""
         with self.trace.phase(WAIT):
             ended = step.ended()
+        self.prefixes.rate.ended()
         self.link.load.last_step_s = time.monotonic()
         self.scheduler.collected(step.sequences)
         with self.trace.phase("emit"):

@@ -102,6 +102,9 @@ def _memory_server(server: MemoryServer, now_s: float) -> dict[str, Any]:
         "cached_blocks": beat.num_cached_blocks if beat else None,
         "offered_blocks": beat.num_offered_blocks if beat else None,
         "quarantined_blocks": beat.num_quarantined_blocks if beat else None,
+        "host_blocks": beat.num_host_blocks if beat else None,
+        "host_bytes": beat.host_bytes if beat else None,
+        "restored_blocks": beat.num_restored_blocks if beat else None,
         "workers": list(beat.worker_ids) if beat else None,
     }
 

@@ -216,13 +216,21 @@ class _StateCollector(Collector):
             "baton_memory_cached_blocks": ("of those, kept for others to begin with", lambda b: b.num_cached_blocks),
             "baton_memory_offered_blocks": ("KV blocks handed over, not taken yet", lambda b: b.num_offered_blocks),
             "baton_memory_quarantined_blocks": ("KV blocks of the dead", lambda beat: beat.num_quarantined_blocks),
+            "baton_memory_host_blocks": ("KV blocks in its host tier", lambda beat: beat.num_host_blocks),
+            "baton_memory_host_bytes": ("host memory of that tier, as far as it is there", lambda b: b.host_bytes),
             "baton_memory_workers": ("workers on it", lambda beat: len(beat.worker_ids)),
         }
-        for name, (text, value) in gauges.items():
-            family = GaugeMetricFamily(name, text, labels=["server"])
-            for server in self._memory_servers:
-                family.add_metric([server.id], value(server.beat) if server.beat else 0.0)
-            yield family
+        counters: dict[str, tuple[str, Callable[[MemoryHeartbeat], float]]] = {
+            "baton_memory_restored_blocks": ("KV blocks restored from host memory", lambda b: b.num_restored_blocks),
+            "baton_memory_copied_out_bytes": ("KV blocks copied to host memory", lambda beat: beat.copied_out_bytes),
+            "baton_memory_copied_in_bytes": ("KV blocks copied back", lambda beat: beat.copied_in_bytes),
+        }
+        for kind, metrics in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, (text, value) in metrics.items():
+                family = kind(name, text, labels=["server"])
+                for server in self._memory_servers:
+                    family.add_metric([server.id], value(server.beat) if server.beat else 0.0)
+                yield family
 
 
 def _name(role: Role) -> str:

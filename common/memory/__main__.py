@@ -12,7 +12,9 @@ from common.config import MEMORY_SECTIONS, Config
 from common.errors import ConfigError
 from common.log import setup_logging
 from common.memory.announcer import Announcer
-from common.memory.backing import make_backing
+from common.memory.backing import Backing
+from common.memory.cuda_backing import CudaBacking
+from common.memory.host_backing import HostBacking
 from common.memory.listener import Served
 from common.memory.server import MemoryServer
 from common.memory.watchdog import Watchdog
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = options.parse(Config, MEMORY_SECTIONS, prog, DESCRIPTION, sys.argv[1:] if argv is None else argv)
         server_id = make_id("memory", config.memory.id)
         setup_logging(server_id, config.log.level)
-        backing = make_backing(config.memory.device)
+        backing = _backing(config.memory.device)
         path = memory_socket(config.memory.socket, backing.device_uuid, config.net.router_endpoint)
         ready = MemoryReady(server_id, make_epoch(), os.getpid(), VERSION, backing.device)
         with closing(Announcer(config.net, ready)) as announcer:
@@ -58,6 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     logger.info("stopped")
     return 0
+
+
+def _backing(device: str) -> Backing:
+    """Of `cpu` or `cuda:N`; raises ConfigError."""
+    return HostBacking() if device == "cpu" else CudaBacking(int(device.partition(":")[2]))
 
 
 def _serve(server: MemoryServer) -> None:

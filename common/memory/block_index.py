@@ -32,6 +32,8 @@ from common.wire.pool_shape import PoolShape, are_enough
 NOBODY = -1
 OFFERS = -2
 """Who reads what is sealed and offered."""
+TIER = -3
+"""Who writes and reads what comes back from host memory (see `host_tier`)."""
 
 
 class BlockState(IntEnum):

@@ -29,6 +29,11 @@ class CachedBlocks:
         block_ids: np.ndarray = self._log[self._begin : self._end][self._are_there(self._begin, self._end)]
         return block_ids
 
+    def have(self, block_ids: np.ndarray) -> np.ndarray:
+        """Whether each is there: [num_blocks] bool."""
+        are_there: np.ndarray = self._place[block_ids] != NOWHERE
+        return are_there
+
     def add(self, block_ids: np.ndarray) -> None:
         """These, which are not there yet, are last from now on: [num_added] intp, each once."""
         if self._end + len(block_ids) > len(self._log):

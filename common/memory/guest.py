@@ -102,9 +102,12 @@ class Guest:
         """Let others have the blocks of an offer."""
         self._send(KVDeclined(offer.request_id, offer.attempt))
 
-    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes]) -> None:
-        """Ask for the blocks of a text, from the first of these on, that are there: a `PrefixFound` is the answer."""
-        self._send(PrefixWanted(request_id, attempt, pack_keys(digests)))
+    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes], block_us: int = 0) -> None:
+        """Ask for the blocks of a text, from the first of these on, that are there: a `PrefixFound` is the answer.
+
+        Those in host memory are restored if computing them, which takes `block_us` each, would take longer.
+        """
+        self._send(PrefixWanted(request_id, attempt, pack_keys(digests), block_us))
 
     def free(self, said: OfGuest) -> None:
         """Nothing here reads the blocks of an accepted offer, or what was found, any more."""

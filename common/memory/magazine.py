@@ -139,9 +139,12 @@ class Magazine:
         self.readings.add(block_ids, generations)
         self._send(BlocksSealed(pack_ids(block_ids), generations.tobytes(), pack_keys(digests)))
 
-    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes]) -> None:
-        """Ask for the blocks of a text, from its first on, that are there; see `found`."""
-        self._send(PrefixWanted(request_id, attempt, pack_keys(digests)))
+    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes], block_us: int = 0) -> None:
+        """Ask for the blocks of a text, from its first on, that are there; see `found`.
+
+        Those in host memory are restored if computing them, which takes `block_us` each, would take longer.
+        """
+        self._send(PrefixWanted(request_id, attempt, pack_keys(digests), block_us))
 
     def found(self, message: PrefixFound) -> list[int]:
         """Blocks that are read here once more."""

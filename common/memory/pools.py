@@ -1,15 +1,7 @@
-"""Pools of KV blocks: who uses one, who gets blocks of it, and what changes hands in it.
-
-A worker asks for blocks ahead of need, so that no step waits for them; it gets what it asks for at once and whole, of
-every group, or waits: so nobody waits for blocks of one group while it keeps others of another from him. Those that
-decode come first, as what they have begun would be lost; prompts leave them a reserve to grow into. While somebody
-waits all others are asked to give back what they hold in hand. Knows clients by number, and no sockets.
-"""
+"""All pools of KV blocks of a device, and what changes hands in them. Knows clients by number, and no sockets."""
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
@@ -19,11 +11,13 @@ from common.errors import MemoryShort
 from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, OfferKey
 from common.memory.exchange import Answer, Misbehaved
+from common.memory.host_restores import Question
+from common.memory.host_tier import HostTier
 from common.memory.pattern import pattern
+from common.memory.pool import Pool, User, packed
 from common.wire.kv_layout import Counts, KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
-    BlocksLeased,
     BlocksSealed,
     BlocksWanted,
     KVAccepted,
@@ -36,21 +30,11 @@ from common.wire.memory_messages import (
     PrefixFound,
     PrefixWanted,
 )
-from common.wire.pool_shape import PoolShape, are_enough, minus, shown
+from common.wire.pool_shape import PoolShape, are_enough, shown
 
 MAX_BLOCK_BYTES = 128 * 1024 * 1024
 NAN_BYTE = 0xFF
 """Makes NaN of every floating point type."""
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """A worker, as far as a pool cares."""
-
-    client: int
-    worker: tuple[str, int]  # id and epoch
-    is_decoding: bool = False
-    is_guest: bool = False  # it takes offers to pull them, and leases nothing
 
 
 class Usage(NamedTuple):
@@ -62,40 +46,6 @@ class Usage(NamedTuple):
     num_quarantined: int
 
 
-@dataclass(slots=True, eq=False)
-class Pool:
-    """Memory, who has its blocks, and who wants some."""
-
-    layout: KVLayout
-    pool_id: int
-    memory: Memory
-    index: BlockIndex
-    users: dict[int, User] = field(default_factory=dict)
-    wants: dict[int, Counts] = field(default_factory=dict)  # by client, first come first
-    passed: Counter[int] = field(default_factory=Counter)  # blocks that others got before one that waits for longer
-    is_short: bool = False  # as users were told
-
-    def in_order(self) -> list[int]:
-        """Those that wait: who decodes, and wants least, before all others, first come first."""
-
-        def place(client: int) -> tuple[bool, int]:
-            is_decoding = self.users[client].is_decoding
-            return not is_decoding, sum(self.wants[client]) if is_decoding else 0
-
-        return sorted(self.wants, key=place)  # stable
-
-    def may_pass(self, waiting: list[int], wanted: Counts) -> bool:
-        """Whether prompts that wait for much may wait for that longer: for half as many blocks as they want, in all."""
-        return not any(self.users[client].is_decoding for client in waiting) and all(
-            self.passed[client] + sum(wanted) <= sum(self.wants[client]) // 2 for client in waiting
-        )
-
-    def forget(self, client: int) -> None:
-        """It waits no more."""
-        self.wants.pop(client, None)
-        del self.passed[client]
-
-
 class Pools:
     """All of one device; a client uses one at most.
 
@@ -103,10 +53,13 @@ class Pools:
         allocate: memory of so many bytes; raises MemoryShort.
         reserve: share of a pool that prompts leave to what is being decoded.
         poisons: fill blocks that come free with NaN, so that whoever reads what it has not written notices.
+        tier: where sealed blocks stay for which a pool has no room.
     """
 
-    def __init__(self, allocate: Callable[[int], Memory], reserve: float, *, poisons: bool) -> None:
-        self.allocate, self.reserve, self.poisons = allocate, reserve, poisons
+    def __init__(
+        self, allocate: Callable[[int], Memory], reserve: float, *, poisons: bool, tier: HostTier | None = None
+    ) -> None:
+        self.allocate, self.reserve, self.poisons, self.tier = allocate, reserve, poisons, tier
         self.pools: dict[KVLayout, Pool] = {}  # that who comes may use
         self.of_client: dict[int, Pool] = {}  # for those that are gone until they write no more
 
@@ -165,25 +118,31 @@ class Pools:
             pool.forget(client)
         else:
             pool.wants[client] = counts  # who waits already keeps its place
-        return self._deal(pool)
+        return pool.deal()
 
     def seal(self, client: int, message: BlocksSealed) -> list[Answer]:
         """Let others find what a client has written."""
-        self._pool_of(client).index.seal(client, *_blocks(message), message.keys)
+        pool = self._pool_of(client)
+        pool.index.seal(client, *_blocks(message), message.keys)
+        if self.tier is not None:
+            self.tier.sealed(pool, message.keys)
         return []
 
     def match(self, client: int, message: PrefixWanted) -> list[Answer]:
-        """Tell a client what it may read."""
-        index = self._pool_of(client).index
+        """Tell a client what it may read, unless some of it is restored first: then `tend` tells it."""
+        pool = self._pool_of(client)
+        if self.tier is not None and self.tier.ask(pool, Question(client, message)):
+            return []
+        index = pool.index
         block_ids = index.sealed.match(client, message.keys)
-        found = PrefixFound(message.request_id, message.attempt, *_packed(block_ids, index.generations(block_ids)))
+        found = PrefixFound(message.request_id, message.attempt, *packed(block_ids, index.generations(block_ids)))
         return [Answer(client, found)]
 
     def freed(self, client: int, message: BlocksFreed) -> list[Answer]:
         """Take blocks back, and give them to who waits."""
         pool = self._pool_of(client)
         pool.index.free(client, *_blocks(message))
-        return self._deal(pool)
+        return pool.deal()
 
     def offered(self, client: int, message: KVOffer) -> list[Answer]:
         """Pass a prompt's blocks on to a decode worker; if there is none of that name they are free."""
@@ -193,7 +152,7 @@ class Pools:
         target = next((user.client for user in takers if user.worker == worker), None)
         if target is None:
             pool.index.free(client, *_blocks(message))
-            return [Answer(client, KVDeclined(message.request_id, message.attempt)), *self._deal(pool)]
+            return [Answer(client, KVDeclined(message.request_id, message.attempt)), *pool.deal()]
         key = OfferKey(target, message.request_id, message.attempt)
         pool.index.offer(client, key, *_blocks(message), message.num_sealed)
         return [Answer(target, message)]
@@ -207,7 +166,7 @@ class Pools:
         """The offer is nobody's."""
         pool = self._pool_of(client)
         pool.index.decline(OfferKey(client, message.request_id, message.attempt))
-        return self._deal(pool)
+        return pool.deal()
 
     def left(self, client: int, message: PoolLeft) -> list[Answer]:
         """Take back what a client has or is about to hear of, but for what its device may still write."""
@@ -215,7 +174,7 @@ class Pools:
         pool.index.retain(client, *_blocks(message))
         del pool.users[client]
         pool.forget(client)
-        return self._deal(pool)
+        return pool.deal()
 
     def leave(self, client: int) -> list[Answer]:
         """A client is gone, but may write on until `cure`, unless it was a guest, which only reads."""
@@ -225,7 +184,7 @@ class Pools:
         user = pool.users.pop(client, None)
         pool.forget(client)
         pool.index.leave(client)
-        return self.cure(client) if user is not None and user.is_guest else self._deal(pool)
+        return self.cure(client) if user is not None and user.is_guest else pool.deal()
 
     def cure(self, client: int) -> list[Answer]:
         """A client that is gone writes no more. A pool that nobody uses is given back with that."""
@@ -235,16 +194,33 @@ class Pools:
         pool.index.cure(client)
         if pool not in self.of_client.values():
             self._retire(pool)
+            if self.tier is not None:
+                self.tier.detach(pool, keeps=True)
             pool.memory.close()
             return []
-        return self._deal(pool)
+        return pool.deal()
 
     def taint(self, client: int) -> set[int]:
         """Whoever comes gets another pool than what a client uses; returns all who use that."""
         if client not in self.of_client:
             return set()
-        self._retire(self.of_client[client])
-        return set(self.of_client[client].users)
+        pool = self.of_client[client]
+        self._retire(pool)
+        if self.tier is not None:
+            self.tier.detach(pool, keeps=False)
+        return set(pool.users)
+
+    def tend(self) -> list[Answer]:
+        """What is restored is told to those that wait for it, if they are still there."""
+        if self.tier is None:
+            return []
+        answers: list[Answer] = []
+        for pool, restore in self.tier.tend():
+            for client, message in restore.questions:
+                answers += self.match(client, message) if client in pool.users else []
+            self.tier.let_go(restore)
+            answers += pool.deal()
+        return answers
 
     def num_quarantined(self, client: int) -> int:
         """Blocks that a client had when it left, as long as it may still write them."""
@@ -269,11 +245,18 @@ class Pools:
         )
 
     @property
+    def is_copying(self) -> bool:
+        """Whether blocks are on their way from or to host memory."""
+        return self.tier is not None and self.tier.is_busy
+
+    @property
     def num_cached(self) -> int:
         """Of what is free, blocks of texts that are over, for others that begin alike."""
         return sum(len(pool.index.sealed.cached) for pool in set(self.of_client.values()))
 
     def close(self) -> None:
+        if self.tier is not None:
+            self.tier.close()
         for pool in set(self.of_client.values()):
             pool.memory.close()
 
@@ -305,45 +288,12 @@ class Pools:
             memory.close()
             counts = shown(shape.num_blocks)
             raise MemoryShort(f"a pool of {counts} blocks, {shape.num_bytes} bytes: {error.strerror}") from None
-        return Pool(shape.layout, pool_id, memory, index)
-
-    def _deal(self, pool: Pool) -> list[Answer]:
-        """Give blocks to those that wait, in order; who wants little may pass who wants much, for a while."""
-        answers, available = [], pool.index.num_free
-        waiting: list[int] = []
-        for client in pool.in_order():
-            wanted, reserve = pool.wants[client], self._reserve_before(pool, client)
-            is_next = are_enough(minus(available, reserve), wanted)
-            if is_next or (pool.may_pass(waiting, wanted) and are_enough(minus(pool.index.num_free, reserve), wanted)):
-                pool.passed.update(dict.fromkeys(waiting, sum(wanted)))
-                pool.forget(client)
-                block_ids = pool.index.lease(client, wanted)
-                leased = BlocksLeased(*_packed(block_ids, pool.index.generations(block_ids)))
-                answers.append(Answer(client, leased))
-            else:
-                waiting.append(client)
-            available = minus(available, wanted)
-        if pool.is_short != bool(pool.wants):
-            pool.is_short = bool(pool.wants)
-            users = [user.client for user in pool.users.values() if not user.is_guest]
-            answers += [Answer(client, PoolShortage(pool.is_short)) for client in users]
-        return answers
-
-    def _reserve_before(self, pool: Pool, client: int) -> Counts:
-        """Blocks that it leaves to what is being decoded."""
-        index = pool.index
-        decoding = [user.client for user in pool.users.values() if user.is_decoding]
-        is_decoding = bool(index.offers) or any(index.holds(client) for client in decoding)
-        if client in decoding or not is_decoding:
-            return index.shape.layout.nothing
-        return tuple(int(self.reserve * count) for count in index.shape.num_blocks)
+        pool = Pool(shape.layout, pool_id, memory, index, self.reserve)
+        if self.tier is not None:
+            self.tier.attach(pool)
+        return pool
 
 
 def _blocks(message: BlocksSealed | BlocksFreed | PoolLeft | KVOffer) -> tuple[np.ndarray, np.ndarray]:
     """What is named there, as the index has it: ids, [num_blocks] intp, and generations, [num_blocks] int32."""
     return np.frombuffer(message.block_ids, np.int32).astype(np.intp), np.frombuffer(message.generations, np.int32)
-
-
-def _packed(block_ids: np.ndarray, generations: np.ndarray) -> tuple[bytes, bytes]:
-    """The same as it travels."""
-    return block_ids.astype(np.int32).tobytes(), generations.tobytes()

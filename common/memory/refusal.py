@@ -1,5 +1,6 @@
 """What a worker is told that wants more memory than there is: what is in its way, and what to change."""
 
+from common.memory.backing import gb
 from common.memory.pools import Pools
 from common.memory.regions import Regions
 from common.wire.memory_messages import PoolWanted, WeightsWanted
@@ -14,16 +15,12 @@ def refusal(short: str, wanted: WeightsWanted | PoolWanted, regions: Regions, po
         short: what is wanted, how much there is, and for how long that was so.
     """
     size = "kv.pool_bytes or kv." + ("memory_fraction" if regions.backing.device_uuid else "cpu_pool_bytes")
-    found = [f"weights of {key.fingerprint}, {_gb(key.num_bytes)}" for key in regions.regions]
+    found = [f"weights of {key.fingerprint}, {gb(key.num_bytes)}" for key in regions.regions]
     advice = f"stop who uses that, or lower {size}, of those workers or of this one"
     for layout, pool in pools.pools.items():
-        found.append(f"KV blocks of {layout.fingerprint}, {_gb(pool.memory.num_bytes)}")
+        found.append(f"KV blocks of {layout.fingerprint}, {gb(pool.memory.num_bytes)}")
         if isinstance(wanted, PoolWanted) and layout.fingerprint == wanted.layout.fingerprint:
             found[-1] += f", in another layout ({'; '.join(layout.differences(wanted.layout))})"
             advice = "give all workers of a model the same [model] and [kv] section: then they share one pool"
     here = f"; here are {'; '.join(found[:MAX_NAMED])}" if found else ""
     return f"{short}{here}; {advice}"
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"

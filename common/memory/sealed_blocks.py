@@ -11,6 +11,7 @@ Messages name thousands of blocks. These are looked up one by one in one dict, b
 """
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,15 +54,20 @@ class SealedBlocks:
         self.of_client: dict[int, np.ndarray] = {}  # the same of each client alone
         self.num_of_client: Counter[int] = Counter()  # its readings in all
         self.cached = CachedBlocks(num_ids)  # those that nobody reads
+        self.on_cached: Callable[[list[bytes]], None] | None = None  # told their keys, in the order in which they go
 
     def seal(self, client: int, block_ids: np.ndarray, keys: bytes) -> None:
         """Their writer reads them from now on, and others may: [num_blocks] intp, each once, and packed keys."""
-        first_of_key = list(map(self.block_of.setdefault, _unpacked(keys), block_ids.tolist()))
+        first_of_key = list(map(self.block_of.setdefault, unpacked(keys), block_ids.tolist()))
         are_first = np.array(first_of_key, np.intp) == block_ids
         found = block_ids[are_first]
         self.key[found] = np.frombuffer(keys, KEY)[are_first]
         self.is_found[found] = True
         self._read(client, Named(block_ids, 1, len(block_ids)))
+
+    def num_found(self, keys: Sequence[bytes]) -> int:
+        """How many of these, from the first on, find a block."""
+        return next((number for number, key in enumerate(keys) if key not in self.block_of), len(keys))
 
     def match(self, client: int, keys: bytes) -> np.ndarray:
         """Blocks of the first of these packed keys, as far as there are some, each of which the client reads once more.
@@ -69,7 +75,7 @@ class SealedBlocks:
         Returns [num_found] intp.
         """
         found = []
-        for block_id in map(self.block_of.get, _unpacked(keys)):
+        for block_id in map(self.block_of.get, unpacked(keys)):
             if block_id is None:
                 break
             found.append(block_id)
@@ -140,11 +146,13 @@ class SealedBlocks:
         unread = blocks.block_ids[num_left == 0][::-1]
         are_found = self.is_found[unread]
         self.cached.add(unread[are_found])
+        if self.on_cached is not None and are_found.any():
+            self.on_cached(self.key[unread[are_found]].tolist())
         free: np.ndarray = unread[~are_found]
         return free
 
 
-def _unpacked(keys: bytes) -> list[bytes]:
+def unpacked(keys: bytes) -> list[bytes]:
     """Of packed keys: [num_blocks] of 16 bytes."""
-    unpacked: list[bytes] = np.frombuffer(keys, KEY).tolist()
-    return unpacked
+    each: list[bytes] = np.frombuffer(keys, KEY).tolist()
+    return each

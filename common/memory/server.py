@@ -20,16 +20,18 @@ from common.memory.backing import Backing
 from common.memory.channel import Channel, Gone, HungUp
 from common.memory.clients import Client, Wish
 from common.memory.exchange import Answer, Misbehaved
+from common.memory.host_tier import make_tier
 from common.memory.listener import Listener
-from common.memory.pools import Pools, User
+from common.memory.pool import User
+from common.memory.pools import Pools
 from common.memory.processes import Processes
 from common.memory.refusal import refusal
 from common.memory.regions import RegionKey, Regions
+from common.memory.report import heartbeat
 from common.memory.taint import taint
 from common.memory.vigil import Vigil
 from common.memory_sections import MemorySection
 from common.wire.memory_messages import (
-    MAX_BYTES,
     MemoryHello,
     MemoryKnock,
     MemoryMessage,
@@ -52,6 +54,8 @@ from common.wire.pool_shape import shown
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.5
+COPY_INTERVAL_S = 0.001
+"""While blocks are on their way from or to host memory; beside a GPU a turn is shorter (see `vigil`)."""
 HELLO_S = 10.0
 PATIENCE_S = 30.0
 """For memory: that of a process that was killed is not free at once."""
@@ -73,7 +77,8 @@ class MemoryServer:
         self.backing = backing
         self.announcer = announcer
         self.regions = Regions(backing, logger.info)
-        self.pools = Pools(self.regions.allocate, section.decode_reserve, poisons=section.poison_blocks)
+        tier = make_tier(backing, section)
+        self.pools = Pools(self.regions.allocate, section.decode_reserve, poisons=section.poison_blocks, tier=tier)
         self.processes = Processes(backing.settle_s)
         self.clients: dict[int, Client] = {}
         self.parted: dict[int, Client] = {}  # that have blocks until their processes are over
@@ -90,7 +95,7 @@ class MemoryServer:
         """Until `stop`, which a signal handler may call."""
         while not self.is_stopped:
             at_each_turn()
-            self.turn(min(LOOK_INTERVAL_S, self.announcer.due_s))
+            self.turn(COPY_INTERVAL_S if self.pools.is_copying else min(LOOK_INTERVAL_S, self.announcer.due_s))
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -251,6 +256,7 @@ class MemoryServer:
     def _tend(self) -> None:
         """What time brings."""
         now_s = time.monotonic()
+        self._answer(self.pools.tend())
         for client in list(self.clients.values()):
             try:
                 self._tend_client(client, now_s - client.heard_s)
@@ -314,19 +320,8 @@ class MemoryServer:
             self.selector.modify(client.channel, events, client.number)
 
     def _heartbeat(self) -> MemoryHeartbeat:
-        usage = self.pools.usage()
-        return MemoryHeartbeat(
-            server_id=self.announcer.ready.server_id,
-            epoch=self.announcer.ready.epoch,
-            weights_bytes=min(self.regions.num_bytes, MAX_BYTES),
-            free_bytes=min(self.backing.free_bytes(), MAX_BYTES),
-            num_blocks=usage.num_blocks,
-            num_free_blocks=usage.num_free,
-            num_cached_blocks=self.pools.num_cached,
-            num_offered_blocks=usage.num_offered,
-            num_quarantined_blocks=usage.num_quarantined,
-            worker_ids=tuple(c.worker[0] for c in self.clients.values() if c.worker and not c.is_guest),
-        )
+        worker_ids = (c.worker[0] for c in self.clients.values() if c.worker and not c.is_guest)
+        return heartbeat(self.announcer.ready, self.backing, self.regions, self.pools, worker_ids)
 
     def _part(self, client: Client, gone: Gone) -> None:
         """Of who left by itself the router hears; who is let go lives, and leaves that one in order."""

@@ -22,6 +22,7 @@ from common.memory.magazine import Magazine
 from common.memory_sections import KVSection
 from common.serving.inquiry import Key
 from common.serving.prompt_order import Prompt
+from common.serving.prompt_rate import PromptRate
 from common.wire.block_key import digests, root_of
 from common.wire.memory_messages import PrefixFound
 from common.wire.packing import pack_ids
@@ -82,6 +83,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         self.layout, self.min_tokens = magazine.shape.layout, section.prefix_min_tokens
         self.is_on = section.prefix_cache and self.layout.is_reusable
         self.block_size = self.layout.groups[0].block_size
+        self.rate = PromptRate()
         self.asked: dict[Key, AnyPrompt] = {}
         self.computing: dict[bytes, AnyPrompt] = {}  # who will seal the block of that digest next
         self._short_since_s = math.inf  # nothing could be admitted for want of blocks
@@ -99,7 +101,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         num_usable = (len(prompt.token_ids) - 1) // self.block_size
         if wanted := prompt.digests[prompt.num_sealed : num_usable]:
             self.asked[prompt.key] = prompt
-            self.magazine.look_up(*prompt.key, wanted)
+            self.magazine.look_up(*prompt.key, wanted, self.rate.block_us(self.block_size))
 
     def has_asked(self, message: PrefixFound) -> bool:
         """Whether the answer is to one of these."""

@@ -179,11 +179,15 @@ class BlocksSealed:
 
 @dataclass(frozen=True, slots=True)
 class PrefixWanted:
-    """worker -> memory server: which blocks are there of this text, from its first on?"""
+    """worker -> memory server: which blocks are there of this text, from its first on?
+
+    Those that are in host memory only are restored first if that takes less time than to compute them.
+    """
 
     request_id: RequestId
     attempt: Count
     keys: BlockKeys
+    block_us: Count  # that computing one takes there, in microseconds; 0: nothing is to be restored for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ It speaks in its own name: `server_id` and `epoch`, a new one at each start. The
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.wire.fields import Count, Epoch, Label, Length, ProcessId, WorkerId
+from common.wire.fields import Count, Epoch, Label, Length, ProcessId, Range, WorkerId
 from common.wire.memory_messages import Bytes
 
+Total = Annotated[int, Range(0, 1 << 62)]
 MAX_WORKERS = 512
 """That one memory server names."""
 
@@ -37,6 +38,11 @@ class MemoryHeartbeat:
     num_cached_blocks: Count  # of those, what is kept for texts that begin alike
     num_offered_blocks: Count  # that no decode worker has taken over yet
     num_quarantined_blocks: Count  # of workers that are gone, and may still be written
+    num_host_blocks: Count  # that are in host memory, too, or only there
+    host_bytes: Bytes  # of host memory that there is for them
+    num_restored_blocks: Total  # that came back from there, since the start
+    copied_out_bytes: Total  # to host memory
+    copied_in_bytes: Total  # and back
     worker_ids: Annotated[tuple[WorkerId, ...], Length(0, MAX_WORKERS)]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from common.memory.exchange import Answer
 from common.memory.magazine import Magazine
-from common.memory.pools import Pools, User
+from common.memory.pool import User
+from common.memory.pools import Pools
 from common.memory.shared_pool import SharedPool
 from common.wire.block_key import digests, root_of
 from common.wire.memory_messages import (

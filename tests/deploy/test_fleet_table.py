@@ -23,7 +23,7 @@ def health(**memory: Any) -> Any:
     pool.beat(heartbeat("decode-0", num_free_blocks=(4,)), NOW_S)
     pool.set_path(kv_path("prefill-0", "decode-0", error="no way"))
     server = MemoryServer(MemoryReady("memory-0", 1, 9, "0.1.0", gpu), last_seen_s=NOW_S, joined_s=NOW_S - 90_000)
-    server.beat = MemoryHeartbeat("memory-0", 1, 8_040_000_000, 29_000_000_000, 1000, 400, 300, 0, 0, ())
+    server.beat = MemoryHeartbeat("memory-0", 1, 8_040_000_000, 29_000_000_000, 1000, 400, 300, 0, 0, 0, 0, 0, 0, 0, ())
     return report(pool, [server], draining=False, now_s=NOW_S)
 
 

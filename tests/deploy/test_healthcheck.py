@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from common.memory.backing import HostBacking
+from common.memory.host_backing import HostBacking
 from common.memory.server import MemoryServer
 from common.memory_sections import MemorySection
 from deploy import healthcheck

@@ -6,6 +6,7 @@ import pytest
 
 from common.config import MEMORY_SECTIONS, Config, DecodeSection, PrefillSection
 from common.errors import ConfigError
+from common.memory_sections import MemorySection
 from common.options import add_flags, from_flags
 from common.wire.messages import Role
 from deploy.cli import ALL_SECTIONS
@@ -84,12 +85,14 @@ def test_a_socket_path_too_long_for_the_kernel_is_refused() -> None:
 
 def test_each_device_has_a_memory_server_whose_socket_its_workers_know() -> None:
     placements = place_workers(2, 2, [Gpu(0, 80 * 10**9), Gpu(3, 80 * 10**9)])
-    specs = plan_processes(Config(), placements, Path("/tmp/baton-x"), 8, 8 * 10**9)
+    config = Config(memory=MemorySection(host_tier_fraction=0.5))
+    specs = plan_processes(config, placements, Path("/tmp/baton-x"), 8, 8 * 10**9)
     servers = {spec.name: read_back(spec) for spec in specs if spec.kind is Kind.MEMORY}
     assert {name: (each.memory.id, each.memory.device, each.memory.socket) for name, each in servers.items()} == {
         "memory-0": ("memory-0", "cuda:0", "/tmp/baton-x/memory-0.sock"),
         "memory-3": ("memory-3", "cuda:3", "/tmp/baton-x/memory-3.sock"),
     }
+    assert [each.memory.host_tier_fraction for each in servers.values()] == [0.25, 0.25], "of the memory of one host"
     assert {each.net.router_endpoint for each in servers.values()} == {read_back(specs[0]).net.router_endpoint}
     workers = [read_back(spec).worker for spec in specs if spec.kind is Kind.WORKER]
     assert [(each.device, each.memory_socket) for each in workers] == 2 * [

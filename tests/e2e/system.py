@@ -6,7 +6,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ class System:
         silence_s: net.worker_timeout_s, so long that nobody is taken for dead who did not get to run.
         heartbeat_s: net.heartbeat_s, so short that it is soon known who uses which blocks.
         launch: how programs are started; those on a GPU always as a user does.
+        memory_flags: of memory servers.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class System:
         silence_s: float = 60.0,
         heartbeat_s: float = 0.1,
         launch: Launch = forked,
+        memory_flags: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.flags = list(flags)
         self.device = device
         self.silence_s, self.heartbeat_s = silence_s, heartbeat_s
         self.directory = tempfile.TemporaryDirectory(prefix="baton-e2e-")
+        self.memory_flags = memory_flags
         self.launch = launch if device == "cpu" else executed
         self.processes: dict[str, Program] = {}
         self.homes: dict[str, str] = {}  # by worker, the name of its memory server
@@ -80,7 +83,7 @@ class System:
         self._spawn(
             name, "common.memory", "--memory-id", name, "--memory-device", self.device,
             "--memory-socket", self._memory_socket(name), "--memory-poison-blocks", "true", *self.router_endpoint,
-            "--net-heartbeat-s", str(self.heartbeat_s), *flags,
+            "--net-heartbeat-s", str(self.heartbeat_s), *self.memory_flags, *flags,
         )  # fmt: skip
 
     @property

@@ -12,8 +12,8 @@ from common.kv.pool import KVPool
 from common.kv.proof import prove_path
 from common.kv.shm import ShmPeerPool
 from common.kv.transport import check_compatible
-from common.memory.backing import HostMemory
 from common.memory.client import PoolClaim
+from common.memory.host_backing import HostMemory
 from common.memory.mapping import Mapping
 from common.memory.pattern import pattern
 from common.wire.kv_layout import Counts, KVLayout

@@ -9,7 +9,8 @@ import numpy as np
 from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, BlockState, Offered
 from common.memory.magazine import Magazine
-from common.memory.pools import NAN_BYTE, Pools, User
+from common.memory.pool import User
+from common.memory.pools import NAN_BYTE, Pools
 from common.wire.block_key import pack_keys
 from common.wire.fields import DIGEST_BYTES
 from common.wire.kv_layout import Counts
@@ -30,12 +31,13 @@ from common.wire.memory_messages import (
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
+from tests.memory.tiers import slow_tier
 
 
 class Bytes:
     """Memory that can be looked at."""
 
-    handle, descriptor = b"handle", None
+    handle, address, descriptor = b"handle", 0, None
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes, self.content, self.is_closed = num_bytes, bytearray(num_bytes), False
@@ -55,6 +57,8 @@ class Bytes:
         self.is_closed = True
 
 
+BLOCK_US = 2000
+NUM_SLOTS = 6
 MOST_SEALED = 4
 """Blocks of a text that may be found."""
 
@@ -92,7 +96,8 @@ class House:
 
     def __init__(self, shape: PoolShape) -> None:
         self.shape, self.memory = shape, Bytes(0)
-        self.pools = Pools(self._allocate, 0.2, poisons=True)
+        self.tier, self.copies = slow_tier(shape.layout.groups[0].block_bytes, NUM_SLOTS)
+        self.pools = Pools(self._allocate, 0.2, poisons=True, tier=self.tier)
         self.offers: dict[str, KVOffer] = {}  # by request
         self.bytes_offered: dict[str, int] = {}
 
@@ -262,10 +267,10 @@ class Worker(Party):
             case other:
                 raise AssertionError(other)
 
-    def look_for(self, byte: int) -> None:
-        """Begin another text of that byte with what is there of one."""
-        keys = pack_keys([digest_of(byte, number) for number in range(MOST_SEALED)])
-        self.said.append(PrefixWanted(str(byte), 0, keys))
+    def look_for(self, byte: int, first: int = 0) -> None:
+        """Begin another text of that byte with what is there of one, from its block of that number on."""
+        keys = pack_keys([digest_of(byte, number) for number in range(first, MOST_SEALED)])
+        self.said.append(PrefixWanted(str(byte), 0, keys, BLOCK_US))
 
     def _begin_with(self, byte: int, block_ids: list[int]) -> None:
         assert all(self.house.holds(block_id, byte) for block_id in block_ids), "somebody wrote what is sealed"
@@ -368,7 +373,7 @@ class Guest(Party):
     def look_for(self, byte: int) -> None:
         """What is there of a text of that byte."""
         keys = pack_keys([digest_of(byte, number) for number in range(MOST_SEALED)])
-        self.said.append(PrefixWanted(str(byte), 0, keys))
+        self.said.append(PrefixWanted(str(byte), 0, keys, BLOCK_US))
 
     def accept(self, offer: KVOffer) -> None:
         self.said.append(KVAccepted(offer.request_id, offer.attempt))

@@ -12,8 +12,8 @@ import zmq
 from common.config import NetSection
 from common.errors import MemoryLost
 from common.memory.announcer import Announcer
-from common.memory.backing import HostBacking
 from common.memory.client import MemoryClient
+from common.memory.host_backing import HostBacking
 from common.memory.server import MemoryServer
 from common.memory_sections import MemorySection
 from common.wire.memory_messages import WeightsFilled

@@ -11,18 +11,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.memory.block_index import FREE, OFFERS, SEALED, BlockIndex, BlockState, Claim
+from common.memory.block_index import FREE, OFFERS, SEALED, TIER, BlockIndex, BlockState, Claim
 from common.memory.exchange import Answer
 from common.memory.magazine import LACKING_S
 from common.memory.pattern import pattern
 from common.wire.kv_layout import Counts, KVLayout
 from common.wire.memory_messages import KVAccepted, KVDeclined, KVOffer, OfBlocks, OfGuests
 from common.wire.packing import unpack_ids
-from common.wire.pool_shape import PoolShape
+from common.wire.pool_shape import PoolShape, minus, plus
 from tests.layouts import one_group, state, window
-from tests.memory.parties import MOST_SEALED, Guest, House, Party, Worker, blocks_in
+from tests.memory.parties import MOST_SEALED, NUM_SLOTS, Guest, House, Party, Worker, blocks_in
 
-LAYOUT = one_group("model", 1, 1, 1, 1, "float16")  # 4 bytes a block
+LAYOUT = one_group("model", 1, 1, 1, 128, "float16")  # 512 bytes a block, of which one is worth a restore
+BLOCK_BYTES = LAYOUT.groups[0].block_bytes
 NUM_BLOCKS = 13
 ONE = PoolShape(LAYOUT, (NUM_BLOCKS,))
 TWO = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (NUM_BLOCKS, 6))
@@ -248,6 +249,50 @@ class Machine(RuleBasedStateMachine):
         if arrives:
             self.all_arrives()
 
+    @precondition(lambda self: self.house.copies.begun)
+    @rule(numbers=st.lists(st.integers(0, 1), max_size=4))
+    def copies_end(self, numbers: list[int]) -> None:
+        """Between the pool and host memory, some of those that were begun."""
+        for number in numbers:
+            self.house.copies.end(number)
+            self._answer(self.house.pools.tend())
+
+    @property
+    def _gone(self) -> list[int]:
+        """Bytes of texts that are in host memory only."""
+        keys = self.house.tier.slots.slot_of.keys() - self.house.index.sealed.block_of.keys()
+        return sorted({key[0] for key in keys})
+
+    @precondition(lambda self: self._gone)
+    @rule(index=FEW, whose=FEW, first=st.integers(0, MOST_SEALED - 1), again=st.booleans())
+    def look_for_what_is_gone(self, index: int, whose: int, first: int, again: bool) -> None:
+        """Perhaps two do, one of them from amid the text on."""
+        byte = any_of(self._gone, whose)
+        for number in range(1 + again):
+            any_of(self._active(), index + number).look_for(byte, 0 if number else first)
+
+    @precondition(lambda self: self.sealed_bytes)
+    @rule(index=FEW, num_left=st.integers(0, 3), is_copied=st.booleans())
+    def crowd_out(self, index: int, num_left: int, is_copied: bool) -> None:
+        """Whoever gets all that is free, but some, leaves little of texts that are over beside what was copied."""
+        self.all_arrives()
+        for _ in range(3 if is_copied else 0):
+            self._answer(self.house.pools.tend())
+            self.house.copies.finish()
+        if decoding := [worker for worker in self._members() if worker.is_decoding and not worker.has_left]:
+            worker = any_of(decoding, index)
+            num_wanted = minus(self.house.index.num_free, tuple(num_left for _ in self.shape.num_blocks))
+            worker.magazine.fetch(plus(num_wanted, worker.magazine.num_free))
+            for _ in range(2):  # asked for, and given back as it was not used
+                worker.magazine.tend(self._level(1), self.shape.layout.nothing)
+                self.all_arrives()
+                worker.now_s += 2 * LACKING_S
+
+    @rule()
+    def server_turns(self) -> None:
+        """Blocks go to host memory, and come from there, as they were sealed or asked for."""
+        self._answer(self.house.pools.tend())
+
     # --- what guests do -----------------------------------------------------------------------------
 
     @precondition(lambda self: sum(guest.is_connected for guest in self.guests) < MOST_GUESTS)
@@ -324,6 +369,29 @@ class Machine(RuleBasedStateMachine):
                 assert worker.writable <= worker.blocks(BlockState.QUARANTINED)
 
     @invariant()
+    def what_comes_back_is_nobody_s_before_it_is_there(self) -> None:
+        index, written = self.house.index, self.house.copies.written
+        for block_id in range(1, self.shape.num_blocks[0]):
+            if self.shape.place(block_id).offset in written:
+                assert index.claim(block_id) == (BlockState.LEASED, TIER)
+
+    @invariant()
+    def host_memory_holds_what_its_keys_say(self) -> None:
+        tier = self.house.tier
+        slots, served = tier.slots, tier.served
+        assert (served is not None) == self.shape.layout.is_reusable
+        for key, slot in slots.slot_of.items():
+            number, index = divmod(slot, 3)
+            piece = tier.room.pieces[number].content.tobytes()
+            assert piece[index * BLOCK_BYTES :][:BLOCK_BYTES] == key[:1] * BLOCK_BYTES, "another's"
+        if served is not None:
+            leaving = list(chain.from_iterable(departure.slots.tolist() for departure in served.departures.leaving))
+            all_of_them = [*slots.slot_of.values(), *slots.free, *leaving]
+            assert sorted(all_of_them) == list(range(slots.num_slots)), "each is somewhere, once"
+            read = Counter(chain.from_iterable(restore.slots.tolist() for restore in served.restores.going_on))
+            assert sum(read.values()) + slots.num_unread == len(slots.slot_of) and max(read.values(), default=1) == 1
+
+    @invariant()
     def what_was_written_stays(self) -> None:
         """In what is a worker's, and what is offered, and was not accepted, which may not have been read yet."""
         said = chain.from_iterable(party.said for party in self._connected())
@@ -384,6 +452,8 @@ class Machine(RuleBasedStateMachine):
                 self._answer(self.house.pools.cure(worker.client))
         last = self._members()[0]
         for turn in range(40):
+            self.house.copies.finish()
+            self._answer(self.house.pools.tend())
             self.all_arrives()
             for party in self._connected():
                 party.let_everything_go()
@@ -403,8 +473,28 @@ class MachineOfThree(Machine):
     shape = THREE
 
 
-for machine in (Machine, MachineOfTwo, MachineOfThree):
+class MachineOfTier(Machine):
+    """Begins with texts that are in host memory, and of which the pool has a part at most."""
+
+    def _open(self) -> None:
+        super()._open()
+        worker = self._active(False)[-1]
+        for _ in range(2):
+            worker.magazine.fetch((3,))
+            worker.magazine.tend((3,), (0,))
+            self.all_arrives()
+            worker.begin(self._byte(), (3,))
+            worker.write()
+            self.sealed_bytes += worker.seal(3)
+            worker.end()
+            worker.magazine.tend((0,), (0,))
+            self.crowd_out(0, 2, True)
+        assert len(self.house.tier.slots) == NUM_SLOTS and self._gone
+
+
+for machine in (Machine, MachineOfTier, MachineOfTwo, MachineOfThree):
     machine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 test_no_block_is_ever_two_parties = Machine.TestCase
+test_no_block_is_two_parties_on_its_way_to_and_from_host_memory = MachineOfTier.TestCase
 test_no_block_of_two_groups_is_ever_two_parties = MachineOfTwo.TestCase
 test_no_block_of_three_groups_is_ever_two_parties = MachineOfThree.TestCase

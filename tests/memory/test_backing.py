@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError, MemoryShort
-from common.memory.backing import ALIGNMENT_BYTES, CudaBacking, HostBacking
+from common.memory.cuda_backing import ALIGNMENT_BYTES, CudaBacking
+from common.memory.host_backing import HostBacking
 
 FREE_BYTES = 10 * ALIGNMENT_BYTES
 

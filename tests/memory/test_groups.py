@@ -16,7 +16,8 @@ from common.config import PrefillSection
 from common.kv.tables import Tables
 from common.memory.client import MemoryClient, PoolClaim
 from common.memory.exchange import Answer
-from common.memory.pools import Pools, User
+from common.memory.pool import User
+from common.memory.pools import Pools
 from common.memory.shared_pool import SharedPool
 from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import (
@@ -49,7 +50,7 @@ TURN_S = 0.05
 class Memory:
     """Of a pool; a block that comes free holds nothing any more."""
 
-    handle, descriptor = b"", None
+    handle, address, descriptor = b"", 0, None
 
     def __init__(self, shape: PoolShape) -> None:
         self.num_bytes, self.shape, self.content = shape.num_bytes, shape, GroupMemory(shape.layout)

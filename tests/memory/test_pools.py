@@ -10,7 +10,8 @@ from common.memory.backing import Memory
 from common.memory.block_index import FREE, BlockIndex, BlockState, OfferKey
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.magazine import LACKING_S, PATIENCE_S, Magazine
-from common.memory.pools import Pools, User
+from common.memory.pool import User
+from common.memory.pools import Pools
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from common.errors import MemoryShort
+from common.memory.backing import Copies, CopyFailed, HostPiece
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.regions import RegionKey, Regions
 from common.wire.memory_messages import RegionState, WeightsFilled, WeightsRegion
@@ -14,7 +15,7 @@ ROOM = 100
 
 
 class FakeMemory:
-    descriptor = None
+    descriptor, address = None, 0
 
     def __init__(self, backing: "FakeBacking", num_bytes: int, number: int) -> None:
         self.backing, self.num_bytes, self.handle = backing, num_bytes, str(number).encode()
@@ -38,14 +39,19 @@ class FakeMemory:
 
 class FakeBacking:
     device, device_uuid = "fake", ""
-    settle_s = 0.0
-    awake_s = 0.0
+    settle_s = awake_s = host_pause = 0.0
 
     def __init__(self) -> None:
         self.room, self.made = ROOM, list[FakeMemory]()
 
     def free_bytes(self) -> int:
         return self.room
+
+    def host_piece(self, num_bytes: int) -> HostPiece:
+        raise MemoryShort("none")
+
+    def copies(self) -> Copies:
+        raise CopyFailed("none")
 
     def allocate(self, num_bytes: int) -> FakeMemory:
         if num_bytes > self.room:

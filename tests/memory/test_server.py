@@ -29,10 +29,11 @@ from common.memory import channel as channel_module
 from common.memory import client as client_module
 from common.memory import listener as listener_module
 from common.memory import server as server_module
-from common.memory.backing import Backing, HostBacking, Memory
+from common.memory.backing import Memory
 from common.memory.block_index import BlockState
 from common.memory.channel import Channel
 from common.memory.client import MemoryClient, WeightsClaim
+from common.memory.host_backing import HostBacking
 from common.memory.mapping import Mapping
 from common.memory.pulse import ASK_S, MAX_UNANSWERED
 from common.memory.server import MemoryServer
@@ -71,28 +72,22 @@ HELLO = MemoryHello("prefill-0", 1, False)
 CPU = torch.device("cpu")
 
 
-class Backed:
+class Backed(HostBacking):
     """A server in a thread; `room` can be taken from it."""
 
-    device, device_uuid = "cpu", ""
-
     def __init__(self, path: Path) -> None:
-        self.path, self.room, self.host, self.settle_s, self.awake_s = path, True, HostBacking(), 0.0, 0.0
+        self.path, self.room = path, True
         self.clients: list[MemoryClient] = []
         self.is_closed = False
-        backing: Backing = self
         self.announcer = announcer()
-        self.server = MemoryServer(path, backing, self.announcer, MemorySection(decode_reserve=0.0))
+        self.server = MemoryServer(path, self, self.announcer, MemorySection(decode_reserve=0.0))
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
-
-    def free_bytes(self) -> int:
-        return self.host.free_bytes()
 
     def allocate(self, num_bytes: int) -> Memory:
         if not self.room:
             raise MemoryShort("nothing is left")
-        return self.host.allocate(num_bytes)
+        return super().allocate(num_bytes)
 
     def stop_turning(self) -> None:
         """It hangs."""

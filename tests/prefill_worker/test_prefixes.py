@@ -6,7 +6,8 @@ from typing import cast
 from common.config import PrefillSection
 from common.memory.exchange import Answer
 from common.memory.magazine import Magazine
-from common.memory.pools import Pools, User
+from common.memory.pool import User
+from common.memory.pools import Pools
 from common.memory_sections import KVSection
 from common.serving.prompt_prefixes import PATIENCE_S, PromptPrefixes, last_digest
 from common.wire.memory_messages import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PoolShortage, PrefixFound

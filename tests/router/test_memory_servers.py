@@ -53,9 +53,8 @@ class FakeMemory:
 
     def _heartbeat(self) -> MemoryHeartbeat:
         ready = self.announcer.ready
-        return MemoryHeartbeat(
-            ready.server_id, ready.epoch, 3 * GB, 5 * GB, 70, 60, 40, 2, 1, ("prefill-0", "decode-0")
-        )
+        counts = (70, 60, 40, 2, 1, 30, 2 * GB, 8, 9, 10)
+        return MemoryHeartbeat(ready.server_id, ready.epoch, 3 * GB, 5 * GB, *counts, ("prefill-0", "decode-0"))
 
 
 StartMemory = Callable[..., Awaitable[FakeMemory]]
@@ -226,6 +225,7 @@ async def test_health_metrics_and_the_log_show_memory_servers(
         "weights_bytes": 3 * GB, "free_bytes": 5 * GB, "blocks": 70, "free_blocks": 60,
         "cached_blocks": 40, "offered_blocks": 2,
         "quarantined_blocks": 1,
+        "host_blocks": 30, "host_bytes": 2 * GB, "restored_blocks": 8,
         "workers": ["prefill-0", "decode-0"],
     }  # fmt: skip
     workers = [worker for role in body["workers"].values() for worker in role]
@@ -238,6 +238,11 @@ async def test_health_metrics_and_the_log_show_memory_servers(
         ("workers", 2),
         ("free_blocks", 60),
         ("cached_blocks", 40),
+        ("host_blocks", 30),
+        ("host_bytes", 2 * GB),
+        ("restored_blocks_total", 8),
+        ("copied_out_bytes_total", 9),
+        ("copied_in_bytes_total", 10),
     ]:
         assert registry.get_sample_value(f"baton_memory_{name}", {"server": "memory-0"}) == value
 
@@ -263,7 +268,7 @@ def test_no_silence_counts_while_the_router_itself_stood_still() -> None:
     now_s = 1.1 * limit_s
     servers.check()
     assert list(servers)
-    servers.on_heartbeat(b"memory-0.1", MemoryHeartbeat("memory-0", 1, 0, 0, 0, 0, 0, 0, 0, ()))
+    servers.on_heartbeat(b"memory-0.1", MemoryHeartbeat("memory-0", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ()))
     for _ in range(4):
         now_s += 0.3 * limit_s
         servers.check()
@@ -319,5 +324,5 @@ async def test_there_is_a_bound_on_memory_servers(
 
 def tended(refused: Announcer) -> bool:
     ready = refused.ready
-    refused.tend(lambda: MemoryHeartbeat(ready.server_id, ready.epoch, 0, 0, 0, 0, 0, 0, 0, ()))
+    refused.tend(lambda: MemoryHeartbeat(ready.server_id, ready.epoch, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ()))
     return refused.is_refused

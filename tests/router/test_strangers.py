@@ -58,7 +58,7 @@ async def test_a_message_in_the_name_of_another_changes_nothing(client: Client, 
         TokenBatch(decode.worker_id, decode.epoch, ("r",), ZERO, ZERO, ZERO, bytes(1)),
         worker_ready("decode-0", Role.DECODE, epoch=99, max_model_len=1),
         MemoryReady("memory-0", 1, 1, "1", "cpu"),
-        MemoryHeartbeat("memory-0", 1, 0, 0, 0, 0, 0, 0, 0, ()),
+        MemoryHeartbeat("memory-0", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ()),
         WorkerEnded("memory-0", 1, decode.worker_id, decode.epoch),
         DrainWanted("operator", 1, decode.worker_id, 0),
     ]

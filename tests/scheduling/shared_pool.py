@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from common.memory.exchange import Answer
 from common.memory.magazine import Magazine
-from common.memory.pools import Pools, User
+from common.memory.pool import User
+from common.memory.pools import Pools
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.memory.pools import Pool
+from common.memory.pool import Pool
 from common.serving.prompt_order import PromptOrder
 from tests.scheduling.shared_pool import Asked, SharedPoolSimulation
 from tests.scheduling.simulation import FULL_STEP_S, percentile

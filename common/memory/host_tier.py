@@ -1,0 +1,190 @@
+"""Sealed blocks in host memory, where they stay when the pool has no room for them any more.
+
+They are copied there in the background (`host_departures`), and back when a prompt wants them (`host_restores`), if
+that takes less time than to compute them. One pool is served at a time, and what is here outlives it, for the next pool
+of the same layout. A copy that fails, or does not end, is the end of the tier: texts are computed again, as without it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from common.memory.backing import Backing, Copies, CopyFailed
+from common.memory.block_index import TIER
+from common.memory.host_departures import Departures
+from common.memory.host_ram import ram_bytes
+from common.memory.host_restores import Question, Restore, Restores
+from common.memory.host_room import HostRoom
+from common.memory.host_slots import HostSlots
+from common.memory.host_traffic import Traffic
+from common.memory.pool import Pool
+from common.memory.sealed_blocks import unpacked
+from common.memory_sections import MemorySection
+from common.wire.fields import KEY_BYTES
+from common.wire.kv_layout import KVLayout
+
+logger = logging.getLogger(__name__)
+
+MIN_TOKENS = 128
+"""That are restored at once: of fewer not much can be saved."""
+OVERHEAD_US = 1000.0
+"""Of a restore beside its copies: what it saves must be more."""
+
+
+class Served:
+    """A pool, and what is on its way between it and the tier."""
+
+    def __init__(self, pool: Pool, traffic: Traffic, slots: HostSlots) -> None:
+        self.pool, self.index = pool, pool.index
+        self.departures, self.restores = Departures(traffic, slots), Restores(traffic, slots)
+
+
+class HostTier:
+    """All of one server.
+
+    Args:
+        room: host memory, which becomes more as soon as something is sealed.
+        copies: between pools and that.
+    """
+
+    def __init__(self, room: HostRoom, copies: Copies, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.room = room
+        self.traffic = Traffic(copies, room.pieces, clock=clock)
+        self.layout: KVLayout | None = None  # of what is here
+        self.slots = HostSlots(0)
+        self.served: Served | None = None
+        self.is_lost = False
+        self._num_in_piece = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is on its way."""
+        return self.served is not None and bool(self.served.departures.leaving or self.served.restores.coming)
+
+    def attach(self, pool: Pool) -> None:
+        """Serve a pool from now on, if there is no other, and its blocks can be used again."""
+        num_in_piece = self.room.piece_bytes // pool.layout.groups[0].block_bytes
+        most = num_in_piece * self.room.num_pieces
+        if self.served is not None or self.is_lost or not (pool.layout.is_reusable and most):
+            logger.info("this pool of KV blocks has no host tier")
+            return
+        if pool.layout != self.layout:
+            self.layout, self.slots, self._num_in_piece = pool.layout, HostSlots(most), num_in_piece
+            self.slots.grow(num_in_piece * len(self.room.pieces))
+        self.traffic.serve(pool, num_in_piece)
+        self.served = Served(pool, self.traffic, self.slots)
+        pool.index.sealed.on_cached = self.slots.touch
+        ratio = most / sum(pool.index.shape.capacity)
+        logger.info(
+            "host tier: %d KV blocks, %.2f GB, %.1f times the pool%s",
+            most, most * self.traffic.block_bytes / 1e9, ratio,
+            "" if ratio >= 2 else ", which adds little: most of it is in the pool, too; make it twice as large",
+        )  # fmt: skip
+
+    def detach(self, pool: Pool, *, keeps: bool) -> None:
+        """A pool goes, and what is here unless it `keeps` that. Waits for what is on its way."""
+        if self.served is None or self.served.pool is not pool:
+            return
+        try:
+            self.traffic.copies.finish()
+        except CopyFailed as failed:
+            self._lost(failed)
+        pool.index.sealed.on_cached = None
+        self.served.departures.give_up()
+        self.served.restores.give_up()
+        self.served = None
+        if not keeps or self.is_lost:
+            self.slots.clear()
+
+    def sealed(self, pool: Pool, keys: bytes) -> None:
+        """Blocks that these packed keys find are to be copied here."""
+        if self.served is not None and self.served.pool is pool:
+            self.room.begin()
+            self.served.departures.add(unpacked(keys))
+
+    def ask(self, pool: Pool, question: Question) -> bool:
+        """Whether something of a text is restored first, and its question is to be asked again when that is over."""
+        if self.is_lost or self.served is None or self.served.pool is not pool:
+            return False
+        keys, block_us = unpacked(question.message.keys), question.message.block_us
+        num_there = pool.index.sealed.num_found(keys)
+        lacking, restores = keys[num_there:], self.served.restores
+        if not (lacking and block_us):
+            return False
+        if (restore := restores.of_key.get(lacking[0])) is not None:
+            restore.questions.append(question)
+            return True
+        slots = self.slots.find(lacking)
+        slots = slots[: next((n for n, key in enumerate(lacking[: len(slots)]) if key in restores.of_key), len(slots))]
+        if not self._is_worth(len(slots), block_us):
+            return False
+        before = pool.index.sealed.match(TIER, question.message.keys[: num_there * KEY_BYTES])
+        slots = slots[: pool.num_spare(question.client)]
+        if not self._is_worth(len(slots), block_us):
+            self._let_go(before)
+            return False
+        restores.add(lacking, slots, before, question)
+        return True
+
+    def tend(self) -> list[tuple[Pool, Restore]]:
+        """See to what is on its way; returns what is over: ask its questions again, then let go of it."""
+        if grown := self.room.grow():
+            self.slots.grow(grown * self._num_in_piece)
+        if self.served is None or self.is_lost:
+            return []
+        departures, restores = self.served.departures, self.served.restores
+        over: list[Restore] = []
+        try:
+            departures.look()
+            for restore in restores.look():
+                over.append(restore)
+            restores.begin()
+            if not restores.coming:  # somebody waits for these
+                departures.begin()
+        except CopyFailed as failed:
+            over += self._lost(failed)
+        return [(self.served.pool, restore) for restore in over]
+
+    def let_go(self, restore: Restore) -> None:
+        """Its questions are answered; what was not copied stays the tier's, as it may still be written."""
+        self._let_go(np.concatenate([restore.before, restore.block_ids]) if restore.is_over else restore.before)
+
+    def close(self) -> None:
+        """Nobody is served any more."""
+        if self.served is not None:
+            self.detach(self.served.pool, keeps=False)
+        self.room.close()
+
+    def _is_worth(self, num_blocks: int, block_us: float) -> bool:
+        """Whether to restore so many takes less than to compute them, as a block takes so long."""
+        assert self.layout is not None
+        is_long = num_blocks * self.layout.groups[0].block_size >= MIN_TOKENS
+        return is_long and num_blocks * (block_us - self.traffic.block_us) > OVERHEAD_US
+
+    def _let_go(self, block_ids: np.ndarray) -> None:
+        assert self.served is not None
+        index = self.served.index
+        if len(block_ids):
+            index.free(TIER, block_ids, index.generations(block_ids))
+
+    def _lost(self, failed: CopyFailed) -> list[Restore]:
+        """It is of no use any more; returns what will not be restored."""
+        assert self.served is not None
+        logger.error("the host tier is of no use any more, so that texts are computed again: %s", failed)
+        self.is_lost = True
+        self.served.departures.give_up()
+        return self.served.restores.give_up()
+
+
+def make_tier(backing: Backing, section: MemorySection) -> HostTier | None:
+    """As large as the section says; None if it says nothing, or the device cannot copy."""
+    num_bytes = section.host_tier_bytes or int(section.host_tier_fraction * ram_bytes())
+    if not num_bytes:
+        return None
+    try:
+        return HostTier(HostRoom(num_bytes, backing.host_piece, pause=backing.host_pause), backing.copies())
+    except CopyFailed as failed:
+        logger.error("no host tier: %s", failed)
+        return None

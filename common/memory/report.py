@@ -1,0 +1,39 @@
+"""What a memory server says of itself several times a second."""
+
+from collections.abc import Iterable
+
+from common.memory.backing import Backing
+from common.memory.host_tier import HostTier
+from common.memory.pools import Pools
+from common.memory.regions import Regions
+from common.wire.memory_messages import MAX_BYTES
+from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
+
+
+def heartbeat(
+    ready: MemoryReady, backing: Backing, regions: Regions, pools: Pools, worker_ids: Iterable[str]
+) -> MemoryHeartbeat:
+    """How full it is, and who is connected."""
+    usage = pools.usage()
+    return MemoryHeartbeat(
+        server_id=ready.server_id,
+        epoch=ready.epoch,
+        weights_bytes=min(regions.num_bytes, MAX_BYTES),
+        free_bytes=min(backing.free_bytes(), MAX_BYTES),
+        num_blocks=usage.num_blocks,
+        num_free_blocks=usage.num_free,
+        num_cached_blocks=pools.num_cached,
+        num_offered_blocks=usage.num_offered,
+        num_quarantined_blocks=usage.num_quarantined,
+        **_of_tier(pools.tier),
+        worker_ids=tuple(worker_ids),
+    )
+
+
+def _of_tier(tier: HostTier | None) -> dict[str, int]:
+    names = ("num_host_blocks", "host_bytes", "num_restored_blocks", "copied_out_bytes", "copied_in_bytes")
+    if tier is None:
+        return dict.fromkeys(names, 0)
+    traffic = tier.traffic
+    counts = (len(tier.slots), tier.room.num_bytes, traffic.num_restored, traffic.out_bytes, traffic.in_bytes)
+    return dict(zip(names, counts, strict=True))

@@ -1,0 +1,155 @@
+"""Copies between a pool and host memory: what comes back is what went, on a CPU and on a GPU amid other work."""
+
+import random
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import MemoryShort
+from common.memory.backing import Backing, Copy, CopyFailed, HostPiece, Run
+from common.memory.cuda_backing import CudaBacking
+from common.memory.host_backing import HostBacking
+from common.memory.host_traffic import MAX_BATCH, Traffic
+from common.memory.pool import Pool
+from common.memory.pools import Pools
+from common.wire.pool_shape import PoolShape
+from tests.layouts import one_group
+
+DEADLINE_S = 60.0
+LAYOUT = one_group("model", 4, 2, 64, 16, "float16")  # 64 KiB a block
+BLOCK_BYTES = LAYOUT.groups[0].block_bytes
+NUM_BLOCKS, NUM_IN_PIECE, NUM_PIECES = 65, 10, 4
+
+
+def wait(traffic: Traffic, copy: Copy, num_blocks: int, *, is_out: bool) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not traffic.is_over(copy, num_blocks, is_out=is_out):
+        assert time.monotonic() < end_s
+
+
+def there_and_back(backing: Backing) -> None:
+    """Blocks in any order to slots in any order, and from there to other blocks."""
+    rng = np.random.default_rng(1)
+    memory = backing.allocate(PoolShape(LAYOUT, (NUM_BLOCKS,)).num_bytes)
+    pools = Pools(lambda num_bytes: memory, 0.0, poisons=False)
+    pool: Pool = pools._made(PoolShape(LAYOUT, (NUM_BLOCKS,)))
+    with ThreadPoolExecutor(1) as thread:  # which it binds to some of the cores
+        sizes = [NUM_IN_PIECE * BLOCK_BYTES] * NUM_PIECES
+        pieces = list(thread.map(backing.host_piece, sizes))
+    traffic = Traffic(backing.copies(), pieces)
+    traffic.serve(pool, NUM_IN_PIECE)
+    content = rng.integers(0, 256, (30, BLOCK_BYTES), np.uint8)
+    sources, targets = np.arange(1, 31), np.arange(31, 61)
+    slots = np.array([*range(20), *random.Random(1).sample(range(20, 40), 10)])
+    for block_id, block in zip(sources.tolist(), content, strict=True):
+        memory.write(pool.index.shape.place(block_id).offset, block.tobytes())
+    wait(traffic, traffic.begin(sources, slots, is_out=True), 30, is_out=True)
+    for number, slot in enumerate(slots.tolist()):
+        piece, index = divmod(slot, NUM_IN_PIECE)
+        assert (pieces[piece].content[index * BLOCK_BYTES :][:BLOCK_BYTES] == content[number]).all()
+    for block_id in range(1, NUM_BLOCKS):
+        memory.fill(*pool.index.shape.place(block_id), 0)
+    wait(traffic, traffic.begin(targets, slots, is_out=False), 30, is_out=False)
+    for piece in pieces:
+        piece.content[:] = 0
+    wait(traffic, traffic.begin(targets, slots, is_out=True), 30, is_out=True)
+    for number, slot in enumerate(slots.tolist()):
+        index = slot % NUM_IN_PIECE * BLOCK_BYTES
+        assert (pieces[slot // NUM_IN_PIECE].content[index:][:BLOCK_BYTES] == content[number]).all()
+    assert traffic.num_restored == 30 and traffic.out_bytes == 2 * traffic.in_bytes == 60 * BLOCK_BYTES
+    assert traffic.block_us > 0
+    for piece in pieces:
+        piece.close()
+    memory.close()
+
+
+def test_on_a_cpu() -> None:
+    there_and_back(HostBacking())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    there_and_back(CudaBacking(0))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_amid_other_work() -> None:
+    """Products run meanwhile, and the other way is busy, too."""
+    import torch
+
+    xs = torch.randn(4096, 4096, device="cuda")
+    for _ in range(3):
+        for _ in range(200):
+            xs = (xs @ xs).clamp(-1, 1)
+        there_and_back(CudaBacking(0))
+    assert torch.isfinite(xs).all()
+
+
+def test_neighbours_are_one_run_within_a_piece() -> None:
+    begun: list[list[Run]] = []
+
+    class Copies:
+        batch_bytes = 1 << 30
+
+        def begin(self, memory: object, runs: list[Run], *, is_out: bool) -> None:
+            begun.append(runs)
+
+    memory = HostBacking().allocate(PoolShape(LAYOUT, (NUM_BLOCKS,)).num_bytes)
+    pool = Pools(lambda num_bytes: memory, 0.0, poisons=False)._made(PoolShape(LAYOUT, (NUM_BLOCKS,)))
+    copies: Any = Copies()
+    traffic = Traffic(copies, [HostPiece(np.zeros(1, np.uint8)) for _ in range(2)])
+    traffic.serve(pool, NUM_IN_PIECE)
+    assert traffic.batch == MAX_BATCH
+    traffic.begin(np.array([5, 6, 7, 8, 2]), np.array([8, 9, 10, 11, 12]), is_out=True)
+    [runs] = begun
+    assert [(run.offset // BLOCK_BYTES, run.place // BLOCK_BYTES, run.num_bytes // BLOCK_BYTES) for run in runs] == [
+        (5, 8, 2),
+        (7, 0, 2),
+        (2, 2, 1),
+    ]
+    memory.close()
+
+
+def fake_runtime(**calls: Any) -> Any:
+    """CUDA's, as far as a test says what it does."""
+    success, failure = SimpleNamespace(name="cudaSuccess"), SimpleNamespace(name="cudaErrorMemoryAllocation")
+    handle, uuid = SimpleNamespace(reserved=bytes(64)), SimpleNamespace(bytes=bytes(16))
+    usual = {
+        "cudaError_t": SimpleNamespace(cudaSuccess=success, cudaErrorNotReady=None),
+        "cudaSetDevice": lambda index: (success,),
+        "cudaGetDeviceProperties": lambda index: (success, SimpleNamespace(uuid=uuid, name=b"GPU")),
+        "cudaMalloc": lambda num_bytes: (success, 1),
+        "cudaFree": lambda address: (success,),
+        "cudaIpcGetMemHandle": lambda address: (success, handle),
+        "cudaDeviceGetPCIBusId": lambda length, index: (failure, None),
+        "cudaHostRegisterDefault": 0,
+        "cudaHostRegister": lambda address, num_bytes, flags: (failure,),
+        "cudaDeviceGetStreamPriorityRange": lambda: (failure, None, None),
+        "cudaStreamNonBlocking": 1,
+    }
+    return SimpleNamespace(**usual, **calls)
+
+
+def test_memory_that_cannot_be_pinned_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_asked = 0
+
+    def last_error() -> tuple[object]:
+        nonlocal num_asked
+        num_asked += 1
+        return (None,)
+
+    bindings: Any = ModuleType("cuda.bindings")
+    bindings.runtime = fake_runtime(cudaGetLastError=last_error)
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    backing = CudaBacking(0)
+    with pytest.raises(MemoryShort, match="cudaHostRegister of 1 MB: cudaErrorMemoryAllocation"):
+        backing.host_piece(1 << 20)
+    assert num_asked == 1
+    with pytest.raises(CopyFailed, match="cudaErrorMemoryAllocation"):
+        backing.copies()
