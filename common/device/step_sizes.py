@@ -13,7 +13,7 @@ from common.device.pool_budget import StepSize, bytes_beside_weights, step_bytes
 from common.models.decoder import DecoderConfig
 from common.models.loader import read_config, resolve_dtype
 
-STEP_PART, CHUNK_PART = 8, 16
+STEP_PART, CHUNK_PART = 6, 16
 """One part in so many of what is left beside the weights is for the largest step of a prefill, of a decode worker."""
 FEWEST_TOKENS = 512
 """With fewer a GPU is not busy."""
