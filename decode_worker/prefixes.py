@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from common.kv.tables import num_seen
 from common.memory.shared_pool import SharedPool
-from common.wire.block_key import digests
+from common.wire.block_key import TextDigests
 from common.wire.fields import ID_BYTES
 from common.wire.kv_layout import Counts
 from common.wire.memory_messages import PrefixFound
@@ -36,7 +36,7 @@ class Prefixes:
     def __init__(self, shared: SharedPool, *, min_tokens: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self.shared, self.magazine, self.min_tokens, self._clock = shared, shared.magazine, min_tokens, clock
         self.layout = shared.magazine.shape.layout
-        self.block_size = self.layout.groups[0].block_size
+        self._digests = TextDigests(self.layout.groups[0].block_size)
         self.asked: dict[Key, Handoff] = {}
         self.num_found = self.num_pulled = 0  # blocks of handoffs that had room, since the start
         self._short_since_s = math.inf
@@ -46,7 +46,7 @@ class Prefixes:
         if not self._is_reusable(handoff):
             return False
         prompt = handoff.offer.token_ids[:-ID_BYTES]
-        handoff.digests = digests(handoff.offer.root, prompt, self.block_size)
+        handoff.digests = self._digests.of(handoff.offer.root, prompt)
         if was_begun or not handoff.digests or len(prompt) < self.min_tokens * ID_BYTES:
             return False
         self._ask(handoff)

@@ -23,7 +23,7 @@ from common.memory_sections import KVSection
 from common.serving.inquiry import Key
 from common.serving.prompt_order import Prompt
 from common.serving.prompt_rate import PromptRate
-from common.wire.block_key import digests, root_of
+from common.wire.block_key import TextDigests, root_of
 from common.wire.memory_messages import PrefixFound
 from common.wire.packing import pack_ids
 
@@ -84,6 +84,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         self.is_on = section.prefix_cache and self.layout.is_reusable
         self.block_size = self.layout.groups[0].block_size
         self.rate = PromptRate()
+        self._digests = TextDigests(self.block_size)
         self.asked: dict[Key, AnyPrompt] = {}
         self.computing: dict[bytes, AnyPrompt] = {}  # who will seal the block of that digest next
         self._short_since_s = math.inf  # nothing could be admitted for want of blocks
@@ -92,7 +93,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         """Look a prompt up, unless something is wanted of the computation itself."""
         if self.is_on:
             prompt.root = root_of(self.layout, salt)
-            prompt.digests = digests(prompt.root, pack_ids(prompt.token_ids), self.block_size)
+            prompt.digests = self._digests.of(prompt.root, pack_ids(prompt.token_ids))
             if not prompt.num_prompt_logprobs and len(prompt.token_ids) >= self.min_tokens:
                 self.ask(prompt)
 

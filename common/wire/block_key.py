@@ -9,14 +9,18 @@ another's: keys must not be made to collide. Router, workers and memory servers 
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
 
-from common.wire.fields import ID_BYTES, KEY_BYTES
+import numpy as np
+
+from common.wire.fields import DIGEST_BYTES, ID_BYTES, KEY_BYTES
 from common.wire.kv_layout import KVLayout
 
 VERSION = b"baton kv 1"
+STRETCH_BLOCKS = 64
 
 
 def root_of(layout: KVLayout, salt: bytes = b"") -> bytes:
@@ -27,13 +31,45 @@ def root_of(layout: KVLayout, salt: bytes = b"") -> bytes:
 
 def digests(parent: bytes, token_ids: bytes, block_size: int) -> list[bytes]:
     """Of the full blocks of `token_ids`, packed, which follow the block of digest `parent`, or the root: each [32]."""
-    block_bytes, found = block_size * ID_BYTES, []
-    for begin in range(0, len(token_ids) - block_bytes + 1, block_bytes):
-        parent = sha256(parent + token_ids[begin : begin + block_bytes]).digest()
-        found.append(parent)
-    return found
+    block_bytes = block_size * ID_BYTES
+    begins = range(0, len(token_ids) - block_bytes + 1, block_bytes)
+    blocks = [token_ids[begin : begin + block_bytes] for begin in begins]
+    return [parent := sha256(parent + block).digest() for block in blocks]
+
+
+class TextDigests:
+    """The same of texts that begin as others did lately: of a stretch of blocks that is known one hash is made.
+
+    A stretch is known by the SHA-256 of the digest before it and its tokens. One thread at a time.
+    """
+
+    def __init__(self, block_size: int, max_stretches: int = 1024) -> None:
+        self._block_size, self._max_stretches = block_size, max_stretches
+        self._stretches: OrderedDict[bytes, list[bytes]] = OrderedDict()  # by last use
+
+    def of(self, root: bytes, token_ids: bytes) -> list[bytes]:
+        """`digests` of a text, packed, from its beginning."""
+        parent, found = root, list[bytes]()
+        stretch_bytes = STRETCH_BLOCKS * self._block_size * ID_BYTES
+        for begin in range(0, len(token_ids), stretch_bytes):
+            stretch = token_ids[begin : begin + stretch_bytes]
+            is_whole = len(stretch) == stretch_bytes
+            found += self._stretch(parent, stretch) if is_whole else digests(parent, stretch, self._block_size)
+            parent = found[-1] if found else root
+        return found
+
+    def _stretch(self, parent: bytes, token_ids: bytes) -> list[bytes]:
+        name = sha256(parent + token_ids).digest()
+        known = self._stretches.get(name)
+        if known is None:
+            known = self._stretches[name] = digests(parent, token_ids, self._block_size)
+            if len(self._stretches) > self._max_stretches:
+                self._stretches.popitem(last=False)
+        else:
+            self._stretches.move_to_end(name)
+        return known
 
 
 def pack_keys(of_blocks: Sequence[bytes]) -> bytes:
     """Keys of digests, as they travel: [num_blocks * 16]."""
-    return b"".join([digest[:KEY_BYTES] for digest in of_blocks])
+    return np.frombuffer(b"".join(of_blocks), np.uint8).reshape(-1, DIGEST_BYTES)[:, :KEY_BYTES].tobytes()

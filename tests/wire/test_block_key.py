@@ -1,9 +1,10 @@
 """Keys of blocks: what they are, byte for byte, and what changes them."""
 
+import random
 from dataclasses import replace
 from hashlib import sha256
 
-from common.wire.block_key import digests, pack_keys, root_of
+from common.wire.block_key import STRETCH_BLOCKS, TextDigests, digests, pack_keys, root_of
 from common.wire.fields import KEY_BYTES
 from common.wire.packing import pack_ids
 from tests.layouts import one_group
@@ -35,6 +36,18 @@ def test_only_full_blocks_have_keys() -> None:
     assert [len(digests(root, pack_ids(range(count)), 4)) for count in (4, 7, 8)] == [1, 1, 2]
 
 
+def test_texts_that_begin_as_others_did_have_the_same_keys() -> None:
+    rng, root = random.Random(3), root_of(LAYOUT)
+    texts = TextDigests(4, max_stretches=5)
+    known = [[rng.randrange(9) for _ in range(3 * STRETCH_BLOCKS * 4 + 7)] for _ in range(3)]
+    for _ in range(60):
+        ids = rng.choice(known)[: rng.choice((0, 3, 4, 255, 256, 257, 512, 600, 775))]
+        ids = [*ids, *(rng.randrange(9) for _ in range(rng.choice((0, 1, 300))))]
+        parent = rng.choice((root, sha256(root).digest()))
+        assert texts.of(parent, pack_ids(ids)) == digests(parent, pack_ids(ids), 4)
+        assert len(texts._stretches) <= 5
+
+
 def test_texts_of_other_models_layouts_and_salts_share_nothing() -> None:
     [group] = LAYOUT.groups
     roots = {
@@ -59,3 +72,4 @@ def test_keys_travel() -> None:
     found = digests(root_of(LAYOUT), pack_ids(range(8)), 4)
     packed = pack_keys(found)
     assert packed == found[0][:KEY_BYTES] + found[1][:KEY_BYTES]
+    assert pack_keys([]) == b""
