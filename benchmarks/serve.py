@@ -74,8 +74,9 @@ async def measure(args: argparse.Namespace, load: Load, systems: list[System], c
             for number in range(args.rounds):
                 send_round = _round(args, load, number)
                 for system, target in zip(systems, targets, strict=True):
-                    primed = await run_concurrent(target, load.primers(number), AT_FIRST, lambda: None)
-                    system.records += [record for record in primed if record.error]
+                    for uncounted in (load.primers(number), load.crowd(number)):
+                        records = await run_concurrent(target, uncounted, AT_FIRST, lambda: None)
+                        system.records += [record for record in records if record.error]
                     task = progress.add_task(f"{system.label} {number + 1}/{args.rounds}", total=args.num_prompts)
                     await _note_round(system, send_round(target, partial(progress.advance, task)))
 

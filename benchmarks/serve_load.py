@@ -7,6 +7,9 @@ from benchmarks.prefixes import Conversation, conversations
 from benchmarks.words import Words
 from benchmarks.workload import Lengths, Prompt, file_prompts, poisson_arrivals, random_prompts, structured
 
+CROWD_TOKENS = 4096
+"""Of a prompt that is there to take room."""
+
 
 class Load:
     """Everything follows from the flags and the number of the round; raises ValueError for an unusable tokenizer."""
@@ -30,6 +33,12 @@ class Load:
         if not self._args.primed:
             return []
         return self._as_sent(self._args.prefixes.drawn(self._vocabulary, self._round(number)))
+
+    def crowd(self, number: int) -> list[Prompt]:
+        """Others, for whom a server needs the room of those prefixes."""
+        num_prompts = -(-self._args.crowd_out // CROWD_TOKENS)
+        lengths = Lengths.fixed(CROWD_TOKENS, 1)
+        return self._as_sent(random_prompts(num_prompts, lengths, self._vocabulary, f"{self._round(number)}, crowd"))
 
     def conversations(self, number: int) -> list[Conversation]:
         """Of a round of `--users`."""
@@ -91,7 +100,8 @@ def _source(args: argparse.Namespace) -> str:
     """What prompts are made of."""
     if args.prompt_file:
         return str(args.prompt_file.name)
-    prefixes = f"{'primed ' if args.primed else ''}{args.prefixes}+" if args.prefixes else ""
+    primed = f"{'crowded out, ' if args.crowd_out else ''}primed " if args.primed else ""
+    prefixes = f"{primed}{args.prefixes}+" if args.prefixes else ""
     return f"{'text of ' if args.tokenizer else ''}{prefixes}{_lengths(args).inputs}"
 
 

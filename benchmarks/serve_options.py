@@ -41,6 +41,7 @@ def _problem(args: argparse.Namespace) -> str:
         "--num-prompts, --rounds, --input-len, --output-len, --vocab-size and --turns: at least 1": min(counts) < 1,
         "--think-s and --zipf: at least 0": args.think_s < 0 or (args.zipf or 0) < 0,
         "--zipf and --primed: only with --prefixes": (args.zipf is not None or args.primed) and not args.prefixes,
+        "--crowd-out: at least 0, and only with --primed": args.crowd_out < 0 or (args.crowd_out and not args.primed),
         "--prompt-file: not with --prefixes, --tokenizer or --users": args.prompt_file
         and (args.prefixes or args.tokenizer or args.users),
         "--users: not with --tokenizer or --structured, as replies go on as token ids": args.users
@@ -100,6 +101,13 @@ def _add_prompt_flags(parser: argparse.ArgumentParser) -> None:
         "--zipf", type=float, metavar="S", help="draw the k-th prefix as often as 1/k^S instead of in turn"
     )
     parser.add_argument("--primed", action="store_true", help="send each prefix by itself before a round, uncounted")
+    parser.add_argument(
+        "--crowd-out",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="of other prompts are sent after the prefixes, uncounted, so that a server has no room for these any more",
+    )
     parser.add_argument(
         "--structured",
         type=float,

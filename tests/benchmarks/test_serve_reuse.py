@@ -30,6 +30,15 @@ def test_primed_prefixes_are_hit_by_every_request(servers: Running, tmp_path: Pa
     assert rows["ttft_p50"]["workload"] == "concurrency 1, primed 2x48+16/2, 5 requests"
 
 
+def test_others_come_between_a_prefix_and_what_follows_it(servers: Running, tmp_path: Path) -> None:
+    results = tmp_path / "results.csv"
+    flags = "--concurrency 1 --num-prompts 2 --prefixes 2x48 --primed --crowd-out 9000 --input-len 16 --output-len 2"
+    server = run(servers, results, flags)
+    assert [len(each["prompt"]) for each in server.requests] == [48, 48, 4096, 4096, 4096, 64, 64]
+    assert figures(results)["hit_rate"]["value"] == "75"
+    assert figures(results)["hit_rate"]["workload"] == "concurrency 1, crowded out, primed 2x48+16/2, 2 requests"
+
+
 def test_a_prefix_that_was_refused_is_an_error(servers: Running, tmp_path: Path) -> None:
     server, results = servers.start(FakeServer(fault="refused")), tmp_path / "results.csv"
     flags = shlex.split("--concurrency 1 --num-prompts 2 --prefixes 3x16 --primed --input-len 16 --output-len 2")
@@ -94,6 +103,7 @@ def test_the_hit_rate_stands_beside_that_of_a_server_that_tells_none(servers: Ru
     [
         "--rate 1 --zipf 1",
         "--rate 1 --primed",
+        "--rate 1 --prefixes 2x8 --crowd-out 9000",
         "--rate 1 --prefixes 8",
         "--rate 1 --prefixes 2x8 --zipf -1",
         "--rate 1 --prefixes 2x8 --prompt-file there",
