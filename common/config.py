@@ -1,7 +1,6 @@
 """Every option of every program, in one place; all programs read the same TOML file.
 
-No environment variable is read here or anywhere below: what a program does follows from its file
-and its flags. What an option may be stands beside it; how options depend on one another, each section
+Only `common.options` reads the environment, and only for these options: what a program does follows from them. What an option may be stands beside it; how options depend on one another, each section
 checks when it is built.
 """
 

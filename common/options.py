@@ -1,20 +1,23 @@
-"""Frozen config dataclasses from one TOML file and command-line flags over it.
+"""Frozen config dataclasses from command-line flags, the environment and one TOML file.
 
-A config is a dataclass of sections, a section a dataclass of options made with `option`. The TOML
-key `[kv] block_size` and the flag `--kv-block-size` are the same option; flags win. What an option may be
-is declared with it, shown by --help, and checked wherever it comes from.
+A config is a dataclass of sections, a section a dataclass of options made with `option`. The flag `--kv-block-size`,
+the variable `BATON_KV__BLOCK_SIZE` and the TOML key `[kv] block_size` are the same option, and win in this order. What
+an option may be is declared with it, shown by --help, and checked wherever it comes from. All that is wrong is said at
+once.
 """
 
 import argparse
 import dataclasses
+import json
+import os
 import re
-import tomllib
+import sys
 import typing
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from common.errors import ConfigError
+from common.option_sources import Given, Table, flag_name, from_environment, read_toml, variable_name
 
 Config = TypeVar("Config")
 Number = TypeVar("Number", int, float)
@@ -58,15 +61,22 @@ def number(kind: Callable[[str], Number], least: Number, most: Number) -> Callab
 def parse(
     config_cls: type[Config], sections: Sequence[str], prog: str, description: str, argv: Sequence[str]
 ) -> Config:
-    """The config of one program: TOML named by `--config`, then flags of `sections` over it."""
+    """The config of one program; with `--print-config` it is printed, and nothing else is done."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     add_flags(parser, config_cls, sections)
     return from_flags(config_cls, parser.parse_args(argv))
 
 
 def add_flags(parser: argparse.ArgumentParser, config_cls: type[Any], sections: Sequence[str]) -> None:
-    """`--config` and one flag for each option of `sections`."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file; flags win over it")
+    """`--config`, `--print-config` and one flag for each option of `sections`."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file; over it win variables such as BATON_KV__BLOCK_SIZE, and flags"
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print all settings as such a file, and where each is from, and end",
+    )
     for section in sections:
         section_cls = _section_classes(config_cls)[section]
         group = parser.add_argument_group(f"[{section}]", section_cls.__doc__)
@@ -74,50 +84,99 @@ def add_flags(parser: argparse.ArgumentParser, config_cls: type[Any], sections: 
             _add_flag(group, section, field)
 
 
-def from_flags(config_cls: type[Config], args: argparse.Namespace) -> Config:
-    """Build the config from parsed flags; raises ConfigError for a wrong TOML file or value."""
-    tables = _read_toml(args.config) if args.config else {}
-    for key, value in vars(args).items():
+def from_flags(config_cls: type[Config], args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Config:
+    """Build the config from parsed flags, and what they leave open from the environment and a TOML file.
+
+    Raises ConfigError that names every wrong value and where it is from; SystemExit when the config was to be printed.
+    """
+    classes = _section_classes(config_cls)
+    given = read_toml(args.config) if args.config else {}
+    known = {section: {field.name: field for field in dataclasses.fields(classes[section])} for section in classes}
+    for section, name, text in from_environment(environ, known):
+        default = known[section][name].default
+        given.setdefault(section, {})[name] = Given(_read(text, default), variable_name(section, name))
+    sections = []
+    for key, text in vars(args).items():
         section, dot, name = key.partition(".")
-        if dot and value is not None:
-            tables.setdefault(section, {})[name] = value
-    return from_tables(config_cls, tables)
+        if dot and section not in sections:
+            sections.append(section)
+        if dot and text is not None:
+            value = _read(text, known[section][name].default)
+            given.setdefault(section, {})[name] = Given(value, flag_name(section, name))
+    config = _built(config_cls, given)
+    if getattr(args, "print_config", False):
+        sys.stdout.write(_as_toml(config, sections, given))
+        raise SystemExit(0)
+    return config
 
 
 def from_tables(config_cls: type[Config], tables: dict[str, dict[str, Any]]) -> Config:
     """Build the config from TOML tables; an unknown section or key lists the known ones."""
+    given = {name: {key: Given(value, "") for key, value in table.items()} for name, table in tables.items()}
+    return _built(config_cls, given)
+
+
+def _built(config_cls: type[Config], given: dict[str, Table]) -> Config:
     classes = _section_classes(config_cls)
-    _refuse_unknown("section", tables, classes)
+    problems = _unknown("section", given, classes)
     built = {}
     for section, section_cls in classes.items():
-        table = tables.get(section, {})
         fields = {field.name: field for field in dataclasses.fields(section_cls)}
-        _refuse_unknown(f"key in [{section}]", table, fields)
-        built[section] = section_cls(
-            **{name: _checked(f"{section}.{name}", value, fields[name]) for name, value in table.items()}
-        )
+        table = given.get(section, {})
+        problems += _unknown(f"key in [{section}]", table, fields)
+        values: dict[str, Any] = {}
+        for name in [name for name in table if name in fields]:
+            try:
+                values[name] = _checked(f"{section}.{name}", table[name].value, fields[name])
+            except ConfigError as error:
+                problems.append(f"{error}{_said(table[name].origin)}")
+        try:
+            built[section] = section_cls(**values)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        first = f"{len(problems)} settings are wrong:\n  " if len(problems) > 1 else ""
+        raise ConfigError(first + "\n  ".join(problems))
     return config_cls(**built)
 
 
+def _said(origin: str) -> str:
+    """Where a wrong value is from, unless its own name says so."""
+    return "" if not origin or origin.startswith("--") else f" [{origin}]"
+
+
+def _as_toml(config: Any, sections: Sequence[str], given: dict[str, Table]) -> str:
+    """A file that says the same, each value with its origin."""
+    lines: list[str] = []
+    for section in sections:
+        lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
+        table = given.get(section, {})
+        for field in dataclasses.fields(getattr(config, section)):
+            value = getattr(getattr(config, section), field.name)
+            shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else _flag_text(value)
+            origin = table[field.name].origin if field.name in table else "default"
+            lines.append(f"{field.name} = {shown}  # {origin}")
+    return "\n".join(lines) + "\n"
+
+
 def to_flags(config: Any, sections: Sequence[str]) -> list[str]:
-    """The flags that reproduce `sections` of `config` in a child process; defaults are left out."""
+    """The flags that reproduce `sections` of `config` in a child process; defaults are left out.
+
+    But not where the environment, which children have too, says otherwise.
+    """
     flags = []
     for section in sections:
         values = getattr(config, section)
         for field in dataclasses.fields(values):
             value = getattr(values, field.name)
-            if value != field.default:
-                flags += [_flag(section, field.name), _flag_text(value)]
+            if value != field.default or variable_name(section, field.name) in os.environ:
+                flags += [flag_name(section, field.name), _flag_text(value)]
     return flags
 
 
 def _section_classes(config_cls: type[Any]) -> dict[str, type[Any]]:
     hints = typing.get_type_hints(config_cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(config_cls)}
-
-
-def _flag(section: str, name: str) -> str:
-    return f"--{section}-{name}".replace("_", "-")
 
 
 def _flag_text(value: Any) -> str:
@@ -128,20 +187,24 @@ def _add_flag(group: argparse._ArgumentGroup, section: str, field: "dataclasses.
     shown = _flag_text(field.default) or "none"
     within = field.metadata["within"]
     allowed = f"{_range_text(within)}, " if within else ""
+    choices = field.metadata["choices"]
     group.add_argument(
-        _flag(section, field.name),
+        flag_name(section, field.name),
         dest=f"{section}.{field.name}",
-        type=_bool if isinstance(field.default, bool) else type(field.default),
-        choices=field.metadata["choices"],
-        metavar=None if field.metadata["choices"] else type(field.default).__name__.upper(),
+        metavar=f"{{{','.join(map(str, choices))}}}" if choices else type(field.default).__name__.upper(),
         help=f"{field.metadata['help']} ({allowed}default: {shown})".replace("%", "%%"),
     )
 
 
-def _bool(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text == "true"
+def _read(text: str, default: Any) -> Any:
+    """A text as a value of the type of a default; the text itself if it is none."""
+    kind = type(default)
+    if kind is bool:
+        return {"true": True, "false": False}.get(text, text)
+    try:
+        return kind(text)
+    except ValueError:
+        return text
 
 
 def _checked(where: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
@@ -172,18 +235,6 @@ def _range_text(within: tuple[float, float]) -> str:
     return " to ".join(str(limit) if isinstance(limit, int) else f"{limit:g}" for limit in within)
 
 
-def _refuse_unknown(what: str, given: dict[str, Any], known: dict[str, Any]) -> None:
+def _unknown(what: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
     unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ConfigError(f"unknown {what}: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-
-
-def _read_toml(path: str) -> dict[str, dict[str, Any]]:
-    try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    wrong = [name for name, table in tables.items() if not isinstance(table, dict)]
-    if wrong:
-        raise ConfigError(f"{path}: {', '.join(wrong)} stands outside a [section]")
-    return tables
+    return [f"unknown {what}: {', '.join(unknown)}; known: {', '.join(sorted(known))}"] if unknown else []

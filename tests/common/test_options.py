@@ -34,6 +34,76 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert config.prefill == Config().prefill
 
 
+def test_variables_win_over_the_file_and_flags_over_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "baton.toml"
+    path.write_text('[router]\nport = 9000\nhost = "::1"\n[kv]\nblock_size = 32\n')
+    for name, text in (("ROUTER__PORT", "9001"), ("KV__BLOCK_SIZE", "64"), ("WORKER__CUDA_GRAPHS", "false")):
+        monkeypatch.setenv(f"BATON_{name}", text)
+    config = parsed("--config", str(path), "--router-port", "9002")
+    assert (config.router.port, config.router.host, config.kv.block_size) == (9002, "::1", 64)
+    assert config.worker.cuda_graphs is False
+
+
+def test_what_others_put_into_the_environment_is_left_alone_and_a_slip_of_ours_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BATON_ROUTER_PORT", "tcp://10.0.0.1:8000")
+    monkeypatch.setenv("BATON_MODEL", "/models/m")
+    assert parsed() == Config()
+    monkeypatch.setenv("BATON_KV__BLOKSIZE", "32")
+    with pytest.raises(ConfigError, match=r"BATON_KV__BLOKSIZE .* did you mean BATON_KV__BLOCK_SIZE\?"):
+        parsed()
+
+
+def test_all_that_is_wrong_is_said_at_once_with_where_it_is_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "baton.toml"
+    path.write_text('[kv]\nblock_size = 7\n[log]\nlevle = "INFO"\n')
+    monkeypatch.setenv("BATON_WORKER__BATCHING", "yes")
+    with pytest.raises(ConfigError) as raised:
+        parsed("--config", str(path), "--router-port", "x", "--net-worker-timeout-s", "0.1")
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "5 settings are wrong:" and len(lines) == 6
+    for part in (
+        "router.port = 'x': wants int",
+        "net.worker_timeout_s = 0.1: at least two heartbeats",
+        "worker.batching = 'yes': wants bool, got str [BATON_WORKER__BATCHING]",
+        f"kv.block_size = 7: one of 16, 32, 64 [{path}]",
+        "unknown key in [log]: levle",
+    ):
+        assert any(part in line for line in lines), part
+
+
+def test_a_printed_config_is_one_and_says_where_each_value_is_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "baton.toml"
+    path.write_text('[model]\nname = "a \\"b\\""\n')
+    monkeypatch.setenv("BATON_KV__BLOCK_SIZE", "64")
+    asked = ("--config", str(path), "--worker-batching", "false", "--net-heartbeat-s", "0.25")
+    with pytest.raises(SystemExit, match="0"):
+        parsed(*asked, "--print-config")
+    printed = capsys.readouterr().out
+    for line in (
+        f'name = "a \\"b\\""  # {path}',
+        "block_size = 64  # BATON_KV__BLOCK_SIZE",
+        "batching = false  # --worker-batching",
+        "memory_fraction = 0.85  # default",
+    ):
+        assert line in printed.splitlines()
+    expected = parsed(*asked)
+    monkeypatch.delenv("BATON_KV__BLOCK_SIZE")
+    path.write_text(printed)
+    assert parsed("--config", str(path)) == expected
+
+
+def test_children_are_told_what_their_environment_would_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_KV__BLOCK_SIZE", "64")
+    config = parsed("--kv-block-size", "16")
+    assert parsed(*to_flags(config, SECTIONS)) == config == Config()
+
+
 def test_flags_reproduce_a_config() -> None:
     config = parsed(
         "--router-port", "9", "--kv-memory-fraction", "0.5", "--worker-batching", "false", "--model-name", "m"

@@ -1,0 +1,60 @@
+"""Where values of options come from, and what an option is called there.
+
+Two underscores between section and key keep apart from these what others put into the environment: Docker's compose
+file has variables of its own, and Kubernetes makes BATON_ROUTER_PORT of a service named baton-router.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.errors import ConfigError
+
+PREFIX, BETWEEN = "BATON_", "__"
+
+
+class Given(NamedTuple):
+    """A value, and where it is from: a flag, a variable, a file, or ""."""
+
+    value: Any
+    origin: str
+
+
+Table = dict[str, Given]
+"""Of one section, by key."""
+
+
+def flag_name(section: str, name: str) -> str:
+    return f"--{section}-{name}".replace("_", "-")
+
+
+def variable_name(section: str, name: str) -> str:
+    return f"{PREFIX}{section}{BETWEEN}{name}".upper()
+
+
+def from_environment(
+    environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, str, str]]:
+    """Section, key and text of each option that is set there; raises ConfigError for one that is none of ours."""
+    options = {variable_name(section, name): (section, name) for section in known for name in known[section]}
+    for variable in sorted(environ):
+        if variable in options:
+            yield (*options[variable], environ[variable])
+        elif variable.startswith(PREFIX) and BETWEEN in variable:
+            near = difflib.get_close_matches(variable, options, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{variable} is set in the environment, and no option{meant}")
+
+
+def read_toml(path: str) -> dict[str, Table]:
+    """Sections of a file; raises ConfigError for one that is none."""
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    wrong = [name for name, table in tables.items() if not isinstance(table, dict)]
+    if wrong:
+        raise ConfigError(f"{path}: {', '.join(wrong)} stands outside a [section]")
+    return {section: {key: Given(value, path) for key, value in table.items()} for section, table in tables.items()}
