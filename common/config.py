@@ -1,7 +1,7 @@
 """Every option of every program, in one place; all programs read the same TOML file.
 
-Only `common.options` reads the environment, and only for these options: what a program does follows from them. What an option may be stands beside it; how options depend on one another, each section
-checks when it is built.
+Only `common.options` reads the environment, and only for these options: what a program does follows from them. What an
+option may be stands beside it; how options depend on one another, each section checks when it is built.
 """
 
 from dataclasses import dataclass, field, replace
