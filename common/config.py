@@ -117,6 +117,11 @@ class RouterSection:
         "long HTTP bodies held at once, together; above it clients get 429 with Retry-After",
         within=(1024, 1 << 36),
     )
+    kv_events: bool = option(
+        True,
+        "where there are several pools of KV blocks, choose by what their memory servers tell of the blocks in them; "
+        "false: by what was sent where",
+    )
     text_cache_bytes: int = option(
         33_554_432, "texts and their tokens kept, so as not to be encoded again, by each process", within=(0, 1 << 36)
     )

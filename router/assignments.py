@@ -3,19 +3,23 @@
 Whether it is to begin or to end, the dispatcher decides.
 """
 
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
+from common.wire.block_key import STRETCH_BLOCKS, TextDigests
 from common.wire.messages import Abort, Message
+from common.wire.packing import pack_ids
 from router.binding import prefill_request
-from router.prefix_map import beginnings_of
+from router.prefix_map import Prediction
 from router.request_state import Completion
 from router.route import Route
+from router.text_keys import TextKeys
 from router.worker_pool import WorkerPool
 
 Send = Callable[[str, Message], None]
 """Queue a message for a worker, by worker id."""
+MAX_BLOCKS_AT_ONCE = 8 * STRETCH_BLOCKS
+"""Of which keys are made in one turn of the event loop: a quarter of a millisecond."""
 
 
 class Assignments:
@@ -24,16 +28,31 @@ class Assignments:
     def __init__(self, pool: WorkerPool, send: Send) -> None:
         self._pool = pool
         self._send = send
+        self._digests: dict[int, TextDigests] = {}  # by block size
 
-    def find_out(self, completions: Iterable[Completion]) -> None:
-        """By what it is known where their prompts' beginnings lie, if that makes a difference."""
-        if not self._pool.has_choice:
-            return
+    def find_out(self, completions: Iterable[Completion]) -> Iterator[None]:
+        """Make the keys of their prompts, if it makes a difference what lies where; after each step others have a turn.
+
+        Call before they are queued.
+        """
+        layouts, num_tokens = self._pool.layouts(), 0
         for _, choices in groupby(completions, key=lambda completion: id(completion.prompt_ids)):
             first, *others = choices
-            first.beginnings = beginnings_of(first.prompt_ids, first.salt)
-            for completion in others:
-                completion.beginnings = first.beginnings
+            texts = tuple(TextKeys.of(layout, first.salt) for layout in layouts)
+            for text in texts:
+                step = MAX_BLOCKS_AT_ONCE * text.block_size
+                for begin in range(0, len(first.prompt_ids), step):
+                    if num_tokens >= step:
+                        yield
+                        num_tokens = 0
+                    piece = first.prompt_ids[begin : begin + step]
+                    text.extend(self._digests_of(text).of(text.digest, pack_ids(piece)))
+                    num_tokens += len(piece)
+            for completion in (first, *others):
+                completion.texts = texts
+
+    def _digests_of(self, text: TextKeys) -> TextDigests:
+        return self._digests.setdefault(text.block_size, TextDigests(text.block_size))
 
     def begin(self, completion: Completion, route: Route, now_s: float, *, is_backlog: bool) -> None:
         """Send its prompt; with a backlog that may take the whole GPU, although others decode there."""
@@ -42,7 +61,7 @@ class Assignments:
         completion.started_s = now_s
         completion.is_unproven = True
         self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
-        self._pool.note_text(route.prefill, completion.beginnings)
+        completion.predictions = self._predict(route, completion.texts)
         whole_gpu = self._pool.has_gpu_alone(route) or is_backlog
         self._send(route.prefill.id, prefill_request(completion, route, whole_gpu))
 
@@ -80,12 +99,21 @@ class Assignments:
                     self._send(worker.id, abort)
 
     def release(self, completion: Completion) -> None:
-        """Give back what was counted at its workers, whose pool has its outputs, too, if that is one."""
+        """Give back what was counted at its workers; of blocks of its outputs their pool tells, or this does."""
         self.prompt_is_over(completion)
         if (route := completion.route) is not None:
-            if completion.beginnings and route.prefill.pool == route.decode.pool:
-                text = array("i", completion.prompt_ids) + array("i", completion.outputs)
-                self._pool.note_text(route.decode, beginnings_of(text, completion.salt))
+            if completion.texts and not self._pool.prefixes.is_told(route.decode.pool):
+                whole = [text.grown(completion.tokens_from(text.num_tokens)) for text in completion.texts]
+                completion.predictions += self._predict(route, whole)
+            for prediction in completion.predictions:
+                self._pool.prefixes.end(prediction)
             self._pool.release(route)
             self.prove(completion)
-            completion.route = None
+            completion.route, completion.predictions = None, []
+
+    def _predict(self, route: Route, texts: Iterable[TextKeys]) -> list[Prediction]:
+        """What will be in the pools of its workers: what one computes is there, and so is what the other pulls."""
+        layouts = {worker.pool: worker.ready.kv_layout for worker in (route.prefill, route.decode)}
+        keys_in = {text.layout: text.keys for text in texts}
+        known = [(pool, keys_in[layout]) for pool, layout in layouts.items() if layout in keys_in]
+        return [self._pool.prefixes.predict(pool, keys) for pool, keys in known]

@@ -7,7 +7,7 @@ that joins gets its share. What only a dead worker knew is never needed: the tok
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 from itertools import islice
 
@@ -89,11 +89,14 @@ class Dispatcher:
             self._metrics.requests.labels("rejected").inc(num_completions)
             raise
 
+    def find_out(self, completions: Iterable[Completion]) -> Iterator[None]:
+        """What is to be known of them before they are submitted; in steps, between which others have a turn."""
+        return self._assignments.find_out(completions)
+
     def submit(self, completions: Sequence[Completion]) -> None:
         """Queue all completions of one HTTP request or none; raises RequestError when there is no room."""
         num_tokens = sum(len(completion.prompt_ids) for completion in completions)
         self.admit(len(completions), num_tokens)
-        self._assignments.find_out(completions)
         now_s = self._clock()
         for completion in completions:
             completion.submitted_s = completion.queued_s = now_s
@@ -221,7 +224,7 @@ class Dispatcher:
 
     def _start(self, completion: Completion, route: Route) -> None:
         self._queue.take(completion)
-        self._metrics.expected_tokens.inc(route.num_known)
+        self._metrics.expected_tokens.inc(route.cost.num_known)
         completion.move_to(State.PREFILLING)
         is_backlog = self._queue.is_backlog(self._pool.num_prompt_gpus())
         self._assignments.begin(completion, route, self._clock(), is_backlog=is_backlog)

@@ -46,8 +46,10 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
 
 async def _respond(request: web.Request, front: Front) -> web.StreamResponse:
     job = await _job(request, front)
-    await asyncio.sleep(0)  # thousands of completions took a while
     service = request.app[SERVICE]
+    await asyncio.sleep(0)  # thousands of completions took a while
+    for _ in service.dispatcher.find_out(job.completions):
+        await asyncio.sleep(0)
     try:
         async with asyncio.timeout(service.config.router.request_timeout_s + SLOW_CLIENT_S):
             with submitted(service.dispatcher, job):

@@ -19,7 +19,9 @@ def report(pool: WorkerPool, memory_servers: Iterable[MemoryServer], *, draining
         "missing": missing if status == "unavailable" else [],
         "workers": {role.name.lower(): [_worker(w, now_s) for w in pool if w.ready.role is role] for role in Role},
         "kv_paths": [_path(path) for path in pool.paths],
-        "memory_servers": [_memory_server(server, now_s) for server in memory_servers],
+        "memory_servers": [
+            _memory_server(server, pool.prefixes.told_by(server.id), now_s) for server in memory_servers
+        ],
     }
 
 
@@ -85,7 +87,7 @@ def _standby(worker: Member, now_s: float) -> dict[str, Any]:
     }
 
 
-def _memory_server(server: MemoryServer, now_s: float) -> dict[str, Any]:
+def _memory_server(server: MemoryServer, num_known: int | None, now_s: float) -> dict[str, Any]:
     ready, beat = server.ready, server.beat
     return {
         "id": ready.server_id,
@@ -100,6 +102,7 @@ def _memory_server(server: MemoryServer, now_s: float) -> dict[str, Any]:
         "blocks": beat.num_blocks if beat else None,
         "free_blocks": beat.num_free_blocks if beat else None,
         "cached_blocks": beat.num_cached_blocks if beat else None,
+        "known_blocks": num_known,
         "offered_blocks": beat.num_offered_blocks if beat else None,
         "quarantined_blocks": beat.num_quarantined_blocks if beat else None,
         "host_blocks": beat.num_host_blocks if beat else None,

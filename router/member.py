@@ -64,14 +64,7 @@ class Member:
     def pool(self) -> PoolName:
         """Who owns its KV blocks: workers of one pool hand over without copying, and find one another's texts."""
         ready = self.ready
-        if ready.memory_server_id:
-            return ready.memory_server_id, ready.memory_server_epoch
-        return ready.worker_id, ready.epoch
-
-    @property
-    def num_pool_tokens(self) -> int:
-        """Tokens that its pool has room for."""
-        return self.ready.kv_layout.most_tokens(self.ready.num_blocks, 1)
+        return (ready.memory_server_id, ready.pool_id) if ready.memory_server_id else (ready.worker_id, ready.epoch)
 
     def uses(self, server_id: str, epoch: int) -> bool:
         """Whether that memory server is the one whose memory it has."""

@@ -68,6 +68,11 @@ class MemoryServers:
     def find(self, server_id: str) -> MemoryServer | None:
         return self._servers.get(server_id)
 
+    def get(self, server_id: str, epoch: int) -> MemoryServer | None:
+        """That very incarnation, if it is registered."""
+        server = self._servers.get(server_id)
+        return server if server is not None and server.ready.epoch == epoch else None
+
     def on_ready(self, identity: bytes, ready: MemoryReady) -> None:
         """Let one in; another of its id that lives is told to say no more."""
         known = self._servers.get(ready.server_id)

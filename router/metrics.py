@@ -225,6 +225,12 @@ class _StateCollector(Collector):
             "baton_memory_copied_out_bytes": ("KV blocks copied to host memory", lambda beat: beat.copied_out_bytes),
             "baton_memory_copied_in_bytes": ("KV blocks copied back", lambda beat: beat.copied_in_bytes),
         }
+        known = GaugeMetricFamily(
+            "baton_memory_known_blocks", "KV blocks of which it tells by which texts they are found", labels=["server"]
+        )
+        for server in self._memory_servers:
+            known.add_metric([server.id], self._pool.prefixes.told_by(server.id) or 0)
+        yield known
         for kind, metrics in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, (text, value) in metrics.items():
                 family = kind(name, text, labels=["server"])

@@ -1,52 +1,180 @@
-"""What lies where, as far as the router can tell: in which pool of KV blocks which beginnings of texts were computed.
+"""What lies where: which pool of KV blocks has which blocks of texts, as far as the router can tell.
 
-A text's beginnings are its first 256 tokens, its first 512, and so on, each with a key that stands for all before it.
-What was sent to a worker is taken to be in its pool until as much else was sent there as the pool holds. Nobody is told
-when a block goes; whoever is sent to the wrong pool computes what it does not find, and from then on it is there.
+A pool's memory server tells of each block that is sealed or evicted (`KVEvents`). That comes behind its computation, so
+what a request will leave in a pool is predicted when it is sent: that holds until it is told of, or until the request
+has been over for a moment. Where no server tells, predictions are all there is: each holds until as much else was
+predicted as the pool has blocks.
+
+Blocks are known by short keys (`text_keys`). One takes about 100 bytes, so eight pools of 50,000 blocks 40 MB.
 """
 
+import math
+import time
 from array import array
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from hashlib import blake2b
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-STRIDE_TOKENS = 256
-Beginnings = Sequence[bytes]
-"""Keys of a text, shortest first."""
+MOMENT_S = 1.0
+"""For word of what a request computed to come behind its end."""
+MAX_TOLD = 1 << 21
+"""Blocks of all pools together: beyond that no more are taken, whatever servers say."""
+MAX_PREDICTED = 1 << 17
+"""Blocks of one pool."""
 PoolName = tuple[str, int]
-"""Id and epoch of who owns it."""
+"""The id of who owns it, and its own."""
 
 
-def beginnings_of(token_ids: Sequence[int], salt: bytes) -> Beginnings:
-    """Texts of two salts have none in common."""
-    packed, chain, keys = memoryview(array("i", token_ids)), blake2b(salt, digest_size=16), []
-    for end in range(STRIDE_TOKENS, len(token_ids) + 1, STRIDE_TOKENS):
-        chain.update(packed[end - STRIDE_TOKENS : end])
-        keys.append(chain.copy().digest())
-    return keys
+class Prediction:
+    """Blocks that a request leaves in a pool."""
+
+    __slots__ = ("keys", "num_latest", "over_s", "pool")
+
+    def __init__(self, pool: PoolName, keys: Iterable[int]) -> None:
+        self.pool, self.keys = pool, array("Q", keys)
+        self.num_latest = len(
+            self.keys
+        )  # those that no later request is said to leave there, and no server has told of
+        self.over_s = math.inf  # when the request ended
+
+
+class PoolContents:
+    """Of one pool, which has so many blocks."""
+
+    def __init__(self, pool: PoolName, num_blocks: int) -> None:
+        self.pool, self.num_blocks = pool, num_blocks
+        self.is_told = False  # its memory server says what is there
+        self.told: set[int] = set()
+        self._predicted: dict[int, Prediction] = {}  # by key, the latest
+        self._predictions: OrderedDict[Prediction, None] = OrderedDict()  # those, in their order
+        self._over: deque[Prediction] = deque()  # of a pool that is told, in the order of their ends
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether its server has told of more blocks than there are."""
+        return len(self.told) > self.num_blocks
+
+    def num_known(self, keys: Sequence[int]) -> int:
+        """Blocks of a text that are there, from its first on."""
+        told, predicted = self.told, self._predicted
+        for number, key in enumerate(keys):
+            if key not in told and key not in predicted:
+                return number
+        return len(keys)
+
+    def predict(self, keys: Sequence[int]) -> Prediction:
+        """Those that are not known to be there will be."""
+        prediction = Prediction(self.pool, [key for key in keys if key not in self.told])
+        for key in prediction.keys:
+            self._settle(key)
+            self._predicted[key] = prediction
+        if prediction.keys:
+            self._predictions[prediction] = None
+        while len(self._predicted) > min(self.num_blocks, MAX_PREDICTED):
+            self._drop(next(iter(self._predictions)))
+        return prediction
+
+    def end(self, prediction: Prediction, now_s: float) -> None:
+        """Its request is over: what it has computed is told of soon, if ever."""
+        prediction.over_s = now_s
+        if self.is_told:
+            self._over.append(prediction)
+
+    def begin(self) -> None:
+        """From now on its server tells, and begins with what is there."""
+        self.told.clear()
+        self.is_told = True
+        for prediction in [prediction for prediction in self._predictions if prediction.over_s < math.inf]:
+            self._drop(prediction)
+
+    def sealed(self, keys: Sequence[int]) -> None:
+        """These are there."""
+        if self._predicted:
+            for key in keys:
+                self._settle(key)
+        self.told.update(keys)
+
+    def evicted(self, keys: Sequence[int]) -> None:
+        """These are gone."""
+        self.told.difference_update(keys)
+
+    def forget_told(self) -> None:
+        """Its server tells no more, or something was missed."""
+        self.told.clear()
+        self._over.clear()
+        self.is_told = False
+
+    def forget_over(self, now_s: float) -> None:
+        """What was not told of a moment after its request was over is not there."""
+        while self._over and self._over[0].over_s <= now_s - MOMENT_S:
+            self._drop(self._over.popleft())
+
+    def _settle(self, key: int) -> None:
+        """It is told of now, or a later request leaves it there."""
+        if (prediction := self._predicted.pop(key, None)) is not None:
+            prediction.num_latest -= 1
+            if not prediction.num_latest:
+                self._predictions.pop(prediction, None)
+
+    def _drop(self, prediction: Prediction) -> None:
+        self._predictions.pop(prediction, None)
+        for key in prediction.keys:
+            if self._predicted.get(key) is prediction:
+                del self._predicted[key]
 
 
 class PrefixMap:
-    """Of all pools."""
+    """Of all pools that some worker has blocks of."""
 
-    def __init__(self) -> None:
-        self._pools: dict[PoolName, OrderedDict[bytes, None]] = {}  # who was sent last is last
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pools: dict[PoolName, PoolContents] = {}
+        self._clock = clock
 
-    def num_known(self, pool: PoolName, beginnings: Beginnings) -> int:
-        """Tokens of a text that are there, as far as can be told."""
-        known = self._pools.get(pool, ())
-        count = next((number for number, key in enumerate(beginnings) if key not in known), len(beginnings))
-        return count * STRIDE_TOKENS
-
-    def note(self, pool: PoolName, beginnings: Beginnings, num_tokens: int) -> None:
-        """A text is computed in a pool that holds so many tokens."""
-        known = self._pools.setdefault(pool, OrderedDict())
-        for key in reversed(beginnings):  # without its beginning the rest is not found
-            known[key] = None
-            known.move_to_end(key)
-        while len(known) > num_tokens // STRIDE_TOKENS:
-            known.popitem(last=False)
+    def meet(self, pool: PoolName, num_blocks: int) -> None:
+        """A worker has blocks of it."""
+        if pool not in self._pools:
+            self._pools[pool] = PoolContents(pool, num_blocks)
 
     def keep(self, pools: Collection[PoolName]) -> None:
         """All others are gone."""
-        self._pools = {pool: known for pool, known in self._pools.items() if pool in pools}
+        self._pools = {pool: contents for pool, contents in self._pools.items() if pool in pools}
+
+    def forget(self, pool: PoolName) -> None:
+        """Nobody knows what is there."""
+        if (contents := self._pools.get(pool)) is not None:
+            self._pools[pool] = PoolContents(pool, contents.num_blocks)
+
+    def contents(self, pool: PoolName) -> PoolContents:
+        """What is known of one that some worker has blocks of."""
+        return self._pools[pool]
+
+    def is_told(self, pool: PoolName) -> bool:
+        """Whether its memory server says what is there."""
+        contents = self._pools.get(pool)
+        return contents is not None and contents.is_told
+
+    def num_known(self, pool: PoolName, keys: Sequence[int]) -> int:
+        """Blocks of a text that are there, from its first on, as far as can be told."""
+        if (contents := self._pools.get(pool)) is None:
+            return 0
+        contents.forget_over(self._clock())
+        return contents.num_known(keys)
+
+    def predict(self, pool: PoolName, keys: Sequence[int]) -> Prediction:
+        """A request leaves these blocks there; its `end` is to follow."""
+        contents = self._pools.get(pool)
+        return contents.predict(keys) if contents is not None else Prediction(pool, [])
+
+    def end(self, prediction: Prediction) -> None:
+        """The request is over."""
+        if (contents := self._pools.get(prediction.pool)) is not None:
+            contents.end(prediction, self._clock())
+
+    @property
+    def num_told(self) -> int:
+        """Blocks that memory servers have told of."""
+        return sum(len(contents.told) for contents in self._pools.values())
+
+    def told_by(self, server_id: str) -> int | None:
+        """Of those, what one has told of; None if it tells of none of its pools."""
+        told = [contents for (owner, _), contents in self._pools.items() if owner == server_id and contents.is_told]
+        return sum(len(contents.told) for contents in told) if told else None

@@ -18,9 +18,10 @@ from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.logprobs import LogprobLog
 from router.member import Member
-from router.prefix_map import Beginnings
+from router.prefix_map import Prediction
 from router.prompt_log import PromptLog
 from router.route import Demand, Route
+from router.text_keys import TextKeys
 
 
 def new_response_id() -> str:
@@ -98,7 +99,7 @@ class Completion:
     client: str = ""  # between whom the queue is fair; "" is whoever does not say
     client_request_id: str = ""  # for the log; may be anything, and anybody's
     priority: int = 0  # lower is earlier, before everything else
-    beginnings: Beginnings = ()  # of its prompt, where there are several pools to compute it in
+    texts: tuple[TextKeys, ...] = ()  # keys of its prompt, where it makes a difference in which pool blocks are
     salt: bytes = b""  # KV of its prompt is shared with prompts of the same one alone
     stop_token_ids: tuple[int, ...] = ()  # of those in `sampling` what the client named: the end of the text is not
     include_stop: bool = False  # what ends the text is part of it
@@ -118,6 +119,7 @@ class Completion:
     route: Route | None = None
     avoided: Member | None = None  # gave the last attempt back
     is_unproven: bool = False  # this attempt has been sent, and has not got on
+    predictions: list[Prediction] = field(default_factory=list)  # of what this attempt leaves in pools
     sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
     num_cached: int = 0  # of its prompt, tokens that need not be computed for its first output
     finish_reason: str = ""
@@ -184,9 +186,14 @@ class Completion:
         ends_it = self.finish_reason == "stop" and bool(self.outputs) and self.outputs[-1] in self.stop_token_ids
         return self.outputs[-1] if ends_it else None
 
+    def tokens_from(self, begin: int) -> list[int]:
+        """Prompt and outputs behind the first `begin` of these tokens."""
+        return [*self.prompt_ids[begin:], *self.outputs[max(0, begin - len(self.prompt_ids)) :]]
+
     def demand(self) -> Demand:
         """What the next attempt asks of workers."""
-        return Demand(self.num_tokens, self.max_total_tokens, self.avoided, self.is_suspect, self.beginnings)
+        looked_up = self.texts if self.prompt_log is None or self.prompt_log.is_complete else ()
+        return Demand(self.num_tokens, self.max_total_tokens, self.avoided, self.is_suspect, looked_up)
 
     def forget_failures(self) -> None:
         """It got on, so what failed before was not its fault, or is over."""
@@ -239,9 +246,10 @@ class Completion:
 
     def summary(self, now_s: float) -> str:
         """One line for the log: sizes and times, never text."""
-        workers = f"{self.route.prefill.id} -> {self.route.decode.id}" if self.route else "no worker"
+        workers = str(self.route) if self.route else "no worker"
         ttft = f"{(self.first_token_s - self.submitted_s) * 1e3:.0f} ms" if self.first_token_s else "none"
-        expected = f" of {self.route.num_known} expected" if self.route and self.route.num_known else ""
+        num_expected = self.route.cost.num_known if self.route else 0
+        expected = f" of {num_expected} expected" if num_expected else ""
         asked = f", asked as {self.client_request_id!r}" if self.client_request_id else ""
         return (
             f"{self.state.value} {self.finish_reason or '-'}: {len(self.prompt_ids)} prompt tokens, "
@@ -254,6 +262,7 @@ class Completion:
         """Forget what only the previous attempt knew."""
         self.attempt += 1
         self.first_index = len(self.outputs)
+        self.texts = tuple(text.grown(self.tokens_from(text.num_tokens)) for text in self.texts)
         self.is_past_prefill = self.is_lost = False
         self._ahead.clear()
 

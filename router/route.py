@@ -1,14 +1,19 @@
 """What a completion asks of workers, and the pair that it is sent to."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from common.wire.kv_layout import Counts
+from common.wire.kv_layout import Counts, KVLayout
 from router.member import Member
-from router.prefix_map import Beginnings
+from router.text_keys import TextKeys
 
 FORESEEN_TOKENS = 1024
 """Outputs that a sequence is expected to have at most: few come near their max_tokens. Of those that grow on, workers
 tell by the blocks that they have left."""
+MOVED_AT_ONCE = 16
+"""Tokens whose KV is moved to another pool in the time that one is computed in, at least."""
+LOAD_TOKENS = 32_768
+"""What a decode worker that is full counts as, and one that is half full as half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +24,16 @@ class Demand:
     max_total_tokens: int  # prompt and the most outputs it may have
     avoided: Member | None = None  # gave it back: anybody else is better
     is_trial: bool = False  # it wants workers without anything unproven
-    beginnings: Beginnings = ()  # by which it is known what of it lies where; none while there is one pool only
+    texts: tuple[TextKeys, ...] = ()  # by which it is known what of it lies where; none while that makes no difference
 
     @property
     def expected_tokens(self) -> int:
         """That it is expected to have at its end."""
         return min(self.max_total_tokens, self.num_tokens + FORESEEN_TOKENS)
+
+    def text_in(self, layout: KVLayout) -> TextKeys | None:
+        """Its keys in that layout, if they are made."""
+        return next((text for text in self.texts if text.layout == layout), None)
 
     def covers(self, other: "Demand") -> bool:
         """Whether nobody takes this who does not take the other."""
@@ -39,6 +48,28 @@ LEAST = Demand(num_tokens=1, max_total_tokens=1)
 """Asks for nothing but a free place."""
 
 
+class Cost(NamedTuple):
+    """Of a request at a pair."""
+
+    num_waiting: int = 0  # tokens that the prefill worker was sent before, and has not computed
+    num_known: int = 0  # of its prompt that are there
+    num_computed: int = 0  # the others
+    num_moved: int = 0  # of its prompt whose KV is not in the decode worker's pool
+    load: float = 0.0  # of the decode worker
+
+    @property
+    def total(self) -> float:
+        """As many tokens to compute take as long."""
+        return self.num_waiting + self.num_computed + self.num_moved / MOVED_AT_ONCE + LOAD_TOKENS * self.load
+
+    def __str__(self) -> str:
+        load = f"decode {self.load:.0%} full"
+        return f"{self.num_computed} to compute behind {self.num_waiting}, {self.num_moved} to move, {load}"
+
+
+FREE = Cost()
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Who computes the prompt and who decodes; the same worker when it does both."""
@@ -47,7 +78,8 @@ class Route:
     decode: Member
     expected_blocks: Counts  # at the decode worker
     overtakes: bool = False  # sent ahead of its turn
-    num_known: int = 0  # tokens of its prompt that are expected to be there
+    cost: Cost = FREE
+    num_pairs: int = 1  # that had room, of which this costs least
 
     @property
     def is_local(self) -> bool:
@@ -56,3 +88,7 @@ class Route:
     @property
     def workers(self) -> set[Member]:
         return {self.prefill, self.decode}
+
+    def __str__(self) -> str:
+        best = f", the best of {self.num_pairs}: {self.cost}" if self.num_pairs > 1 else ""
+        return f"{self.prefill.id} -> {self.decode.id}{best}"

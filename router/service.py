@@ -10,7 +10,7 @@ from common import options
 from common.config import Config
 from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
 from common.wire.memory_messages import MemoryMessage
-from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, MemoryReport, WorkerEnded
+from common.wire.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, MemoryReport, WorkerEnded
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -18,6 +18,7 @@ from common.wire.messages import (
     Inquiry,
     InquiryReply,
     Knock,
+    KVEventsWanted,
     KVPathReport,
     Message,
     PeerGone,
@@ -42,6 +43,7 @@ from router.dispatcher import Dispatcher
 from router.grammar_checks import GrammarChecks
 from router.hub import AsyncHub, Undelivered
 from router.inquiries import Inquiries
+from router.kv_events import KVEventReader
 from router.membership import Membership
 from router.memory_servers import MemoryServers
 from router.metrics import Metrics
@@ -79,6 +81,9 @@ class Service:
         )
         self.memory_servers = MemoryServers(config.net, router_epoch, self.hub.send)
         self._operators = Operators(self.pool, self.memory_servers, self.dispatcher, self.hub.send)
+        self._kv_events = KVEventReader(
+            config.net, self.pool, self.memory_servers, self.hub.send, is_on=config.router.kv_events
+        )
         self.metrics.observe_state(
             self.pool, self.memory_servers, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped
         )
@@ -128,6 +133,7 @@ class Service:
             try:
                 self._membership.check()
                 self.memory_servers.check()
+                self._kv_events.check()
                 self._inquiries.ask(self.dispatcher.active)
                 self.dispatcher.tick()
             except Exception:  # without the clockwork no deadline would hold any more
@@ -136,6 +142,7 @@ class Service:
     def _on_unreachable(self, undelivered: Undelivered) -> None:
         self._membership.on_unreachable(undelivered)
         self.memory_servers.on_unreachable(undelivered)
+        self._kv_events.check()
 
     def _receive(self, identity: bytes, message: Message) -> None:
         if is_from(identity, message):
@@ -165,6 +172,7 @@ class Service:
                 self._inquiries.on_reply(message)
             case WorkerReady():
                 self._membership.on_ready(identity, message)
+                self._kv_events.check()
             case WorkerGone():
                 self._membership.on_worker_gone(message)
             case WorkerLeaving():
@@ -173,7 +181,7 @@ class Service:
                 self._membership.on_path(message)
             case (
                 Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort()
-                | Inquiry() | StillBound() | Knock()
+                | Inquiry() | StillBound() | Knock() | KVEventsWanted()
                 | KVPoolExport() | KVProgress() | KVPathResult()
             ):  # fmt: skip
                 self.hub.refuse(identity, message, "only workers receive it")
@@ -196,8 +204,11 @@ class Service:
         match report:
             case MemoryHeartbeat():
                 self.memory_servers.on_heartbeat(identity, report)
+            case KVEvents():
+                self._kv_events.on_events(report)
             case MemoryReady():
                 self.memory_servers.on_ready(identity, report)
+                self._kv_events.check()
             case WorkerEnded():
                 if not self._membership.on_worker_ended(report):
                     self.hub.refuse(identity, report, "not of the memory server that this worker named")

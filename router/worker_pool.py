@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from common.config import NetSection
+from common.wire.kv_layout import KVLayout
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
 from common.wire.pool_shape import minus, plus
+from router.costs import Costs, Pair
 from router.member import NO_TRANSPORT, Member
-from router.prefix_map import Beginnings, PoolName, PrefixMap
+from router.prefix_map import PrefixMap
 from router.route import Demand, Route
 from router.standby import Standbys
 
@@ -27,10 +29,6 @@ class Loss:
     stuck: bool = False
 
 
-MOVED_AT_ONCE = 16
-"""Tokens whose KV is moved to another pool in the time that one is computed in, at least."""
-LOAD_TOKENS = 32_768
-"""What a decode worker that is full counts as, and one that is half full as half of it."""
 MEETING_S = 3.0
 """For a prefill and a decode worker to prove their path, once both are here: until then prompts wait for that."""
 
@@ -51,7 +49,7 @@ class WorkerPool:
         self._turn = 0
         self._clock = clock
         self._was_paired = False
-        self._prefixes = PrefixMap()
+        self.prefixes = PrefixMap(clock)
         self.standbys = Standbys(self._is_proven, clock)
 
     def __iter__(self) -> Iterator[Member]:
@@ -84,6 +82,7 @@ class WorkerPool:
     def add(self, ready: WorkerReady, now_s: float) -> Member:
         """Register; the caller has removed an earlier incarnation."""
         worker = self._workers[ready.worker_id] = Member(ready, now_s, joined_s=now_s)
+        self.prefixes.meet(worker.pool, sum(ready.num_blocks))
         self._review(f"{worker} joined")
         return worker
 
@@ -110,7 +109,7 @@ class WorkerPool:
             del self._workers[worker.id]
         identity = (worker.id, worker.epoch)
         self._paths = {key: path for key, path in self._paths.items() if identity not in (key[:2], key[2:])}
-        self._prefixes.keep({other.pool for other in self})
+        self.prefixes.keep({other.pool for other in self})
         self._review(f"{worker} is gone")
 
     def set_path(self, report: KVPathReport) -> bool:
@@ -173,19 +172,21 @@ class WorkerPool:
         ]
         if not pairs:
             return None
-        num_known = {pool: self._num_known(pool, demand) for pool in {prefill.pool for prefill, _ in pairs}}
-        prefill, decode = min(pairs, key=lambda pair: _cost(pair[0], pair[1], demand, num_known[pair[0].pool]))
+        costs = Costs(demand, self.prefixes)
+        prefill, decode = pair = min(pairs, key=lambda pair: _order(pair, demand, costs))
         num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
-        return Route(prefill, decode, num_blocks, overtakes, num_known[prefill.pool])
+        return Route(prefill, decode, num_blocks, overtakes, costs.of(pair), len(pairs))
 
     @property
     def has_choice(self) -> bool:
-        """Whether prompts may be computed in several pools."""
-        return len({worker.pool for worker in self if worker.ready.role is Role.PREFILL}) > 1
+        """Whether it makes a difference what lies where: prompts may be computed, or decoded, in several pools."""
+        return any(len({worker.pool for worker in self if worker.ready.role is role}) > 1 for role in Role)
 
-    def note_text(self, worker: Member, beginnings: Beginnings) -> None:
-        """A text is in the pool of that worker, or will be."""
-        self._prefixes.note(worker.pool, beginnings, worker.num_pool_tokens)
+    def layouts(self) -> set[KVLayout]:
+        """Of blocks that may be found again, where it makes a difference in which pool they are."""
+        if not self.has_choice:
+            return set()
+        return {worker.ready.kv_layout for worker in self if worker.ready.kv_layout.is_reusable}
 
     def longest(self) -> int:
         """Most tokens, prompt and outputs together, of a completion that some worker takes."""
@@ -258,9 +259,6 @@ class WorkerPool:
         workers = self._takers(Role.PREFILL) or self._takers(Role.DECODE)
         return len({worker.gpu for worker in workers})
 
-    def _num_known(self, pool: PoolName, demand: Demand) -> int:
-        return min(self._prefixes.num_known(pool, demand.beginnings), demand.num_tokens - 1)
-
     def _review(self, cause: str) -> None:
         self.standbys.review(self._workers.values(), cause)
 
@@ -312,12 +310,11 @@ class WorkerPool:
         return is_shorter and sum(before) < worker.ready.max_batch_tokens
 
 
-def _cost(prefill: Member, decode: Member, demand: Demand, num_known: int) -> tuple[bool, bool, float, int, int]:
-    """What is least is best: nobody whom it is to avoid, then tokens to compute, then who was chosen longest ago."""
-    num_tokens = prefill.outstanding_tokens + demand.num_tokens - num_known
-    num_moved = 0 if prefill.pool == decode.pool else demand.num_tokens
-    cost = num_tokens + num_moved / MOVED_AT_ONCE + LOAD_TOKENS * decode.decode_load
-    return decode is demand.avoided, prefill is demand.avoided, cost, decode.last_turn, prefill.last_turn
+def _order(pair: Pair, demand: Demand, costs: Costs) -> tuple[bool, bool, float, int, int]:
+    """What is least is best: nobody whom it is to avoid, then what it costs, then who was chosen longest ago."""
+    prefill, decode = pair
+    is_avoided = decode is demand.avoided, prefill is demand.avoided
+    return *is_avoided, costs.of(pair).total, decode.last_turn, prefill.last_turn
 
 
 def _is_open(worker: Member, demand: Demand) -> bool:

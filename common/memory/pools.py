@@ -10,6 +10,7 @@ import numpy as np
 from common.errors import MemoryShort
 from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, OfferKey
+from common.memory.event_log import EventLog
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.host_restores import Question
 from common.memory.host_tier import HostTier
@@ -196,6 +197,7 @@ class Pools:
             self._retire(pool)
             if self.tier is not None:
                 self.tier.detach(pool, keeps=True)
+            pool.index.sealed.log.stop()
             pool.memory.close()
             return []
         return pool.deal()
@@ -208,6 +210,7 @@ class Pools:
         self._retire(pool)
         if self.tier is not None:
             self.tier.detach(pool, keeps=False)
+        pool.index.sealed.log.void()
         return set(pool.users)
 
     def tend(self) -> list[Answer]:
@@ -253,6 +256,11 @@ class Pools:
     def num_cached(self) -> int:
         """Of what is free, blocks of texts that are over, for others that begin alike."""
         return sum(len(pool.index.sealed.cached) for pool in set(self.of_client.values()))
+
+    def log_of(self, pool_id: int) -> EventLog | None:
+        """What becomes of blocks of the pool of that id, if there is one."""
+        pools = set(self.of_client.values())
+        return next((pool.index.sealed.log for pool in pools if pool.pool_id == pool_id), None)
 
     def close(self) -> None:
         if self.tier is not None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.memory.cached_blocks import CachedBlocks
+from common.memory.event_log import EventLog
 from common.wire.fields import KEY_BYTES
 
 KEY = np.dtype(f"V{KEY_BYTES}")
@@ -55,14 +56,17 @@ class SealedBlocks:
         self.num_of_client: Counter[int] = Counter()  # its readings in all
         self.cached = CachedBlocks(num_ids)  # those that nobody reads
         self.on_cached: Callable[[list[bytes]], None] | None = None  # told their keys, in the order in which they go
+        self.log = EventLog(num_ids, self._keys_between)
 
     def seal(self, client: int, block_ids: np.ndarray, keys: bytes) -> None:
         """Their writer reads them from now on, and others may: [num_blocks] intp, each once, and packed keys."""
         first_of_key = list(map(self.block_of.setdefault, unpacked(keys), block_ids.tolist()))
         are_first = np.array(first_of_key, np.intp) == block_ids
         found = block_ids[are_first]
-        self.key[found] = np.frombuffer(keys, KEY)[are_first]
+        keys_of_found = np.frombuffer(keys, KEY)[are_first]
+        self.key[found] = keys_of_found
         self.is_found[found] = True
+        self.log.sealed(keys_of_found)
         self._read(client, Named(block_ids, 1, len(block_ids)))
 
     def num_found(self, keys: Sequence[bytes]) -> int:
@@ -125,10 +129,17 @@ class SealedBlocks:
     def evict(self, count: int) -> np.ndarray:
         """So many cached blocks, of which there must be as many, and one at least, are found no more: [count] intp."""
         block_ids = self.cached.evict(count)
-        for key in self.key[block_ids].tolist():
+        keys = self.key[block_ids]
+        for key in keys.tolist():
             del self.block_of[key]
+        self.log.evicted(keys)
         self.is_found[block_ids] = False
         return block_ids
+
+    def _keys_between(self, begin: int, end: int) -> np.ndarray:
+        """Of blocks with ids from one number to another, those that are found: [num_found] KEY."""
+        keys: np.ndarray = self.key[begin:end][self.is_found[begin:end]]
+        return keys
 
     def _read(self, client: int, blocks: Named) -> None:
         self.num_readings[blocks.block_ids] += blocks.times

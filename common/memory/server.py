@@ -89,6 +89,7 @@ class MemoryServer:
         self.vigil = Vigil(self.selector, backing.awake_s)
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.selector.register(self.processes, selectors.EVENT_READ)
+        announcer.log_of = self.pools.log_of
         announcer.announce()
 
     def run(self, at_each_turn: Callable[[], None] = lambda: None) -> None:

@@ -27,6 +27,7 @@ from common.serving.open_files import raise_open_files
 from common.serving.settle import keep_imports, settle_memory, sharpen_sleeps
 from common.version import VERSION
 from common.wire.endpoints import AUTO, memory_socket
+from common.wire.fields import MAX_INT32
 from common.wire.fingerprint import tokenizer_fingerprint
 from common.wire.messages import Role, WorkerReady
 from common.wire.router_link import RouterLink
@@ -191,4 +192,6 @@ def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: R
         standby=config.worker.standby,
         memory_server_id=memory.server_id,
         memory_server_epoch=memory.server_epoch,
+        pool_id=engine.shared.pool_id,
+        prefix_min_tokens=config.kv.prefix_min_tokens if config.kv.prefix_cache else MAX_INT32,
     )

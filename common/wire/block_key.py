@@ -2,21 +2,23 @@
 
     root     = SHA-256 of all that KV depends on beside tokens, and of a salt
     digest i = SHA-256(digest of the block before, or root ‖ tokens of block i as int32, little-endian)
-    key i    = the first 16 bytes of digest i
+    key i    = the first 16 bytes of digest i, of which the router knows the first 8
 
 So a key stands for a block's tokens and for all before them. SHA-256, as whoever finds two texts of one key reads
 another's: keys must not be made to collide. Router, workers and memory servers make and compare them by this module.
 """
 
 import json
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from hashlib import sha256
 
 import numpy as np
 
-from common.wire.fields import DIGEST_BYTES, ID_BYTES, KEY_BYTES
+from common.wire.fields import DIGEST_BYTES, ID_BYTES, KEY_BYTES, SHORT_KEY_BYTES
 from common.wire.kv_layout import KVLayout
 
 VERSION = b"baton kv 1"
@@ -25,8 +27,12 @@ STRETCH_BLOCKS = 64
 
 def root_of(layout: KVLayout, salt: bytes = b"") -> bytes:
     """Where the chain of every text begins: [32]. Texts of two salts, as of two tenants, share nothing."""
-    described = json.dumps(asdict(layout), sort_keys=True, separators=(",", ":")).encode()
-    return sha256(b"\0".join((VERSION, sha256(described).digest() + sha256(salt).digest()))).digest()
+    return sha256(b"\0".join((VERSION, _digest_of(layout) + sha256(salt).digest()))).digest()
+
+
+@lru_cache(maxsize=16)
+def _digest_of(layout: KVLayout) -> bytes:
+    return sha256(json.dumps(asdict(layout), sort_keys=True, separators=(",", ":")).encode()).digest()
 
 
 def digests(parent: bytes, token_ids: bytes, block_size: int) -> list[bytes]:
@@ -47,15 +53,15 @@ class TextDigests:
         self._block_size, self._max_stretches = block_size, max_stretches
         self._stretches: OrderedDict[bytes, list[bytes]] = OrderedDict()  # by last use
 
-    def of(self, root: bytes, token_ids: bytes) -> list[bytes]:
-        """`digests` of a text, packed, from its beginning."""
-        parent, found = root, list[bytes]()
+    def of(self, parent: bytes, token_ids: bytes) -> list[bytes]:
+        """`digests` of a text, packed, from its beginning or from where a stretch ended."""
+        found = list[bytes]()
         stretch_bytes = STRETCH_BLOCKS * self._block_size * ID_BYTES
         for begin in range(0, len(token_ids), stretch_bytes):
             stretch = token_ids[begin : begin + stretch_bytes]
             is_whole = len(stretch) == stretch_bytes
             found += self._stretch(parent, stretch) if is_whole else digests(parent, stretch, self._block_size)
-            parent = found[-1] if found else root
+            parent = found[-1] if found else parent
         return found
 
     def _stretch(self, parent: bytes, token_ids: bytes) -> list[bytes]:
@@ -73,3 +79,16 @@ class TextDigests:
 def pack_keys(of_blocks: Sequence[bytes]) -> bytes:
     """Keys of digests, as they travel: [num_blocks * 16]."""
     return np.frombuffer(b"".join(of_blocks), np.uint8).reshape(-1, DIGEST_BYTES)[:, :KEY_BYTES].tobytes()
+
+
+def short_keys(of_blocks: Sequence[bytes]) -> "array[int]":
+    """Of digests, as numbers: [num_blocks]."""
+    packed = np.frombuffer(b"".join(of_blocks), np.uint8).reshape(-1, DIGEST_BYTES)[:, :SHORT_KEY_BYTES].tobytes()
+    return unpack_short_keys(packed)
+
+
+def unpack_short_keys(packed: bytes) -> "array[int]":
+    """As they travel: [num_blocks]."""
+    keys = array("Q")
+    keys.frombytes(packed)
+    return keys

@@ -20,6 +20,9 @@ Number = TypeVar("Number", int, float)
 MAX_INT32 = (1 << 31) - 1
 ID_BYTES = 4  # of a packed int32 or fp32
 KEY_BYTES, DIGEST_BYTES = 16, 32  # by which a block is known, and of which that is made, see `block_key`
+SHORT_KEY_BYTES = 8  # by which the router knows it
+MAX_EVENT_KEYS = 4096
+"""Blocks that one message tells the router of: more would hold up every stream."""
 MAX_ROWS = 65_536
 """Rows of one message: tokens of a step, leases of a peer."""
 MAX_SCORES = MAX_ROWS * (MAX_LOGPROBS + 1)
@@ -145,13 +148,14 @@ class PackedFloats:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Any number of pieces of so many bytes."""
+    """Any number of pieces of so many bytes, or at most `high`."""
 
     piece_bytes: int
+    high: int = MAX_INT32
 
     def checked(self, value: bytes) -> bytes:
-        if len(value) % self.piece_bytes:
-            raise WireError(f"{len(value)} bytes are not pieces of {self.piece_bytes} bytes")
+        if len(value) % self.piece_bytes or len(value) > self.high * self.piece_bytes:
+            raise WireError(f"{len(value)} bytes are not at most {self.high} pieces of {self.piece_bytes} bytes")
         return value
 
 
@@ -186,6 +190,8 @@ Handle = Annotated[bytes, Length(0, 256)]
 Text = Annotated[str, Prose(1000)]
 BlockIds = Annotated[bytes, Packed(0, MAX_INT32)]
 BlockKeys = Annotated[bytes, Pieces(KEY_BYTES)]
+ShortKeys = Annotated[bytes, Pieces(SHORT_KEY_BYTES, MAX_EVENT_KEYS)]
+EventRuns = Annotated[bytes, Packed(0, MAX_EVENT_KEYS)]
 OptionalDigest = Annotated[bytes, Length(0, DIGEST_BYTES)]
 TokenIds = Annotated[bytes, Packed(1, MAX_INT32)]
 Column = Annotated[bytes, Packed(0, MAX_ROWS)]

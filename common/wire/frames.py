@@ -43,7 +43,7 @@ from common.wire.memory_messages import (
     WeightsRegion,
     WeightsWanted,
 )
-from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, WorkerEnded
+from common.wire.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, WorkerEnded
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -51,6 +51,7 @@ from common.wire.messages import (
     Inquiry,
     InquiryReply,
     Knock,
+    KVEventsWanted,
     KVPathReport,
     LogprobBatch,
     Message,
@@ -90,6 +91,7 @@ TAGS: dict[int, type[Message]] = {
     11: MemoryReady,
     12: MemoryHeartbeat,
     13: WorkerEnded,
+    15: KVEvents,
     20: Welcome,
     21: Refused,
     22: Reregister,
@@ -103,6 +105,7 @@ TAGS: dict[int, type[Message]] = {
     30: Leave,
     31: DrainWanted,
     32: DrainAnswer,
+    33: KVEventsWanted,
     40: KVPoolExport,
     44: KVPathResult,
     45: KVProgress,

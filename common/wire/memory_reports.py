@@ -1,4 +1,4 @@
-"""What a memory server tells the router: that it is there, how full, and whose process has ended.
+"""What a memory server tells the router: that it is there, how full, whose process has ended, and which blocks it has.
 
 It speaks in its own name: `server_id` and `epoch`, a new one at each start. The rules are those of `messages`.
 """
@@ -6,7 +6,7 @@ It speaks in its own name: `server_id` and `epoch`, a new one at each start. The
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.wire.fields import Count, Epoch, Label, Length, ProcessId, Range, WorkerId
+from common.wire.fields import Count, Epoch, EventRuns, Label, Length, ProcessId, Range, ShortKeys, WorkerId
 from common.wire.memory_messages import Bytes
 
 Total = Annotated[int, Range(0, 1 << 62)]
@@ -56,4 +56,21 @@ class WorkerEnded:
     ended_epoch: Epoch
 
 
-MemoryReport = MemoryReady | MemoryHeartbeat | WorkerEnded
+@dataclass(frozen=True, slots=True)
+class KVEvents:
+    """memory server -> router: which blocks of a pool can be found from now on, and which not any more.
+
+    Sent after a `KVEventsWanted`, each with the next `sequence`. What was told before that of sequence 0 is void; it
+    and those behind it tell of the blocks that are there, some at a time, and of what happens meanwhile. Where one is
+    missing, all must be asked for again. One comes with each heartbeat, though nothing may have happened.
+    """
+
+    server_id: WorkerId
+    epoch: Epoch
+    pool_id: Epoch
+    sequence: Total
+    runs: EventRuns  # so many keys of blocks that were sealed, so many of those evicted then, and so on in turn
+    keys: ShortKeys  # in the order in which it happened
+
+
+MemoryReport = MemoryReady | MemoryHeartbeat | WorkerEnded | KVEvents

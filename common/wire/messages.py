@@ -87,6 +87,8 @@ class WorkerReady:
     standby: Count  # others of its role on its device that are enough without it; 0: it is no standby
     memory_server_id: OptionalId  # whose word of this worker's end counts; "" without a memory server
     memory_server_epoch: Epoch
+    pool_id: Epoch  # that it has blocks of; who has the same one hands over without copying
+    prefix_min_tokens: Count  # of a prompt, for it to be looked up there; MAX_INT32 if none is
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,13 @@ class Knock:
 
 
 @dataclass(frozen=True, slots=True)
+class KVEventsWanted:
+    """router -> memory server: tell which blocks of that pool there are, and from then on what becomes of them."""
+
+    pool_id: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class DecodePeer:
     """router -> prefill worker: a decode worker exists; dial it and offer the KV pool."""
 
@@ -321,7 +330,7 @@ class Inquiry:
 WorkerMessage = (
     WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | LogprobBatch | PromptLogprobs
     | PromptCached | RequestFailed | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone
-    | PrefillRequest | Abort | Inquiry | StillBound | Knock | KVPoolExport | KVProgress | KVPathResult
+    | PrefillRequest | Abort | Inquiry | StillBound | Knock | KVEventsWanted | KVPoolExport | KVProgress | KVPathResult
 )  # fmt: skip
 """What workers hear or say, but for their memory server."""
 

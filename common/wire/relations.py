@@ -1,6 +1,6 @@
 """How the fields of one message depend on one another; each by itself was checked before (see `fields`)."""
 
-from common.wire.fields import ID_BYTES, KEY_BYTES
+from common.wire.fields import ID_BYTES, KEY_BYTES, SHORT_KEY_BYTES
 from common.wire.handoff_messages import KVPoolExport, KVProgress
 from common.wire.kv_layout import CacheKind, Counts, KVLayout
 from common.wire.memory_messages import (
@@ -12,6 +12,7 @@ from common.wire.memory_messages import (
     PoolWanted,
     PrefixFound,
 )
+from common.wire.memory_reports import KVEvents
 from common.wire.messages import (
     Inquiry,
     InquiryReply,
@@ -65,6 +66,8 @@ def _contradiction_of_blocks(message: Message) -> str:
             return _unversioned(message)
         case BlocksSealed():
             return _unversioned(message) or _uneven(_num_ids(message.block_ids), len(message.keys) // KEY_BYTES)
+        case KVEvents():
+            return _uneven(sum(unpack_ids(message.runs)), len(message.keys) // SHORT_KEY_BYTES)
         case KVProgress():
             num_blocks = _num_ids(message.block_ids)
             problem = f"{num_blocks} blocks of {message.num_tokens} tokens" if num_blocks > message.num_tokens else ""
