@@ -58,15 +58,18 @@ class System:
             process.wait(TIMEOUT_S)
         self.directory.cleanup()
 
-    def start(self, prefill: int = 1, decode: int = 1, *, apart: bool = False) -> Self:
+    def start(
+        self, prefill: int = 1, decode: int = 1, *, apart: bool = False, homes: dict[str, str] | None = None
+    ) -> Self:
         """Start all and wait until it is ready.
 
         Args:
             apart: decode workers have a memory server of their own, so that blocks are pulled.
+            homes: names of memory servers of workers, if they have not all the same.
         """
         self.start_router()
         self.start_memory()
-        self.homes = {f"decode-{i}": "memory-decode" for i in range(decode)} if apart else {}
+        self.homes = homes or ({f"decode-{i}": "memory-decode" for i in range(decode)} if apart else {})
         for i in range(prefill):
             self.start_worker(f"prefill-{i}")
         for i in range(decode):

@@ -93,6 +93,8 @@ class Bench:
             prompt_log=PromptLog(range(num_prompt_tokens), num_prompt_logprobs) if num_prompt_logprobs else None,
             prompt_only=prompt_only,
         )
+        for _ in self.dispatcher.find_out([completion]):
+            pass
         self.dispatcher.submit([completion])
         return completion
 

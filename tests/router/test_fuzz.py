@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.config import Config, ModelSection, NetSection, RouterSection
 from common.wire.frames import decode, encode
-from common.wire.memory_reports import WorkerEnded
+from common.wire.memory_reports import KVEvents, MemoryReady, WorkerEnded
 from common.wire.messages import Heartbeat, KVPathReport, Message, RequestFailed, Role, TokenBatch
 from common.wire.sampling_params import SamplingParams
 from common.wire.worker_id import BEAT_SUFFIX, connection_of
@@ -23,7 +23,8 @@ from tests.wire.values import aimed_messages
 
 PEERS = [("p", 1), ("d", 1), ("e", 2)]
 MEMORY = PEERS[2]
-KINDS = (TokenBatch, KVPathReport, RequestFailed, Heartbeat, WorkerEnded)
+KINDS = (TokenBatch, KVPathReport, RequestFailed, Heartbeat, WorkerEnded, KVEvents)
+POOLS = {"p": 0, "d": 0, "q": 1}
 
 
 class Rig:
@@ -38,9 +39,10 @@ class Rig:
         self.service._handle(connection, decode(encode(message)))
 
     def meet(self) -> None:
-        """`p` and `d` are registered, whatever they have said, and blocks travel between them."""
+        """All workers are registered, whatever they have said, and blocks travel from `p` to `d`."""
         self.service._membership._expelled.clear()
-        for worker_id, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+        self.hear(connection_of(*MEMORY), MemoryReady(*MEMORY, 1, "1", "cpu"))
+        for worker_id, role in (("p", Role.PREFILL), ("d", Role.DECODE), ("q", Role.PREFILL)):
             worker = self.service.pool.get(worker_id, 1)
             if worker is not None and worker.draining:
                 self.service.pool.remove(worker)
@@ -55,6 +57,7 @@ class Rig:
                 handoff_endpoint="ipc:///nowhere",
                 memory_server_id=MEMORY[0],
                 memory_server_epoch=MEMORY[1],
+                pool_id=POOLS[worker_id],
             )
             self.hear(connection_of(worker_id, 1), ready)
         self.hear(connection_of("d", 1), kv_path("p", "d"))
@@ -62,6 +65,8 @@ class Rig:
     def submit(self, name: str) -> Completion:
         text = TextStream(self.service.tokenizer.decode)
         completion = Completion(name, 0, [1, 2, 3], SamplingParams(max_tokens=20), text, Mailbox())
+        for _ in self.service.dispatcher.find_out([completion]):
+            pass
         self.service.dispatcher.submit([completion])
         return completion
 
@@ -92,6 +97,7 @@ def test_no_message_costs_more_than_itself(rig: Rig, said: list[tuple[Message, t
         rig.service.dispatcher.abort(completion)
         assert completion.is_terminal
     assert rig.service.dispatcher.queue_sizes() == (0, 0, 0)
+    assert rig.service.pool.prefixes.num_told <= 2 * 100, "of two pools"
     assert all((worker.outstanding_tokens, worker.num_assigned) == (0, 0) for worker in rig.service.pool)
 
 

@@ -1,50 +1,176 @@
-"""Prompts go where what they begin with lies, unless they would wait there for longer than that saves."""
+"""What is known to lie where; and prompts go there, unless they would wait for longer than that saves."""
 
+import tracemalloc
+from array import array
 from collections import Counter
+from secrets import randbits
+
+import pytest
 
 from common.config import NetSection
+from common.wire.block_key import digests, root_of, short_keys
+from common.wire.kv_layout import KVLayout
 from common.wire.messages import Role
+from common.wire.packing import pack_ids
 from router.member import Member
-from router.prefix_map import STRIDE_TOKENS, PrefixMap, beginnings_of
+from router.prefix_map import MOMENT_S, PoolContents, PrefixMap
 from router.route import Demand, Route
+from router.text_keys import TextKeys
 from router.worker_pool import WorkerPool
-from tests.messages import kv_path, worker_ready
+from tests.messages import LAYOUT, kv_path, worker_ready
 
+BLOCK = LAYOUT.groups[0].block_size
 HERE, THERE = ("memory-0", 1), ("memory-1", 1)
-TEXT = list(range(5 * STRIDE_TOKENS + 7))
+OLD, NEW, NEWEST = range(4), range(10, 14), range(20, 24)
 
 
-def keys(num_strides: int, first: int = 0) -> list[bytes]:
-    return list(beginnings_of(range(first, first + num_strides * STRIDE_TOKENS), b""))
+class Known:
+    """A map of two pools of six blocks, with a clock moved by hand."""
+
+    def __init__(self, *, is_told: bool) -> None:
+        self.now_s = 100.0
+        self.map = PrefixMap(lambda: self.now_s)
+        for pool in (HERE, THERE):
+            self.map.meet(pool, 6)
+            if is_told:
+                self.map.contents(pool).begin()
+        self.here = self.map.contents(HERE)
+
+    def count(self, keys: range | list[int]) -> int:
+        """What a text is taken to begin with here; elsewhere nothing ever is."""
+        assert self.map.num_known(THERE, keys) == 0
+        return self.map.num_known(HERE, keys)
 
 
-def test_equal_beginnings_have_equal_keys_and_others_have_none_in_common() -> None:
-    whole = list(beginnings_of(TEXT, b""))
-    assert len(whole) == len(set(whole)) == 5
-    assert list(beginnings_of(TEXT[: 3 * STRIDE_TOKENS], b"")) == whole[:3]
-    assert not beginnings_of(TEXT[: STRIDE_TOKENS - 1], b"")
-    changed = [*TEXT[:STRIDE_TOKENS], -1, *TEXT[STRIDE_TOKENS + 1 :]]
-    assert [a == b for a, b in zip(beginnings_of(changed, b""), whole, strict=True)] == [True] + [False] * 4
-    assert not set(whole) & {*beginnings_of(TEXT, b"salt")}
+@pytest.fixture
+def told() -> Known:
+    return Known(is_told=True)
 
 
-def test_a_pool_is_taken_to_have_what_it_was_sent_last_and_has_room_for() -> None:
-    known, old, new = PrefixMap(), keys(4), keys(4, first=9999)
-    known.note(HERE, old, 6 * STRIDE_TOKENS)
-    assert (known.num_known(HERE, old), known.num_known(THERE, old)) == (4 * STRIDE_TOKENS, 0)
-    assert known.num_known(HERE, [old[0], new[1]]) == STRIDE_TOKENS
-    known.note(HERE, new, 6 * STRIDE_TOKENS)
-    assert known.num_known(HERE, new) == 4 * STRIDE_TOKENS
-    assert known.num_known(HERE, old) == 2 * STRIDE_TOKENS, "its end went first"
-    known.note(HERE, old[:1], 6 * STRIDE_TOKENS)
-    known.note(HERE, keys(5, first=5555), 6 * STRIDE_TOKENS)
-    assert (known.num_known(HERE, old), known.num_known(HERE, new)) == (STRIDE_TOKENS, 0)
-    known.keep({THERE})
-    assert known.num_known(HERE, old) == 0
+@pytest.fixture
+def untold() -> Known:
+    return Known(is_told=False)
+
+
+def test_what_was_told_of_is_there_until_it_is_evicted(told: Known) -> None:
+    told.here.sealed(OLD)
+    assert (told.count(OLD), told.count([0, 11, 1])) == (4, 1)
+    told.now_s += 1e6
+    assert told.count(OLD) == 4
+    told.here.evicted([2, 99])
+    assert told.count(OLD) == 2, "without it the rest is not found"
+    told.here.begin()
+    assert told.count(OLD) == 0, "it is told anew"
+
+
+def test_a_prediction_holds_until_word_comes_or_its_request_has_been_over_for_a_moment(told: Known) -> None:
+    prediction = told.map.predict(HERE, OLD)
+    told.now_s += 1e6
+    assert told.count(OLD) == 4
+    told.here.sealed(OLD[:2])
+    told.map.end(prediction)
+    told.now_s += 0.9 * MOMENT_S
+    assert told.count(OLD) == 4
+    told.now_s += 0.2 * MOMENT_S
+    assert told.count(OLD) == 2, "no word came of the others"
+    told.here.evicted(OLD)
+    assert told.count(OLD) == 0
+
+
+def test_what_two_requests_leave_there_is_the_later_one_s(told: Known) -> None:
+    first, second = told.map.predict(HERE, OLD), told.map.predict(HERE, [0, 1, 7])
+    told.map.end(first)
+    told.now_s += 2 * MOMENT_S
+    assert (told.count(OLD), told.count([0, 1, 7])) == (2, 3)
+    told.map.end(second)
+    told.now_s += 2 * MOMENT_S
+    assert told.count([0, 1, 7]) == 0
+
+
+def test_where_nobody_tells_it_is_there_until_as_much_else_was_sent_there(untold: Known) -> None:
+    for keys in (OLD, [0, 1]):
+        untold.map.end(untold.map.predict(HERE, keys))
+    untold.now_s += 1e6
+    assert untold.count(OLD) == 4
+    untold.map.end(untold.map.predict(HERE, NEW))
+    assert (untold.count(NEW), untold.count(OLD)) == (4, 2), "what was sent twice is younger"
+    untold.map.end(untold.map.predict(HERE, NEWEST))
+    assert (untold.count(NEWEST), untold.count(NEW), untold.count(OLD)) == (4, 0, 0), "what goes, goes whole"
+    untold.map.end(untold.map.predict(HERE, range(100, 107)))
+    assert untold.count(range(100, 107)) == 0, "which does not fit at all"
+
+
+def test_once_a_server_tells_only_what_runs_is_predicted_and_without_it_predictions_stay(untold: Known) -> None:
+    untold.map.end(untold.map.predict(HERE, OLD))
+    running = untold.map.predict(HERE, NEW[:2])
+    untold.here.begin()
+    assert (untold.count(OLD), untold.count(NEW)) == (0, 2)
+    untold.here.sealed(OLD)
+    untold.here.forget_told()
+    untold.map.end(running)
+    untold.now_s += 1e6
+    assert (untold.count(OLD), untold.count(NEW)) == (0, 2)
+
+
+def test_of_a_pool_that_nobody_has_nothing_is_known(told: Known) -> None:
+    told.here.sealed(OLD)
+    prediction = told.map.predict(HERE, NEW)
+    told.map.keep({THERE})
+    assert told.map.num_known(HERE, OLD) == 0
+    told.map.end(prediction)
+    told.map.end(told.map.predict(HERE, NEW))
+    told.map.meet(HERE, 6)
+    assert told.map.num_known(HERE, OLD) == told.map.num_known(HERE, NEW) == 0
+
+
+def test_what_was_sent_again_and_again_takes_no_more_room(told: Known, untold: Known) -> None:
+    for known in (told, untold):
+        for number in range(1000):
+            known.map.end(known.map.predict(HERE, [1, 2, number]))
+            known.now_s += MOMENT_S / 10
+            known.count([1])
+        assert len(known.here._predictions) <= 11 and len(known.here._predicted) <= 13
+
+
+def test_a_block_takes_about_a_hundred_bytes() -> None:
+    keys = [array("Q", [randbits(64) for _ in range(4096)]) for _ in range(12)]
+    contents = PoolContents(HERE, 50_000)
+    tracemalloc.start()
+    try:
+        for some in keys:
+            contents.sealed(some)
+        num_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert num_bytes / len(contents.told) < 110
+
+
+# --- keys of texts ----------------------------------------------------------------------------------
+
+
+def keys_of(token_ids: list[int], layout: KVLayout = LAYOUT, salt: bytes = b"") -> TextKeys:
+    text = TextKeys.of(layout, salt)
+    text.grow(token_ids)
+    return text
+
+
+def test_keys_are_those_that_workers_seal_under_however_a_text_is_cut() -> None:
+    token_ids = list(range(5 * BLOCK + 7))
+    expected = short_keys(digests(root_of(LAYOUT, b"salt"), pack_ids(token_ids), BLOCK))
+    assert len(expected) == 5
+    whole = keys_of(token_ids, salt=b"salt")
+    assert (whole.keys, whole.num_tokens) == (expected, 5 * BLOCK)
+    parts = keys_of(token_ids[: 2 * BLOCK], salt=b"salt")
+    longer = parts.grown(token_ids[parts.num_tokens :])
+    assert longer.keys == expected and parts.keys == expected[:2]
+    assert not set(keys_of(token_ids).keys) & set(expected)
+
+
+# --- where prompts go -------------------------------------------------------------------------------
 
 
 class Pools:
-    """Two GPUs, a prefill and a decode worker on each, that share a pool."""
+    """Two GPUs, a prefill and a decode worker on each, that share a pool; nobody tells of blocks."""
 
     def __init__(self) -> None:
         self.workers = WorkerPool(NetSection(), prefill_window=100.0)
@@ -57,18 +183,29 @@ class Pools:
         ready = worker_ready(
             name, role, device=f"cuda:{gpu} GPU-{gpu}", num_blocks=(10_000,), max_model_len=100_000,
             max_batch_tokens=8192, max_num_seqs=64, memory_server_id=f"memory-{gpu}", memory_server_epoch=1,
+            pool_id=gpu, prefix_min_tokens=256,
         )  # fmt: skip
         return self.workers.add(ready, 0.0)
 
+    def contents(self, gpu: int) -> PoolContents:
+        return self.workers.prefixes.contents((f"memory-{gpu}", gpu))
+
     def send(self, token_ids: list[int]) -> Route:
-        route = self.workers.choose(self.demand(token_ids))
+        demand = self.demand(token_ids)
+        route = self.workers.choose(demand)
         assert route is not None
         self.workers.assign(route, len(token_ids))
-        self.workers.note_text(route.prefill, beginnings_of(token_ids, b""))
+        for pool in {route.prefill.pool, route.decode.pool}:
+            self.workers.prefixes.predict(pool, demand.texts[0].keys)
+        return route
+
+    def chosen(self, token_ids: list[int]) -> Route:
+        route = self.workers.choose(self.demand(token_ids))
+        assert route is not None
         return route
 
     def demand(self, token_ids: list[int]) -> Demand:
-        return Demand(len(token_ids), len(token_ids) + 100, beginnings=beginnings_of(token_ids, b""))
+        return Demand(len(token_ids), len(token_ids) + 100, texts=(keys_of(token_ids),))
 
     def over(self, route: Route, num_tokens: int) -> None:
         self.workers.release_prompt(route, num_tokens)
@@ -77,7 +214,7 @@ class Pools:
 
 def test_a_conversation_stays_where_it_was_and_is_decoded_in_the_same_pool() -> None:
     pools, histories = Pools(), [list(range(first, first + 2000)) for first in (0, 10_000, 20_000, 30_000)]
-    assert pools.workers.has_choice
+    assert pools.workers.layouts() == {LAYOUT}
     first = [pools.send(history) for history in histories]
     assert Counter(route.prefill.id for route in first) == {"PREFILL-0": 2, "PREFILL-1": 2}
     assert all(route.prefill.pool == route.decode.pool for route in first)
@@ -86,7 +223,7 @@ def test_a_conversation_stays_where_it_was_and_is_decoded_in_the_same_pool() -> 
     for history, before in [*zip(histories, first, strict=True)][::-1]:
         route = pools.send([*history, *range(300)])
         assert (route.prefill, route.decode) == (before.prefill, before.decode)
-        assert route.num_known == 2000 // STRIDE_TOKENS * STRIDE_TOKENS
+        assert route.cost.num_known == 2000 // BLOCK * BLOCK
 
 
 def test_one_beginning_that_all_share_does_not_draw_all_to_one_place() -> None:
@@ -94,7 +231,7 @@ def test_one_beginning_that_all_share_does_not_draw_all_to_one_place() -> None:
     routes = [pools.send([*shared, *range(100 * number, 100 * number + 256)]) for number in range(1, 41)]
     shares = Counter(route.prefill.id for route in routes)
     assert min(shares.values()) >= 18 and len(shares) == 2
-    assert sum(route.num_known == 4096 for route in routes) >= 38, "each computes it once"
+    assert sum(route.cost.num_known == 4096 for route in routes) >= 38, "each computes it once"
 
 
 def test_what_has_a_long_queue_is_left_for_one_that_has_none() -> None:
@@ -103,4 +240,43 @@ def test_what_has_a_long_queue_is_left_for_one_that_has_none() -> None:
     pools.over(first, 1024)
     first.prefill.outstanding_tokens = 5000
     route = pools.send([*text, 1])
-    assert route.prefill is not first.prefill and route.num_known == 0
+    assert route.prefill is not first.prefill and route.cost.num_known == 0
+
+
+def test_where_two_pools_have_the_same_the_load_decides() -> None:
+    pools, text = Pools(), list(range(4096))
+    for gpu in range(2):
+        pools.contents(gpu).begin()
+        pools.contents(gpu).sealed(keys_of(text).keys)
+    busy = pools.chosen([*text, 1])
+    busy.prefill.outstanding_tokens = 100
+    route = pools.chosen([*text, 1])
+    assert route.prefill is not busy.prefill and route.decode.gpu == route.prefill.gpu
+    assert (route.cost.num_known, route.cost.num_computed, route.cost.num_moved, route.num_pairs) == (4096, 1, 0, 4)
+
+
+def test_who_decodes_elsewhere_moves_what_that_pool_lacks() -> None:
+    pools, text = Pools(), list(range(4096))
+    prefill, decode = pools.members[0], pools.members[3]
+    assert (prefill.id, decode.id) == ("PREFILL-0", "DECODE-1")
+    for gpu, num_blocks in ((0, 200), (1, 256)):
+        pools.contents(gpu).begin()
+        pools.contents(gpu).sealed(keys_of(text).keys[:num_blocks])
+    pools.members[1].num_assigned = 64  # DECODE-0 is full
+    pools.members[2].outstanding_tokens = 2000  # PREFILL-1
+    route = pools.chosen([*text, 1])
+    assert (route.prefill, route.decode) == (prefill, decode)
+    assert (route.cost.num_known, route.cost.num_moved) == (200 * BLOCK, 1)
+    assert str(route) == ("PREFILL-0 -> DECODE-1, the best of 4: 897 to compute behind 0, 1 to move, decode 0% full")
+
+
+def test_what_is_not_looked_up_or_is_of_another_layout_is_not_expected() -> None:
+    pools = Pools()
+    for gpu in range(2):
+        pools.contents(gpu).begin()
+        pools.contents(gpu).sealed(keys_of(list(range(256))).keys)
+    for num_tokens, num_known in ((255, 0), (256, 240), (257, 256), (300, 256)):
+        assert pools.chosen(list(range(num_tokens))).cost.num_known == num_known
+    other = Demand(300, 400, texts=(keys_of(list(range(300)), KVLayout("other", LAYOUT.groups)),))
+    route = pools.workers.choose(other)
+    assert route is not None and route.cost.num_known == 0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from common.wire.fields import (
     ID_BYTES,
     KEY_BYTES,
+    SHORT_KEY_BYTES,
     Codes,
     Length,
     Name,
@@ -26,6 +27,7 @@ from common.wire.frames import TAGS
 from common.wire.handoff_messages import KVProgress
 from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.memory_messages import BlocksSealed, KVOffer
+from common.wire.memory_reports import KVEvents
 from common.wire.messages import (
     InquiryReply,
     LogprobBatch,
@@ -39,6 +41,8 @@ from common.wire.messages import (
 from common.wire.packing import pack_floats
 
 FEW = 6  # rows or ids of one message
+AIMED = {"num_tokens": st.integers(1, 100), "pool_id": st.integers(0, 2), "sequence": st.integers(0, 3)}
+"""Values of fields that meet what is there."""
 
 
 def messages() -> st.SearchStrategy[Message]:
@@ -70,8 +74,8 @@ def aimed_messages(
         elif name in ("token_ids", "block_ids") and draw(st.booleans()):
             count = draw(st.sampled_from([1, 1, 2, 17, 40] if name == "block_ids" else [2, 17, 40]))
             changes[name] = _packed(range(count))
-        elif name == "num_tokens":
-            changes[name] = draw(st.integers(1, 100))
+        elif name in AIMED:
+            changes[name] = draw(AIMED[name])
     return typing.cast(Message, _consistent(dataclasses.replace(message, **changes)))
 
 
@@ -176,6 +180,8 @@ def _consistent(message: Any) -> Any:
             )
             most = min(len(message.token_ids) // ID_BYTES, sampling.max_tokens) - least
             return dataclasses.replace(message, sampling=sampling, num_outputs=least + message.num_outputs % most)
+        case KVEvents():
+            return dataclasses.replace(message, runs=_packed([1] * (len(message.keys) // SHORT_KEY_BYTES)))
         case KVProgress():
             return dataclasses.replace(message, num_tokens=max(message.num_tokens, len(message.block_ids) // ID_BYTES))
         case InquiryReply():

@@ -1,0 +1,153 @@
+"""What is told of blocks that come and go, from the question on: all of it, in order, some at a time."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from common.memory import event_log
+from common.memory.block_index import BlockIndex
+from common.memory.event_log import EventLog
+from common.memory.sealed_blocks import KEY
+from common.wire.packing import unpack_ids
+from common.wire.pool_shape import PoolShape
+from tests.layouts import one_group
+
+MOST = 4
+"""Keys of a message here."""
+KEYS = [bytes([number]) * 16 for number in range(1, 30)]
+WRITER = 0
+
+
+@pytest.fixture(autouse=True)
+def few_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(event_log, "MAX_EVENT_KEYS", MOST)
+    yield
+
+
+@pytest.fixture
+def index() -> BlockIndex:
+    return BlockIndex(PoolShape(one_group("model", 1, 1, 1, 1, "float16"), (13,)))
+
+
+def seal(index: BlockIndex, keys: list[bytes]) -> None:
+    """Blocks are sealed under these, and nobody reads them any more."""
+    block_ids = index.lease(WRITER, (len(keys),))
+    index.seal(WRITER, block_ids, index.generations(block_ids), b"".join(keys))
+    index.free(WRITER, block_ids, index.generations(block_ids))
+
+
+def evict(index: BlockIndex, count: int) -> None:
+    """As who wants so many blocks does."""
+    block_ids = index.lease(WRITER, (count,))
+    index.free(WRITER, block_ids, index.generations(block_ids))
+
+
+def told(log: EventLog) -> tuple[int, list[tuple[bool, list[int]]]]:
+    """Sequence, and runs of keys by their first byte, sealed or not."""
+    sequence, lengths, packed = log.take()
+    assert len(packed) <= MOST * 8
+    keys, runs = [packed[begin] for begin in range(0, len(packed), 8)], []
+    for number, length in enumerate(unpack_ids(lengths)):
+        runs.append((number % 2 == 0, keys[:length]))
+        keys = keys[length:]
+    assert not keys
+    return sequence, [run for run in runs if run[1]]
+
+
+def all_told(log: EventLog) -> set[int]:
+    """What is there, for who hears all of it."""
+    there: set[int] = set()
+    while log.has_news:
+        for are_sealed, keys in told(log)[1]:
+            there = there | set(keys) if are_sealed else there - set(keys)
+    return there
+
+
+def test_nothing_is_kept_until_somebody_asks_and_nothing_once_nobody_listens(index: BlockIndex) -> None:
+    log = index.sealed.log
+    seal(index, KEYS[:3])
+    evict(index, 12)
+    assert not log.has_news and not log._runs
+    log.begin()
+    seal(index, KEYS[3:5])
+    log.stop()
+    seal(index, KEYS[5:7])
+    assert not log.has_news and not log._runs
+
+
+def test_all_that_is_there_comes_first_and_then_what_happens(index: BlockIndex) -> None:
+    log = index.sealed.log
+    seal(index, KEYS[:6])
+    log.begin()
+    assert log.has_news
+    messages = [told(log) for _ in range(4)]  # of four block ids each
+    assert [sequence for sequence, _ in messages] == [0, 1, 2, 3]
+    assert {key for _, runs in messages for _, keys in runs for key in keys} == {1, 2, 3, 4, 5, 6}
+    assert not log.has_news
+    seal(index, KEYS[6:8])
+    seal(index, KEYS[:2])  # of keys that are there
+    evict(index, 10)
+    sequence, runs = told(log)
+    assert sequence == 4 and runs[0] == (True, [7, 8])
+    assert runs[1][0] is False and set(runs[1][1]) < {1, 2, 3, 4, 5, 6}
+    assert log.has_news, "there are more than one message tells"
+
+
+def test_what_is_evicted_first_follows_a_run_of_none(index: BlockIndex) -> None:
+    log = index.sealed.log
+    seal(index, KEYS[:12])
+    log.begin()
+    all_told(log)
+    evict(index, 2)
+    assert unpack_ids(log.take().runs) == [0, 2]
+    assert log.take()[1:] == (b"", b""), "nothing has happened"
+
+
+@pytest.mark.parametrize("num_messages", range(6))
+def test_what_happens_while_all_is_told_counts(index: BlockIndex, num_messages: int) -> None:
+    log = index.sealed.log
+    seal(index, KEYS[:9])
+    log.begin()
+    there: set[int] = set()
+    for _ in range(num_messages):
+        for are_sealed, keys in told(log)[1]:
+            there = there | set(keys) if are_sealed else there - set(keys)
+    evict(index, 6)  # of which three are at its end
+    seal(index, [KEYS[8], KEYS[20]])
+    while log.has_news:
+        for are_sealed, keys in told(log)[1]:
+            there = there | set(keys) if are_sealed else there - set(keys)
+    assert there == {key[0] for key in index.sealed.block_of}
+
+
+def test_more_than_there_are_blocks_is_told_from_the_beginning(index: BlockIndex) -> None:
+    log = index.sealed.log
+    log.begin()
+    all_told(log)
+    for number in range(20):
+        seal(index, [KEYS[number]])
+    assert log._num_pending <= 13
+    assert told(log)[0] == 0
+    log.begin()
+    assert all_told(log) == {key[0] for key in index.sealed.block_of}
+
+
+def test_of_a_pool_that_is_void_nothing_is_there_whatever_happens(index: BlockIndex) -> None:
+    log = index.sealed.log
+    seal(index, KEYS[:3])
+    log.begin()
+    told(log)
+    log.void()
+    seal(index, KEYS[3:6])
+    assert told(log) == (0, [])
+    log.begin()
+    assert told(log) == (0, []) and not log.has_news
+
+
+def test_keys_are_cut_short() -> None:
+    log = EventLog(2, lambda begin, end: np.zeros(0, KEY))
+    log.begin()
+    log.take()
+    log.sealed(np.frombuffer(bytes(range(32)), KEY))
+    assert log.take().keys == bytes([*range(8), *range(16, 24)])

@@ -1,0 +1,248 @@
+"""What memory servers tell of their blocks, and what the router makes of what it missed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from common.config import NetSection
+from common.wire.memory_reports import KVEvents, MemoryReady
+from common.wire.messages import KVEventsWanted, Message, Role
+from common.wire.packing import pack_ids
+from router import kv_events
+from router.kv_events import ASK_S, BAN_S, KVEventReader
+from router.memory_servers import MemoryServers
+from router.prefix_map import PoolName
+from router.worker_pool import WorkerPool
+from tests.layouts import window
+from tests.messages import LAYOUT, worker_ready
+
+NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0)
+NUM_BLOCKS = 20
+HERE, THERE = ("memory-0", 10), ("memory-1", 11)
+
+
+class Rig:
+    """A router's part that hears of blocks; its clock is moved by hand, its servers are those that are named."""
+
+    def __init__(self, *, is_on: bool = True) -> None:
+        self.now_s = 100.0
+        self.sent: list[tuple[bytes, Message]] = []
+        self.pool = WorkerPool(NET, 2.0, self.clock)
+        self.servers = MemoryServers(NET, 1, self.send, self.clock)
+        self.reader = KVEventReader(NET, self.pool, self.servers, self.send, self.clock, is_on=is_on)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def send(self, connection: bytes, message: Message) -> bool:
+        self.sent.append((connection, message))
+        return True
+
+    def join(self, pool: PoolName, role: Role = Role.PREFILL, epoch: int = 1, **fields: Any) -> None:
+        """A worker that has blocks of a pool."""
+        server_id, pool_id = pool
+        ready = worker_ready(
+            f"{role.name}-{server_id}-{pool_id}", role, num_blocks=(NUM_BLOCKS,), memory_server_id=server_id,
+            memory_server_epoch=epoch, pool_id=pool_id, **fields,
+        )  # fmt: skip
+        self.pool.add(ready, self.now_s)
+        self.reader.check()
+
+    def register(self, server_id: str, epoch: int = 1) -> None:
+        self.servers.on_ready(b"", MemoryReady(server_id, epoch, 1, "1", "cpu"))
+        self.reader.check()
+
+    def asked(self) -> list[int]:
+        """Ids of pools that were asked for since it was last looked at."""
+        asked = [message.pool_id for _, message in self.sent if isinstance(message, KVEventsWanted)]
+        self.sent.clear()
+        return asked
+
+    def tell(self, sequence: int, *runs: Sequence[int], pool: PoolName = HERE, epoch: int = 1) -> None:
+        lengths = pack_ids(len(run) for run in runs)
+        keys = b"".join(key.to_bytes(8, "little") for run in runs for key in run)
+        self.reader.on_events(KVEvents(pool[0], epoch, pool[1], sequence, lengths, keys))
+
+    def known(self, pool: PoolName = HERE) -> set[int] | None:
+        """What is told to be there; None if nobody tells."""
+        contents = self.pool.prefixes.contents(pool)
+        return contents.told if contents.is_told else None
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """Two pools that were asked for."""
+    rig = Rig()
+    for pool in (HERE, THERE):
+        rig.register(pool[0])
+        rig.join(pool)
+    assert rig.asked() == [10, 11]
+    return rig
+
+
+def test_what_is_told_in_order_is_known(rig: Rig) -> None:
+    rig.tell(0, [1, 2, 3])
+    rig.tell(1, [], [2], [4, 5], [1, 4])
+    rig.tell(2)
+    assert (rig.known(), rig.known(THERE)) == ({3, 5}, None)
+    rig.tell(0, [9], pool=THERE)
+    rig.tell(3, [6, 7], [6])
+    assert (rig.known(), rig.known(THERE)) == ({3, 5, 7}, {9})
+    rig.tell(0, [1])
+    assert rig.known() == {1}, "it was told from the beginning"
+
+
+def test_with_one_pool_nobody_is_asked_and_with_another_both_are() -> None:
+    rig = Rig()
+    rig.register("memory-0")
+    rig.join(HERE)
+    rig.join(HERE, Role.DECODE)
+    assert rig.asked() == []
+    rig.tell(0, [1])
+    assert rig.known() is None
+    rig.register("memory-1")
+    rig.join(THERE, Role.DECODE)
+    assert rig.asked() == [10, 11], "it makes a difference who decodes"
+
+
+def test_who_is_not_registered_or_has_nothing_to_tell_is_not_asked() -> None:
+    rig = Rig()
+    rig.join(HERE)
+    rig.join(THERE)
+    rig.join(("memory-2", 12), kv_layout=type(LAYOUT)("model", (window(16, 64),)))
+    rig.register("memory-2")
+    rig.register("memory-1", epoch=2)
+    assert rig.asked() == []
+    rig.register("memory-0")
+    assert rig.asked() == [10]
+
+
+def test_where_it_is_off_nobody_is_asked() -> None:
+    rig = Rig(is_on=False)
+    for pool in (HERE, THERE):
+        rig.register(pool[0])
+        rig.join(pool)
+    rig.tell(0, [1])
+    assert rig.asked() == [] and rig.known() is None
+
+
+@pytest.mark.parametrize("sequence", [1, 3, 1 << 62])
+def test_after_a_gap_nothing_is_known_until_it_is_told_anew(rig: Rig, sequence: int) -> None:
+    rig.now_s += 2 * ASK_S
+    rig.tell(0, [], pool=THERE)
+    rig.tell(0, [1, 2])
+    rig.tell(1, [3])
+    rig.tell(sequence, [4])  # twice the same, or one that is missing
+    assert rig.known() is None and rig.asked() == [10]
+    rig.tell(sequence + 1, [5])
+    assert rig.known() is None, "it was said before it was asked"
+    rig.tell(0, [7])
+    assert rig.known() == {7}
+
+
+def test_it_is_asked_again_once_a_second_until_it_tells(rig: Rig) -> None:
+    for _ in range(32):
+        rig.now_s += ASK_S / 10
+        rig.reader.check()
+    assert 4 <= len(rig.asked()) <= 6, "two pools, two or three times"
+    rig.tell(0, [1])
+    rig.tell(5, [2])
+    rig.tell(0, [3])
+    assert rig.known() is None, "who has not been asked again has nothing to say"
+    rig.now_s += 1.1 * ASK_S
+    rig.reader.check()
+    assert 10 in rig.asked()
+    rig.tell(0, [4])
+    assert rig.known() == {4}
+
+
+def test_who_is_silent_tells_nothing(rig: Rig) -> None:
+    rig.tell(0, [1])
+    rig.now_s += 0.9 * NET.worker_timeout_s
+    rig.tell(1)
+    rig.now_s += 0.9 * NET.worker_timeout_s
+    rig.reader.check()
+    assert rig.known() == {1}
+    rig.asked()
+    rig.now_s += 0.2 * NET.worker_timeout_s
+    rig.reader.check()
+    assert rig.known() is None and 10 in rig.asked()
+
+
+def test_what_a_lost_server_had_is_gone_at_once_and_the_next_one_begins_anew(rig: Rig) -> None:
+    rig.tell(0, [1, 2])
+    prediction = rig.pool.prefixes.predict(HERE, [1, 2, 3])
+    assert rig.pool.prefixes.num_known(HERE, [1, 2, 3]) == 3
+    rig.servers.on_unreachable([(b"memory-0.1", KVEventsWanted(0))])
+    rig.reader.check()
+    assert rig.known() is None and rig.pool.prefixes.num_known(HERE, [1, 2, 3]) == 0
+    rig.tell(1, [3])
+    rig.pool.prefixes.end(prediction)
+    assert rig.known() is None
+    rig.register("memory-0", epoch=2)
+    assert rig.asked() == [], "its workers have another one"
+    rig.join(("memory-0", 13), epoch=2)
+    assert rig.asked() == [13]
+    rig.tell(0, [5], pool=("memory-0", 13), epoch=2)
+    assert rig.known(("memory-0", 13)) == {5}
+
+
+def test_a_server_that_was_taken_for_lost_is_asked_again(rig: Rig) -> None:
+    rig.tell(0, [1, 2])
+    rig.servers.on_unreachable([(b"memory-0.1", KVEventsWanted(0))])
+    rig.reader.check()
+    rig.register("memory-0")
+    assert rig.asked() == [10] and rig.known() is None
+    rig.tell(1, [3])
+    rig.tell(0, [1])
+    assert rig.known() == {1}
+
+
+def test_a_pool_that_lost_its_workers_between_two_checks_begins_anew(rig: Rig) -> None:
+    rig.tell(0, [1])
+    [worker] = [worker for worker in rig.pool if worker.pool == HERE]
+    rig.pool.remove(worker)
+    rig.pool.add(worker.ready, rig.now_s)
+    rig.tell(1, [2])
+    assert rig.known() is None
+    rig.reader.check()
+    assert rig.asked() == [10]
+
+
+def test_only_the_server_itself_tells_of_its_pools(rig: Rig) -> None:
+    rig.tell(0, [1], epoch=2)
+    rig.tell(0, [1], pool=("memory-1", 10))
+    rig.tell(0, [1], pool=("memory-2", 10))
+    rig.tell(0, [1], pool=("memory-0", 12))
+    assert rig.known() is None and rig.known(THERE) is None
+
+
+def test_more_blocks_than_there_are_are_not_believed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.tell(0, range(NUM_BLOCKS))
+    rig.tell(1, range(NUM_BLOCKS))
+    assert rig.known() == {*range(NUM_BLOCKS)}
+    rig.tell(2, range(100, 102), [0])
+    assert rig.known() is None
+    rig.now_s += 0.9 * BAN_S
+    rig.tell(0, [1])
+    rig.reader.check()
+    assert rig.known() is None and 10 not in rig.asked()
+    rig.now_s += 0.2 * BAN_S
+    rig.reader.check()
+    assert 10 in rig.asked()
+    monkeypatch.setattr(kv_events, "MAX_TOLD", 15)
+    rig.tell(0, range(10))
+    rig.tell(0, range(10), pool=THERE)
+    assert rig.known() == {*range(10)} and rig.known(THERE) is None, "there is a limit for all of them together"
+
+
+def test_while_it_makes_no_difference_for_a_while_what_is_told_still_counts(rig: Rig) -> None:
+    rig.tell(0, [1])
+    [there] = [worker for worker in rig.pool if worker.pool == THERE]
+    rig.pool.remove(there)
+    rig.reader.check()
+    rig.tell(1, [2])
+    assert rig.known() == {1, 2} and rig.asked() == []
+    rig.join(THERE)
+    assert rig.asked() == [11]

@@ -1,0 +1,196 @@
+"""Blocks sealed and evicted, messages lost, servers and routers started again: once it is quiet all is known."""
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from itertools import count
+from unittest.mock import patch
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from common.memory import event_log
+from common.memory.block_index import BlockIndex
+from common.wire.block_key import unpack_short_keys
+from common.wire.fields import SHORT_KEY_BYTES
+from common.wire.memory_reports import KVEvents
+from common.wire.messages import KVEventsWanted
+from common.wire.pool_shape import PoolShape
+from router.kv_events import ASK_S
+from router.prefix_map import MOMENT_S, Prediction
+from tests.layouts import one_group
+from tests.router.test_kv_events import NET, NUM_BLOCKS, THERE, Rig
+
+SHAPE = PoolShape(one_group("model", 1, 1, 1, 1, "float16"), (NUM_BLOCKS,))
+MOST_KEYS = 3
+"""Of a message here, so that it takes several to tell of all blocks."""
+SERVER_ID, WRITER = "memory-0", 0
+TEXT = st.lists(st.integers(0, 30), min_size=1, max_size=8, unique=True)
+
+
+def key(number: int) -> bytes:
+    return bytes([number]) * 16
+
+
+def short(numbers: Sequence[int]) -> list[int]:
+    return unpack_short_keys(b"".join(key(number)[:SHORT_KEY_BYTES] for number in numbers)).tolist()
+
+
+class Misfortune(Enum):
+    """What befalls them."""
+
+    FAULT = "what is in the pool may be damaged"
+    SILENCE = "nothing arrives for long"
+    DEAF = "the server has not heard of the router for long"
+    LOST = "the router has taken the server for lost"
+    SERVER = "it starts again, and with it its workers"
+    ROUTER = "it starts again; what was on its way to the last one may get to the next"
+
+
+class Machine(RuleBasedStateMachine):
+    """One memory server with one pool, a router that asks it, and what is on its way between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = patch.object(event_log, "MAX_EVENT_KEYS", MOST_KEYS)
+        self.patch.start()
+        self.epochs = count(1)
+        self._start_server()
+        self._start_router()
+        self.all_is_known_once_it_is_quiet()
+
+    def teardown(self) -> None:
+        self.all_is_known_once_it_is_quiet()
+        self.patch.stop()
+
+    # --- the server ---------------------------------------------------------------------------------
+
+    def _start_server(self) -> None:
+        self.epoch = next(self.epochs)
+        self.index, self.is_void = BlockIndex(SHAPE), False
+        self.events: deque[KVEvents] = deque()  # on their way
+        self.asked: deque[KVEventsWanted] = deque()
+
+    @property
+    def pool(self) -> tuple[str, int]:
+        """Its id is another one in each incarnation."""
+        return SERVER_ID, 1000 + self.epoch
+
+    @rule(numbers=TEXT)
+    def seal(self, numbers: list[int]) -> None:
+        """Blocks of a text are computed, and evict others if need be; nobody reads them then."""
+        ids = self.index.lease(WRITER, (len(numbers),))
+        self.index.seal(WRITER, ids, self.index.generations(ids), b"".join(map(key, numbers)))
+        self.index.free(WRITER, ids, self.index.generations(ids))
+
+    @rule(num_blocks=st.integers(1, NUM_BLOCKS - 1))
+    def evict(self, num_blocks: int) -> None:
+        """Somebody wants so many blocks, and gives them back."""
+        ids = self.index.lease(WRITER, (num_blocks,))
+        self.index.free(WRITER, ids, self.index.generations(ids))
+
+    @rule(is_beat=st.booleans(), is_lost=st.sampled_from([False, False, True]))
+    def tell(self, is_beat: bool, is_lost: bool) -> None:
+        log = self.index.sealed.log
+        if log.is_on and (is_beat or log.has_news):
+            told = KVEvents(SERVER_ID, self.epoch, self.pool[1], *log.take())
+            self.events += [] if is_lost else [told]
+
+    # --- the router ---------------------------------------------------------------------------------
+
+    def _start_router(self) -> None:
+        self.rig = Rig()
+        self.rig.register("memory-1")
+        self.rig.join(THERE)
+        self._meet()
+
+    def _meet(self) -> None:
+        """The router hears of the server, and of a worker that has its blocks; the last one's is gone."""
+        for worker in [worker for worker in self.rig.pool if worker.ready.memory_server_id == SERVER_ID]:
+            self.rig.pool.remove(worker)
+        self.rig.register(SERVER_ID, self.epoch)
+        self.rig.join(self.pool, epoch=self.epoch)
+        self.predictions: list[Prediction] = []
+
+    @rule(numbers=TEXT)
+    def predict(self, numbers: list[int]) -> None:
+        self.predictions.append(self.rig.pool.prefixes.predict(self.pool, short(numbers)))
+
+    @rule()
+    def end(self) -> None:
+        if self.predictions:
+            self.rig.pool.prefixes.end(self.predictions.pop(0))
+
+    # --- between them -------------------------------------------------------------------------------
+
+    @rule(num_messages=st.integers(1, 4))
+    def events_arrive(self, num_messages: int) -> None:
+        for _ in range(min(num_messages, len(self.events))):
+            self.rig.reader.on_events(self.events.popleft())
+
+    @rule(is_lost=st.booleans())
+    def a_question_arrives(self, is_lost: bool) -> None:
+        self.asked += [message for to, message in self.rig.sent if isinstance(message, KVEventsWanted)]
+        self.rig.sent.clear()
+        if self.asked and self.asked.popleft().pool_id == self.pool[1] and not is_lost:
+            self.index.sealed.log.begin()
+
+    @rule(duration_s=st.sampled_from([0.1, ASK_S, MOMENT_S]))
+    def time_passes(self, duration_s: float) -> None:
+        self.rig.now_s += duration_s
+        self.rig.reader.check()
+
+    @rule(what=st.sampled_from(Misfortune))
+    def something_happens(self, what: Misfortune) -> None:
+        match what:
+            case Misfortune.FAULT:
+                self.index.sealed.log.void()
+                self.is_void = True
+            case Misfortune.SILENCE:
+                self.time_passes(2 * NET.worker_timeout_s)
+            case Misfortune.DEAF:
+                self.index.sealed.log.stop()
+            case Misfortune.LOST:
+                self.rig.servers.on_unreachable([(f"{SERVER_ID}.{self.epoch:x}".encode(), KVEventsWanted(0))])
+                self.rig.reader.check()
+                self.rig.register(SERVER_ID, self.epoch)
+            case Misfortune.SERVER:
+                self._start_server()
+                self._meet()
+            case Misfortune.ROUTER:
+                self._start_router()
+
+    # --- what holds ---------------------------------------------------------------------------------
+
+    @invariant()
+    def nobody_is_believed_to_have_more_than_there_is(self) -> None:
+        assert len(self.rig.pool.prefixes.contents(self.pool).told) <= NUM_BLOCKS
+
+    @property
+    def there(self) -> set[int]:
+        found = [] if self.is_void else [found[0] for found in self.index.sealed.block_of]
+        return set(short(found))
+
+    @rule()
+    def all_is_known_once_it_is_quiet(self) -> None:
+        while self.predictions:
+            self.end()
+        for _ in range(4):  # what is missing is noticed, asked for, told
+            self.tell(is_beat=True, is_lost=False)
+            while self.index.sealed.log.has_news:
+                self.tell(is_beat=False, is_lost=False)
+            self.events_arrive(1000)
+            self.time_passes(1.1 * ASK_S)
+            while self.asked or self.rig.sent:
+                self.a_question_arrives(is_lost=False)
+        contents = self.rig.pool.prefixes.contents(self.pool)
+        assert contents.is_told and contents.told == self.there
+        for number in range(31):
+            [one] = short([number])
+            known = self.rig.pool.prefixes.num_known(self.pool, [one])
+            assert known == (one in self.there), "what was predicted and did not come is forgotten"
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
