@@ -42,7 +42,9 @@ class PromptSequence:
     digests: list[bytes] = field(default_factory=list)  # of its full blocks
     num_sealed: int = 0  # of those, from the first on: found, or computed
     found: list[int] = field(default_factory=list)  # blocks of its first tokens that it reads, until it is admitted
-    looks_again: bool = False  # it has let go of what was found
+    looks_again: bool = False  # it has let go of what was found, or more is in host memory
+    num_hoped: int = 0  # blocks that it finds then, perhaps
+    has_given: bool = False  # it has given blocks back for those
     asks_again: bool = False  # more of it was sealed since it asked
 
     @staticmethod

@@ -8,6 +8,7 @@ of the same layout. A copy that fails, or does not end, is the end of the tier: 
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,16 @@ MIN_TOKENS = 128
 """That are restored at once: of fewer not much can be saved."""
 OVERHEAD_US = 1000.0
 """Of a restore beside its copies: what it saves must be more."""
+
+
+class Parked(NamedTuple):
+    """What is here of a text."""
+
+    num_blocks: int
+    is_coming: bool  # some of it is restored: ask again when that is over
+
+
+NOTHING, COMING = Parked(0, is_coming=False), Parked(0, is_coming=True)
 
 
 class Served:
@@ -104,29 +115,29 @@ class HostTier:
             self.room.begin()
             self.served.departures.add(unpacked(keys))
 
-    def ask(self, pool: Pool, question: Question) -> bool:
-        """Whether something of a text is restored first, and its question is to be asked again when that is over."""
+    def ask(self, pool: Pool, question: Question) -> Parked:
+        """What is here of a text that the pool has not."""
         if self.is_lost or self.served is None or self.served.pool is not pool:
-            return False
+            return NOTHING
         keys, block_us = unpacked(question.message.keys), question.message.block_us
         num_there = pool.index.sealed.num_found(keys)
         lacking, restores = keys[num_there:], self.served.restores
         if not (lacking and block_us):
-            return False
+            return NOTHING
         if (restore := restores.of_key.get(lacking[0])) is not None:
             restore.questions.append(question)
-            return True
+            return COMING
         slots = self.slots.find(lacking)
         slots = slots[: next((n for n, key in enumerate(lacking[: len(slots)]) if key in restores.of_key), len(slots))]
         if not self._is_worth(len(slots), block_us):
-            return False
+            return NOTHING
         before = pool.index.sealed.match(TIER, question.message.keys[: num_there * KEY_BYTES])
-        slots = slots[: pool.num_spare(question.client)]
+        num_parked, slots = len(slots), slots[: pool.num_spare(question.client)]
         if not self._is_worth(len(slots), block_us):
             self._let_go(before)
-            return False
+            return Parked(num_parked, is_coming=False)
         restores.add(lacking, slots, before, question)
-        return True
+        return COMING
 
     def tend(self) -> list[tuple[Pool, Restore]]:
         """See to what is on its way; returns what is over: ask its questions again, then let go of it."""

@@ -126,6 +126,13 @@ class Magazine:
         for at_hand, of_group in zip(self._at_hand, self.shape.by_group(freed), strict=True):
             at_hand += of_group
 
+    def give_back(self, count: int) -> None:
+        """So many blocks at hand, of the first group, others may have: fewer are lacking than was said."""
+        counts = (min(count, len(self._at_hand[0])), *self.shape.layout.nothing[1:])
+        self._lacking, self._lacking_s = minus(self._lacking, counts), self._clock()
+        if any(counts):
+            self._give_back(counts)
+
     def generations(self, block_ids: Sequence[int]) -> np.ndarray:
         """By which the server knows these blocks, which are in use, those that are sealed first: [num_ids] int32."""
         generations: np.ndarray = self._generation[np.asarray(block_ids, np.int32)]

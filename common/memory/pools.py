@@ -13,7 +13,7 @@ from common.memory.block_index import BlockIndex, OfferKey
 from common.memory.event_log import EventLog
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.host_restores import Question
-from common.memory.host_tier import HostTier
+from common.memory.host_tier import NOTHING, HostTier
 from common.memory.pattern import pattern
 from common.memory.pool import Pool, User, packed
 from common.wire.kv_layout import Counts, KVLayout
@@ -132,12 +132,13 @@ class Pools:
     def match(self, client: int, message: PrefixWanted) -> list[Answer]:
         """Tell a client what it may read, unless some of it is restored first: then `tend` tells it."""
         pool = self._pool_of(client)
-        if self.tier is not None and self.tier.ask(pool, Question(client, message)):
+        parked = NOTHING if self.tier is None else self.tier.ask(pool, Question(client, message))
+        if parked.is_coming:
             return []
         index = pool.index
         block_ids = index.sealed.match(client, message.keys)
-        found = PrefixFound(message.request_id, message.attempt, *packed(block_ids, index.generations(block_ids)))
-        return [Answer(client, found)]
+        blocks = packed(block_ids, index.generations(block_ids))
+        return [Answer(client, PrefixFound(message.request_id, message.attempt, *blocks, parked.num_blocks))]
 
     def freed(self, client: int, message: BlocksFreed) -> list[Answer]:
         """Take blocks back, and give them to who waits."""

@@ -9,7 +9,9 @@ another one waits for that, so equal prompts that arrive together are computed o
 which needs nothing more to get on, and whose turn is before its own or which is launched whole: so it is not put off.
 
 What is found is read, and so kept from others who want blocks. When blocks are short for long those that wait let go of
-it, as all might wait for one another otherwise; they look again when they have blocks for all of their tokens.
+it, as all might wait for one another otherwise; they look again when they have blocks for all of their tokens. So do
+those of whom more is in host memory, for which no blocks were free. Whoever looks again gives as many back, once, as it
+hopes to find: what has left the pool meanwhile comes back in these.
 """
 
 import math
@@ -38,7 +40,9 @@ class KnownPrompt(Prompt, Protocol):
     digests: list[bytes]  # of its full blocks
     num_sealed: int  # of those, from the first on: found, or computed
     found: list[int]  # blocks of its first tokens that it reads, until it is admitted
-    looks_again: bool  # it has let go of what was found
+    looks_again: bool  # it has let go of what was found, or more is in host memory
+    num_hoped: int  # blocks that it finds then, perhaps
+    has_given: bool  # it has given blocks back for those
     asks_again: bool  # more of it was sealed since it asked
     num_scheduled_tokens: int  # computed by the steps launched so far
 
@@ -118,6 +122,8 @@ class PromptPrefixes(Generic[AnyPrompt]):
             prompt.found += block_ids
             self._begin_behind(prompt)
             self.tell(prompt)
+        if prompt is not None and message.num_parked and not prompt.has_given:
+            prompt.looks_again, prompt.num_hoped = True, message.num_parked
         if prompt is not None and prompt.asks_again:
             prompt.asks_again = False
             self.ask(prompt)
@@ -144,6 +150,9 @@ class PromptPrefixes(Generic[AnyPrompt]):
         if not prompt.looks_again:
             return False
         prompt.looks_again = False
+        if not prompt.has_given:
+            prompt.has_given = True
+            self.magazine.give_back(prompt.num_hoped)
         self.ask(prompt)
         return True
 
@@ -178,6 +187,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         keepers = [prompt for prompt in prompts if prompt.found and prompt.key not in self.asked]
         for prompt in keepers:
             self.magazine.free(prompt.found)
+            prompt.num_hoped += len(prompt.found)
             prompt.found, prompt.looks_again = [], True
             self._begin_behind(prompt)
         return bool(keepers)

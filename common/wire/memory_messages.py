@@ -198,6 +198,7 @@ class PrefixFound:
     attempt: Count
     block_ids: BlockIds
     generations: BlockIds
+    num_parked: Count  # blocks that follow them and are in host memory, while there are none free to be filled
 
 
 @dataclass(frozen=True, slots=True)

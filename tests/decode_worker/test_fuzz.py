@@ -75,7 +75,7 @@ class Careful(Rig):
             self.worker.pulls.add(visit, offer)
 
     def _find_nothing(self, request_id: str, attempt: int, digests: list[bytes]) -> None:
-        self.pool.arriving.append(PrefixFound(request_id, attempt, b"", b""))
+        self.pool.arriving.append(PrefixFound(request_id, attempt, b"", b"", 0))
 
     def check_blocks(self) -> None:
         owned = [*self.worker.scheduler.blocks(), *self.worker.pulls.ahead.blocks()]

@@ -178,7 +178,7 @@ def test_a_worker_reads_what_it_has_sealed_and_lets_it_go_with_its_text() -> Non
     [sealed] = said
     assert isinstance(sealed, BlocksSealed) and sealed.keys == b"".join(KEYS[1:3])
     assert unpack_ids(sealed.block_ids) == text[:2] and magazine.in_use == text[2:]
-    assert magazine.found(PrefixFound("r", 0, sealed.block_ids, sealed.generations)) == text[:2]
+    assert magazine.found(PrefixFound("r", 0, sealed.block_ids, sealed.generations, 0)) == text[:2]
     magazine.check([text, text[:2]])
     assert magazine.num_unused == (5,)
     with pytest.raises(KVError):

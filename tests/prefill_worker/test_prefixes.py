@@ -10,7 +10,15 @@ from common.memory.pool import User
 from common.memory.pools import Pools
 from common.memory_sections import KVSection
 from common.serving.prompt_prefixes import PATIENCE_S, PromptPrefixes, last_digest
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PoolShortage, PrefixFound
+from common.wire.memory_messages import (
+    BlocksFreed,
+    BlocksLeased,
+    MemoryMessage,
+    OfBlocks,
+    PoolShortage,
+    PrefixFound,
+    PrefixWanted,
+)
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
@@ -18,6 +26,7 @@ from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from tests.layouts import no_prefixes, tiny
 from tests.memory.parties import Bytes
+from tests.memory.tiers import slow_tier
 
 BLOCK = 4
 US, DECODER = 1, 2
@@ -29,7 +38,8 @@ class House:
     def __init__(self, num_blocks: int = 200, num_at_hand: int = 50) -> None:
         self.now_s, self.num_at_hand = 0.0, num_at_hand
         shape = PoolShape(tiny(BLOCK), (num_blocks + 1,))
-        self.pools = Pools(Bytes, 0.0, poisons=False)
+        self.tier, self.copies = slow_tier(shape.layout.groups[0].block_bytes, 300, 100, 64)
+        self.pools = Pools(Bytes, 0.0, poisons=False, tier=self.tier)
         for client, is_decoding in ((US, False), (DECODER, True)):
             self.pools.want(User(client, (f"w{client}", 1), is_decoding), shape.layout, shape.num_blocks)
         self.said: list[MemoryMessage] = []
@@ -265,6 +275,64 @@ def test_what_was_let_go_is_found_again_when_there_are_blocks() -> None:
     house.give_back(*taken)
     house.all_done()
     assert house.computed == [("first", 8 * BLOCK), ("long", 6 * BLOCK)], "but for what it had to take from it itself"
+
+
+def copy(house: House) -> None:
+    """All that is to be copied, to host memory and back."""
+    house.hear(house.pools.tend())
+    while house.copies.begun:
+        house.copies.end()
+        house.hear(house.pools.tend())
+
+
+def parked(house: House) -> None:
+    """A text of which a prompt needs 50 blocks, 40 of them in host memory, when it has been given all there are."""
+    text = list(range(50 * BLOCK))
+    house.add("first", text[: 40 * BLOCK])
+    house.all_done()
+    copy(house)
+    block_ids, generations = house.take_away(60)
+    house.give_back(block_ids[:20], generations[:20])
+    house.add("second", text)
+    house.step()
+    assert not house.told and not house.copies.begun, "too few are free for that"
+    house.give_back(block_ids[20:50], generations[20:50])
+    house.exchange()
+    assert house.magazine.num_free == (50,)
+    house.computed.clear()
+
+
+def test_what_is_in_host_memory_comes_back_although_blocks_are_short() -> None:
+    """As of a sequence that had to make room: it takes no more blocks than to compute it would."""
+    house = House(num_blocks=60, num_at_hand=0)
+    parked(house)
+    assert house.scheduler.schedule() == []
+    house.exchange()
+    assert house.magazine.num_free == (10,), "it has given back what it hopes to find"
+    copy(house)
+    assert house.told["second"] == 40 * BLOCK and house.tier.traffic.num_restored == 40
+    house.all_done()
+    assert house.computed == [("second", 8 * BLOCK), ("second", 2 * BLOCK)]
+
+
+def test_who_waits_for_blocks_gets_those_that_another_hoped_to_fill() -> None:
+    house = House(num_blocks=60, num_at_hand=0)
+    parked(house)
+    wanted = house.pools.want_blocks(DECODER, (20,))
+    assert not any(isinstance(answer.message, BlocksLeased) for answer in wanted), "there are none"
+    assert house.scheduler.schedule() == []
+    freed, asked = house.said
+    assert isinstance(freed, BlocksFreed) and isinstance(asked, PrefixWanted)
+    answers = house.pools.heed(US, freed)
+    [theirs] = [a.message for a in answers if a.client == DECODER and isinstance(a.message, BlocksLeased)]
+    house.said.remove(freed)
+    house.hear(answers)
+    house.exchange()
+    copy(house)
+    assert not house.tier.traffic.num_restored and not house.told, "twenty are too few for what is there"
+    house.give_back(unpack_ids(theirs.block_ids), unpack_ids(theirs.generations))
+    house.all_done()
+    assert sum(count for _, count in house.computed) == 50 * BLOCK, "it gives nothing back twice"
 
 
 def test_short_prompts_are_not_looked_up_but_equal_ones_together_are_computed_once() -> None:
