@@ -7,13 +7,14 @@ from typing import Any
 from common.errors import RequestError
 from router.chat_answer import THINK, ToolFormat
 from router.chat_fields import CHAT_FIELDS
+from router.chat_model import ChatModel
 from router.chat_template import ChatTemplate, template_error
 from router.completion_fields import MAX_MAX_TOKENS
 from router.control_tokens import new_mark
 from router.grammar_source import GrammarSource
 from router.json_rules import wrong
 from router.openai_api import CompletionRequest, ResponseOptions, check_model, json_object, request_of
-from router.tokenizer import MAX_CHARS_PER_TOKEN, Tokenizer
+from router.prompts import MAX_CHARS_PER_TOKEN
 from router.tool_choice import form_of
 
 Conversation = Sequence[dict[str, Any]]
@@ -29,9 +30,9 @@ class ChatPrompt:
     has_tools: bool
 
 
-def parse_chat(body: Any, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
+def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionRequest:
     """Check every field and write the prompt; raises RequestError naming the first that is wrong."""
-    info = tokenizer.info
+    info = model.info
     values = CHAT_FIELDS.read(json_object(body))
     check_model(values["model"], info.name)
     CHAT_FIELDS.require("messages", values)
@@ -42,7 +43,7 @@ def parse_chat(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Completio
         "max_tokens": MAX_MAX_TOKENS if max_tokens is None else max_tokens,
     }
     request = request_of(shared, (), max_tokens, info.vocab_size, info.eos_token_ids)
-    prompt = write_prompt(values, tokenizer, max_model_len)
+    prompt = write_prompt(values, model, max_model_len)
     template = prompt.template
     response = replace(
         request.response,
@@ -71,16 +72,16 @@ def _grammar(
     return replace(source, thoughts="have begun" if response.is_thinking else "may come")
 
 
-def write_prompt(values: dict[str, Any], tokenizer: Tokenizer, max_model_len: int) -> ChatPrompt:
+def write_prompt(values: dict[str, Any], model: ChatModel, max_model_len: int) -> ChatPrompt:
     """That of a conversation; call in the main thread. Raises RequestError for one that the template does not take."""
-    template = template_of(tokenizer)
+    template = template_of(model)
     if "add_generation_prompt" in values["chat_template_kwargs"]:
         message = "add_generation_prompt as a field of the request"
         raise wrong("chat_template_kwargs", values["chat_template_kwargs"], message)
     said = {name: values[name] for name in ("messages", "chat_template_kwargs")} | {"tools": _tools(template, values)}
     mark = new_mark()
     try:
-        said = tokenizer.control_tokens.broken(said, mark)
+        said = model.control_tokens.broken(said, mark)
     except RecursionError:
         raise template_error("it is nested too deep") from None
     text = _prompt(template, values | said, MAX_CHARS_PER_TOKEN * max_model_len)
@@ -89,12 +90,12 @@ def write_prompt(values: dict[str, Any], tokenizer: Tokenizer, max_model_len: in
     return ChatPrompt(text, mark if mark in text else "", template, bool(said["tools"]))
 
 
-def template_of(tokenizer: Tokenizer) -> ChatTemplate:
+def template_of(model: ChatModel) -> ChatTemplate:
     """The model's; raises RequestError for a model without one."""
-    if tokenizer.chat_template is None:
-        message = f"the model {tokenizer.info.name!r:.80} has no chat template; use /v1/completions"
+    if model.chat_template is None:
+        message = f"the model {model.info.name!r:.80} has no chat template; use /v1/completions"
         raise RequestError(message, param="messages", code="no_chat_template")
-    return tokenizer.chat_template
+    return model.chat_template
 
 
 def _tools(template: ChatTemplate, values: dict[str, Any]) -> list[Any]:

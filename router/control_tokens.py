@@ -17,6 +17,7 @@ class ControlTokens:
 
     def __init__(self, texts: Iterable[str]) -> None:
         known = sorted(text for text in texts if len(text) > 1)
+        self.texts = tuple(known)
         self._known = re.compile(_pattern(known)) if known else None
         self._beginnings = frozenset(text[:length] for text in known for length in range(1, len(text)))
         self._longest = max(map(len, self._beginnings), default=0)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.chat_responses import ChatChunkWriter, chat_choice_body
+from router.helper_frames import Kind
 from router.openai_api import ResponseOptions
-from router.reading import Kind
 from router.request_state import Completion
 from router.responses import ChunkWriter, choice_body
 

@@ -7,10 +7,15 @@ from collections.abc import Sequence
 
 
 class HelperProcess:
-    """`python -m MODULE`, spoken to through its stdin and stdout."""
+    """`python -m MODULE`, spoken to through its stdin and stdout.
 
-    def __init__(self, module: str, flags: Sequence[str]) -> None:
+    Args:
+        first: what it is told before all else.
+    """
+
+    def __init__(self, module: str, flags: Sequence[str], first: bytes = b"") -> None:
         self._command = [sys.executable, "-m", module, *flags]
+        self._first = first
         self.process: Process | None = None  # the last one
         self._starting = asyncio.Lock()
 
@@ -19,6 +24,8 @@ class HelperProcess:
         async with self._starting:
             if self.process is None or self.process.returncode is not None:
                 self.process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE)
+                assert self.process.stdin is not None, "it was made with pipes"
+                self.process.stdin.write(self._first)
             return self.process
 
     async def end(self) -> int | None:

@@ -32,7 +32,7 @@ from common.wire.worker_id import connection_of
 from router.dispatcher import Dispatcher
 from router.hub import Undelivered
 from router.member import NO_TRANSPORT, Member
-from router.tokenizer import ModelInfo
+from router.model_info import ModelInfo
 from router.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)

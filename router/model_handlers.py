@@ -3,8 +3,8 @@
 from aiohttp import web
 
 from router import openai_api
+from router.helper_frames import Kind
 from router.http_request import SERVICE, received
-from router.reading import Kind
 from router.responses import JSON
 from router.service import Service
 from router.shapes import Model, ModelList

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from common.errors import RequestError
 from common.wire.fields import MAX_INT32
 from router.json_rules import is_text, wrong
@@ -16,6 +14,8 @@ Prompt: TypeAlias = "str | array[int]"
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
+MAX_CHARS_PER_TOKEN = 16
+"""More than any text has on average; only long runs of one character have."""
 TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": MAX_INT32}
 
 
@@ -110,9 +110,15 @@ class Encoding:
 
 def check_vocabulary(name: str, ids: Sequence[int], vocab_size: int) -> None:
     """Raise RequestError naming an id that the model does not have; an array is not empty."""
-    highest = int(np.frombuffer(ids, np.int32).max()) if isinstance(ids, array) else max(ids, default=0)
+    highest = _highest(ids) if isinstance(ids, array) else max(ids, default=0)
     if highest >= vocab_size:
         raise wrong(name, highest, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
+
+
+def _highest(ids: TokenIds) -> int:
+    import numpy as np  # here, as a process that sees no arrays does without
+
+    return int(np.frombuffer(ids, np.int32).max())
 
 
 def fit_max_tokens(

@@ -1,8 +1,8 @@
 """Reads bodies where it holds nobody up: the event loop, a thread, or another process, by their length.
 
 Parsing JSON holds the interpreter lock, encoding does not. So short texts are encoded in threads, and a body that
-takes long to parse goes to a process of its own, one at a time, whose memory is limited and given back. So does a
-chat, for the sake of the template that it is rendered with; short ones to another process, past the long ones.
+takes long to parse goes to a process of its own, one at a time, whose memory is limited and given back. The prompt of
+a short chat is written in another process, for the sake of the template, and encoded here as a text.
 """
 
 import asyncio
@@ -15,9 +15,13 @@ from common.config import Config
 from common.errors import RequestError
 from router.bodies import NUM_FREE_BYTES
 from router.chat_api import template_of
+from router.chat_model import packed_model
+from router.helper_frames import MODEL, Kind
+from router.helper_process import HelperProcess
+from router.json_body import values_of
 from router.openai_api import CompletionRequest
 from router.reader_process import ReaderProcess
-from router.reading import MAX_IDS_BYTES, Kind, answer, parse_body, parse_ids, tokenized, values_of
+from router.reading import MAX_IDS_BYTES, answer, parse_body, parse_ids, tokenized
 from router.text_cache import TextCounts
 from router.token_api import is_chat
 from router.tokenizer import Tokenizer
@@ -25,6 +29,8 @@ from router.tokenizer import Tokenizer
 MAX_INLINE = 512
 """Characters, or tokens to be shown as text: prompts this short together are done sooner than a thread wakes up."""
 MAX_THREADS = 4
+MAX_WRITTEN_CHARS = 2 * NUM_FREE_BYTES
+"""Of the prompt of a short chat."""
 SHORT_DEADLINE_S = 10.0
 """Far more than a short chat takes, whatever the template; then its process is started again."""
 
@@ -36,8 +42,8 @@ class Reader:
         self._tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="tokenizer")
         flags = options.to_flags(config, ("model", "router", "log"))
-        self._process = ReaderProcess(flags)
-        self._chat_process = ReaderProcess(flags, SHORT_DEADLINE_S)
+        self._process = ReaderProcess(HelperProcess("router.reader_main", flags))
+        self._chat_process = ReaderProcess(self._template_process(config), SHORT_DEADLINE_S)
 
     async def read(
         self, pieces: Sequence[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION
@@ -52,7 +58,10 @@ class Reader:
             if request is None:
                 return await self._process.read(pieces, max_model_len, kind)
         elif kind is Kind.CHAT:
-            return await self._chat_process.read(pieces, max_model_len, kind)
+            request = await self._chat_process.read(pieces, max_model_len, kind)
+            is_long = sum(map(len, request.prompts)) > MAX_WRITTEN_CHARS
+            if is_long or request.encoding.mark:  # no thread may encode what has one while others encode
+                return await self._process.read(pieces, max_model_len, kind)
         else:
             request = parse_body(b"".join(pieces), self._tokenizer.info)
         return await self._tokenized(request, max_model_len)
@@ -64,14 +73,14 @@ class Reader:
         data = b"".join(pieces)
         if kind is Kind.TOKENIZE and is_chat(values_of(data)):
             template_of(self._tokenizer)
-            return await self._chat_process.answer(kind, [data], max_model_len)
+            return await self._process.answer(kind, [data], max_model_len)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, answer, kind, data, self._tokenizer, max_model_len)
 
     @property
     def text_counts(self) -> TextCounts:
         """Of all texts that were read here or in a process."""
-        return self._tokenizer.text_counts + self._process.text_counts + self._chat_process.text_counts
+        return self._tokenizer.text_counts + self._process.text_counts
 
     async def warm_up(self) -> None:
         """Start the processes that the first long body and the first chat would wait for."""
@@ -83,6 +92,12 @@ class Reader:
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(self._process.close(), self._chat_process.close())
+
+    def _template_process(self, config: Config) -> HelperProcess:
+        """That of a model without a template is never started."""
+        told = packed_model(self._tokenizer) if self._tokenizer.chat_template is not None else b""
+        flags = options.to_flags(config, ("log",))
+        return HelperProcess("router.template_main", flags, MODEL.pack(len(told)) + told)
 
     async def _tokenized(self, request: CompletionRequest, max_model_len: int) -> CompletionRequest:
         lengths = (len(prompt) for prompt in request.prompts if request.text.echo or isinstance(prompt, str))

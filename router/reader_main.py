@@ -14,9 +14,9 @@ from common import options
 from common.config import Config
 from common.log import setup_logging
 from common.serving.settle import settle_memory, tame_allocator, trim_memory
-from router.helper_frames import BODY, REPLY
+from router.helper_frames import bodies, send
 from router.memory_limit import limit_memory
-from router.reading import Kind, read
+from router.reading import read
 from router.tokenizer import Tokenizer, encode_in_one_thread
 
 NICENESS = 5
@@ -47,19 +47,12 @@ def main() -> None:
 
 def serve(tokenizer: Tokenizer, requests: BufferedReader, replies: BufferedWriter) -> None:
     """One reply for each request."""
-    while header := requests.read(BODY.size):
-        kind, num_bytes, max_model_len = BODY.unpack(header)
-        data = bytearray(num_bytes)
-        if requests.readinto(data) < num_bytes:
-            return
+    for kind, data, max_model_len in bodies(requests):
         before = tokenizer.text_counts
-        reply = read(data, tokenizer, max_model_len, Kind(kind))
+        reply = read(data, tokenizer, max_model_len, kind)
         counts = tokenizer.text_counts
-        found, encoded = counts.num_found - before.num_found, counts.num_encoded - before.num_encoded
-        replies.write(REPLY.pack(len(reply), found, encoded))
-        replies.write(reply)
-        replies.flush()
-        del reply
+        send(replies, reply, counts.num_found - before.num_found, counts.num_encoded - before.num_encoded)
+        del reply, data
         gc.collect()
         trim_memory()
 

@@ -1,4 +1,4 @@
-"""The router's end of the process that reads long bodies: a queue, one body at a time, started when first needed.
+"""The router's end of a process that reads bodies: a queue, one body at a time, started when first needed.
 
 A body may take its process down with it, by its memory or by a bug of a library: that costs its own request, and the
 next one has a new process.
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from common.errors import RequestError
 from router.chat_template import template_error
-from router.helper_frames import BODY, REPLY
+from router.helper_frames import BODY, REPLY, Kind
 from router.helper_process import HelperProcess
 from router.openai_api import CompletionRequest
-from router.reading import Kind, unpack, unpack_answer
+from router.packed_requests import unpack, unpack_answer
 from router.text_cache import TextCounts
 
 logger = logging.getLogger(__name__)
@@ -35,10 +35,10 @@ class Job:
 
 
 class ReaderProcess:
-    """`python -m router.reader_main`, started again when it ended."""
+    """`router.reader_main` or `router.template_main`, started again when it ended."""
 
-    def __init__(self, flags: Sequence[str], deadline_s: float = DEADLINE_S) -> None:
-        self._helper = HelperProcess("router.reader_main", flags)
+    def __init__(self, helper: HelperProcess, deadline_s: float = DEADLINE_S) -> None:
+        self._helper = helper
         self._deadline_s = deadline_s
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
@@ -47,11 +47,11 @@ class ReaderProcess:
     async def read(
         self, pieces: Sequence[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION
     ) -> CompletionRequest:
-        """What `router.reading.read` makes of it; raises its RequestError, or one that says that the process ended."""
+        """The request that the process makes of it; raises its RequestError, or one for a body that has ended it."""
         return unpack(await self._reply(kind, pieces, max_model_len))
 
     async def answer(self, kind: Kind, pieces: Sequence[bytes], max_model_len: int) -> bytes:
-        """What `router.reading.answer` makes of it; raises like `read`."""
+        """The answer, the same way."""
         return unpack_answer(await self._reply(kind, pieces, max_model_len))
 
     async def _reply(self, kind: Kind, pieces: Sequence[bytes], max_model_len: int) -> bytes:

@@ -6,7 +6,6 @@ Read from the model directory without torch or transformers.
 import os
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +19,14 @@ from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.chat_template import load_chat_template
 from router.control_tokens import ControlTokens
 from router.json_rules import wrong
-from router.prompts import Encoding, Prompt, TokenIds, too_long
+from router.model_info import ModelInfo
+from router.prompts import MAX_CHARS_PER_TOKEN, Encoding, Prompt, TokenIds, too_long
 from router.text_cache import TextCache, TextCounts
 from router.text_cuts import Cuts, cuts_of
 
-MAX_CHARS_PER_TOKEN = 16
-"""More than any text has on average; only long runs of one character have."""
 USUAL_CHARS_PER_TOKEN = 4
 """A text that fits only with more than this is counted before it is encoded."""
 PIECE_CHARS = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What a worker must agree with, and what bounds a request."""
-
-    name: str
-    model_fingerprint: str
-    tokenizer_fingerprint: str
-    vocab_size: int
-    max_model_len: int  # prompt plus output, tokens
-    eos_token_ids: tuple[int, ...]
 
 
 AS_IT_IS = Encoding()

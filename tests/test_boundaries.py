@@ -31,7 +31,18 @@ ROOMS_BELOW = {
 FORBIDDEN = {
     "router.__main__": {"torch", "triton", "safetensors", "transformers", "prefill_worker", "decode_worker", "deploy"},
     "router.reader_main": {"torch", "triton", "safetensors", "transformers", "aiohttp", "zmq"},
-    "router.grammar_main": {"torch", "triton", "safetensors", "transformers", "tokenizers", "aiohttp", "zmq"},
+    "router.template_main": {"torch", "triton", "safetensors", "transformers", "tokenizers", "numpy", "aiohttp", "zmq"},
+    "router.grammar_main": {
+        "torch",
+        "triton",
+        "safetensors",
+        "transformers",
+        "tokenizers",
+        "numpy",
+        "asyncio",
+        "aiohttp",
+        "zmq",
+    },
     "common.memory.__main__": {"torch", "triton", "aiohttp", "tokenizers", "safetensors"},
     "deploy.cli": {"torch", "triton", "safetensors", "transformers", "prefill_worker", "decode_worker"},
     "prefill_worker.__main__": {"aiohttp", "tokenizers", "transformers", "router", "decode_worker", "deploy"},
@@ -45,8 +56,8 @@ FORBIDDEN = {
     "common.wire.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
 }
 WITHOUT_EXTRAS = (
-    "router.__main__", "router.reader_main", "router.grammar_main", "common.memory.__main__", "deploy.cli",
-    "deploy.healthcheck",
+    "router.__main__", "router.reader_main", "router.template_main", "router.grammar_main", "common.memory.__main__",
+    "deploy.cli", "deploy.healthcheck",
 )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from common.config import ModelSection
 from common.errors import RequestError
 from common.wire.frames import decode, encode
 from router.completion_fields import COMPLETION_FIELDS, STREAM_OPTIONS
-from router.reading import parse_body, read, tokenized, unpack
+from router.packed_requests import unpack
+from router.reading import parse_body, read, tokenized
 from router.responses import error_body
 from router.tokenizer import Tokenizer
 from tests.messages import prefill_request

@@ -15,8 +15,12 @@ from common.config import ModelSection
 from common.errors import RequestError
 from router.bodies import NUM_FREE_BYTES
 from router.chat_fields import CHAT_FIELDS
+from router.chat_model import ToldModel, packed_model
 from router.chat_template import ChatTemplate
-from router.reading import Kind, parse_chat_body, read, tokenized, unpack
+from router.control_tokens import ControlTokens
+from router.helper_frames import MODEL, Kind
+from router.packed_requests import unpack
+from router.reading import parse_chat_body, read, tokenized
 from router.responses import error_body
 from router.tokenizer import Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN, Client, Cluster, StartCluster
@@ -210,22 +214,47 @@ async def test_a_model_without_a_template_says_so(start_cluster: StartCluster, m
 
 @pytest.mark.parametrize("source", ["{{ 10 ** (10 ** 10) }}", "{{ 'x' * 10 ** 12 }}"], ids=["time", "memory"])
 async def test_what_nothing_can_interrupt_costs_the_chat_and_nobody_else(
-    cluster: Cluster, client: Client, model_dir: Path, monkeypatch: pytest.MonkeyPatch, source: str
+    cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    file = model_dir / "chat_template.jinja"
-    file.write_text(source)
-    try:
-        monkeypatch.setattr(cluster.service.reader._chat_process, "_deadline_s", 3.0)
+    process = cluster.service.reader._chat_process
+    told = packed_model(ToldModel(cluster.service.tokenizer.info, ChatTemplate(source, {}), ControlTokens(())))
+    with monkeypatch.context() as patch:
+        patch.setattr(process._helper, "_first", MODEL.pack(len(told)) + told)
+        patch.setattr(process, "_deadline_s", 3.0)
         hostile = asyncio.create_task(post(cluster))
         text = await client.completions.create(model="tiny", prompt="the fox", temperature=0)
         assert text.choices[0].text == client.expected("the fox", max_tokens=16)
         status, body = await hostile
         assert (status, body["error"]["code"]) == (400, "chat_template_error")
-    finally:
-        file.unlink()
-    monkeypatch.undo()
-    await cluster.service.reader._chat_process._helper.end()
+    await process._helper.end()
     assert (await post(cluster))[0] == 200
+
+
+@pytest.mark.parametrize("content", ["say {special} twice", "ends with <", "the fox", "the fox jumps over lazy dogs"])
+async def test_a_short_chat_has_the_tokens_of_a_long_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    reader = cluster.service.reader
+    monkeypatch.setattr(reader._process, "read", counted := Counted(reader._process.read))
+    monkeypatch.setattr("router.reader.MAX_WRITTEN_CHARS", len(PROMPT))
+    said = content.format(special=reader._tokenizer.control_tokens.texts[0])
+    data = json.dumps({"messages": [USER | {"content": said}]}).encode()
+    short = await reader.read([data], MAX_MODEL_LEN, Kind.CHAT)
+    assert counted.num_calls == (content != "the fox")
+    long = await reader.read([b" " * NUM_FREE_BYTES + data], MAX_MODEL_LEN, Kind.CHAT)
+    assert short.prompts == long.prompts
+
+
+class Counted:
+    """A function that notes how often it was called."""
+
+    def __init__(self, inner: Any) -> None:
+        self.num_calls = 0
+        self._inner = inner
+
+    def __call__(self, *args: Any) -> Any:
+        self.num_calls += 1
+        return self._inner(*args)
 
 
 OF_MESSAGES = st.dictionaries(

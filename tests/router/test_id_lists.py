@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from common.errors import RequestError
 from router import id_lists
 from router.id_lists import CHUNK_CHARS, LEAST_CHARS, MAX_BRACKETS, ids_of, part
-from router.reading import MAX_IDS_BYTES, MAX_REST_CHARS, parse_body, parse_ids, values_of
-from router.tokenizer import ModelInfo
+from router.json_body import values_of
+from router.model_info import ModelInfo
+from router.reading import MAX_IDS_BYTES, MAX_REST_CHARS, _loads, parse_body, parse_ids
 
 INFO = ModelInfo("tiny", "", "", vocab_size=151_936, max_model_len=40_960, eos_token_ids=(1,))
 NUMBERS = ("0", "1", "23", "151935", "2147483647")
@@ -73,7 +74,7 @@ def test_a_text_means_what_json_says(data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(id_lists, "LEAST_CHARS", 2)
         patch.setattr(id_lists, "CHUNK_CHARS", 3)
-        assert outcome(values_of, data, "prompt") == outcome(values_of, data)
+        assert outcome(values_of, data, _loads) == outcome(values_of, data)
 
 
 def plain(data: bytes) -> Any:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from common.config import ModelSection
 from common.errors import RequestError
-from router.prompts import Encoding
-from router.reading import MAX_REPEATED_TOKENS, parse_body, read, tokenized, unpack
-from router.tokenizer import MAX_CHARS_PER_TOKEN, PIECE_CHARS, USUAL_CHARS_PER_TOKEN, Tokenizer
+from router.packed_requests import unpack
+from router.prompts import MAX_CHARS_PER_TOKEN, Encoding
+from router.reading import MAX_REPEATED_TOKENS, parse_body, read, tokenized
+from router.tokenizer import PIECE_CHARS, USUAL_CHARS_PER_TOKEN, Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN
 from tests.router.test_openai_api import ACCEPTED, REJECTED
 
