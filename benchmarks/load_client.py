@@ -21,6 +21,9 @@ from benchmarks.workload import Prompt
 HEADERS = {"Content-Type": "application/json"}
 LOOK_S = 0.02
 
+OnEnd = Callable[[RequestRecord], None]
+"""Hears of each request as it ends."""
+
 
 class Target:
     """One OpenAI-compatible server; `deadline_s` bounds each request."""
@@ -113,7 +116,7 @@ def _settle(prompt: Prompt, last_event: bytes, kept: Sequence[bytes] | None, rec
 
 
 async def run_at(
-    target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float], on_end: Callable[[], None]
+    target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float], on_end: OnEnd
 ) -> list[RequestRecord]:
     """Send each prompt at its time after the start, however many are still running."""
     bodies = target.prepare(prompts)
@@ -122,7 +125,7 @@ async def run_at(
     async def send(prompt: Prompt, body: bytes, arrival_s: float) -> RequestRecord:
         await asyncio.sleep(start_s + arrival_s - time.perf_counter())
         record = await target.complete(prompt, body)
-        on_end()
+        on_end(record)
         return record
 
     sends = [send(*each) for each in zip(prompts, bodies, arrivals_s, strict=True)]
@@ -130,7 +133,7 @@ async def run_at(
 
 
 async def run_concurrent(
-    target: Target, prompts: Sequence[Prompt], concurrency: int, on_end: Callable[[], None]
+    target: Target, prompts: Sequence[Prompt], concurrency: int, on_end: OnEnd
 ) -> list[RequestRecord]:
     """Keep `concurrency` requests running until all prompts are done."""
     waiting = iter(list(zip(prompts, target.prepare(prompts), strict=True)))
@@ -139,15 +142,13 @@ async def run_concurrent(
     async def keep_one_running() -> None:
         for prompt, body in waiting:
             records.append(await target.complete(prompt, body))
-            on_end()
+            on_end(records[-1])
 
     await asyncio.gather(*(keep_one_running() for _ in range(concurrency)))
     return records
 
 
-async def run_conversations(
-    target: Target, talks: Sequence[Conversation], on_end: Callable[[], None]
-) -> list[RequestRecord]:
+async def run_conversations(target: Target, talks: Sequence[Conversation], on_end: OnEnd) -> list[RequestRecord]:
     """All users at once, each turn behind all that was said before; after a failure its user says nothing more."""
     records: list[RequestRecord] = []
 
@@ -159,7 +160,7 @@ async def run_conversations(
             [body] = target.prepare([prompt])
             record = await target.complete(prompt, body)
             records.append(record)
-            on_end()
+            on_end(record)
             if record.error:
                 return
             history = prompt.token_ids + record.output_ids

@@ -16,20 +16,26 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.load_client import Target, open_session, run_at, run_concurrent, run_conversations, served_model
+from benchmarks.live import Live, progress_on
+from benchmarks.load_client import (
+    OnEnd,
+    Target,
+    open_session,
+    run_at,
+    run_concurrent,
+    run_conversations,
+    served_model,
+)
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.serve_load import Load
 from benchmarks.serve_options import parse_args
 from benchmarks.stats import Figure, RequestRecord, summarize
 
-OnEnd = Callable[[], None]
 Sent = tuple[list[RequestRecord], list[RequestRecord]]
 """A round's requests, and those beside it."""
 AT_FIRST = 8
@@ -63,22 +69,21 @@ class System:
 
 async def measure(args: argparse.Namespace, load: Load, systems: list[System], console: Console) -> None:
     """Run every round on every system; fills in `systems`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with open_session() as session:
-        with Progress(*columns, console=console) as progress:
+        with progress_on(console) as progress:
             targets = []
             for system in systems:
                 system.model = args.model or await served_model(session, system.url, args.deadline_s)
                 targets.append(Target(session, system.url, system.model, args.deadline_s))
-                await run_concurrent(targets[-1], load.warm_up(), args.concurrency or AT_FIRST, lambda: None)
+                await run_concurrent(targets[-1], load.warm_up(), args.concurrency or AT_FIRST, lambda record: None)
             for number in range(args.rounds):
                 send_round = _round(args, load, number)
                 for system, target in zip(systems, targets, strict=True):
                     for uncounted in (load.primers(number), load.crowd(number)):
-                        records = await run_concurrent(target, uncounted, AT_FIRST, lambda: None)
+                        records = await run_concurrent(target, uncounted, AT_FIRST, lambda record: None)
                         system.records += [record for record in records if record.error]
-                    task = progress.add_task(f"{system.label} {number + 1}/{args.rounds}", total=args.num_prompts)
-                    await _note_round(system, send_round(target, partial(progress.advance, task)))
+                    live = Live(progress, f"{system.label} {number + 1}/{args.rounds}", args.num_prompts)
+                    await _note_round(system, send_round(target, live.note))
 
 
 async def _note_round(system: System, sent: Awaitable[Sent]) -> None:
@@ -163,9 +168,9 @@ def rows(name: str, workload: str, systems: list[System], slo_ms: dict[str, floa
     ]
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], prog: str = "python -m benchmarks.serve") -> int:
     """Exit code 1 when a request failed and that was not allowed."""
-    args, console = parse_args(argv, (__doc__ or "").splitlines()[0]), Console()
+    args, console = parse_args(argv, (__doc__ or "").splitlines()[0], prog), Console()
     try:
         load = Load(args)
     except ValueError as error:
@@ -176,6 +181,11 @@ def main(argv: list[str]) -> int:
         systems.append(System(args.vs_system, args.vs.rstrip("/")))
     uvloop.run(measure(args, load, systems, console))
     show(console, systems, load.name, args.slo)
+    if args.plot:
+        from benchmarks.run_plot import Seen, plot
+
+        plot(args.plot, load.name, [Seen(system.label, system.records) for system in systems])
+        console.print(f"drawn: {args.plot}", markup=False)
     if args.results:
         append_rows(args.results, rows(args.hardware or hardware(), load.name, systems, args.slo))
     failed = any(record.error for system in systems for record in system.records + system.beside)

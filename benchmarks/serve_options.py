@@ -12,9 +12,9 @@ from benchmarks.workload import Draw, Even, HeavyTailed, Stream
 Parsed = TypeVar("Parsed")
 
 
-def parse_args(argv: list[str], description: str) -> argparse.Namespace:
+def parse_args(argv: list[str], description: str, prog: str = "python -m benchmarks.serve") -> argparse.Namespace:
     """Exits with a message for flags that mean nothing together."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=description)
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     _add_system_flags(parser)
     _add_mode_flags(parser)
     _add_prompt_flags(parser)
@@ -134,6 +134,9 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--allow-errors", action="store_true", help="exit 0 even if requests failed")
     parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument(
+        "--plot", type=_type(_picture), metavar="FILE", help="draw what was seen there: .svg, .png, .pdf"
+    )
     parser.add_argument("--workload", help="name of the workload in the results (default: made from the flags)")
     parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
 
@@ -148,6 +151,12 @@ def _type(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parsed
+
+
+def _picture(text: str) -> Path:
+    if Path(text).suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"{text!r}: a file that ends with .svg, .png or .pdf")
+    return Path(text)
 
 
 def _draw(text: str) -> Draw:

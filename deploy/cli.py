@@ -46,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_workers(commands)
     _add_drain(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -119,6 +120,17 @@ def _add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help=f"wait for at most so long (1 to {DAY_S:.0f}, default: %(default)g)",
     )
     add_flags(parser, Config, ("net",))
+
+
+def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Its flags are those of the load client, which takes all that follows as it is."""
+    parser = commands.add_parser(
+        "bench",
+        prefix_chars="\0",
+        add_help=False,
+        help="load an OpenAI-compatible server and show what a client sees; baton bench --help has its flags",
+    )
+    parser.add_argument("flags", nargs="*")
 
 
 def _add_fleet(parser: argparse.ArgumentParser) -> None:
@@ -247,7 +259,18 @@ def _drain(args: argparse.Namespace) -> int:
     return drain(router_of(from_flags(Config, args).net, args.port), wish, partial(print, flush=True))
 
 
-COMMANDS = {"serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain}
+def _bench(args: argparse.Namespace) -> int:
+    try:
+        from benchmarks.serve import main as bench
+    except ImportError as error:
+        raise ConfigError(f'{error}: baton bench needs the bench extra: pip install "baton[bench]"') from None
+    named = {flag.partition("=")[0] for flag in args.flags}
+    mode = [] if named & {"--rate", "--concurrency", "--all-at-once", "--users"} else ["--concurrency", "8"]
+    ids = [] if "--vocab-size" in named else ["--vocab-size", "1000"]  # which every model has
+    return bench([*mode, *ids, *args.flags], "baton bench")
+
+
+COMMANDS = {"serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench}
 
 
 if __name__ == "__main__":

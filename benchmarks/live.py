@@ -1,0 +1,59 @@
+"""What a load has shown so far, in a line that is drawn anew while it runs."""
+
+import time
+from bisect import insort
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from benchmarks.stats import RequestRecord, percentile
+
+SAY_S = 0.2
+"""Between two lines: to draw one costs more than to note a request."""
+
+
+class Live:
+    """A bar and the figures so far of one round of one server."""
+
+    def __init__(self, progress: Progress, label: str, num_requests: int) -> None:
+        self._progress, self._task = progress, self._begun(progress, label, num_requests)
+        self._begin_s = self._said_s = time.perf_counter()
+        self._ttfts_s: list[float] = []
+        self._num_tokens = self._num_errors = 0
+
+    @staticmethod
+    def _begun(progress: Progress, label: str, num_requests: int) -> TaskID:
+        return progress.add_task(label, total=num_requests, figures="")
+
+    def note(self, record: RequestRecord) -> None:
+        """One more has ended."""
+        if record.error:
+            self._num_errors += 1
+        else:
+            insort(self._ttfts_s, record.ttft_s)
+            self._num_tokens += record.num_output_tokens
+        self._progress.advance(self._task)
+        now_s = time.perf_counter()
+        if now_s - self._said_s > SAY_S:
+            self._said_s = now_s
+            self._progress.update(self._task, figures=self.text(now_s - self._begin_s))
+
+    def text(self, elapsed_s: float) -> str:
+        """After so long."""
+        if not self._ttfts_s:
+            return f"{self._num_errors} errors" if self._num_errors else ""
+        p50, p99 = (1e3 * percentile(self._ttfts_s, percent) for percent in (50, 99))
+        errors = f", {self._num_errors} errors" if self._num_errors else ""
+        return f"TTFT {p50:,.0f} ms, p99 {p99:,.0f}; {self._num_tokens / elapsed_s:,.0f} tokens/s{errors}"
+
+
+def progress_on(console: Console) -> Progress:
+    """Lines for `Live`; nothing but the last state of each where there is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[figures]}"),
+        console=console,
+    )

@@ -1,0 +1,59 @@
+"""`baton bench`: the load client with flags left out, the line that it shows meanwhile, and its picture."""
+
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.live import Live, progress_on
+from benchmarks.stats import RequestRecord
+from deploy import cli
+from tests.benchmarks.fake_server import FakeServer, Running, figures
+
+
+def run(*flags: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["baton", "bench", *flags])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_what_is_left_out_suits_every_model_and_a_picture_is_drawn(
+    suffix: str, servers: Running, tmp_path: Path
+) -> None:
+    server, results, picture = servers.start(FakeServer()), tmp_path / "results.csv", tmp_path / f"run.{suffix}"
+    few = ("--num-prompts", "6", "--input-len", "9", "--output-len", "5", "--warmup", "0")
+    assert run("--url", server.url, *few, "--plot", str(picture), "--results", str(results)) == 0
+    assert all(max(request["prompt"]) < 1000 for request in server.requests)
+    assert figures(results)["requests"]["value"] == "6"
+    beginning = picture.read_bytes()[:4]
+    assert beginning == (b"\x89PNG" if suffix == "png" else b"<?xm")
+
+
+def test_a_run_without_a_reply_has_a_picture_too(servers: Running, tmp_path: Path) -> None:
+    server, picture = servers.start(FakeServer(fault="refused")), tmp_path / "run.svg"
+    assert run("--url", server.url, "--num-prompts", "2", "--warmup", "0", "--plot", str(picture)) == 1
+    assert picture.exists()
+
+
+def test_a_picture_of_no_kind_is_refused_before_anything_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--plot", "run.doc") == 2
+    assert "'run.doc': a file that ends with .svg, .png or .pdf" in capsys.readouterr().err
+
+
+def test_the_line_says_what_was_seen_so_far() -> None:
+    with progress_on(Console(file=StringIO())) as progress:
+        live = Live(progress, "baton", 3)
+        assert live.text(1.0) == ""
+        for ttft_s in (0.5, 0.1):
+            record = RequestRecord(sent_s=1.0, ended_s=3.0, num_output_tokens=20)
+            record.chunk_times_s = [1.0 + ttft_s, 3.0]
+            live.note(record)
+        assert live.text(2.0) == "TTFT 300 ms, p99 496; 20 tokens/s"
+        live.note(RequestRecord(sent_s=1.0, error="HTTP 503"))
+        assert live.text(4.0) == "TTFT 300 ms, p99 496; 10 tokens/s, 1 errors"
