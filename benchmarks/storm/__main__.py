@@ -57,7 +57,12 @@ async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
     flags = [*FLAGS, "--kv-pool-bytes", str(args.pool_mb << 20), *args.flags]
     net = NetSection()
     with System(
-        args.model, *flags, device=args.device, silence_s=net.worker_timeout_s, heartbeat_s=net.heartbeat_s
+        args.model,
+        *flags,
+        device=args.device,
+        silence_s=net.worker_timeout_s,
+        heartbeat_s=net.heartbeat_s,
+        memory_flags=("--memory-host-tier-bytes", str(args.host_tier_mb << 20)),
     ) as system:
         try:
             system.start_router(0, *ROUTER_FLAGS)
@@ -187,6 +192,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--clients", type=int, default=8, help="that ask at once (default: %(default)s)")
     parser.add_argument("--pool-mb", type=int, default=16, help="KV pool of a worker (default: %(default)s)")
+    parser.add_argument("--host-tier-mb", type=int, default=0, help="of a memory server (default: %(default)s)")
     parser.add_argument("--deadline-s", type=float, default=180.0, help="for a request (default: %(default)g)")
     parser.add_argument("--live-deadline-s", type=float, default=10.0, help="for /live (default: %(default)g)")
     parser.add_argument("--logs", type=Path, help="directory in which the logs of all processes are kept")

@@ -164,6 +164,8 @@ class HostTier:
 
     def close(self) -> None:
         """Nobody is served any more."""
+        went, came = self.traffic.out_bytes / 1e9, self.traffic.in_bytes / 1e9
+        logger.info("host tier: %.2f GB of KV blocks went there, %.2f GB came back", went, came)
         if self.served is not None:
             self.detach(self.served.pool, keeps=False)
         self.room.close()
