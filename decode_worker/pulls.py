@@ -26,6 +26,8 @@ from common.wire.kv_layout import Counts
 from common.wire.memory_messages import KVOffer, PrefixFound
 from common.wire.packing import unpack_ids
 from common.wire.pool_shape import plus
+from common.wire.router_link import Load
+from common.wire.step_counts import PullMeter
 from decode_worker.ahead import SILENCE_S, Ahead, Begun
 from decode_worker.attempts import Attempts
 from decode_worker.handoff import Handoff
@@ -56,6 +58,7 @@ class Pulls:
         self.pulling: list[Handoff] = []
         self.hints: dict[Key, tuple[KVProgress, float]] = {}  # there was no room yet; the latest of each, and when
         self.latest: deque[Counts] = deque(maxlen=REMEMBERED)  # blocks that handoffs needed
+        self.meter = PullMeter()
         self._failures: list[Failure] = []
 
     def __len__(self) -> int:
@@ -137,6 +140,7 @@ class Pulls:
             self.pulling.remove(handoff)
             problem = handoff.copies.problem or handoff.visit.problem
             handoff.visit.guest.free(handoff.offer)
+            self.meter.note(handoff.copies.num_pulls, handoff.copies.num_bytes, handoff.copies.seconds)
             if not handoff.aborted and not problem:
                 self.prefixes.arrived(handoff)
                 arrived.append(handoff.sequence)
@@ -180,6 +184,11 @@ class Pulls:
         """Handoffs that will not come."""
         failures, self._failures = self._failures, []
         return failures
+
+    def tell(self, load: Load) -> None:
+        """What moved, and what did not need to."""
+        load.num_pulled_blocks, load.num_found_blocks = self.prefixes.num_pulled, self.prefixes.num_found
+        load.pulls = self.meter
 
     def make_way(self) -> bool:
         """Give up what was pulled ahead, and found; whether there was any: blocks come free as copies end."""

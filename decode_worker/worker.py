@@ -60,6 +60,7 @@ class DecodeStep:
     sequences: list[DecodeSequence]
     guided: list[DecodeSequence]  # those under a grammar
     unsure: list[DecodeSequence]  # of those, whose mask it may not find in time
+    launched_s: float
 
 
 class DecodeWorker:
@@ -197,12 +198,12 @@ class DecodeWorker:
         if not self._can_get_on():
             return None
         with self.trace.phase("launch"):
-            rows = self.scheduler.rows
+            rows, launched_s = self.scheduler.rows, time.monotonic()
             pending = self.runner.launch(num_rows, has_logprobs=rows.has_logprobs)
             self.pace.launched(self.runner.bucket(num_rows))
             guided = [sequence for sequence in rows.sequences if sequence.follower is not None]
             unsure = [sequence for sequence in guided if not sequence.has_mask]
-            return DecodeStep(pending, self.scheduler.launched(), guided, unsure)
+            return DecodeStep(pending, self.scheduler.launched(), guided, unsure, launched_s)
 
     def _make_slots(self) -> None:
         """Blocks for every row's next token: who gets none sits out, and if that does not help, somebody has to go."""
@@ -222,7 +223,7 @@ class DecodeWorker:
         with self.trace.phase("collect"):
             output = step.pending.output()
             self.pace.ended()
-            self.link.load.last_step_s = time.monotonic()
+            self.link.load.step_ended(step.launched_s, len(step.sequences), len(step.sequences))
             for sequence, tokens in zip(step.sequences, output.rows, strict=True):
                 if tokens[0].token_id == NO_CHOICE and sequence in step.unsure:
                     self.scheduler.was_late(sequence)
@@ -290,7 +291,7 @@ class DecodeWorker:
         load.num_waiting = len(self.pulls.waiting) + len(self.local_prompts)
         load.num_running, load.num_handoffs = len(self.scheduler.active), len(self.pulls) + len(self.offers)
         load.num_free_blocks, load.num_dropped_frames = self.engine.allocator.num_unused, self.hub.drops.dropped
-        load.num_pulled_blocks, load.num_found_blocks = self.pulls.prefixes.num_pulled, self.pulls.prefixes.num_found
+        self.pulls.tell(load)
         if not load.num_running:
             load.last_step_s = time.monotonic()
 

@@ -1,5 +1,6 @@
 """Scheduled chunks -> the prompt runner, launched and not waited for."""
 
+import time
 from dataclasses import dataclass
 
 from common.device.prompt_buffers import PromptChunk
@@ -17,6 +18,8 @@ class PromptStep:
     pending: PendingPrompts
     sequences: list[PromptSequence]
     ends: list[int]  # tokens of each that are computed when the step is over
+    num_tokens: int  # of all, that it computes
+    launched_s: float
 
     def ended(self) -> list[tuple[PromptSequence, OutputToken]]:
         """Each sequence whose prompt is complete with its first token, unless it was given up meanwhile."""
@@ -40,10 +43,11 @@ class PromptStep:
 
 def launch_chunks(runner: PromptRunner, chunks: list[Chunk]) -> PromptStep:
     """Start a step over the chunks; it may use the whole GPU if each of its prompts may."""
-    sequences = [chunk.sequence for chunk in chunks]
+    sequences, launched_s = [chunk.sequence for chunk in chunks], time.monotonic()
     prompt_chunks = [_prompt_chunk(chunk) for chunk in chunks]
     pending = runner.launch(prompt_chunks, whole_gpu=all(sequence.whole_gpu for sequence in sequences))
-    return PromptStep(pending, sequences, [chunk.end for chunk in prompt_chunks])
+    num_tokens = sum(chunk.num_tokens for chunk in chunks)
+    return PromptStep(pending, sequences, [chunk.end for chunk in prompt_chunks], num_tokens, launched_s)
 
 
 def _prompt_chunk(chunk: Chunk) -> PromptChunk:

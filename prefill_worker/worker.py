@@ -246,7 +246,7 @@ class PrefillWorker:
         with self.trace.phase(WAIT):
             ended = step.ended()
         self.prefixes.rate.ended()
-        self.link.load.last_step_s = time.monotonic()
+        self.link.load.step_ended(step.launched_s, step.num_tokens, len(step.sequences))
         self.scheduler.collected(step.sequences)
         with self.trace.phase("emit"):
             for sequence, scores in step.scored():

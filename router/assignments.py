@@ -57,6 +57,7 @@ class Assignments:
     def begin(self, completion: Completion, route: Route, now_s: float, *, is_backlog: bool) -> None:
         """Send its prompt; with a backlog that may take the whole GPU, although others decode there."""
         completion.route, completion.avoided = route, None
+        completion.transport = self._pool.transport(route)
         completion.sent_tokens = completion.num_tokens
         completion.started_s = now_s
         completion.is_unproven = True

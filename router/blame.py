@@ -11,6 +11,7 @@ from collections.abc import Sequence, Set
 
 from common.config import RouterSection
 from common.errors import ErrorCode, RequestError
+from common.wire.messages import RequestFailed
 from router.member import Member
 from router.request_state import Completion
 
@@ -35,6 +36,21 @@ def blame(lost: Sequence[Completion], worker: Member, limits: RouterSection, uns
             completion.num_failures = min(most, completion.num_failures + 1)
         else:
             completion.num_returns += 1
+
+
+def final_error(failed: RequestFailed, worker: Member, num_outputs: int) -> RequestError | None:
+    """The error of a completion that would fail anywhere as a worker says it did; `num_outputs`: tokens it has."""
+    reason = failed.message[:200]
+    match failed.code:
+        case ErrorCode.NEVER_FITS:
+            return RequestError(reason, code="context_length_exceeded", param="prompt")
+        case ErrorCode.GRAMMAR:
+            message = f"the grammar leads nowhere after {num_outputs} tokens: {failed.message[:400]}"
+            return RequestError(message, code="grammar_dead_end")
+        case ErrorCode.NO_CHOICE:
+            return RequestError(f"{worker.id}: {reason}", code="no_token_to_choose", status=500)
+        case _:
+            return None
 
 
 def verdict(completion: Completion, limits: RouterSection, reason: str) -> RequestError | None:

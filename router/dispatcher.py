@@ -18,11 +18,12 @@ from common.wire.output_token import OutputToken
 from common.wire.token_columns import rows_of
 from router.assignments import Assignments, Send
 from router.binding import starts
-from router.blame import UNCOUNTED, blame, verdict
+from router.blame import UNCOUNTED, blame, final_error, verdict
 from router.deadlines import overdue, stall, unserved
 from router.health import problems
 from router.member import Member
 from router.metrics import Metrics
+from router.phases import Phase
 from router.request_state import FINISH_REASONS, Completion, Delivery, State
 from router.route import Route
 from router.waiting_queue import WaitingQueue
@@ -100,6 +101,7 @@ class Dispatcher:
         now_s = self._clock()
         for completion in completions:
             completion.submitted_s = completion.queued_s = now_s
+            self._metrics.entered(completion, Phase.QUEUED, now_s)
             self._active[completion.request_id] = completion
             self._queue.enter(completion)
         self._metrics.prompt_tokens.inc(num_tokens)
@@ -158,14 +160,8 @@ class Dispatcher:
         worker, completion = self._pool.get(failed.worker_id, failed.epoch), self._about(failed)
         if worker is None or completion is None:
             return
-        message = f"{worker.id}: {failed.message[:200]}"
-        if failed.code is ErrorCode.NEVER_FITS:
-            self._fail(completion, RequestError(failed.message[:200], code="context_length_exceeded", param="prompt"))
-        elif failed.code is ErrorCode.GRAMMAR:
-            message = f"the grammar leads nowhere after {len(completion.outputs)} tokens: {failed.message[:400]}"
-            self._fail(completion, RequestError(message, code="grammar_dead_end"))
-        elif failed.code is ErrorCode.NO_CHOICE:
-            self._fail(completion, RequestError(message, code="no_token_to_choose", status=500))
+        if error := final_error(failed, worker, len(completion.outputs)):
+            self._fail(completion, error)
         else:
             if failed.code is ErrorCode.DRAINING:
                 self._pool.drain(worker)
@@ -174,7 +170,7 @@ class Dispatcher:
                 completion.num_returns += 1
             else:
                 completion.num_failures += 1
-            self._replay(completion, failed.code.name.lower(), message)
+            self._replay(completion, failed.code.name.lower(), f"{worker.id}: {failed.message[:200]}")
         self.pump()
 
     def on_worker_lost(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
@@ -226,8 +222,9 @@ class Dispatcher:
         self._queue.take(completion)
         self._metrics.expected_tokens.inc(route.cost.num_known)
         completion.move_to(State.PREFILLING)
-        is_backlog = self._queue.is_backlog(self._pool.num_prompt_gpus())
-        self._assignments.begin(completion, route, self._clock(), is_backlog=is_backlog)
+        is_backlog, now_s = self._queue.is_backlog(self._pool.num_prompt_gpus()), self._clock()
+        self._assignments.begin(completion, route, now_s, is_backlog=is_backlog)
+        self._metrics.entered(completion, Phase.PREFILL, now_s)
 
     def _about(self, told: PromptLogprobs | PromptCached | RequestFailed) -> Completion | None:
         """The completion, if who tells something of it runs it."""
@@ -274,8 +271,10 @@ class Dispatcher:
             self._assignments.prove(completion)
         if completion.state is State.PREFILLING:
             self._assignments.prompt_is_over(completion)
-            if completion.decode_has_spoken:
+            has_spoken = completion.decode_has_spoken
+            if has_spoken:
                 completion.move_to(State.DECODING)
+            self._metrics.entered(completion, Phase.DECODE if has_spoken else Phase.HANDOFF, now_s)
         is_stop = finish == FinishReason.STOP and token_id in completion.sampling.stop_token_ids
         text = "" if is_stop and not completion.include_stop else completion.text.push(token_id)
         if completion.text.stop:
@@ -301,7 +300,7 @@ class Dispatcher:
         elif error := verdict(completion, self._limits, reason):
             self._fail(completion, error)
         else:
-            self._metrics.replays.labels(kind).inc()
+            self._metrics.replayed(completion, kind)
             logger.warning("[%s #%d] replayed after %d tokens: %s",
                            completion.request_id, completion.attempt, len(completion.outputs), reason)  # fmt: skip
             self._assignments.cancel(completion)
@@ -309,6 +308,7 @@ class Dispatcher:
             completion.move_to(State.QUEUED)
             completion.begin_attempt()
             completion.queued_s = self._clock()
+            self._metrics.entered(completion, Phase.QUEUED, completion.queued_s)
             self._queue.reenter(completion)
 
     def _apply_deadlines(self, completion: Completion, now_s: float, longest: int) -> None:
@@ -336,13 +336,14 @@ class Dispatcher:
     def _fail(self, completion: Completion, error: RequestError) -> None:
         self._assignments.cancel(completion)
         logger.warning("[%s #%d] failed: %s", completion.request_id, completion.attempt, error.message)
-        self._end(completion, State.FAILED)
+        self._end(completion, State.FAILED, error.code)
         completion.mailbox.put(Delivery(completion.index, "", error=error))
 
-    def _end(self, completion: Completion, state: State) -> None:
+    def _end(self, completion: Completion, state: State, error_code: str = "") -> None:
         completion.move_to(state)
         self._queue.discard(completion)
         del self._active[completion.request_id]
-        self._metrics.ended(completion, self._clock())
-        logger.info("[%s] %s", completion.request_id, completion.summary(self._clock()))
+        now_s = self._clock()
+        self._metrics.ended(completion, now_s, error_code)
+        logger.info("[%s] %s", completion.request_id, completion.summary(now_s))
         self._assignments.release(completion)

@@ -5,7 +5,7 @@ Nothing is assigned to one, so its loss costs nothing here: its workers notice b
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from common.config import NetSection
@@ -13,6 +13,7 @@ from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
 from common.wire.messages import Knock, Message, Refused, Reregister, Welcome
 from common.wire.worker_id import connection_of
 from router.hub import Undelivered
+from router.member import Member
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,17 @@ class MemoryServer:
     def connection(self) -> bytes:
         """The identity of its main socket."""
         return connection_of(self.id, self.ready.epoch)
+
+    def num_blocks_in_use(self, workers: Iterable[Member]) -> int:
+        """KV blocks of its pools that are of use to a text now: not what workers merely have at hand, nor what is kept.
+
+        A block that several workers read counts once for each, up to all that are leased.
+        """
+        if self.beat is None:
+            return 0
+        used = sum(worker.num_used_blocks for worker in workers if worker.uses(self.id, self.ready.epoch))
+        most = self.beat.num_blocks - self.beat.num_free_blocks
+        return min(most, used + self.beat.num_offered_blocks + self.beat.num_quarantined_blocks)
 
     def __str__(self) -> str:
         return f"memory server {self.id} (epoch {self.ready.epoch:x}, pid {self.ready.pid})"

@@ -1,63 +1,122 @@
-"""The router's Prometheus metrics, in a registry of its own.
+"""What the router counts and times, in a registry of its own, and how it is told to Prometheus.
 
-Counters and histograms are fed as things happen; gauges are read from the pool and the dispatcher
-when somebody scrapes. What every token feeds is plain numbers until then: the library's own take a lock each, and
-thousands of tokens pass a second. No label ever carries text that a client chose.
+Counters and histograms are fed as things happen; what is there now is read when somebody scrapes (`fleet_metrics`).
+What every token feeds is plain numbers until then: the library's own take a lock each, and thousands of tokens pass a
+second. No label ever carries text that a client chose.
 """
 
-import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
-from common.wire.memory_reports import MemoryHeartbeat
-from common.wire.messages import Role
-from router.member import Member
-from router.memory_servers import MemoryServers
+from common.errors import ErrorCode
+from common.version import VERSION
+from router.exposition import number
+from router.model_info import ModelInfo
+from router.phases import Phase
 from router.request_state import Completion, State
 from router.text_cache import TextCounts
-from router.worker_pool import WorkerPool
+from router.vllm_names import aliases
 
-TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-ITL_BUCKETS_S = (0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+TTFT_BOUNDS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)  # fmt: skip
+ITL_BOUNDS_S = (
+    0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+PHASE_BOUNDS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
+    40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+"""These three have every bound that vLLM's have, and more below, so that its dashboards read them."""
+HANDOFF_BOUNDS_S = PHASE_BOUNDS_S[:17]
+TOKEN_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+OUTCOMES = ("stop", "length", "failed", "aborted", "rejected")
+REPLAYS = ("worker_lost", "stalled", "internal", "preempted", "handoff_lost", "draining")
+HANDOFF_LOST = ErrorCode.HANDOFF_LOST.name.lower()
 
 
 class Metrics:
-    """What is counted and timed."""
+    """What happens to completions."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "baton_requests", "completions ended, by outcome", ["outcome"], registry=registry
-        )  # stop, length, failed, aborted, rejected
-        self.replays = Counter("baton_replays", "completions started again, by reason", ["reason"], registry=registry)
-        self.prompt_tokens = Counter("baton_prompt_tokens", "prompt tokens of accepted completions", registry=registry)
-        self.cached_tokens = Counter(
-            "baton_cached_prompt_tokens", "prompt tokens that were not computed, as their KV was there",
-            registry=registry,
-        )  # fmt: skip
-        self.expected_tokens = Counter(
-            "baton_expected_cached_prompt_tokens", "the same, as they were expected where there are several pools",
-            registry=registry,
-        )  # fmt: skip
-        self.stale_tokens = Counter(
-            "baton_stale_tokens", "tokens dropped: of a dead worker, an old attempt or an ended completion",
-            registry=registry,
-        )  # fmt: skip
-        self.ttft_s = Histogram(
-            "baton_time_to_first_token_seconds", "request to first token", buckets=TTFT_BUCKETS_S, registry=registry
+        self.registry = CollectorRegistry()
+        self.tokens, self.num_in = _Tokens(), Tally[Phase]()
+        self.registry.register(self.tokens)
+        self.registry.register(_Phases(self.num_in))
+        self._model_name = ""
+        self._make_counters()
+        self._make_histograms()
+
+    def _make_counters(self) -> None:
+        counter = self._counter
+        self.requests = counter("requests", "completions ended, by outcome", "outcome", OUTCOMES)
+        self.failures = counter("request_failures", "completions failed, by the code that clients see", "code")
+        self.aborts = counter("aborts", "completions that their clients left, by phase", "phase", _names(Phase))
+        self.replays = counter("replays", "completions started again, by reason", "reason", REPLAYS)
+        self.handoff_failures = counter("handoff_failures", "handoffs lost, by the way of the blocks", "transport")
+        self.prompt_tokens = counter("prompt_tokens", "prompt tokens of accepted completions")
+        self.cached_tokens = counter(
+            "cached_prompt_tokens", "prompt tokens that were not computed, as their KV was there"
         )
-        self.tokens = _Tokens()
-        registry.register(self.tokens)
-        self.e2e_s = Histogram(
-            "baton_e2e_request_latency_seconds", "request to last token", buckets=E2E_BUCKETS_S, registry=registry
+        self.expected_tokens = counter(
+            "expected_cached_prompt_tokens", "the same, as they were expected where there are several pools"
         )
+        self.stale_tokens = counter(
+            "stale_tokens", "tokens dropped: of a dead worker, an old attempt or an ended completion"
+        )
+
+    def _make_histograms(self) -> None:
+        histogram = self._histogram
+        self.ttft_s = histogram("time_to_first_token_seconds", "request to first token", TTFT_BOUNDS_S)
+        self.tpot_s = histogram(
+            "time_per_output_token_seconds", "of a finished completion: first to last token, by the tokens behind the "
+            "first", ITL_BOUNDS_S,
+        )  # fmt: skip
+        self.e2e_s = histogram("e2e_request_latency_seconds", "request to last token", PHASE_BOUNDS_S)
+        self.phase_s = histogram("request_phase_seconds", "finished completions, by phase", PHASE_BOUNDS_S, "phase")
+        self.inference_s = histogram(
+            "request_inference_seconds", "of a finished completion: all but waiting in the router", PHASE_BOUNDS_S
+        )
+        self.output_s = histogram(
+            "request_output_seconds", "of a finished completion: first to last token", PHASE_BOUNDS_S
+        )
+        self.handoff_s = histogram(
+            "handoff_seconds", "first token to the first of a decode step, by the way of the blocks", HANDOFF_BOUNDS_S,
+            "transport",
+        )  # fmt: skip
+        self.prompt_lengths = histogram("request_prompt_tokens", "of finished completions", TOKEN_BOUNDS)
+        self.output_lengths = histogram("request_generation_tokens", "of finished completions", TOKEN_BOUNDS)
+
+    def _counter(self, name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
+        counter = Counter(f"baton_{name}", text, [label] if label else [], registry=self.registry)
+        for value in values:
+            counter.labels(value)
+        return counter
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float], label: str = "") -> Histogram:
+        labels = [label] if label else []
+        return Histogram(f"baton_{name}", text, labels, buckets=bounds, registry=self.registry)
+
+    # --- as things happen -----------------------------------------------------------------------
+
+    def entered(self, completion: Completion, phase: Phase, now_s: float) -> None:
+        """It goes from one phase to the next."""
+        before = completion.phases.current
+        passed_s = completion.phases.enter(phase, now_s)
+        if before is not None:
+            self.num_in[before] -= 1
+        self.num_in[phase] += 1
+        if before is Phase.HANDOFF and phase is Phase.DECODE:
+            self.handoff_s.labels(completion.transport).observe(passed_s)
+            self.handoff_failures.labels(completion.transport)  # is there from the beginning, to be seen to rise
 
     def token_arrived(self, completion: Completion, now_s: float) -> None:
         """Time one token, in order, and note when it came."""
@@ -69,29 +128,56 @@ class Metrics:
             self.ttft_s.observe(now_s - completion.submitted_s)
         completion.last_token_s = now_s
 
-    def ended(self, completion: Completion, now_s: float) -> None:
+    def replayed(self, completion: Completion, reason: str) -> None:
+        """Its attempt is given up, and another begins."""
+        self.replays.labels(reason).inc()
+        if reason == HANDOFF_LOST:
+            self.handoff_failures.labels(completion.transport).inc()
+
+    def ended(self, completion: Completion, now_s: float, error_code: str = "") -> None:
         """Count one completion in a terminal state."""
         self.requests.labels(completion.finish_reason or completion.state.value).inc()
+        phase = completion.phases.current
+        completion.phases.enter(None, now_s)
+        if phase is not None:
+            self.num_in[phase] -= 1
         if completion.state is State.FINISHED:
-            self.e2e_s.observe(now_s - completion.submitted_s)
+            self._finished(completion, now_s)
+        elif completion.state is State.FAILED:
+            self.failures.labels(error_code).inc()
+        elif phase is not None:
+            self.aborts.labels(phase.value).inc()
 
-    def observe_state(
-        self,
-        pool: WorkerPool,
-        memory_servers: MemoryServers,
-        queue_sizes: Callable[[], tuple[int, int, int]],
-        num_dropped: Callable[[], int],
-    ) -> None:
-        """Add the gauges; `queue_sizes` gives completions queued, prompt tokens queued, completions running."""
-        self.registry.register(_StateCollector(pool, memory_servers, queue_sizes, num_dropped))
+    def _finished(self, completion: Completion, now_s: float) -> None:
+        e2e_s, seconds = now_s - completion.submitted_s, completion.phases.seconds
+        self.e2e_s.observe(e2e_s)
+        for phase, phase_s in seconds.items():
+            self.phase_s.labels(phase.value).observe(phase_s)
+        self.inference_s.observe(e2e_s - seconds.get(Phase.QUEUED, 0.0))
+        self.prompt_lengths.observe(len(completion.prompt_ids))
+        self.output_lengths.observe(len(completion.outputs))
+        if completion.outputs:
+            output_s = completion.last_token_s - completion.first_token_s
+            self.output_s.observe(output_s)
+            if len(completion.outputs) > 1:
+                self.tpot_s.observe(output_s / (len(completion.outputs) - 1))
+
+    # --- as somebody asks -----------------------------------------------------------------------
+
+    def describe(self, info: ModelInfo) -> None:
+        """Add what is served, by which program."""
+        self._model_name = info.name
+        self.registry.register(_Description(info))
 
     def observe_texts(self, counts: Callable[[], TextCounts]) -> None:
         """Add what became of texts."""
         self.registry.register(_TextCollector(counts))
 
-    def render(self) -> bytes:
-        """The exposition text."""
-        return generate_latest(self.registry)
+    def families(self) -> Iterator[Metric]:
+        """All there is to tell, vLLM's names included, each as it is when it is asked for."""
+        for family in self.registry.collect():
+            yield family
+            yield from aliases(family, self._model_name)
 
 
 class _Tokens(Collector):
@@ -99,21 +185,50 @@ class _Tokens(Collector):
 
     def __init__(self) -> None:
         self.num_generated = 0
-        self._num_gaps = [0] * (len(ITL_BUCKETS_S) + 1)  # by bucket, the last without a bound
+        self.num_gaps = [0] * (len(ITL_BOUNDS_S) + 1)  # by bucket, the last without a bound
         self._sum_s = 0.0
 
     def note_gap(self, gap_s: float) -> None:
         """Time from one token to the next of its completion."""
-        self._num_gaps[bisect_left(ITL_BUCKETS_S, gap_s)] += 1
+        self.num_gaps[bisect_left(ITL_BOUNDS_S, gap_s)] += 1
         self._sum_s += gap_s
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily("baton_generation_tokens", "tokens received in order", value=self.num_generated)
-        bounds: Sequence[str] = [*map(floatToGoString, ITL_BUCKETS_S), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._num_gaps), strict=True))
-        yield HistogramMetricFamily(
-            "baton_inter_token_latency_seconds", "token to token", buckets=buckets, sum_value=self._sum_s
-        )
+        family = HistogramMetricFamily("baton_inter_token_latency_seconds", "token to token")
+        family.add_metric([], buckets_of(ITL_BOUNDS_S, self.num_gaps), self._sum_s)
+        yield family
+
+
+def buckets_of(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """What a family of histograms wants, of counts by bucket, the last without a bound."""
+    names = [*map(number, map(float, bounds)), "+Inf"]
+    return list(zip(names, map(float, accumulate(counts)), strict=True))
+
+
+class _Phases(Collector):
+    def __init__(self, num_in: Tally[Phase]) -> None:
+        self._num_in = num_in
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily("baton_requests_in_phase", "completions by phase", labels=["phase"])
+        for phase in Phase:
+            family.add_metric([phase.value], self._num_in[phase])
+        yield family
+
+
+class _Description(Collector):
+    def __init__(self, info: ModelInfo) -> None:
+        self._info = info
+
+    def collect(self) -> Iterator[Metric]:
+        info = self._info
+        build = GaugeMetricFamily("baton_build_info", "the program", labels=["version"])
+        build.add_metric([VERSION], 1)
+        model = GaugeMetricFamily("baton_model_info", "what is served", labels=["model", "fingerprint", "tokenizer"])
+        model.add_metric([info.name, info.model_fingerprint, info.tokenizer_fingerprint], 1)
+        length = GaugeMetricFamily("baton_model_context_tokens", "of the longest text", value=info.max_model_len)
+        yield from (build, model, length)
 
 
 class _TextCollector(Collector):
@@ -130,118 +245,5 @@ class _TextCollector(Collector):
         yield family
 
 
-class _StateCollector(Collector):
-    def __init__(
-        self,
-        pool: WorkerPool,
-        memory_servers: MemoryServers,
-        queue_sizes: Callable[[], tuple[int, int, int]],
-        num_dropped: Callable[[], int],
-    ) -> None:
-        self._pool = pool
-        self._memory_servers = memory_servers
-        self._queue_sizes = queue_sizes
-        self._num_dropped = num_dropped
-
-    def collect(self) -> Iterator[Metric]:
-        num_queued, num_queued_tokens, num_running = self._queue_sizes()
-        yield GaugeMetricFamily("baton_requests_queued", "completions waiting for a worker", value=num_queued)
-        yield GaugeMetricFamily("baton_queued_prompt_tokens", "their prompt tokens", value=num_queued_tokens)
-        yield GaugeMetricFamily("baton_requests_running", "completions at workers", value=num_running)
-        yield self._dropped_frames()
-        yield self._workers()
-        yield from self._standbys()
-        yield from self._worker_loads()
-        yield self._kv_paths()
-        yield from self._memory_loads()
-
-    def _dropped_frames(self) -> Metric:
-        family = GaugeMetricFamily("baton_dropped_frames", "frames dropped since start, by process", labels=["process"])
-        family.add_metric(["router"], self._num_dropped())
-        for worker in self._pool:
-            family.add_metric([worker.id], worker.beat.num_dropped_frames if worker.beat else 0)
-        return family
-
-    def _workers(self) -> Metric:
-        family = GaugeMetricFamily("baton_workers", "registered workers", labels=["role"])
-        for role in Role:
-            family.add_metric([_name(role)], sum(worker.ready.role is role for worker in self._pool))
-        return family
-
-    def _standbys(self) -> Iterator[Metric]:
-        reserve = GaugeMetricFamily("baton_workers_in_reserve", "standbys that nobody needs", labels=["role"])
-        needed = CounterMetricFamily("baton_standbys_needed", "times that a standby was needed", labels=["role"])
-        for role in Role:
-            members = [worker for worker in self._pool if worker.ready.role is role]
-            reserve.add_metric([_name(role)], sum(worker.in_reserve for worker in members))
-            needed.add_metric([_name(role)], self._pool.standbys.num_needed[role])
-        yield from (reserve, needed)
-
-    def _worker_loads(self) -> Iterator[Metric]:
-        gauges: dict[str, tuple[str, Callable[[Member], float]]] = {
-            "baton_worker_running": ("sequences in the worker's batch", _beat("num_running")),
-            "baton_worker_waiting": ("requests waiting in the worker", _beat("num_waiting")),
-            "baton_worker_handoffs": ("KV handoffs under way", _beat("num_handoffs")),
-            "baton_worker_pulled_blocks": ("KV blocks pulled from other pools since start", _beat("num_pulled_blocks")),
-            "baton_worker_found_blocks": ("the same, not pulled as they were there", _beat("num_found_blocks")),
-            "baton_worker_used_blocks": ("KV blocks of its pool that it uses", lambda worker: worker.num_used_blocks),
-            "baton_worker_blocks": (
-                "KV blocks of its pool, which others may share",
-                lambda worker: sum(worker.ready.num_blocks),
-            ),
-        }
-        for name, (text, value) in gauges.items():
-            family = GaugeMetricFamily(name, text, labels=["worker", "role"])
-            for worker in self._pool:
-                family.add_metric([worker.id, _name(worker.ready.role)], value(worker))
-            yield family
-
-    def _kv_paths(self) -> Metric:
-        family = GaugeMetricFamily(
-            "baton_kv_path_gb_per_second",
-            "how KV blocks travel and how fast; 0: the path failed, infinity: they stay where they are",
-            labels=["prefill", "decode", "transport"],
-        )
-        for path in self._pool.paths:
-            value = 0.0 if path.error else path.gb_per_s or math.inf
-            family.add_metric([path.prefill_worker_id, path.worker_id, path.transport], value)
-        return family
-
-    def _memory_loads(self) -> Iterator[Metric]:
-        gauges: dict[str, tuple[str, Callable[[MemoryHeartbeat], float]]] = {
-            "baton_memory_weights_bytes": ("of weights that a memory server owns", lambda beat: beat.weights_bytes),
-            "baton_memory_free_bytes": ("that its device has left", lambda beat: beat.free_bytes),
-            "baton_memory_blocks": ("KV blocks of its pools", lambda beat: beat.num_blocks),
-            "baton_memory_free_blocks": ("KV blocks of its pools, free", lambda beat: beat.num_free_blocks),
-            "baton_memory_cached_blocks": ("of those, kept for others to begin with", lambda b: b.num_cached_blocks),
-            "baton_memory_offered_blocks": ("KV blocks handed over, not taken yet", lambda b: b.num_offered_blocks),
-            "baton_memory_quarantined_blocks": ("KV blocks of the dead", lambda beat: beat.num_quarantined_blocks),
-            "baton_memory_host_blocks": ("KV blocks in its host tier", lambda beat: beat.num_host_blocks),
-            "baton_memory_host_bytes": ("host memory of that tier, as far as it is there", lambda b: b.host_bytes),
-            "baton_memory_workers": ("workers on it", lambda beat: len(beat.worker_ids)),
-        }
-        counters: dict[str, tuple[str, Callable[[MemoryHeartbeat], float]]] = {
-            "baton_memory_restored_blocks": ("KV blocks restored from host memory", lambda b: b.num_restored_blocks),
-            "baton_memory_copied_out_bytes": ("KV blocks copied to host memory", lambda beat: beat.copied_out_bytes),
-            "baton_memory_copied_in_bytes": ("KV blocks copied back", lambda beat: beat.copied_in_bytes),
-        }
-        known = GaugeMetricFamily(
-            "baton_memory_known_blocks", "KV blocks of which it tells by which texts they are found", labels=["server"]
-        )
-        for server in self._memory_servers:
-            known.add_metric([server.id], self._pool.prefixes.told_by(server.id) or 0)
-        yield known
-        for kind, metrics in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for name, (text, value) in metrics.items():
-                family = kind(name, text, labels=["server"])
-                for server in self._memory_servers:
-                    family.add_metric([server.id], value(server.beat) if server.beat else 0.0)
-                yield family
-
-
-def _name(role: Role) -> str:
-    return role.name.lower()
-
-
-def _beat(field: str) -> Callable[[Member], float]:
-    return lambda worker: getattr(worker.beat, field) if worker.beat else 0.0
+def _names(phases: Iterable[Phase]) -> list[str]:
+    return [phase.value for phase in phases]

@@ -18,6 +18,7 @@ from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.logprobs import LogprobLog
 from router.member import Member
+from router.phases import PhaseTimes
 from router.prefix_map import Prediction
 from router.prompt_log import PromptLog
 from router.route import Demand, Route
@@ -117,6 +118,8 @@ class Completion:
     num_returns: int = 0  # attempts that ended by nobody's fault since it last got on
     first_index: int = 0  # len(outputs) when this attempt began
     route: Route | None = None
+    transport: str = ""  # by which KV blocks travel along the route
+    phases: PhaseTimes = field(default_factory=PhaseTimes)
     avoided: Member | None = None  # gave the last attempt back
     is_unproven: bool = False  # this attempt has been sent, and has not got on
     predictions: list[Prediction] = field(default_factory=list)  # of what this attempt leaves in pools

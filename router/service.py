@@ -40,6 +40,7 @@ from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave
 from common.wire.worker_id import is_from
 from router.bodies import Bodies
 from router.dispatcher import Dispatcher
+from router.fleet_metrics import FleetMetrics
 from router.grammar_checks import GrammarChecks
 from router.hub import AsyncHub, Undelivered
 from router.inquiries import Inquiries
@@ -84,8 +85,9 @@ class Service:
         self._kv_events = KVEventReader(
             config.net, self.pool, self.memory_servers, self.hub.send, is_on=config.router.kv_events
         )
-        self.metrics.observe_state(
-            self.pool, self.memory_servers, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped
+        self.metrics.describe(self.tokenizer.info)
+        self.metrics.registry.register(
+            FleetMetrics(self.pool, self.memory_servers, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped)
         )
         self.metrics.observe_texts(lambda: self.reader.text_counts)
         self._inquiries = Inquiries(config.net, self._send)

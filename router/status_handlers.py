@@ -3,10 +3,10 @@
 import time
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from common.version import VERSION
 from router import health
+from router.exposition import CONTENT_TYPE, exposition
 from router.http_request import SERVICE
 from router.shapes import Live, Load, Version
 
@@ -34,7 +34,8 @@ async def get_live(_: web.Request) -> web.Response:
 @status_routes.get("/metrics")
 async def get_metrics(request: web.Request) -> web.Response:
     """Prometheus exposition."""
-    return web.Response(body=request.app[SERVICE].metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    body = await exposition(request.app[SERVICE].metrics.families())
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
 @status_routes.get("/version")

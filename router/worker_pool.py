@@ -188,6 +188,12 @@ class WorkerPool:
             return set()
         return {worker.ready.kv_layout for worker in self if worker.ready.kv_layout.is_reusable}
 
+    def transport(self, route: Route) -> str:
+        """How KV blocks travel along a route; "none" where a worker does both."""
+        prefill, decode = route.prefill, route.decode
+        path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
+        return NO_TRANSPORT if path is None else path.transport
+
     def longest(self) -> int:
         """Most tokens, prompt and outputs together, of a completion that some worker takes."""
         return max((worker.ready.max_model_len for worker in self._takers(Role.DECODE)), default=0)

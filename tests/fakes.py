@@ -45,6 +45,7 @@ from common.wire.output_token import Logprobs, OutputToken
 from common.wire.packing import pack_floats, pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub, Spoke
+from common.wire.step_counts import StepMeter
 from common.wire.token_columns import TokenColumns
 from common.wire.worker_id import BEAT_SUFFIX, connection_of
 from tests.messages import heartbeat, pool_export, worker_ready
@@ -121,6 +122,7 @@ class FakeWorker:
         self.mute = self.silent = False
         self._to_say: deque[Message] = deque()
         self.step_age_s = 0.0
+        self.steps = StepMeter()
         self.fail_next: ErrorCode | None = None
         self.lose_next: type[Message] | None = None  # as if it had never arrived
         self.received: list[Message] = []
@@ -162,8 +164,9 @@ class FakeWorker:
 
     def _beat(self) -> Heartbeat:
         return heartbeat(
-            self.worker_id, self.epoch, num_running=1, num_free_blocks=(1000,), last_step_age_s=self.step_age_s
-        )
+            self.worker_id, self.epoch, num_running=1, num_free_blocks=(1000,), last_step_age_s=self.step_age_s,
+            steps=self.steps.counts(),
+        )  # fmt: skip
 
     def _run(self) -> None:
         self._router = Spoke(self._context, self.net, self.net.router_endpoint, self.connection)

@@ -8,6 +8,7 @@ from common.wire.memory_messages import KVOffer
 from common.wire.messages import Heartbeat, KVPathReport, PrefillRequest, Role, WorkerReady
 from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
+from common.wire.step_counts import PullMeter, StepMeter
 from tests.layouts import one_group
 
 LAYOUT = one_group("fake", num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
@@ -29,6 +30,7 @@ def heartbeat(worker_id: str, epoch: int = 1, **fields: Any) -> Heartbeat:
     ordinary: dict[str, Any] = {
         "num_waiting": 0, "num_running": 0, "num_free_blocks": (0,), "num_handoffs": 0, "last_step_age_s": 0.0,
         "num_dropped_frames": 0, "num_pulled_blocks": 0, "num_found_blocks": 0,
+        "steps": StepMeter().counts(), "pulls": PullMeter().counts(),
     }  # fmt: skip
     return Heartbeat(worker_id=worker_id, epoch=epoch, **ordinary | fields)
 

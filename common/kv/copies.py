@@ -1,12 +1,14 @@
 """Blocks of one prompt on their way here, in one pull or several."""
 
 from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 from common.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.tables import Tables
 from common.kv.transport import PeerPool, Pull
+from common.wire.pool_shape import PoolShape
 
 
 class Missing(NamedTuple):
@@ -30,23 +32,37 @@ class Copies:
 
     def __init__(self) -> None:
         self.problem = ""
-        self._under_way: list[Pull] = []
+        self.num_pulls = self.num_bytes = 0  # that have arrived
+        self.seconds = 0.0  # that those took
+        self._under_way: list[tuple[Pull, int]] = []  # with the bytes of each
 
     def start(self, source_pool: PeerPool, source_ids: list[int], pool: KVPool, target_ids: list[int]) -> None:
         """Begin to pull; a pull that cannot begin is a problem."""
         try:
-            self._under_way.append(source_pool.pull(source_ids, pool, target_ids))
+            self._under_way.append(
+                (source_pool.pull(source_ids, pool, target_ids), _num_bytes(source_pool.shape, source_ids))
+            )
         except TransferFailed as error:
             self.problem = str(error)
 
     def over(self) -> bool:
         """Whether nothing is under way any more: all has arrived, or there is a problem."""
-        self._under_way = [pull for pull in self._under_way if not self._ended(pull)]
+        self._under_way = [under_way for under_way in self._under_way if not self._ended(*under_way)]
         return not self._under_way
 
-    def _ended(self, pull: Pull) -> bool:
+    def _ended(self, pull: Pull, num_bytes: int) -> bool:
         try:
-            return pull.done()
+            if not pull.done():
+                return False
         except TransferFailed as error:
             self.problem = str(error)
             return True
+        self.num_pulls += 1
+        self.num_bytes += num_bytes
+        self.seconds += pull.duration_s()
+        return True
+
+
+def _num_bytes(shape: PoolShape, block_ids: Sequence[int]) -> int:
+    sizes = (group.block_bytes for group in shape.layout.groups)
+    return sum(map(mul, sizes, shape.count(block_ids)))

@@ -51,6 +51,7 @@ from common.wire.memory_messages import MemoryMessage
 from common.wire.memory_reports import MemoryReport
 from common.wire.operator_messages import OperatorMessage
 from common.wire.sampling_params import SamplingParams
+from common.wire.step_counts import PullCounts, StepCounts
 
 
 class Role(IntEnum):
@@ -105,6 +106,8 @@ class Heartbeat:
     num_dropped_frames: Count
     num_pulled_blocks: Total  # decode: of prompts from other pools, since the start
     num_found_blocks: Total  # of those that did not need to be pulled
+    steps: StepCounts
+    pulls: PullCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import zmq
 
@@ -30,6 +30,7 @@ from common.wire.messages import (
     WorkerReady,
 )
 from common.wire.sockets import Spoke
+from common.wire.step_counts import PullMeter, StepMeter
 from common.wire.worker_id import BEAT_SUFFIX, connection_of
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,14 @@ class Load:
     num_dropped_frames: int = 0
     num_pulled_blocks: int = 0
     num_found_blocks: int = 0
+    steps: StepMeter = field(default_factory=StepMeter)
+    pulls: PullMeter = field(default_factory=PullMeter)
+
+    def step_ended(self, launched_s: float, num_tokens: int, num_sequences: int) -> None:
+        """A step is over; it began when it was launched, or when the one before it ended."""
+        now_s = time.monotonic()
+        self.steps.note(now_s - max(launched_s, self.last_step_s), num_tokens, num_sequences)
+        self.last_step_s = now_s
 
 
 class RouterLink:
@@ -178,6 +187,8 @@ class RouterLink:
             num_dropped_frames=load.num_dropped_frames + self.spoke.drops.dropped,
             num_pulled_blocks=load.num_pulled_blocks,
             num_found_blocks=load.num_found_blocks,
+            steps=load.steps.counts(),
+            pulls=load.pulls.counts(),
         )
 
 

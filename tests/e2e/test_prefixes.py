@@ -171,7 +171,7 @@ def moved(system: System) -> tuple[int, int]:
     """Blocks of prompts that the decode worker has pulled, and that it had already."""
     lines = [line.split() for line in system.text("/metrics").splitlines()]
     counts = {line[0].split("{")[0]: float(line[1]) for line in lines if 'worker="decode-0"' in line[0]}
-    return int(counts["baton_worker_pulled_blocks"]), int(counts["baton_worker_found_blocks"])
+    return int(counts["baton_worker_pulled_blocks_total"]), int(counts["baton_worker_found_blocks_total"])
 
 
 async def pulled_by(system: System, reference: Reference, prompt: list[int]) -> tuple[list[int], int]:

@@ -209,7 +209,7 @@ async def test_models_health_and_metrics(client: Client, cluster: Cluster) -> No
             assert response.status == 200
         async with session.get("/metrics") as response:
             text = await response.text()
-    assert 'baton_kv_path_gb_per_second{decode="decode-0",prefill="prefill-0",transport="shm"} 100.0' in text
+    assert 'baton_kv_path_bytes_per_second{decode="decode-0",prefill="prefill-0",transport="shm"} 1e+11' in text
     assert 'baton_workers{role="prefill"} 1.0' in text
     assert "baton_time_to_first_token_seconds_count 1.0" in text
 

@@ -245,6 +245,8 @@ async def test_health_metrics_and_the_log_show_memory_servers(
         ("copied_in_bytes_total", 10),
     ]:
         assert registry.get_sample_value(f"baton_memory_{name}", {"server": "memory-0"}) == value
+    in_use = 2 + 1  # offered, quarantined: what else is leased there is at hand
+    assert registry.get_sample_value("baton_kv_usage_ratio") == in_use / (70 + 1000)
 
 
 async def test_a_memory_server_is_lost_by_silence_and_comes_back_when_it_speaks(

@@ -106,7 +106,8 @@ def _values_of(annotation: Any, length: int) -> st.SearchStrategy[Any]:
         return _instances(annotation, length)
     kind, rule, *_ = typing.get_args(annotation)
     if typing.get_origin(kind) is tuple:
-        return st.lists(_values_of(typing.get_args(kind)[0], length), min_size=length, max_size=length).map(tuple)
+        num_items = min(max(length, rule.low), rule.high)
+        return st.lists(_values_of(typing.get_args(kind)[0], length), min_size=num_items, max_size=num_items).map(tuple)
     return _allowed_by(rule, kind, length)
 
 
