@@ -37,7 +37,8 @@ class Departures:
 
     def __init__(self, traffic: Traffic, slots: HostSlots) -> None:
         self.traffic, self.slots, self.index = traffic, slots, traffic.pool.index
-        self.queue: deque[bytes] = deque()  # keys
+        # Keys; of those that wait for long the first go, whose blocks are probably others' by now.
+        self.queue: deque[bytes] = deque(maxlen=self.index.shape.num_ids)
         self.leaving: deque[Departure] = deque()
 
     def add(self, keys: Iterable[bytes]) -> None:

@@ -1,5 +1,6 @@
 """Copies between a pool and host memory: what comes back is what went, on a CPU and on a GPU amid other work."""
 
+import ctypes
 import random
 import sys
 import time
@@ -115,41 +116,109 @@ def test_neighbours_are_one_run_within_a_piece() -> None:
     memory.close()
 
 
-def fake_runtime(**calls: Any) -> Any:
-    """CUDA's, as far as a test says what it does."""
-    success, failure = SimpleNamespace(name="cudaSuccess"), SimpleNamespace(name="cudaErrorMemoryAllocation")
-    handle, uuid = SimpleNamespace(reserved=bytes(64)), SimpleNamespace(bytes=bytes(16))
-    usual = {
-        "cudaError_t": SimpleNamespace(cudaSuccess=success, cudaErrorNotReady=None),
-        "cudaSetDevice": lambda index: (success,),
-        "cudaGetDeviceProperties": lambda index: (success, SimpleNamespace(uuid=uuid, name=b"GPU")),
-        "cudaMalloc": lambda num_bytes: (success, 1),
-        "cudaFree": lambda address: (success,),
-        "cudaIpcGetMemHandle": lambda address: (success, handle),
-        "cudaDeviceGetPCIBusId": lambda length, index: (failure, None),
-        "cudaHostRegisterDefault": 0,
-        "cudaHostRegister": lambda address, num_bytes, flags: (failure,),
-        "cudaDeviceGetStreamPriorityRange": lambda: (failure, None, None),
-        "cudaStreamNonBlocking": 1,
-    }
-    return SimpleNamespace(**usual, **calls)
+class Runtime:
+    """CUDA's, whose device is the host; what is refused fails."""
+
+    cudaError_t = SimpleNamespace(cudaSuccess=SimpleNamespace(name="cudaSuccess"), cudaErrorNotReady=object())
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
+    cudaHostRegisterDefault, cudaStreamNonBlocking = 0, 1
+    refused = SimpleNamespace(name="cudaErrorMemoryAllocation")
+
+    def __init__(self, *refused: str) -> None:
+        self.refuses = refused
+        self.memory: dict[int, Any] = {}
+        self.registered: dict[int, int] = {}
+        self.num_errors_asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Of a call that only succeeds."""
+        return lambda *_: self.returns(name)
+
+    def returns(self, name: str, *values: Any) -> tuple[Any, ...]:
+        if name in self.refuses:
+            return (self.refused, *(None for _ in values))
+        return (self.cudaError_t.cudaSuccess, *values)
+
+    def cudaGetDeviceProperties(self, index: int) -> tuple[Any, ...]:
+        return self.returns("", SimpleNamespace(uuid=SimpleNamespace(bytes=bytes(16)), name=b"GPU"))
+
+    def cudaMalloc(self, num_bytes: int) -> tuple[Any, ...]:
+        buffer = ctypes.create_string_buffer(num_bytes)
+        self.memory[ctypes.addressof(buffer)] = buffer
+        return self.returns("", ctypes.addressof(buffer))
+
+    def cudaIpcGetMemHandle(self, address: int) -> tuple[Any, ...]:
+        return self.returns("", SimpleNamespace(reserved=bytes(64)))
+
+    def cudaMemcpy(self, to: int, source: bytes, num_bytes: int, kind: int) -> tuple[Any, ...]:
+        ctypes.memmove(to, source, num_bytes)
+        return self.returns("")
+
+    def cudaMemset(self, address: int, byte: int, num_bytes: int) -> tuple[Any, ...]:
+        ctypes.memset(address, byte, num_bytes)
+        return self.returns("")
+
+    def cudaMemcpyAsync(self, to: int, source: int, num_bytes: int, kind: int, stream: int) -> tuple[Any, ...]:
+        host = source if kind == self.cudaMemcpyKind.cudaMemcpyHostToDevice else to
+        pinned = self.registered.items()
+        assert any(begin <= host and host + num_bytes <= begin + size for begin, size in pinned), "not pinned"
+        ctypes.memmove(to, source, num_bytes)
+        return self.returns("cudaMemcpyAsync")
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> tuple[Any, ...]:
+        self.registered[address] = num_bytes
+        return self.returns("cudaHostRegister")
+
+    def cudaHostUnregister(self, address: int) -> tuple[Any, ...]:
+        del self.registered[address]
+        return self.returns("")
+
+    def cudaDeviceGetStreamPriorityRange(self) -> tuple[Any, ...]:
+        return self.returns("cudaDeviceGetStreamPriorityRange", 0, -5)
+
+    def cudaStreamCreateWithPriority(self, flags: int, priority: int) -> tuple[Any, ...]:
+        return self.returns("", priority)
+
+    def cudaEventCreate(self) -> tuple[Any, ...]:
+        return self.returns("", object())
+
+    def cudaEventElapsedTime(self, begin: object, end: object) -> tuple[Any, ...]:
+        return self.returns("", 1.0)
+
+    def cudaDeviceGetPCIBusId(self, length: int, index: int) -> tuple[Any, ...]:
+        return self.returns("", b"0000:00:00.0\0")
+
+    def cudaGetLastError(self) -> tuple[Any, ...]:
+        self.num_errors_asked += 1
+        return self.returns("")
+
+
+def backing_of(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> CudaBacking:
+    bindings: Any = ModuleType("cuda.bindings")
+    bindings.runtime = runtime
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    return CudaBacking(0)
+
+
+def test_by_the_calls_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    there_and_back(backing_of(runtime, monkeypatch))
+    assert not runtime.registered, "what was pinned is given back"
 
 
 def test_memory_that_cannot_be_pinned_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_asked = 0
-
-    def last_error() -> tuple[object]:
-        nonlocal num_asked
-        num_asked += 1
-        return (None,)
-
-    bindings: Any = ModuleType("cuda.bindings")
-    bindings.runtime = fake_runtime(cudaGetLastError=last_error)
-    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
-    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
-    backing = CudaBacking(0)
+    runtime = Runtime("cudaHostRegister", "cudaDeviceGetStreamPriorityRange")
+    backing = backing_of(runtime, monkeypatch)
+    with ThreadPoolExecutor(1) as thread:
+        piece = thread.submit(backing.host_piece, 1 << 20)
     with pytest.raises(MemoryShort, match="cudaHostRegister of 1 MB: cudaErrorMemoryAllocation"):
-        backing.host_piece(1 << 20)
-    assert num_asked == 1
+        piece.result()
+    assert runtime.num_errors_asked == 1
     with pytest.raises(CopyFailed, match="cudaErrorMemoryAllocation"):
         backing.copies()
+
+
+def test_a_copy_that_cannot_be_begun_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CopyFailed, match="cudaErrorMemoryAllocation"):
+        there_and_back(backing_of(Runtime("cudaMemcpyAsync"), monkeypatch))

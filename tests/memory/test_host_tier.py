@@ -220,6 +220,14 @@ def test_who_goes_amid_a_restore_is_told_nothing_and_others_find_it(rig: Rig, is
     assert len(rig.found(rig.ask(BOB, 1, 10), BOB, 1)) == 10
 
 
+def test_what_waits_for_host_memory_does_not_pile_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.tier.room, "begin", lambda: None)  # there is none
+    for text in range(10):
+        rig.compute(text, 20)
+        rig.pools.tend()
+    assert rig.tier.served is not None and len(rig.tier.served.departures.queue) == NUM_BLOCKS
+
+
 def test_what_is_another_s_before_it_is_copied_is_not_kept(rig: Rig) -> None:
     rig.compute(1, 10)
     rig.pools.tend()
