@@ -50,6 +50,14 @@ class ModelSection:
     def served_name(self) -> str:
         return self.name or Path(self.path).resolve().name
 
+    def require_directory(self) -> None:
+        """Raise ConfigError when there is no model to be served: what a program says first of all."""
+        if not (Path(self.path) / "config.json").is_file():
+            raise ConfigError(
+                f"model.path = {self.path}: no directory with a model's config.json; name one with --model-path, and "
+                "for a container mount it there"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class NetSection:
@@ -166,14 +174,18 @@ class WorkerSection:
     """What both kinds of worker have."""
 
     id: str = option("", "name in logs and routing; role, host name and process id when empty", form=WORKER_ID)
-    device: str = option("auto", "where it computes; auto takes a GPU if there is one", form=DEVICE)
+    device: str = option(
+        "auto",
+        "where it computes; auto takes the GPU with the fewest workers of its role, if there is one",
+        form=DEVICE,
+    )
     cuda_graphs: bool = option(True, "replay captured graphs instead of launching kernels one by one")
     batching: bool = option(True, "run several sequences in one step; false runs one at a time")
     drain_s: float = option(30.0, "on SIGTERM, seconds that owned requests may take to finish", within=(0.0, DAY_S))
     memory_socket: str = option(
         "auto",
-        "socket of the device's memory server, which has the weights and the KV blocks; auto is in /tmp/baton-UID, by "
-        "device and router_endpoint, where one is started if there is none",
+        "socket of the device's memory server, which has the weights and the KV blocks, or a directory/ that has it by "
+        "device; auto is in /tmp/baton-UID, by device and router_endpoint, where one is started if there is none",
         form=SOCKET,
     )
     standby: int = option(

@@ -15,8 +15,8 @@ class MemorySection:
     id: str = option("", "name in logs and at the router; memory, host name and process id when empty", form=WORKER_ID)
     socket: str = option(
         "auto",
-        "path at which workers find it, in a directory of their user's own; auto is in /tmp/baton-UID, by device and "
-        "router_endpoint",
+        "path at which workers find it, in a directory of their user's own, or that directory/, where it has its name "
+        "by device; auto is in /tmp/baton-UID, by device and router_endpoint",
         form=SOCKET,
     )
     device: str = option("cpu", "whose memory it owns", form=(r"cpu|cuda:\d{1,3}", "cpu or cuda:N"))

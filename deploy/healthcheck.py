@@ -1,7 +1,8 @@
-"""A container's health probe: exit code 0 when the router can serve or knows a worker, or a memory server answers.
+"""A container's health probe: exit code 0 when the router can serve or knows a worker, or memory servers answer.
 
     python -m deploy.healthcheck http://router:8000 [WORKER_ID]
-    python -m deploy.healthcheck /run/memory/socket
+    python -m deploy.healthcheck /run/memory.sock
+    python -m deploy.healthcheck /run/memory/
 
 Imports the standard library only, since it runs every few seconds.
 """
@@ -11,6 +12,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 DEADLINE_S = 5.0
@@ -44,11 +46,22 @@ def await_turn(path: str) -> None:
         connection.recv(1)
 
 
+def await_turns(directory: Path) -> None:
+    """The same of all memory servers whose sockets are there, of which there is one at least. Raises OSError."""
+    paths = list(directory.glob("*.sock"))
+    if not paths:
+        raise FileNotFoundError(f"no memory server's socket is in {directory}")
+    for path in paths:
+        await_turn(str(path))
+
+
 def main(argv: list[str]) -> int:
     where, worker_id = argv[0], argv[1] if len(argv) > 1 else ""
     found = ""
     try:
-        if where.startswith("/"):
+        if where.endswith("/") and where.startswith("/"):
+            await_turns(Path(where))
+        elif where.startswith("/"):
             await_turn(where)
         else:
             found = problem(fetch(where), worker_id)

@@ -1,12 +1,24 @@
-"""Turns what the user calls the model, a directory or a Hugging Face Hub id, into a directory."""
+"""Turns what the user calls the model, a directory or a Hugging Face Hub id, into a directory.
 
+A directory holds config.json and the weights, or it is that of one model in a Hugging Face cache, which holds
+snapshots: names of files, as links to their contents in `blobs`.
+"""
+
+import contextlib
+import os
 import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import ConfigError
 
 WANTED = ["*.json", "*.safetensors", "tokenizer*", "chat_template.jinja", "merges.txt", "vocab.txt"]
 UNWANTED = ["original/*", "consolidated*", "*/*"]  # second copies of the weights in other layouts
+PROGRESS_S = 5.0
+"""Between two lines that say how far a download is."""
 
 
 def find_model(name: str) -> Path:
@@ -16,12 +28,50 @@ def find_model(name: str) -> Path:
     """
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"{path} has no config.json; a model directory holds config.json and *.safetensors")
-        return path
+        return model_in(path)
     if not is_hub_id(name):
         raise ConfigError(f"{name!r} is neither a directory nor a Hub id of the form owner/name")
     return _download(name)
+
+
+def model_in(path: Path) -> Path:
+    """The directory of a model's files, which `path` is, or has as a snapshot; raises ConfigError."""
+    config = path / "config.json"
+    if config.is_file():
+        return path
+    if config.is_symlink():
+        raise ConfigError(
+            f"{config} is a link to {config.readlink()}, which is not there; of a Hugging Face cache name the "
+            "directory models--OWNER--NAME, which has both"
+        )
+    snapshot = snapshot_in(path)
+    if snapshot is None:
+        raise ConfigError(f"{path} has no config.json; a model directory holds config.json and *.safetensors")
+    return model_in(snapshot)
+
+
+def snapshot_in(repository: Path) -> Path | None:
+    """Of a model's directory in a Hugging Face cache: what `main` is, or the one snapshot that there is."""
+    main = repository / "refs" / "main"
+    named = repository / "snapshots" / main.read_text().strip() if main.is_file() else None
+    if named is not None and named.is_dir():
+        return named
+    snapshots = list(repository.glob("snapshots/*"))
+    return snapshots[0] if len(snapshots) == 1 else None
+
+
+def hub_directory(hub_id: str) -> Path:
+    """Where the Hugging Face cache has a model, or would have it."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
+
+
+def served_name(path: Path) -> str:
+    """What clients call a model: the Hub id of what lies in a Hugging Face cache, else its directory's name."""
+    names = Path(os.path.abspath(path)).parts
+    repositories = [part for part in names[-3:] if part.startswith("models--")]
+    return repositories[0].removeprefix("models--").replace("--", "/") if repositories else names[-1]
 
 
 def is_hub_id(name: str) -> bool:
@@ -40,7 +90,8 @@ def _download(hub_id: str) -> Path:
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        with _said(hub_id, hub_directory(hub_id)):
+            return Path(snapshot_download(hub_id, allow_patterns=WANTED, ignore_patterns=UNWANTED))
     except GatedRepoError:
         raise ConfigError(f"{hub_id} is gated: accept its licence on the Hub, then run `hf auth login`") from None
     except RepositoryNotFoundError:
@@ -53,3 +104,31 @@ def _download(hub_id: str) -> Path:
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot download {hub_id}: {error}") from None
+
+
+@contextlib.contextmanager
+def _said(hub_id: str, repository: Path) -> Iterator[None]:
+    """Print now and then how much of a download is there; on a terminal the Hub's own bars show it."""
+    is_over, begin_s = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while not is_over.wait(PROGRESS_S):
+            there_gb, passed_s = _size(repository) / 1e9, time.monotonic() - begin_s
+            print(f"{hub_id}: {there_gb:.2f} GB are there after {passed_s:.0f} s", flush=True)
+
+    thread = threading.Thread(target=say, name="progress", daemon=True)
+    if not sys.stderr.isatty():
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def _size(repository: Path) -> int:
+    """Bytes of a model's directory in a Hugging Face cache, with what is not complete yet."""
+    total = 0
+    for path in repository.glob("blobs/*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just been given its name
+            total += path.stat().st_size
+    return total

@@ -14,7 +14,7 @@ from deploy.console import Console
 from deploy.health import Health, local_url
 from deploy.launch_plan import STANDBYS, Kind, ProcessSpec, plan_processes
 from deploy.machine import detect_gpus, num_cores
-from deploy.model_source import find_model, is_hub_id, weights_bytes
+from deploy.model_source import find_model, served_name, weights_bytes
 from deploy.mps import Mps, MpsOptions, open_mps
 from deploy.placement import Placement, choose_gpus, place_standbys, place_workers
 from deploy.runtime_dir import make_runtime_dir
@@ -37,8 +37,8 @@ class Fleet:
 
 def with_model(config: Config, name: str) -> Config:
     """`config` with the model found on disk or downloaded; a Hub id is also the name that clients use."""
-    served_name = config.model.name or (name if is_hub_id(name) else "")
-    return replace(config, model=replace(config.model, path=str(find_model(name)), name=served_name))
+    path = find_model(name)
+    return replace(config, model=replace(config.model, path=str(path), name=config.model.name or served_name(path)))
 
 
 def with_port(config: Config) -> Config:

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prog, description = "python -m router", "HTTP side of Baton: takes completions and has workers compute them."
     try:
         config = options.parse(Config, ROUTER_SECTIONS, prog, description, sys.argv[1:] if argv is None else argv)
+        config.model.require_directory()
         setup_logging("router", config.log.level)
         tame_allocator()
         encode_in_one_thread()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from common.config import Config
+from common.config import Config, NetSection
 from common.device.engine import Engine, describe_device, resolve_device
 from common.device.fault import device_fault
 from common.device.pool_budget import log_use
@@ -23,14 +23,16 @@ from common.memory.client import MemoryClient
 from common.memory.starter import Starter
 from common.options import parse
 from common.serving.drain import Drain
+from common.serving.gpu_lease import placed
 from common.serving.open_files import raise_open_files
 from common.serving.settle import keep_imports, settle_memory, sharpen_sleeps
 from common.version import VERSION
-from common.wire.endpoints import AUTO, memory_socket
+from common.wire.endpoints import AUTO, ROUTER_SOCKET, memory_socket, resolved
 from common.wire.fields import MAX_INT32
 from common.wire.fingerprint import tokenizer_fingerprint
 from common.wire.messages import Role, WorkerReady
 from common.wire.router_link import RouterLink
+from common.wire.sockets import check
 from common.wire.worker_id import make_epoch, make_worker_id
 
 logger = logging.getLogger(__name__)
@@ -84,6 +86,9 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     drain.install()
     begin_s = time.monotonic()
     try:
+        config.model.require_directory()
+        _check_net(config.net)
+        config = placed(config, role)
         incarnation = _incarnation(config, role, worker_id, drain)
         worker = _built(build, config, incarnation)
     except (ConfigError, ModelError) as error:
@@ -97,6 +102,13 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     settle_memory()
     sharpen_sleeps()
     return _run(worker, incarnation.memory)
+
+
+def _check_net(net: NetSection) -> None:
+    """Before a memory server is waited for, or weights are loaded."""
+    check(net, resolved(net.router_endpoint, ROUTER_SOCKET))
+    if net.handoff_endpoint != AUTO:
+        check(net, net.handoff_endpoint)
 
 
 def _built(build: Build, config: Config, incarnation: Incarnation) -> WorkerLoop:

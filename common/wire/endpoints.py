@@ -24,17 +24,29 @@ def resolved(endpoint: str, name: str) -> str:
 
 
 def memory_socket(choice: str, device_uuid: str, router_endpoint: str) -> Path:
-    """Where the memory server of a device is found; `choice` is a path, or auto. Raises ConfigError.
+    """Where the memory server of a device is found; `choice` is a path, a directory (with a slash at its end), or auto.
+
+    Raises ConfigError.
 
     Args:
         device_uuid: of a GPU, by which processes that number GPUs differently mean the same one; "" on a CPU.
         router_endpoint: of its workers. It tells one router of their deaths, so those of another have another server.
     """
+    name = f"memory-{device_uuid or 'cpu'}"
+    if choice.endswith("/"):
+        return Path(choice) / f"{name}.sock"
     if choice != AUTO:
         return Path(choice)
     router, usual = absolute(resolved(router_endpoint, ROUTER_SOCKET)), resolved(AUTO, ROUTER_SOCKET)
     whose = "" if router == usual else f"-{sha256(router.encode()).hexdigest()[:DIGITS]}"
-    return private_directory() / f"memory-{device_uuid or 'cpu'}{whose}.sock"
+    return private_directory() / f"{name}{whose}.sock"
+
+
+def shared_directory(choice: str) -> Path | None:
+    """Where memory servers of several devices are found, each by its name; None where one path was chosen."""
+    if choice == AUTO:
+        return private_directory()
+    return Path(choice) if choice.endswith("/") else None
 
 
 def absolute(endpoint: str) -> str:

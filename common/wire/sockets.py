@@ -8,6 +8,7 @@ whoever does not know it cannot even connect; a unix socket is open to its own u
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +155,11 @@ class Spoke:
         self.socket.close(linger=linger_ms)
 
 
+def check(net: NetSection, endpoint: str) -> None:
+    """Raise ConfigError for an endpoint that may not be used, or a secret that cannot be read."""
+    require_protected(endpoint, has_secret=_secret(net) is not None)
+
+
 class DropCounter:
     """Counts what was dropped and logs it, at most one line a second."""
 
@@ -201,6 +207,11 @@ def _secret(net: NetSection) -> bytes | None:
         return None
     try:
         secret = Path(net.secret_file).read_bytes().strip()
+    except PermissionError:
+        raise ConfigError(
+            f"net.secret_file = {net.secret_file}: this process's user, {os.getuid()}, may not read it; a container "
+            "sees the owner and the mode that the file has outside"
+        ) from None
     except OSError as error:
         raise ConfigError(f"net.secret_file: {error}") from None
     if len(secret) < 16:

@@ -40,6 +40,9 @@ def test_a_memory_server_is_healthy_while_its_loop_turns(tmp_path: Path, caplog:
     thread.start()
     try:
         assert main([str(tmp_path / "socket")]) == 0
+        assert main([f"{tmp_path}/"]) == 1, "no memory server's socket has that name"
+        (tmp_path / "memory-cpu.sock").symlink_to("socket")
+        assert main([f"{tmp_path}/"]) == 0
     finally:
         server.stop()
         thread.join(60)

@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import huggingface_hub
@@ -5,7 +6,8 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from common.errors import ConfigError
-from deploy.model_source import find_model, is_hub_id, weights_bytes
+from deploy import model_source
+from deploy.model_source import find_model, is_hub_id, served_name, weights_bytes
 
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -13,6 +15,66 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"12345")
     assert find_model(str(tmp_path)) == tmp_path
     assert weights_bytes(tmp_path) == 5
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A model's directory in a Hugging Face cache, with two snapshots, the first of them `main`."""
+    path = tmp_path / "models--owner--name"
+    for name in ("blobs", "refs", "snapshots/first", "snapshots/second"):
+        (path / name).mkdir(parents=True)
+    (path / "blobs" / "5d1f").write_text("{}")
+    (path / "refs" / "main").write_text("first")
+    for snapshot in path.glob("snapshots/*"):
+        (snapshot / "config.json").symlink_to("../../blobs/5d1f")
+    return path
+
+
+def test_a_model_in_a_hugging_face_cache_is_taken_as_a_directory(repository: Path) -> None:
+    first = repository / "snapshots" / "first"
+    assert find_model(str(repository)) == find_model(str(first)) == first
+    assert served_name(first) == served_name(repository) == "owner/name"
+    (repository / "refs" / "main").write_text("gone")
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        find_model(str(repository))
+    (repository / "snapshots" / "second" / "config.json").unlink()
+    (repository / "snapshots" / "second").rmdir()
+    assert find_model(str(repository)) == first, "the only one"
+
+
+def test_a_snapshot_without_what_its_names_stand_for_is_refused(repository: Path) -> None:
+    (repository / "blobs" / "5d1f").unlink()
+    with pytest.raises(ConfigError, match="models--OWNER--NAME, which has both"):
+        find_model(str(repository / "snapshots" / "first"))
+
+
+def test_a_directory_is_called_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Tiny-1B").mkdir()
+    monkeypatch.chdir(tmp_path / "Tiny-1B")
+    assert served_name(Path()) == served_name(Path("../Tiny-1B/")) == "Tiny-1B"
+
+
+def test_a_download_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blobs = tmp_path / "models--owner--name" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "5d1f.incomplete").write_bytes(bytes(20_000_000))
+    said = ""
+
+    def snapshot(*_args: object, **_kwargs: object) -> str:
+        nonlocal said
+        until_s = time.monotonic() + 60
+        while not said and time.monotonic() < until_s:
+            said = capsys.readouterr().out
+            time.sleep(0.01)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(model_source, "PROGRESS_S", 0.01)
+    find_model("owner/name")
+    assert said.startswith("owner/name: 0.02 GB are there after 0 s")
 
 
 def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:

@@ -104,9 +104,10 @@ def test_a_wrong_setting_is_explained_and_exits_with_2(tmp_path: Path, model_dir
         assert b"Traceback" not in run.stderr
         return run.stderr.decode()
 
+    assert "no directory with a model's config.json" in said("--model-path", str(tmp_path))
+    (tmp_path / "config.json").write_text('{"vocab_size": 5, "max_position_embeddings": 5}')
     assert "tokenizer.json" in said("--model-path", str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "config.json").write_text('{"vocab_size": 5, "max_position_embeddings": 5}')
     assert "fetch" in said("--model-path", str(tmp_path))
     assert "secret_file" in said("--model-path", str(model_dir), "--net-router-endpoint", "tcp://127.0.0.1:*")
     free = ("--model-path", str(model_dir), "--net-router-endpoint", free_endpoint())

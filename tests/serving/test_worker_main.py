@@ -1,5 +1,8 @@
 """How a worker process ends when something unexpected happens to it, or a setting is wrong."""
 
+import logging
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,6 +100,8 @@ def _lose(problem: str) -> None:
         ("--kv-transport", "none"),
         ("--kv-prefill-sharers", "0"),
         ("--worker-device", "tpu"),
+        ("--model-path", "/no/such/model"),
+        ("--net-router-endpoint", "tcp://router:5570"),
     ],
 )
 def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
@@ -104,6 +109,36 @@ def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
     assert worker_main.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "problem"),
+    [
+        (0o600, r"at least 16, for example"),
+        (0o000, r"this process's user, \d+, may not read it"),
+        (None, "No such file"),
+    ],
+)
+def test_a_worker_without_a_secret_that_it_can_use_says_so_before_it_waits_for_anybody(
+    mode: int | None, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody is at that socket."""
+    secret = tmp_path / "secret"
+    if mode is not None:
+        secret.write_text("short")
+        secret.chmod(mode)
+    if mode == 0o000 and os.getuid() == 0:  # who may read everything
+        monkeypatch.setattr(Path, "read_bytes", _forbidden)
+    argv = ["--net-router-endpoint", "tcp://127.0.0.1:9", "--net-secret-file", str(secret),
+            "--worker-memory-socket", str(tmp_path / "nobody.sock")]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
+    assert worker_main.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
+    logging.getLogger().handlers[0].flush()
+    assert re.search(problem, capfd.readouterr().err)
+
+
+def _forbidden(path: Path) -> bytes:
+    raise PermissionError(path)
 
 
 def catches(pid: int, number: signal.Signals) -> bool:

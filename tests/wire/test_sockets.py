@@ -262,6 +262,10 @@ def test_each_device_has_a_memory_socket_of_its_own(tmp_path: Path, monkeypatch:
     assert [path.name for path in paths] == ["memory-cpu.sock", "memory-5d1f.sock", "memory-07ac.sock"]
     assert {path.parent for path in paths} == {endpoints.private_directory()}
     assert endpoints.memory_socket("/here/or.there", "5d1f", "tcp://router:5570") == Path("/here/or.there")
+    inside = [endpoints.memory_socket("/run/memory/", device, "tcp://router:5570") for device in ("", "5d1f")]
+    assert inside == [Path("/run/memory/memory-cpu.sock"), Path("/run/memory/memory-5d1f.sock")]
+    where = [endpoints.shared_directory(choice) for choice in ("auto", "/run/memory/", "/here/or.there")]
+    assert where == [endpoints.private_directory(), Path("/run/memory"), None]
     others = {endpoints.memory_socket("auto", "5d1f", f"tcp://router:{port}") for port in (5570, 5571)}
     assert len({*others, *paths}) == 5, "nor is one that of another router"
     assert endpoints.memory_socket("auto", "", endpoints.resolved("auto", "router")) == paths[0]
