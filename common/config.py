@@ -131,7 +131,7 @@ class RouterSection:
         "false: by what was sent where",
     )
     text_cache_bytes: int = option(
-        33_554_432, "texts and their tokens kept, so as not to be encoded again, by each process", within=(0, 1 << 36)
+        16_777_216, "tokens of texts kept, so that these are not encoded again, by each process", within=(0, 1 << 36)
     )
     min_priority: int = option(
         0,

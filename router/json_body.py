@@ -1,14 +1,22 @@
 """From the bytes of a body to what its JSON says."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from common.errors import RequestError
 
+MAX_VALUES = 524_288
+"""Of a body: more than these take up to 100 bytes each, and no request has so many beside ids (`id_lists`)."""
+BEFORE_VALUES = ",:[{"
+STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+
 
 def loads(text: str, **options: Any) -> Any:
-    """`json.loads`, strict about numbers; raises ValueError or RecursionError."""
+    """`json.loads`, strict about numbers; raises ValueError or RecursionError, or MemoryError for too many values."""
+    if len(text) > MAX_VALUES and _most_values(text) > MAX_VALUES and _most_values(STRING.sub("", text)) > MAX_VALUES:
+        raise MemoryError
     return json.loads(text, parse_constant=_refuse_constant, **options)
 
 
@@ -21,6 +29,10 @@ def values_of(data: bytes | bytearray, read: Callable[[str], Any] = loads) -> An
         return read(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error!s:.100}", code="invalid_json") from None
+
+
+def _most_values(text: str) -> int:
+    return sum(map(text.count, BEFORE_VALUES))
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -206,6 +206,8 @@ def is_text(value: object) -> bool:
     """A string without lone surrogates, which no tokenizer takes."""
     if not isinstance(value, str):
         return False
+    if value.isascii():
+        return True
     try:
         value.encode()
     except UnicodeEncodeError:

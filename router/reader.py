@@ -7,7 +7,6 @@ a short chat is written in another process, for the sake of the template, and en
 
 import asyncio
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from common import options
@@ -45,10 +44,8 @@ class Reader:
         self._process = ReaderProcess(HelperProcess("router.reader_main", flags))
         self._chat_process = ReaderProcess(self._template_process(config), SHORT_DEADLINE_S)
 
-    async def read(
-        self, pieces: Sequence[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION
-    ) -> CompletionRequest:
-        """A body, given in pieces, checked and tokenized; raises RequestError."""
+    async def read(self, pieces: list[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION) -> CompletionRequest:
+        """A body, given in pieces, which may be gone then, checked and tokenized; raises RequestError."""
         if kind is Kind.CHAT:
             template_of(self._tokenizer)  # without one there is nothing to start a process for
         num_bytes = sum(map(len, pieces))
@@ -58,7 +55,7 @@ class Reader:
             if request is None:
                 return await self._process.read(pieces, max_model_len, kind)
         elif kind is Kind.CHAT:
-            request = await self._chat_process.read(pieces, max_model_len, kind)
+            request = await self._chat_process.read([*pieces], max_model_len, kind)
             is_long = sum(map(len, request.prompts)) > MAX_WRITTEN_CHARS
             if is_long or request.encoding.mark:  # no thread may encode what has one while others encode
                 return await self._process.read(pieces, max_model_len, kind)
@@ -66,8 +63,8 @@ class Reader:
             request = parse_body(b"".join(pieces), self._tokenizer.info)
         return await self._tokenized(request, max_model_len)
 
-    async def answer(self, kind: Kind, pieces: Sequence[bytes], max_model_len: int) -> bytes:
-        """The JSON that answers a body, given in pieces; raises RequestError."""
+    async def answer(self, kind: Kind, pieces: list[bytes], max_model_len: int) -> bytes:
+        """The JSON that answers a body, the same way."""
         if sum(map(len, pieces)) > NUM_FREE_BYTES:
             return await self._process.answer(kind, pieces, max_model_len)
         data = b"".join(pieces)

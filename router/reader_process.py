@@ -7,7 +7,7 @@ next one has a new process.
 import asyncio
 import logging
 from asyncio.subprocess import Process
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass
 
 from common.errors import RequestError
@@ -29,7 +29,7 @@ class Job:
     """A body that waits to be read."""
 
     kind: Kind
-    pieces: Sequence[bytes]
+    pieces: list[bytes]
     max_model_len: int
     reply: "asyncio.Future[bytes]"
 
@@ -44,17 +44,18 @@ class ReaderProcess:
         self._worker: asyncio.Task[None] | None = None
         self.text_counts = TextCounts()
 
-    async def read(
-        self, pieces: Sequence[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION
-    ) -> CompletionRequest:
-        """The request that the process makes of it; raises its RequestError, or one for a body that has ended it."""
+    async def read(self, pieces: list[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION) -> CompletionRequest:
+        """The request that the process makes of a body in pieces, which are gone then.
+
+        Raises the process's RequestError, or one for a body that has ended it.
+        """
         return unpack(await self._reply(kind, pieces, max_model_len))
 
-    async def answer(self, kind: Kind, pieces: Sequence[bytes], max_model_len: int) -> bytes:
+    async def answer(self, kind: Kind, pieces: list[bytes], max_model_len: int) -> bytes:
         """The answer, the same way."""
         return unpack_answer(await self._reply(kind, pieces, max_model_len))
 
-    async def _reply(self, kind: Kind, pieces: Sequence[bytes], max_model_len: int) -> bytes:
+    async def _reply(self, kind: Kind, pieces: list[bytes], max_model_len: int) -> bytes:
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
         job = Job(kind, pieces, max_model_len, asyncio.get_running_loop().create_future())
@@ -99,10 +100,11 @@ def _ended(kind: Kind, num_bytes: int) -> RequestError:
 
 async def _exchange(process: Process, job: Job) -> tuple[bytes, TextCounts]:
     assert process.stdin is not None and process.stdout is not None
-    pieces = list(job.pieces)  # who asked may leave, and empty its own
+    pieces = deque(job.pieces)
+    job.pieces.clear()
     process.stdin.write(BODY.pack(job.kind, sum(map(len, pieces)), job.max_model_len))
-    for piece in pieces:
-        process.stdin.write(piece)
+    while pieces:  # also when who asked has left: the process waits for all of it
+        process.stdin.write(pieces.popleft())
         await process.stdin.drain()
     num_bytes, *counts = REPLY.unpack(await process.stdout.readexactly(REPLY.size))
     return await process.stdout.readexactly(num_bytes), TextCounts(*counts)

@@ -6,6 +6,7 @@ Read from the model directory without torch or transformers.
 import os
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from router.text_cuts import Cuts, cuts_of
 USUAL_CHARS_PER_TOKEN = 4
 """A text that fits only with more than this is counted before it is encoded."""
 PIECE_CHARS = 16_384
+MAX_BATCH = 32
+"""Pieces of a text that are encoded at once."""
 
 
 AS_IT_IS = Encoding()
@@ -128,8 +131,10 @@ class Tokenizer:
         return cuts.before + ids + cuts.after if encoding.add_special_tokens else ids
 
     def _encode_each(self, pieces: list[str]) -> list[TokenIds]:
-        encoded = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-        return [array("i", each.ids) for each in encoded]
+        """A few at a time: the library takes up to 500 bytes for a character while it works."""
+        batches = (pieces[begin : begin + MAX_BATCH] for begin in range(0, len(pieces), MAX_BATCH))
+        encode = partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
+        return [array("i", each.ids) for batch in batches for each in encode(batch)]
 
     def _encode_whole(self, text: str, encoding: Encoding) -> TokenIds:
         if encoding.max_tokens is not None:
@@ -151,15 +156,31 @@ class Tokenizer:
         if max_tokens <= num_special:
             raise wrong("truncate_prompt_tokens", max_tokens, f"more than the {num_special} tokens put around a text")
         if encoding.mark:  # no longer than a template may write
-            encoded = self._encode_marked(text, encoding.mark)
-        else:
-            num_chars = MAX_CHARS_PER_TOKEN * max_tokens
-            part = text[-num_chars:] if encoding.keep_end else text[:num_chars]
-            (encoded,) = self._tokenizer.encode_batch_fast([part], add_special_tokens=False)
-        encoded.truncate(max_tokens - num_special, direction="left" if encoding.keep_end else "right")
-        return self._completed(encoded, encoding)
+            return self._completed(self._encode_marked(text, encoding.mark), encoding, max_tokens - num_special)
+        num_chars = MAX_CHARS_PER_TOKEN * max_tokens
+        part = text[-num_chars:] if encoding.keep_end else text[:num_chars]
+        if self._cuts is not None:
+            return self._encode_end(self._cuts, part, max_tokens - num_special, encoding)
+        (encoded,) = self._tokenizer.encode_batch_fast([part], add_special_tokens=False)
+        return self._completed(encoded, encoding, max_tokens - num_special)
 
-    def _completed(self, encoded: tokenizers.Encoding, encoding: Encoding) -> TokenIds:
+    def _encode_end(self, cuts: Cuts, text: str, num_tokens: int, encoding: Encoding) -> TokenIds:
+        """So many tokens, or all, encoded from the end that is kept, until there are enough."""
+        pieces, ids = cuts.pieces(text), array("i")
+        while pieces and len(ids) < num_tokens:
+            if encoding.keep_end:
+                pieces, batch = pieces[:-MAX_BATCH], pieces[-MAX_BATCH:]
+                ids = sum(self._encode_each(batch), array("i")) + ids
+            else:
+                pieces, batch = pieces[MAX_BATCH:], pieces[:MAX_BATCH]
+                ids = sum(self._encode_each(batch), ids)
+        ids = ids[-num_tokens:] if encoding.keep_end else ids[:num_tokens]
+        return cuts.before + ids + cuts.after if encoding.add_special_tokens else ids
+
+    def _completed(self, encoded: tokenizers.Encoding, encoding: Encoding, num_tokens: int | None = None) -> TokenIds:
+        """With the tokens that the model puts around a text; before, so many of its own are kept, if not all."""
+        if num_tokens is not None:
+            encoded.truncate(num_tokens, direction="left" if encoding.keep_end else "right")
         whole = self._tokenizer.post_process(encoded, add_special_tokens=encoding.add_special_tokens)
         return array("i", whole.ids)
 

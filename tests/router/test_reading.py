@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from common.config import ModelSection
 from common.errors import RequestError
+from router.json_body import MAX_VALUES
 from router.packed_requests import unpack
 from router.prompts import MAX_CHARS_PER_TOKEN, Encoding
 from router.reading import MAX_REPEATED_TOKENS, parse_body, read, tokenized
@@ -50,6 +51,26 @@ def test_a_packed_error_is_the_error(ours: Tokenizer, data: bytes) -> None:
     with pytest.raises(RequestError) as there:
         unpack(read(bytearray(data), ours, LIMIT))
     assert vars(here.value) == vars(there.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b'{"prompt":[[]' + b",[]" * MAX_VALUES + b"]}", "request_too_large"),
+        (b"{" + b",".join(b'"%d":1' % number for number in range(MAX_VALUES)) + b"}", "request_too_large"),
+        (b"[" * 2 * MAX_VALUES, "request_too_large"),
+        (b'{"prompt":["a","' + b"[,:" * MAX_VALUES + b'\\""]}', "context_length_exceeded"),
+        (b'{"prompt":"' + b"[,:" * MAX_VALUES, "invalid_json"),
+        (b'{"prompt":[' + b"1," * MAX_VALUES + b"1]}", "context_length_exceeded"),
+        (b'{"prompt":[' + b"1," * MAX_VALUES + b"-1]}", "request_too_large"),
+    ],
+    ids=["lists", "keys", "depth", "text", "no end", "ids", "no ids"],
+)
+def test_too_many_values_are_refused_before_they_are_made(ours: Tokenizer, data: bytes, code: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        unpack(read(bytearray(data), ours, LIMIT))
+    assert caught.value.code == code
+    assert code != "request_too_large" or "holds too many values" in caught.value.message
 
 
 class Counting:

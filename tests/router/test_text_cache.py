@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.config import ModelSection
 from router.bodies import NUM_FREE_BYTES
-from router.prompts import Encoding, TokenIds
+from router.prompts import MAX_CHARS_PER_TOKEN, Encoding, TokenIds
 from router.text_cache import TextCache, TextCounts
 from router.text_cuts import PIECE_CHARS
 from router.tokenizer import Tokenizer
@@ -138,6 +138,26 @@ def test_a_text_that_goes_on_is_found(both: tuple[Tokenizer, Any]) -> None:
     (ids,) = ours.encode([text + "And then?"], LIMIT)
     num_found = ours.text_counts.num_found - before.num_found
     assert 0.9 * len(ids) < num_found < len(ids)
+
+
+@pytest.mark.parametrize("keep_end", [True, False])
+@pytest.mark.parametrize("special", [True, False])
+def test_an_end_of_a_text_is_that_of_the_library_s_tokens(
+    both: tuple[Tokenizer, Any], monkeypatch: pytest.MonkeyPatch, keep_end: bool, special: bool
+) -> None:
+    ours, library = both
+    monkeypatch.setattr("router.tokenizer.MAX_BATCH", 2)
+    text = "".join(LINES[:700])
+    plain = library.encode(text, add_special_tokens=False)
+    for num_tokens in (2, 17, 999, 5000, len(plain.ids), len(plain.ids) + 9):
+        num_chars = MAX_CHARS_PER_TOKEN * num_tokens
+        part = library.encode(text[-num_chars:] if keep_end else text[:num_chars], add_special_tokens=False)
+        num_special = library.num_special_tokens_to_add(False) if special else 0
+        part.truncate(num_tokens - num_special, direction="left" if keep_end else "right")
+        expected = library.post_process(part, add_special_tokens=special).ids
+        encoding = Encoding(add_special_tokens=special, max_tokens=num_tokens, keep_end=keep_end)
+        (ids,) = ours.encode([text], LIMIT, encoding)
+        assert ids.tolist() == expected
 
 
 async def test_every_way_to_read_a_text_finds_what_it_has_read(start_cluster: StartCluster) -> None:
