@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.wire.fields import MAX_INT32
+from router.json_body import OUTSIDE, STRING, match_end
 from router.prompts import TokenIds
 
 LEAST_CHARS = 512
@@ -27,9 +28,6 @@ CHUNK_CHARS = 1 << 18
 ZERO, COMMA, SPACE = np.uint8(ord("0")), ord(","), " \t\n\r"
 POWERS = 10 ** np.arange(1, 10)
 BEGIN = re.compile(r"\[[ \t\n\r]*[0-9]")
-OUTSIDE = re.compile(r'[^"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"]*+)*+', re.DOTALL)
-"""Whole strings, and what is between them."""
-STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +62,10 @@ def part(text: str, max_rest_chars: int = sys.maxsize) -> Parted:
     for begin, end in spans:
         if begin < outside:
             continue
-        outside = _match_end(OUTSIDE, text, outside, begin)
-        if outside < begin:  # it is in a string, if that has an end
-            outside = _match_end(STRING, text, outside, len(text))
-        elif (ids := ids_of(text[begin + 1 : end - 1])) is not None:
+        outside = match_end(OUTSIDE, text, outside, begin)
+        if outside < begin:  # it is in a string
+            outside = match_end(STRING, text, outside, len(text))
+        elif (ids := ids_of(text, begin + 1, end - 1)) is not None:
             number = f"0.{secret}{len(lists)}"
             lists[number] = ids
             pieces += [text[taken_to:begin], f" {number} "]
@@ -75,17 +73,17 @@ def part(text: str, max_rest_chars: int = sys.maxsize) -> Parted:
     return Parted("".join([*pieces, text[taken_to:]]), lists)
 
 
-def ids_of(text: str) -> "TokenIds | None":
+def ids_of(text: str, begin: int, end: int) -> "TokenIds | None":
     """What stands between the brackets of a list as ids; None unless each is a number of 0 to MAX_INT32."""
-    ids, begin = array("i"), 0
-    while begin <= len(text):
-        end = text.find(",", begin + CHUNK_CHARS)
-        end = len(text) if end < 0 else end
-        values = _values(text[begin:end])
+    ids = array("i")
+    while begin <= end:
+        comma = text.find(",", begin + CHUNK_CHARS, end)
+        chunk_end = end if comma < 0 else comma
+        values = _values(text[begin:chunk_end])
         if values is None:
             return None
         ids.frombytes(values.astype("<i4").tobytes())
-        begin = end + 1
+        begin = chunk_end + 1
     return ids
 
 
@@ -123,9 +121,3 @@ def _values(text: str) -> NDArray[np.int64] | None:
         return None
     has_zeros = num_begins + sum(np.count_nonzero(values >= power) for power in POWERS) < num_digits
     return None if has_zeros else values
-
-
-def _match_end(pattern: re.Pattern[str], text: str, begin: int, end: int) -> int:
-    """`begin` if it does not match there."""
-    found = pattern.match(text, begin, end)
-    return begin if found is None else found.end()

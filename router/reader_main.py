@@ -17,7 +17,7 @@ from common.serving.settle import settle_memory, tame_allocator, trim_memory
 from router.helper_frames import bodies, send
 from router.memory_limit import limit_memory
 from router.reading import read
-from router.tokenizer import Tokenizer, encode_in_one_thread
+from router.tokenizer import Tokenizer, encode_in_one_thread, load_tokenizer
 
 NICENESS = 5
 """A long body waits for its prompt step anyway; everybody's tokens should not wait for it."""
@@ -36,7 +36,7 @@ def main() -> None:
     os.nice(NICENESS)
     tame_allocator()
     encode_in_one_thread()
-    tokenizer = Tokenizer(config.model, config.router.text_cache_bytes)
+    tokenizer = load_tokenizer(config.model, config.router.text_cache_bytes)
     gc.disable()  # JSON holds no cycles, and collections would walk millions of values again and again
     settle_memory()
     body_bytes = BODY_COPIES * config.router.max_body_bytes

@@ -50,7 +50,7 @@ from router.memory_servers import MemoryServers
 from router.metrics import Metrics
 from router.operators import Operators
 from router.reader import Reader
-from router.tokenizer import Tokenizer
+from router.tokenizer import load_tokenizer
 from router.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Service:
         """Load the tokenizer and bind the endpoint; raises ConfigError with the remedy."""
         self.config = config
         self.started_s = int(time.time())  # wall clock
-        self.tokenizer = Tokenizer(config.model, config.router.text_cache_bytes)
+        self.tokenizer = load_tokenizer(config.model, config.router.text_cache_bytes)
         self.bodies = Bodies(config.router)
         self.reader = Reader(config, self.tokenizer)
         self.grammars = GrammarChecks(options.to_flags(config, ("model", "router", "log")))

@@ -6,6 +6,7 @@ Read from the model directory without torch or transformers.
 import os
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,16 @@ AS_IT_IS = Encoding()
 def encode_in_one_thread() -> None:
     """Have the library start none for each processor; streams want these, too."""
     os.putenv("TOKENIZERS_PARALLELISM", "false")  # the library reads it when it encodes
+
+
+def load_tokenizer(section: ModelSection, text_cache_bytes: int) -> "Tokenizer":
+    """A `Tokenizer`, made in a thread of its own; raises what that does.
+
+    So it lies in that thread's arena, with the room that loading it has left: in the heap of the main thread large
+    bodies would lie there, and what they take would not go back to the system when they do.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(Tokenizer, section, text_cache_bytes).result()
 
 
 class Tokenizer:

@@ -66,15 +66,20 @@ class Grammars:
         return known.deep_copy()
 
 
-def model_tokens(path: Path, vocab: int, end_ids: Sequence[int]) -> llguidance.LLTokenizer:
-    """All `vocab` of the model in directory `path`; end ids that its tokenizer.json cannot say are left out."""
-    text = (path / "tokenizer.json").read_text(encoding="utf-8")
+def model_tokens(
+    path: Path, vocab: int, end_ids: Sequence[int], slices: list[str] | None = None
+) -> llguidance.LLTokenizer:
+    """All `vocab` of the model in directory `path`; end ids that its tokenizer.json cannot say are left out.
+
+    `slices` are parts of the tokens by which masks come sooner, llguidance's own if it is None.
+    """
+    file = str(path / "tokenizer.json")
     try:
-        return llguidance.LLTokenizer(text, n_vocab=vocab, eos_token=list(end_ids) or None)
+        return llguidance.LLTokenizer(file, n_vocab=vocab, eos_token=list(end_ids) or None, slices=slices)
     except ValueError:
-        size = llguidance.LLTokenizer(text).vocab_size
+        size = llguidance.LLTokenizer(file, slices=[]).vocab_size
         known = [token_id for token_id in end_ids if token_id < size]
         if len(known) == len(end_ids):
             raise
         logger.warning("grammars end no text with %s: tokenizer.json has %d tokens", set(end_ids) - set(known), size)
-        return llguidance.LLTokenizer(text, n_vocab=vocab, eos_token=known or None)
+        return llguidance.LLTokenizer(file, n_vocab=vocab, eos_token=known or None, slices=slices)

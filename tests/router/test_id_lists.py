@@ -135,13 +135,13 @@ def test_what_is_no_id_is_named_as_ever(number: str) -> None:
 
 
 def test_ids_of_what_is_between_brackets() -> None:
-    assert ids_of(" 1,\t20,\r300 ").tolist() == [1, 20, 300]  # type: ignore[union-attr]
-    assert ids_of("5" + ",0" * CHUNK_CHARS) == array("i", [5]) + array("i", [0]) * CHUNK_CHARS
+    assert ids_of("[ 1,\t20,\r300 ]", 1, 13).tolist() == [1, 20, 300]  # type: ignore[union-attr]
+    assert ids_of("5" + ",0" * CHUNK_CHARS, 0, 1 + 2 * CHUNK_CHARS) == array("i", [5]) + array("i", [0]) * CHUNK_CHARS
     for length in range(1, 8):
         for chars in itertools.product("01, ", repeat=length):
             text = "".join(chars)
             expected = listed(text)
-            found = ids_of(text)
+            found = ids_of(text, 0, length)
             assert (found is None) if expected is None else (found is None or found.tolist() == expected), text
             assert found is not None or expected is None or " ," in text, "what is usual is read"
 
