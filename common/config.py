@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.log import FORMS
 from common.memory_sections import KVSection, MemorySection
 from common.option_limits import DAY_S, MAX_STEP_TOKENS, MIN_STEP_TOKENS, SOCKET, WORKER_ID
 from common.options import option
@@ -286,6 +287,7 @@ class LogSection:
     """Logging."""
 
     level: str = option("INFO", "least severe level shown", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    format: str = option("text", "lines for people, or a JSON object each, for programs", choices=FORMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,19 @@
-"""One log line format for every process: time, level, process, request, text.
+"""One log line format for every process: time, level, process, request, text; or the same as JSON, for programs.
 
 Whoever logs never waits: lines are queued, and a thread writes them. When nobody reads what is written, lines are
 dropped and counted, and serving goes on.
 """
 
 import contextlib
+import json
 import logging
 import os
 import queue
 import sys
 import threading
+from datetime import UTC, datetime
 
+FORMS = ("text", "json")
 MAX_QUEUED_LINES = 10_000
 FLUSH_S = 1.0
 """How long the end of the process may wait for its last lines to be read."""
@@ -49,7 +52,10 @@ class LineWriter(logging.Handler):
         """A line about the lines that were dropped since the last one, if any were."""
         num_new = self._num_dropped - self._num_reported
         self._num_reported += num_new
-        return f"({num_new} lines were dropped here, as nobody read them)\n" if num_new else ""
+        if not num_new:
+            return ""
+        text = f"{num_new} lines were dropped here, as nobody read them"
+        return f"{self.format(logging.makeLogRecord({'msg': text, 'levelname': 'WARNING'}))}\n"
 
     def _write(self, data: bytes) -> None:
         """Not through `sys.stderr`: a process cannot end in order while a thread waits in there for a reader."""
@@ -58,12 +64,37 @@ class LineWriter(logging.Handler):
                 data = data[os.write(self._descriptor, data) :]
 
 
-def setup_logging(process: str, level: str = "INFO") -> None:
-    """Send the root logger to stderr, each line tagged with `process` (for example `prefill-0`)."""
+class JsonFormatter(logging.Formatter):
+    """A line is a JSON object, in ASCII: time (UTC), level, process, message, then what the record has as `fields`."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "process": self._process,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line | getattr(record, "fields", {}))
+
+
+def formatter(process: str, form: str) -> logging.Formatter:
+    """Of the lines of a process, for example `prefill-0`; `form` is one of FORMS."""
+    if form == "json":
+        return JsonFormatter(process)
+    return logging.Formatter(f"%(asctime)s.%(msecs)03d %(levelname).1s [{process}] %(message)s", "%H:%M:%S")
+
+
+def setup_logging(process: str, level: str = "INFO", form: str = "text") -> None:
+    """Send the root logger to stderr, each line tagged with `process`."""
     writer = LineWriter(sys.stderr.fileno())
-    writer.setFormatter(
-        logging.Formatter(f"%(asctime)s.%(msecs)03d %(levelname).1s [{process}] %(message)s", "%H:%M:%S")
-    )
+    writer.setFormatter(formatter(process, form))
     root = logging.getLogger()
     root.handlers[:] = [writer]
     root.setLevel(level)

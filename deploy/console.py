@@ -4,12 +4,15 @@ On a terminal each process's last progress line is redrawn in place; anywhere el
 printed once, so that logs in files and journals stay plain.
 """
 
+import logging
 import re
 import shutil
-import time
 from typing import TextIO
 
+from common.log import formatter
+
 LOG_LINE = re.compile(r"^\S+ (?P<level>[DIWEC]) \[[^\]]*\] (?P<text>.*)$")
+LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR"}
 UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # to the start of the line that many lines above, then clear to the end
 
 
@@ -20,8 +23,8 @@ class Console:
     printed, and warnings, errors and tracebacks are printed above.
     """
 
-    def __init__(self, log: TextIO, terminal: TextIO | None) -> None:
-        self._log = log
+    def __init__(self, log: TextIO, terminal: TextIO | None, form: str = "text") -> None:
+        self._log, self._formatter = log, formatter("baton", form)
         self._terminal = terminal
         self._loading = terminal is not None
         self._progress: dict[str, str] = {}
@@ -39,8 +42,8 @@ class Console:
         self._draw()
 
     def say(self, text: str, level: str = "I") -> None:
-        """A line of the supervisor's own, in the log format of every process."""
-        self._write(f"{time.strftime('%H:%M:%S')}.{int(time.time() * 1000) % 1000:03d} {level} [baton] {text}")
+        """A line of the supervisor's own, in the log format of every process; `level` by its first letter."""
+        self._write(self._formatter.format(logging.makeLogRecord({"msg": text, "levelname": LEVELS[level]})))
         self._draw()
 
     def end_loading(self) -> None:

@@ -94,7 +94,7 @@ def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
 async def serve(config: Config, fleet: Fleet) -> int:
     """Run until stopped; the exit code."""
     terminal = sys.stderr if sys.stderr.isatty() else None
-    async with prepared(config, fleet, Console(sys.stderr, terminal)) as (supervisor, mps):
+    async with prepared(config, fleet, Console(sys.stderr, terminal, config.log.format)) as (supervisor, mps):
         return await supervisor.run(lambda health: print(ready_text(config, health, mps), flush=True))
 
 

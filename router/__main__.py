@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = options.parse(Config, ROUTER_SECTIONS, prog, description, sys.argv[1:] if argv is None else argv)
         config.model.require_directory()
-        setup_logging("router", config.log.level)
+        setup_logging("router", config.log.level, config.log.format)
         tame_allocator()
         encode_in_one_thread()
         uvloop.run(serve(config))

@@ -16,6 +16,7 @@ from common.errors import ErrorCode, RequestError
 from common.wire.messages import Abort, FinishReason, PromptCached, PromptLogprobs, RequestFailed, TokenBatch
 from common.wire.output_token import OutputToken
 from common.wire.token_columns import rows_of
+from router.account import tell_end
 from router.assignments import Assignments, Send
 from router.binding import starts
 from router.blame import UNCOUNTED, blame, final_error, verdict
@@ -345,5 +346,5 @@ class Dispatcher:
         del self._active[completion.request_id]
         now_s = self._clock()
         self._metrics.ended(completion, now_s, error_code)
-        logger.info("[%s] %s", completion.request_id, completion.summary(now_s))
+        tell_end(completion, now_s, error_code)
         self._assignments.release(completion)

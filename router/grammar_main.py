@@ -127,7 +127,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the router drains, and needs this process until then
     config = options.parse(Config, ("model", "router", "log"), "router.grammar_main", __doc__ or "", sys.argv[1:])
-    setup_logging("router-grammars", config.log.level)
+    setup_logging("router-grammars", config.log.level, config.log.format)
     os.nice(NICENESS)
     # The library has threads, for batches, which no child has or needs: that is all that Python would warn of.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

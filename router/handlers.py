@@ -6,6 +6,7 @@ comment, if they are wanted (`router.stream_keepalive_s`).
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ SLOW_CLIENT_S = 60.0
 """Time beyond router.request_timeout_s that a client may take to read its response."""
 COMMENT = b": keep-alive\n\n"
 """Clients skip it; what stands between sees that the stream lives."""
+TIMING_HEADER = "X-Baton-Timing"
+"""With 1 a client asks what the way of its request was."""
 STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 routes = web.RouteTableDef()
@@ -53,7 +56,7 @@ async def _respond(request: web.Request, front: Front) -> web.StreamResponse:
     try:
         async with asyncio.timeout(service.config.router.request_timeout_s + SLOW_CLIENT_S):
             with submitted(service.dispatcher, job):
-                return await (_stream(request, front, job) if job.options.stream else _whole(front, job))
+                return await (_stream(request, front, job) if job.options.stream else _whole(request, front, job))
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()
@@ -61,7 +64,7 @@ async def _respond(request: web.Request, front: Front) -> web.StreamResponse:
 
 
 async def _job(request: web.Request, front: Front) -> Job:
-    service = request.app[SERVICE]
+    service, received_s = request.app[SERVICE], time.monotonic()
     service.dispatcher.admit()  # nobody's body is read for nothing
     try:
         async with received(request) as body:
@@ -72,7 +75,7 @@ async def _job(request: web.Request, front: Front) -> Job:
         if request[OWNER]:
             checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a user's name is easily invented
         head = front.head(request[REQUEST_ID], service.tokenizer.info.name, stream=checked.response.stream)
-        return make_job(service, checked, head, request[CLIENT_REQUEST_ID])
+        return make_job(service, checked, head, request[CLIENT_REQUEST_ID], received_s)
     except RequestError as error:
         if error.param == "prompt" and error.code != "unknown_field":
             error.param = front.prompt_field
@@ -85,7 +88,7 @@ def _check_priority(priority: int, most_urgent: int) -> None:
         raise wrong("priority", priority, f"at least router.min_priority, {most_urgent}: lower goes first")
 
 
-async def _whole(front: Front, job: Job) -> web.Response:
+async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
     texts: list[list[str]] = [[] for _ in job.completions]
     num_open = len(job.completions)
     while num_open:
@@ -99,7 +102,8 @@ async def _whole(front: Front, job: Job) -> web.Response:
         choice = front.choice("".join(text), completion, job.options)
         choices.append(choice_json(choice, await job.shaper.parts(completion)))
     listed = ", ".join(choices)
-    body = f'{json.dumps(job.head)[:-1]}, "choices": [{listed}], "usage": {json.dumps(job.usage)}}}'
+    told = f', "timing": {json.dumps(job.timing)}' if _wants_timing(request) else ""
+    body = f'{json.dumps(job.head)[:-1]}, "choices": [{listed}], "usage": {json.dumps(job.usage)}{told}}}'
     return web.Response(text=body, content_type=JSON)
 
 
@@ -119,12 +123,21 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
         if num_open == 0 or any(delivery.error is not None for delivery in deliveries):
             break
         deliveries = await _next(request, response, job.mailbox)
-    usage = (
-        event({**job.head, "choices": [], "usage": job.usage}) if job.options.include_usage and num_open == 0 else b""
-    )
-    await response.write(usage + DONE)
+    await response.write((_last_words(request, job) if num_open == 0 else b"") + DONE)
     await response.write_eof()
     return response
+
+
+def _last_words(request: web.Request, job: Job) -> bytes:
+    """Usage and timing, if asked for: where no chunk has usage a comment has the timing, which clients skip."""
+    timing = {"timing": job.timing} if _wants_timing(request) else {}
+    if job.options.include_usage:
+        return event({**job.head, "choices": [], "usage": job.usage, **timing})
+    return f": timing {json.dumps(job.timing)}\n\n".encode("ascii") if timing else b""
+
+
+def _wants_timing(request: web.Request) -> bool:
+    return request.headers.get(TIMING_HEADER, "").strip() == "1"
 
 
 async def _shape_prompts(job: Job, writers: Sequence[ChunkWriter], deliveries: list[Delivery]) -> None:

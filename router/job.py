@@ -17,6 +17,7 @@ from router.prompts import fit_max_tokens
 from router.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
 from router.responses import usage_of
 from router.service import Service
+from router.shapes import ChoiceTiming
 from router.stop_strings import StopAutomaton, StopMatcher
 from router.tokenizer import Tokenizer
 
@@ -39,11 +40,22 @@ class Job:
         num_cached = sum(completion.num_cached for completion in self.completions[:: self.num_choices])
         return usage_of(self.num_prompt_tokens, num_outputs, num_cached)
 
+    @property
+    def timing(self) -> list[ChoiceTiming]:
+        """The ways of those that are over; what no worker had to compute had none."""
+        return [completion.timing for completion in self.completions if completion.timing is not None]
 
-def make_job(service: Service, request: CompletionRequest, head: dict[str, Any], client_request_id: str = "") -> Job:
+
+def make_job(
+    service: Service,
+    request: CompletionRequest,
+    head: dict[str, Any],
+    client_request_id: str = "",
+    received_s: float = 0.0,
+) -> Job:
     """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now.
 
-    `head` are the fields that all parts of the response share, its id among them.
+    `head` are the fields that all parts of the response share, its id among them; `received_s`: when it began to come.
     """
     num_prompt_tokens = sum(map(len, request.prompts))
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
@@ -73,6 +85,7 @@ def make_job(service: Service, request: CompletionRequest, head: dict[str, Any],
                 mailbox=mailbox,
                 client=request.client,
                 client_request_id=client_request_id,
+                received_s=received_s,
                 priority=request.priority,
                 salt=request.salt,
                 stop_token_ids=request.text.stop_token_ids,

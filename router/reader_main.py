@@ -32,7 +32,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the router drains, and needs this process until then
     config = options.parse(Config, ("model", "router", "log"), "router.reader_main", __doc__ or "", sys.argv[1:])
-    setup_logging("router-reader", config.log.level)
+    setup_logging("router-reader", config.log.level, config.log.format)
     os.nice(NICENESS)
     tame_allocator()
     encode_in_one_thread()

@@ -22,6 +22,7 @@ from router.phases import PhaseTimes
 from router.prefix_map import Prediction
 from router.prompt_log import PromptLog
 from router.route import Demand, Route
+from router.shapes import ChoiceTiming
 from router.text_keys import TextKeys
 
 
@@ -126,6 +127,8 @@ class Completion:
     sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
     num_cached: int = 0  # of its prompt, tokens that need not be computed for its first output
     finish_reason: str = ""
+    timing: ChoiceTiming | None = None  # once it is over, if a worker was to compute it
+    received_s: float = 0.0  # the request began to come in
     submitted_s: float = 0.0
     queued_s: float = 0.0
     untakable_since_s: float = 0.0  # no worker takes it, busy or not; 0 when one does
@@ -246,20 +249,6 @@ class Completion:
         if len(self.outputs) >= self.sampling.max_tokens:
             return FINISH_REASONS[FinishReason.LENGTH]
         return ""
-
-    def summary(self, now_s: float) -> str:
-        """One line for the log: sizes and times, never text."""
-        workers = str(self.route) if self.route else "no worker"
-        ttft = f"{(self.first_token_s - self.submitted_s) * 1e3:.0f} ms" if self.first_token_s else "none"
-        num_expected = self.route.cost.num_known if self.route else 0
-        expected = f" of {num_expected} expected" if num_expected else ""
-        asked = f", asked as {self.client_request_id!r}" if self.client_request_id else ""
-        return (
-            f"{self.state.value} {self.finish_reason or '-'}: {len(self.prompt_ids)} prompt tokens, "
-            f"{self.num_cached}{expected} cached, "
-            f"{len(self.outputs)} output tokens, {self.attempt + 1} attempts, ttft {ttft}, "
-            f"e2e {(now_s - self.submitted_s) * 1e3:.0f} ms, {workers}{asked}"
-        )
 
     def begin_attempt(self) -> None:
         """Forget what only the previous attempt knew."""

@@ -89,6 +89,12 @@ class Route:
     def workers(self) -> set[Member]:
         return {self.prefill, self.decode}
 
+    @property
+    def reason(self) -> str:
+        """Why these workers."""
+        best = f"the best of {self.num_pairs}: {self.cost}" if self.num_pairs > 1 else "the only pair with room"
+        alone = "decoded where it is computed, " if self.is_local else ""
+        return f"{alone}{'ahead of its turn, ' if self.overtakes else ''}{best}"
+
     def __str__(self) -> str:
-        best = f", the best of {self.num_pairs}: {self.cost}" if self.num_pairs > 1 else ""
-        return f"{self.prefill.id} -> {self.decode.id}{best}"
+        return f"{self.prefill.id} -> {self.decode.id}, {self.reason}"

@@ -52,6 +52,23 @@ class Choice(TypedDict):
     prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]
 
 
+class ChoiceTiming(TypedDict):
+    index: int
+    attempts: int  # times that it was sent to workers
+    read_ms: float  # receiving and checking the request, its text to tokens
+    queued_ms: float
+    prefill_ms: float
+    handoff_ms: float
+    decode_ms: float
+    ttft_ms: float | None  # from being queued on, as the next
+    e2e_ms: float
+    cached_tokens: int
+    prefill_worker: str | None
+    decode_worker: str | None
+    kv_path: str | None  # how its KV blocks travelled
+    route: str  # why these workers
+
+
 class CompletionBody(TypedDict):
     id: str
     object: Literal["text_completion"]
@@ -59,6 +76,7 @@ class CompletionBody(TypedDict):
     model: str
     choices: list[Choice]
     usage: Usage
+    timing: NotRequired[list[ChoiceTiming]]  # with the header X-Baton-Timing: 1
 
 
 class LikelyToken(TypedDict):
@@ -113,6 +131,7 @@ class ChatBody(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    timing: NotRequired[list[ChoiceTiming]]
 
 
 class Event(TypedDict):

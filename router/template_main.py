@@ -32,7 +32,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the router drains, and needs this process until then
     config = options.parse(Config, ("log",), "router.template_main", __doc__ or "", sys.argv[1:])
-    setup_logging("router-templates", config.log.level)
+    setup_logging("router-templates", config.log.level, config.log.format)
     os.nice(NICENESS)
     with open(0, "rb") as requests, open(1, "wb") as replies:
         (num_bytes,) = MODEL.unpack(requests.read(MODEL.size))

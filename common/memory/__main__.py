@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = options.parse(Config, MEMORY_SECTIONS, prog, DESCRIPTION, sys.argv[1:] if argv is None else argv)
         server_id = make_id("memory", config.memory.id)
-        setup_logging(server_id, config.log.level)
+        setup_logging(server_id, config.log.level, config.log.format)
         backing = _backing(config.memory.device)
         path = memory_socket(config.memory.socket, backing.device_uuid, config.net.router_endpoint)
         ready = MemoryReady(server_id, make_epoch(), os.getpid(), VERSION, backing.device)

@@ -80,7 +80,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
         return 2
     keep_imports()
     worker_id = make_worker_id(role, config.worker.id)
-    setup_logging(worker_id, config.log.level)
+    setup_logging(worker_id, config.log.level, config.log.format)
     raise_open_files()
     drain = Drain(config.worker.drain_s)
     drain.install()

@@ -1,9 +1,13 @@
 """Logging goes where it is read, and holds nobody up where it is not."""
 
+import json
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from common.log import formatter
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +39,22 @@ def test_the_last_lines_are_written_and_what_was_dropped_is_counted() -> None:
     ran = subprocess.run(command, cwd=ROOT, input=b"", capture_output=True, timeout=100, check=True)
     lines = ran.stderr.decode().splitlines()
     shown = [line for line in lines if " I [flood] " in line]
-    dropped = [int(line.split()[0][1:]) for line in lines if "lines were dropped here" in line]
+    dropped = [int(line.split("] ")[1].split()[0]) for line in lines if "lines were dropped here" in line]
     assert lines[-1].endswith("I [flood] the last line")
     assert len(shown) + sum(dropped) == 5001
+
+
+def test_a_line_for_programs_is_a_json_object_whatever_stands_in_it() -> None:
+    try:
+        raise ValueError("no\nway")
+    except ValueError as error:
+        problem = (ValueError, error, error.__traceback__)
+    fields = {"fields": {"request_id": "cmpl-1", "ttft_ms": None}}
+    record = logging.LogRecord("name", logging.WARNING, "path", 1, "%s\n\u2028%d", ("schön", 3), problem)
+    vars(record).update(fields)
+    line = formatter("prefill-0", "json").format(record)
+    assert line.isascii() and "\n" not in line
+    told = json.loads(line)
+    assert (told["level"], told["process"], told["message"]) == ("WARNING", "prefill-0", "schön\n\u20283")
+    assert (told["request_id"], told["ttft_ms"]) == ("cmpl-1", None)
+    assert told["traceback"].endswith("ValueError: no\nway") and told["time"].endswith("Z")

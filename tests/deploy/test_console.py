@@ -1,4 +1,5 @@
 import io
+import json
 
 from deploy.console import Console
 
@@ -43,3 +44,10 @@ def test_a_redrawn_progress_bar_leaves_its_last_state() -> None:
     log = io.StringIO()
     Console(log, None).child_line("router", "10 %\r20 %\r30 %")
     assert log.getvalue() == "30 %\n"
+
+
+def test_lines_of_its_own_are_json_where_those_of_others_are() -> None:
+    log = io.StringIO()
+    Console(log, None, "json").say("99 % done", "W")
+    told = json.loads(log.getvalue())
+    assert (told["level"], told["process"], told["message"]) == ("WARNING", "baton", "99 % done")
