@@ -12,6 +12,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from common import options
+from common.config import MEMORY_SECTIONS, Config
+from common.errors import ConfigError
 from deploy.child import Backoff, Child, describe_exit
 from deploy.console import Console
 from deploy.launch_plan import Kind, ProcessSpec
@@ -58,9 +61,9 @@ async def _sleep(stopping: asyncio.Event, delay_s: float) -> None:
         return
 
 
-async def run(wanted: Sequence[ProcessSpec]) -> int:
-    """Until a signal; the exit status."""
-    console, stopping = Console(sys.stderr, None), asyncio.Event()
+async def run(wanted: Sequence[ProcessSpec], form: str = "text") -> int:
+    """Until a signal; the exit status. `form` of its own lines."""
+    console, stopping = Console(sys.stderr, None, form), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     return max(await asyncio.gather(*(keep(spec, console, stopping) for spec in wanted)))
@@ -69,7 +72,15 @@ async def run(wanted: Sequence[ProcessSpec]) -> int:
 def main(argv: list[str]) -> int:
     """The process."""
     directory, *flags = argv
-    return asyncio.run(run(specs(directory, detect_gpus(os.environ), flags)))
+    return asyncio.run(run(specs(directory, detect_gpus(os.environ), flags), _form(flags)))
+
+
+def _form(flags: Sequence[str]) -> str:
+    """That of its servers' lines; what is wrong with a setting they say themselves."""
+    try:
+        return options.parse(Config, MEMORY_SECTIONS, "deploy.memory_servers", "", flags).log.format
+    except ConfigError:
+        return "text"
 
 
 if __name__ == "__main__":
