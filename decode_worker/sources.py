@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from common.device.engine import Engine
 from common.errors import KVError
-from common.serving.visits import Visit, Visits
+from common.serving.visits import Visit, Visits, export_of
 from common.wire.handoff_messages import KVPathResult, KVPoolExport
 from common.wire.messages import SHARED_POOL, KVPathReport
 from common.wire.sockets import Hub
@@ -112,7 +112,10 @@ class Sources:
             self.visits.leave(source.visit)
 
     def _tell(self, identity: bytes, export: KVPoolExport, gb_per_s: float, error: str) -> None:
-        self.hub.send(identity, KVPathResult(self.worker_id, self.epoch, self._is_shared(export), error))
+        is_shared = self._is_shared(export)
+        self.hub.send(identity, KVPathResult(self.worker_id, self.epoch, is_shared, error))
+        if not (error or is_shared):
+            self.hub.send(identity, export_of(self.engine, self.visits.worker))
         self._reports.append(self._report(export, gb_per_s, error))
 
     def _prove(self, identity: bytes, export: KVPoolExport) -> Generator[None, None, Source]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.config import WORKER_SECTIONS, Config
-from common.device.engine import Engine, build_engine, describe_device, resolve_device
+from common.device.engine import Engine, build_engine, resolve_device
 from common.device.gpu_share import make_share
 from common.device.prompt_runner import PromptRunner
 from common.device.step_sizes import sized
@@ -13,7 +13,6 @@ from common.device.step_trace import make_trace
 from common.device.warm_up import compile_prompt_kernels, warm_up_prompts
 from common.grammar.followers import make_followers
 from common.serving.worker_main import Incarnation, make_ready, worker_main
-from common.wire.handoff_messages import KVPoolExport
 from common.wire.messages import Role
 from prefill_worker.worker import PrefillWorker
 
@@ -48,19 +47,8 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         max_batch_tokens=section.max_batch_tokens,
         max_num_seqs=section.max_num_seqs,
     )
-    export = KVPoolExport(
-        worker_id=incarnation.worker_id,
-        epoch=incarnation.epoch,
-        transport=engine.transport.name,
-        device_uuid=describe_device(engine.device)[1],
-        pool_id=engine.shared.pool_id,
-        memory_socket=str(engine.shared.client.path.absolute()),
-        layout=engine.pool.layout,
-    )
     followers = make_followers(Path(config.model.path), engine.vocab_size)
-    return PrefillWorker(
-        config, engine, runner=runner, ready=ready, export=export, drain=incarnation.drain, followers=followers
-    )
+    return PrefillWorker(config, engine, runner=runner, ready=ready, drain=incarnation.drain, followers=followers)
 
 
 def _compile(engine: Engine) -> None:

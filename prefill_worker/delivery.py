@@ -10,9 +10,10 @@ from common.errors import ErrorCode
 from common.memory.shared_pool import SharedPool
 from common.serving.inquiry import Key
 from common.serving.prompt_prefixes import last_digest
-from common.wire.handoff_messages import KVPathResult, KVProgress
+from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
 from common.wire.messages import Message, PeerGone
 from common.wire.packing import pack_ids
+from prefill_worker.holders import Holders
 from prefill_worker.sequence import PromptSequence
 from prefill_worker.targets import Target, Targets
 
@@ -25,9 +26,11 @@ Fail = Callable[[Key, ErrorCode, str], None]
 class Delivery:
     """Gives blocks away; what is offered needs this worker no more."""
 
-    def __init__(self, shared: SharedPool, targets: Targets, worker_id: str, epoch: int, fail: Fail) -> None:
-        self.shared, self.targets, self.fail = shared, targets, fail
-        self.worker_id, self.epoch = worker_id, epoch
+    def __init__(
+        self, shared: SharedPool, targets: Targets, holders: Holders, worker: tuple[str, int], fail: Fail
+    ) -> None:
+        self.shared, self.targets, self.holders, self.fail = shared, targets, holders, fail
+        self.worker_id, self.epoch = worker
 
     def hand_off(self, sequence: PromptSequence, token_id: int, block_ids: Sequence[int]) -> None:
         """Offer a prompt's blocks and its first token to its decode worker."""
@@ -61,20 +64,24 @@ class Delivery:
             self.announce(sequence, [])
 
     def receive(self) -> None:
-        """What decode workers say of paths."""
+        """What decode workers say of paths and of their pools."""
         for target, message in self.targets.receive():
             self.heed(target, message)
 
     def heed(self, target: Target, message: Message) -> None:
         """What a decode worker says, in its own name."""
-        if isinstance(message, KVPathResult):
-            self.targets.note_result(message)
-        else:
-            target.spoke.refuse(message, "a decode worker does not send it")
+        match message:
+            case KVPathResult():
+                self.targets.note_result(message)
+            case KVPoolExport():
+                self.holders.meet(message)
+            case _:
+                target.spoke.refuse(message, "a decode worker does not send it")
 
     def lose(self, gone: PeerGone) -> None:
         """A decode worker is dead."""
         self.targets.leave(gone.worker_id, gone.epoch)
+        self.holders.leave(gone.worker_id, gone.epoch)
         logger.info("decode worker %s is gone", gone.worker_id)
 
     def is_sending(self) -> bool:

@@ -46,6 +46,7 @@ class PromptSequence:
     num_hoped: int = 0  # blocks that it finds then, perhaps
     has_given: bool = False  # it has given blocks back for those
     asks_again: bool = False  # more of it was sealed since it asked
+    holder: tuple[str, int] | None = None  # a decode worker in whose pool more may be, until that was tried
 
     @staticmethod
     def of(request: PrefillRequest) -> "PromptSequence":
@@ -62,6 +63,7 @@ class PromptSequence:
             num_prompt_logprobs=request.num_prompt_logprobs,
             first_scored=request.first_scored,
             whole_gpu=request.whole_gpu,
+            holder=(request.holder_worker_id, request.holder_epoch) if request.holder_worker_id else None,
         )
 
     @property

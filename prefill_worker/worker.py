@@ -36,8 +36,8 @@ from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_rea
 from common.serving.idling import Idling
 from common.serving.inquiry import Key, answer
 from common.serving.prompt_prefixes import PromptPrefixes
+from common.serving.visits import Visits, export_of
 from common.serving.vocabulary import stranger
-from common.wire.handoff_messages import KVPoolExport
 from common.wire.memory_messages import KVDeclined, KVOffer, PrefixFound
 from common.wire.messages import (
     Abort,
@@ -57,6 +57,8 @@ from common.wire.router_link import RouterLink
 from common.wire.token_columns import TokenColumns
 from prefill_worker.delivery import Delivery
 from prefill_worker.guides import PromptGuides
+from prefill_worker.holders import Holders
+from prefill_worker.retrievals import Retrievals, Worth
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from prefill_worker.step import PromptStep, launch_chunks
@@ -82,12 +84,11 @@ class PrefillWorker:
         *,
         runner: PromptRunner,
         ready: WorkerReady,
-        export: KVPoolExport,
         drain: Drain,
         followers: Followers[PromptSequence],
     ) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self.worker_id, self.epoch = ready.worker_id, ready.epoch
+        self.worker_id, self.epoch = worker = ready.worker_id, ready.epoch
         self.engine = engine
         self.drain = drain
         self.guides = PromptGuides(followers)
@@ -101,8 +102,11 @@ class PrefillWorker:
         self.runner, self.trace = runner, runner.trace
         self.in_flight: deque[PromptStep] = deque()  # oldest first
         self.poller = zmq.Poller()
-        self.targets = Targets(context, config.net, export, self.poller)
-        self.delivery = Delivery(engine.shared, self.targets, self.worker_id, self.epoch, self._fail)
+        self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)
+        holders, [group, *_] = Holders(Visits(engine, worker, self.poller)), engine.pool.layout.groups
+        worth = Worth(self.prefixes.rate, group.block_size, group.block_bytes)
+        self.retrievals = Retrievals(engine.shared.magazine, engine.pool, holders, self.prefixes, worth)
+        self.delivery = Delivery(engine.shared, self.targets, holders, worker, self._fail)
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         self.poller.register(engine.shared, zmq.POLLIN)
@@ -133,6 +137,7 @@ class PrefillWorker:
         self.delivery.receive()
         for said in self.engine.shared.receive():
             self._from_memory(said)
+        self.retrievals.tend()
         self.targets.offer()
 
     def heed(self) -> None:
@@ -195,6 +200,7 @@ class PrefillWorker:
         load.num_waiting, load.num_running = len(scheduler.waiting), len(scheduler.running) + len(scheduler.ending)
         load.num_free_blocks = self.engine.allocator.num_unused
         load.num_dropped_frames = self.targets.num_dropped_frames()
+        load.num_pulled_blocks = self.retrievals.num_pulled
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
@@ -210,10 +216,12 @@ class PrefillWorker:
             self.scheduler.remove(sequence.request_id, sequence.attempt)
 
     def tell_fault(self, problem: str) -> None:
-        """Nobody else's memory is mapped here."""
+        """To the owners of pools that are mapped here beside our own."""
+        self.retrievals.holders.visits.report_fault(problem)
 
     def close(self) -> None:
         self.guides.followers.close()
+        self.retrievals.holders.close()
         self.targets.close()
         self.link.close()
 
@@ -222,7 +230,7 @@ class PrefillWorker:
         if self.in_flight:
             self.idling.worked()
         if (not self.in_flight and self.guides.followers.num_pending) or (
-            not self.in_flight and self.delivery.is_sending()
+            not self.in_flight and (self.delivery.is_sending() or self.retrievals.is_busy)
         ):
             time.sleep(LOOK_INTERVAL_S)
         elif not self.in_flight:  # what waits now waits for blocks: a message brings them

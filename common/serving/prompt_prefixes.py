@@ -1,8 +1,9 @@
 """What prompts begin with, and others have computed: looked up, waited for, and sealed for those to come.
 
     arrived ──▶ asked ──PrefixFound──▶ known: computed from behind what was found
-                  ▲                      │ another prompt computes the next block
-                  └────that is sealed────┘ (held up)
+                  ▲ │                    ▲ │ another prompt computes the next block
+                  │ └─▶ looked for elsewhere, where some of it may be
+                  └─────that is sealed─────┘ (held up)
 
 Full blocks are sealed when the step that completed them is over. A prompt whose next block is being computed here for
 another one waits for that, so equal prompts that arrive together are computed once. It waits for what is admitted only,
@@ -89,6 +90,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         self.block_size = self.layout.groups[0].block_size
         self.rate = PromptRate()
         self._digests = TextDigests(self.block_size)
+        self.look_elsewhere: Callable[[AnyPrompt], bool] = lambda prompt: False  # whether it says what `arrived`
         self.asked: dict[Key, AnyPrompt] = {}
         self.computing: dict[bytes, AnyPrompt] = {}  # who will seal the block of that digest next
         self._short_since_s = math.inf  # nothing could be admitted for want of blocks
@@ -102,11 +104,14 @@ class PromptPrefixes(Generic[AnyPrompt]):
                 self.ask(prompt)
 
     def ask(self, prompt: AnyPrompt) -> None:
-        """Look for what follows the blocks that are known to be there; at least one token is computed."""
-        num_usable = (len(prompt.token_ids) - 1) // self.block_size
-        if wanted := prompt.digests[prompt.num_sealed : num_usable]:
+        """Look for what follows the blocks that are known to be there."""
+        if wanted := self.lacking(prompt):
             self.asked[prompt.key] = prompt
             self.magazine.look_up(*prompt.key, wanted, self.rate.block_us(self.block_size))
+
+    def lacking(self, prompt: AnyPrompt) -> list[bytes]:
+        """Digests of its blocks that would not be computed if they were there; at least one token is computed."""
+        return prompt.digests[prompt.num_sealed : (len(prompt.token_ids) - 1) // self.block_size]
 
     def has_asked(self, message: PrefixFound) -> bool:
         """Whether the answer is to one of these."""
@@ -114,8 +119,15 @@ class PromptPrefixes(Generic[AnyPrompt]):
 
     def hear(self, message: PrefixFound) -> None:
         """What there is of a prompt; it may be gone meanwhile."""
-        block_ids = self.magazine.found(message)
-        prompt = self.asked.pop((message.request_id, message.attempt), None)
+        key = message.request_id, message.attempt
+        prompt = self.asked.get(key)
+        self.arrived(key, self.magazine.found(message))
+        if prompt is not None and prompt.key not in self.asked and self.look_elsewhere(prompt):
+            self.asked[prompt.key] = prompt
+
+    def arrived(self, key: Key, block_ids: list[int]) -> None:
+        """These blocks, which are sealed and read here, are all that was found of a prompt, which may be gone."""
+        prompt = self.asked.pop(key, None)
         if prompt is None:
             self.magazine.free(block_ids)
         elif block_ids:
@@ -134,7 +146,8 @@ class PromptPrefixes(Generic[AnyPrompt]):
             return False
         if prompt.key in self.asked:
             return True
-        other = self.computing.get(_next_digest(prompt)) if not prompt.num_prompt_logprobs else None
+        lacking = self.lacking(prompt) if not prompt.num_prompt_logprobs else []
+        other = self.computing.get(lacking[0]) if lacking else None
         return other is not None and (not other.num_left or _turn(other) <= _turn(prompt))
 
     def lack(self, waiting: Iterable[AnyPrompt]) -> None:

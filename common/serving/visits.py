@@ -13,7 +13,7 @@ from pathlib import Path
 
 import zmq
 
-from common.device.engine import Engine
+from common.device.engine import Engine, describe_device
 from common.errors import KVError, MemoryLost, TransferFailed
 from common.kv.proof import prove_path
 from common.kv.transport import PeerPool, check_compatible
@@ -38,6 +38,20 @@ class Visit:
     def problem(self) -> str:
         """Why nothing comes from there any more, if that is so."""
         return self.guest.problem
+
+
+def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
+    """Where our own pool is, for others to visit."""
+    worker_id, epoch = worker
+    return KVPoolExport(
+        worker_id=worker_id,
+        epoch=epoch,
+        transport=engine.transport.name,
+        device_uuid=describe_device(engine.device)[1],
+        pool_id=engine.shared.pool_id,
+        memory_socket=str(engine.shared.client.path.absolute()),
+        layout=engine.pool.layout,
+    )
 
 
 class Visits:

@@ -10,6 +10,7 @@ from common.wire.kv_layout import KVLayout
 class KVPoolExport:
     """prefill worker -> decode worker, at their meeting: where its pool is. Whose own is another goes there as a guest.
 
+    decode worker -> prefill worker, when the path is proven: likewise, if its own is another.
     The first block of each group holds the pattern made from `pool_id` by `memory.pattern`.
     """
 

@@ -104,8 +104,8 @@ class Heartbeat:
     num_handoffs: Count  # prefill: blocks kept for a peer; decode: handoffs waiting, being pulled, or begun ahead
     last_step_age_s: Seconds  # 0 while idle
     num_dropped_frames: Count
-    num_pulled_blocks: Total  # decode: of prompts from other pools, since the start
-    num_found_blocks: Total  # of those that did not need to be pulled
+    num_pulled_blocks: Total  # from other pools since the start: decode: of prompts, prefill: of replies
+    num_found_blocks: Total  # decode: of prompts from other pools, those that did not need to be pulled
     steps: StepCounts
     pulls: PullCounts
 
@@ -312,6 +312,8 @@ class PrefillRequest:
     num_prompt_logprobs: NumLogprobs  # of each prompt token, its own and those of the likeliest
     first_scored: Count  # position from which on they are wanted: the router has those before
     salt: OptionalDigest  # it shares blocks with prompts of the same one alone, see `block_key`
+    holder_worker_id: OptionalId  # a decode worker whose pool may have more of it, as of a reply; "" for none
+    holder_epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)

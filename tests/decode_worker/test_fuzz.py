@@ -61,7 +61,7 @@ class Careful(Rig):
             lambda block_ids, digests: None,
             lambda _: [],
         )
-        engine.device, engine.transport = None, cast(Transport, SimpleNamespace(name="shm"))
+        engine.transport = cast(Transport, SimpleNamespace(name="shm"))
 
     def meet(self) -> None:
         """The prefill worker `p` is known and its path proven."""

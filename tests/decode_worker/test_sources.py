@@ -1,9 +1,11 @@
 """Pools are proven bit by bit: nobody waits for a copy, and whatever happens meanwhile leaves no block behind."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 import zmq
 
 from common.device.engine import Engine
@@ -21,6 +23,8 @@ from decode_worker.sources import Sources
 from tests.decode_worker.bench import FakeGuest, FakePool
 from tests.layouts import allocator_of
 from tests.messages import LAYOUT, pool_export
+
+OURS = pool_export("d", pool_id=77, memory_socket="/nowhere/ours.sock")
 
 
 class Pool(dict[int, Any]):
@@ -41,8 +45,10 @@ class Rig:
         self.guests: list[FakeGuest] = []
         monkeypatch.setattr(visits_module, "Guest", self._visit)
         transport = SimpleNamespace(name="shm", open_peer=self._open)
-        shared = SimpleNamespace(pool_id=77)
-        engine = SimpleNamespace(pool=Pool(), allocator=self.allocator, transport=transport, device=None, shared=shared)
+        shared = SimpleNamespace(pool_id=77, client=SimpleNamespace(path=Path("/nowhere/ours.sock")))
+        engine = SimpleNamespace(
+            pool=Pool(), allocator=self.allocator, transport=transport, device=torch.device("cpu"), shared=shared
+        )
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
         self.visits = Visits(cast(Engine, engine), ("d", 1), poller)
@@ -99,7 +105,7 @@ def test_a_pool_is_proven_while_others_go_on_and_each_in_its_turn(rig: Rig) -> N
     reports = rig.end_copies() + rig.end_copies()
     assert [(report.prefill_worker_id, report.error) for report in reports] == [("p", ""), ("q", "")]
     assert all(report.gb_per_s > 0 for report in reports)
-    assert rig.said == [KVPathResult("d", 1, False, "")] * 2
+    assert rig.said == [KVPathResult("d", 1, False, ""), OURS] * 2, "where our pool is, as replies are there"
     assert rig.is_idle() and set(rig.sources.by_id) == {"p", "q"}
     num_copies = len(rig.pools["p"].copies)
     rig.meet("p")

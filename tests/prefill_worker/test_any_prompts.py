@@ -30,10 +30,10 @@ class World(House):
         self.taken: list[tuple[list[int], list[int]]] = []
         self.num_prompts = self.num_saved = 0
 
-    def add_prompt(self, text: int, length: int, priority: int) -> None:
+    def add_prompt(self, text: int, length: int, priority: int, holder: tuple[str, int] | None = None) -> None:
         self.num_prompts += 1
         tail = [5000 + self.num_prompts] * (length % 2)  # what nobody else has, or nothing
-        self.add(f"{self.num_prompts}", [*TEXTS[text][:length], *tail], priority=priority)
+        self.add(f"{self.num_prompts}", [*TEXTS[text][:length], *tail], priority=priority, holder=holder)
 
     def say(self) -> None:
         """The server hears the next message."""
@@ -93,19 +93,26 @@ class World(House):
         if self.taken:
             self.give_back(*self.taken.pop())
 
+    def acts(self, rng: random.Random) -> list[tuple[int, Callable[[], None]]]:
+        """What may happen, and how often."""
+        return [
+            (8, lambda: self.add_prompt(rng.randrange(len(TEXTS)), rng.randint(1, 55), rng.randrange(2))),
+            (6, self.say), (6, self.hear_next), (6, self.launch), (6, self.collect),
+            (2, lambda: self.remove(rng.randrange(10))),
+            (1, lambda: self.others_take(rng.randint(1, 20))), (1, self.others_give_back), (1, self.wait),
+        ]  # fmt: skip
+
     def act(self, rng: random.Random) -> None:
         """Something that may happen now."""
-        acts: list[Callable[[], None]] = [
-            lambda: self.add_prompt(rng.randrange(len(TEXTS)), rng.randint(1, 55), rng.randrange(2)),
-            self.say, self.hear_next, self.launch, self.collect,
-            lambda: self.remove(rng.randrange(10)),
-            lambda: self.others_take(rng.randint(1, 20)), self.others_give_back, self.wait,
-        ]  # fmt: skip
-        rng.choices(acts, weights=(8, 6, 6, 6, 6, 2, 1, 1, 1))[0]()
-        self.magazine.check(self.scheduler.blocks())
+        weights, acts = zip(*self.acts(rng), strict=True)
+        rng.choices(acts, weights)[0]()
+        self.magazine.check([*self.scheduler.blocks(), *self.filled()])
 
     def wait(self) -> None:
         self.now_s += PATIENCE_S + 0.1
+
+    def go_on(self) -> None:
+        """Whatever else there is."""
 
     def settle(self) -> None:
         """Everything that is here is computed, whatever came before."""
@@ -113,7 +120,7 @@ class World(House):
         for _ in range(2000):
             if not self.scheduler.sequences() and not self.in_flight:
                 break
-            for act in (self.say, self.hear_next, self.launch, self.collect):
+            for act in (self.say, self.hear_next, self.launch, self.collect, self.go_on):
                 act()
             self.now_s += 0.01
         assert not self.scheduler.sequences(), "somebody waits for ever"

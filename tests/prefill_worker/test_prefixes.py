@@ -64,8 +64,9 @@ class House:
         priority: int = 0,
         turn: int = 0,
         num_logprobs: int = 0,
+        holder: tuple[str, int] | None = None,
     ) -> PromptSequence:
-        sequence = PromptSequence(name, 0, [*token_ids], 0, SamplingParams(), "d", 1)
+        sequence = PromptSequence(name, 0, [*token_ids], 0, SamplingParams(), "d", 1, holder=holder)
         sequence.priority, sequence.turn, sequence.num_prompt_logprobs = priority, turn or self.num_added, num_logprobs
         self.num_added += 1
         self.prefixes.begin(sequence, salt)
@@ -110,9 +111,13 @@ class House:
         return pieces
 
     def check(self) -> None:
-        self.magazine.check(self.scheduler.blocks())
+        self.magazine.check([*self.scheduler.blocks(), *self.filled()])
         running = {digest for s in self.scheduler.running for digest in s.digests}
         assert self.prefixes.computing.keys() <= running
+
+    def filled(self) -> Iterable[list[int]]:
+        """Blocks that are filled from elsewhere."""
+        return ()
 
     def all_done(self) -> None:
         while self.scheduler.sequences():

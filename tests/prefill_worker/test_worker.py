@@ -44,7 +44,7 @@ from tests.fakes import free_endpoint
 from tests.guided import DEMO_MODEL
 from tests.layouts import allocator_of
 from tests.lone_pool import LonePool
-from tests.messages import LAYOUT, pool_export, prefill_request, worker_ready
+from tests.messages import LAYOUT, prefill_request, worker_ready
 from tests.scoring import scores_of
 
 TOKEN = 7
@@ -98,6 +98,7 @@ class Rig:
             shared=self.pool.shared,
             allocator=self.allocator,
             pool=SimpleNamespace(layout=LAYOUT),
+            transport=SimpleNamespace(name="shm"),
             max_len=512,
             vocab_size=VOCAB,
             device=torch.device("cpu"),
@@ -111,7 +112,6 @@ class Rig:
             cast(Engine, engine),
             runner=cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
             ready=worker_ready("p", Role.PREFILL, num_blocks=(num_blocks,), max_model_len=512, max_batch_tokens=64),
-            export=pool_export(),
             drain=Drain(1.0),
             followers=make_followers(DEMO_MODEL, VOCAB),
         )

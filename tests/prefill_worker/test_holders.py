@@ -1,0 +1,125 @@
+"""Pools of decode workers are proven before anything is taken there, again after each loss, and never waited for."""
+
+from collections.abc import Generator
+from typing import cast
+
+import pytest
+
+from common.errors import TransferFailed
+from common.memory.guest import Guest
+from common.serving.visits import Visit, Visits
+from common.wire.handoff_messages import KVPoolExport
+from prefill_worker.holders import FIRST_PAUSE_S, LONGEST_PAUSE_S, Holders
+from tests.decode_worker.bench import FakeGuest
+from tests.messages import pool_export
+
+SPEED = 7.0
+
+
+class FakeVisits:
+    """A proof takes three turns; `broken` are workers to which there is no way."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.proven: list[str] = []
+        self.num_open = 0
+        self.is_closed = False
+
+    def prove(self, export: KVPoolExport) -> Generator[None, None, tuple[Visit, float]]:
+        self.num_open += 1
+        try:
+            for _ in range(2):
+                yield
+            if export.worker_id in self.broken:
+                raise TransferFailed("there is no way")
+        except BaseException:
+            self.num_open -= 1
+            raise
+        self.proven.append(export.worker_id)
+        return Visit(cast(Guest, FakeGuest(export.pool_id))), SPEED
+
+    def leave(self, visit: Visit) -> None:
+        self.num_open -= 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.now_s, self.visits = 100.0, FakeVisits()
+        self.holders = Holders(cast(Visits, self.visits), clock=lambda: self.now_s)
+
+    def turns(self, count: int = 10, seconds: float = 0.0) -> None:
+        for _ in range(count):
+            self.now_s += seconds / count
+            self.holders.tend()
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_pools_are_proven_one_after_the_other_and_known_by_incarnation(rig: Rig) -> None:
+    for name in ("d", "e", "d"):
+        rig.holders.meet(pool_export(name))
+    rig.turns(3)
+    assert rig.visits.proven == ["d"] and rig.visits.num_open == 1, "one at a time"
+    rig.turns(3)
+    assert rig.visits.proven == ["d", "e"] and not rig.holders.is_proving
+    found = rig.holders.find("d", 1)
+    assert found is not None and found.gb_per_s == SPEED
+    assert rig.holders.find("d", 2) is None and rig.holders.find("f", 1) is None
+    rig.holders.meet(pool_export("d"))
+    rig.turns()
+    assert rig.visits.proven == ["d", "e"], "it is known"
+
+
+def test_a_path_that_fails_is_tried_again_ever_less_often(rig: Rig) -> None:
+    rig.visits.broken.add("d")
+    rig.holders.meet(pool_export("d"))
+    rig.turns()
+    assert rig.holders.find("d", 1) is None and not rig.visits.num_open
+    rig.turns(20, seconds=0.9 * FIRST_PAUSE_S)
+    assert not rig.holders.is_proving
+    rig.turns(2000, seconds=10 * LONGEST_PAUSE_S)
+    assert rig.holders.by_id["d"].pause_s == LONGEST_PAUSE_S
+    rig.visits.broken.clear()
+    rig.turns(40, seconds=1.5 * LONGEST_PAUSE_S)
+    assert rig.holders.find("d", 1) is not None
+
+
+def test_who_leaves_amid_its_proof_or_later_leaves_nothing(rig: Rig) -> None:
+    rig.holders.meet(pool_export("d"))
+    rig.turns(1)
+    rig.holders.leave("d", 2)
+    assert rig.visits.num_open == 1, "that is another one"
+    rig.holders.leave("d", 1)
+    assert not rig.visits.num_open and not rig.holders.is_proving
+    rig.holders.meet(pool_export("d"))
+    rig.turns()
+    rig.holders.meet(pool_export("d", epoch=2))
+    assert not rig.visits.num_open and rig.holders.find("d", 1) is None
+    rig.turns()
+    assert rig.holders.find("d", 2) is not None
+
+
+def test_a_visit_that_is_lost_is_made_again(rig: Rig) -> None:
+    for name in ("d", "e"):
+        rig.holders.meet(pool_export(name))
+    rig.turns()
+    lost = rig.holders.by_id["d"].visit
+    assert lost is not None
+    rig.holders.lose(lost)
+    rig.turns()
+    assert rig.holders.find("d", 1) is None and rig.holders.find("e", 1) is not None
+    rig.turns(40, seconds=1.5 * FIRST_PAUSE_S)
+    assert rig.holders.find("d", 1) is not None
+
+
+def test_the_end_amid_a_proof_ends_it(rig: Rig) -> None:
+    rig.holders.meet(pool_export("d"))
+    rig.turns(1)
+    rig.holders.close()
+    assert not rig.visits.num_open and rig.visits.is_closed
