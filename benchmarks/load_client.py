@@ -154,11 +154,12 @@ async def run_conversations(target: Target, talks: Sequence[Conversation], on_en
 
     async def talk(conversation: Conversation) -> None:
         history: list[int] = []
-        for turn, think_s in zip(conversation.turns, conversation.thinks_s, strict=True):
+        for number, (turn, think_s) in enumerate(zip(conversation.turns, conversation.thinks_s, strict=True)):
             await asyncio.sleep(think_s)
             prompt = turn.after(history)
             [body] = target.prepare([prompt])
             record = await target.complete(prompt, body)
+            record.turn = number
             records.append(record)
             on_end(record)
             if record.error:

@@ -31,6 +31,7 @@ from benchmarks.load_client import (
     run_conversations,
     served_model,
 )
+from benchmarks.moved import Moved
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.serve_load import Load
 from benchmarks.serve_options import parse_args
@@ -55,13 +56,17 @@ class System:
     beside: list[RequestRecord] = field(default_factory=list)
     duration_s: float = 0.0
     client_cpu_s: float = 0.0
+    moved: Moved = field(default_factory=Moved)
 
     def figures(self, slo_ms: dict[str, float]) -> list[Figure]:
-        """Of all requests; of those that are held to a schema apart, where others are not."""
+        """Of all requests; of those that are held to a schema apart, where others are not, and of later turns."""
         held = [record for record in self.records if record.is_structured]
         free = [record for record in self.records if not record.is_structured]
-        figures = summarize(free or held, self.duration_s, slo_ms)
-        for name, records in (("structured", held if free else []), ("beside", self.beside)):
+        later = [record for record in self.records if record.turn]
+        figures = [*summarize(free or held, self.duration_s, slo_ms), *self.moved.figures()]
+        for name, records in (
+            ("structured", held if free else []), ("later_turns", later), ("beside", self.beside),
+        ):  # fmt: skip
             apart = summarize(records, self.duration_s, {}) if records else []
             figures += [Figure(f"{name}_{figure.name}", figure.value, figure.unit) for figure in apart]
         return figures
@@ -83,7 +88,9 @@ async def measure(args: argparse.Namespace, load: Load, systems: list[System], c
                         records = await run_concurrent(target, uncounted, AT_FIRST, lambda record: None)
                         system.records += [record for record in records if record.error]
                     live = Live(progress, f"{system.label} {number + 1}/{args.rounds}", args.num_prompts)
+                    await system.moved.begin(session, system.url)
                     await _note_round(system, send_round(target, live.note))
+                    await system.moved.end(session, system.url)
 
 
 async def _note_round(system: System, sent: Awaitable[Sent]) -> None:

@@ -29,6 +29,7 @@ class RequestRecord:
     chunk_times_s: list[float] = field(default_factory=list)
     error: str = ""
     is_structured: bool = False
+    turn: int = 0  # of its conversation; the first is 0
 
     @property
     def ttft_s(self) -> float:

@@ -25,12 +25,22 @@ class FakeServer:
     fault: str = ""
     caches: bool = False
     gap_s: float = 0.0  # between two events
+    pulled_bytes: int = 0  # by a worker of each role for each request, as its metrics tell; none at 0
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)  # beginnings of texts, of full blocks
 
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "fake-model"}]})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        if not self.pulled_bytes:
+            return web.Response(status=404)
+        lines = ["# HELP baton_worker_pulled_bytes of KV", 'baton_worker_pulled_blocks{role="decode"} 7.0']
+        for role, times in (("decode", 1), ("prefill", 2)):
+            told = times * self.pulled_bytes * len(self.requests)
+            lines += [f'baton_worker_pulled_bytes{{role="{role}",worker="{role}-{n}"}} {told:e}' for n in range(2)]
+        return web.Response(text="\n".join([*lines, ""]))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
@@ -88,7 +98,8 @@ class Running:
 
     async def _start(self, server: FakeServer) -> str:
         app = web.Application()
-        app.add_routes([web.get("/v1/models", server.models), web.post("/v1/completions", server.completions)])
+        routes = [web.get("/v1/models", server.models), web.post("/v1/completions", server.completions)]
+        app.add_routes([*routes, web.get("/metrics", server.metrics)])
         runner = web.AppRunner(app, shutdown_timeout=1)
         await runner.setup()
         self.runners.append(runner)

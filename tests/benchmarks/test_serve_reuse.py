@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import moved
 from benchmarks.results import ROOT
 from benchmarks.serve import main
 from tests.benchmarks.fake_server import FakeServer, Running, figures
@@ -73,6 +74,25 @@ def test_a_turn_is_all_that_was_said_before_and_more(servers: Running, tmp_path:
         assert before in prompts and reply == [sum(before) % 1000 + place for place in range(6)]
     num_cached = 2 * 32 + 3 * (32 + 48 + 64)  # the first opening finds nothing
     assert float(rows["hit_rate"]["value"]) == pytest.approx(100 * num_cached / (3 * (42 + 58 + 74 + 90)), rel=1e-4)
+
+
+def test_later_turns_have_figures_of_their_own(servers: Running, tmp_path: Path) -> None:
+    results = tmp_path / "results.csv"
+    run(servers, results, "--users 2 --turns 3 --input-len 32 --output-len 16")
+    rows = figures(results)
+    assert (rows["requests"]["value"], rows["later_turns_requests"]["value"]) == ("6", "4")
+    assert float(rows["later_turns_hit_rate"]["value"]) == pytest.approx(100 * (32 + 80) / (80 + 128), rel=1e-4)
+    assert "moved_prompts" not in rows and "later_turns_ttft_p50" in rows
+
+
+def test_what_moves_during_rounds_is_told(servers: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moved, "SETTLE_S", 0.0)
+    results = tmp_path / "results.csv"
+    flags = "--concurrency 1 --num-prompts 5 --rounds 2 --prefixes 2x48 --primed --input-len 16 --output-len 2"
+    run(servers, results, flags, FakeServer(pulled_bytes=3_000_000))
+    rows = figures(results)
+    assert (rows["moved_prompts"]["value"], rows["moved_prompts"]["unit"]) == ("60", "MB"), "of two workers"
+    assert rows["moved_replies"]["value"] == "120"
 
 
 def test_a_conversation_ends_where_a_turn_fails(
