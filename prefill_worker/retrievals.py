@@ -171,7 +171,7 @@ class Retrievals:
             self._end(each)
 
     def _is_of_use(self, each: Retrieval, num_found: int) -> bool:
-        is_answer = num_found <= len(each.digests)
+        is_answer = num_found <= len(each.digests) and not each.visit.problem
         return is_answer and each.is_wanted and self.worth.is_worth(num_found, each.gb_per_s)
 
     def _pull(self, each: Retrieval, found: PrefixFound, num_found: int) -> None:

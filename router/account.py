@@ -62,7 +62,7 @@ def _line(completion: Completion, timing: ChoiceTiming) -> str:
 
 
 def _num_expected(completion: Completion) -> int:
-    return completion.route.cost.num_known if completion.route else 0
+    return completion.route.cost.num_expected if completion.route else 0
 
 
 def _ms(seconds: float) -> float:

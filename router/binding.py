@@ -60,6 +60,6 @@ def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> Pr
         num_prompt_logprobs=0 if log is None or log.is_complete else log.num_wanted,
         first_scored=0 if log is None else log.num_known,
         salt=completion.salt,
-        holder_worker_id="",
-        holder_epoch=0,
+        holder_worker_id=route.holder.id if route.holder else "",
+        holder_epoch=route.holder.epoch if route.holder else 0,
     )

@@ -221,7 +221,7 @@ class Dispatcher:
 
     def _start(self, completion: Completion, route: Route) -> None:
         self._queue.take(completion)
-        self._metrics.expected_tokens.inc(route.cost.num_known)
+        self._metrics.expected_tokens.inc(route.cost.num_expected)
         completion.move_to(State.PREFILLING)
         is_backlog, now_s = self._queue.is_backlog(self._pool.num_prompt_gpus()), self._clock()
         self._assignments.begin(completion, route, now_s, is_backlog=is_backlog)

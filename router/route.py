@@ -53,9 +53,15 @@ class Cost(NamedTuple):
 
     num_waiting: int = 0  # tokens that the prefill worker was sent before, and has not computed
     num_known: int = 0  # of its prompt that are there
+    num_taken: int = 0  # of its prompt that are not, and that it takes from the pool of a decode worker
     num_computed: int = 0  # the others
-    num_moved: int = 0  # of its prompt whose KV is not in the decode worker's pool
+    num_moved: int = 0  # that it takes, and those of the prompt whose KV is not in the decode worker's pool
     load: float = 0.0  # of the decode worker
+
+    @property
+    def num_expected(self) -> int:
+        """Of its prompt, tokens that are not computed."""
+        return self.num_known + self.num_taken
 
     @property
     def total(self) -> float:
@@ -80,6 +86,7 @@ class Route:
     overtakes: bool = False  # sent ahead of its turn
     cost: Cost = FREE
     num_pairs: int = 1  # that had room, of which this costs least
+    holder: Member | None = None  # a decode worker in whose pool there is more of the prompt
 
     @property
     def is_local(self) -> bool:
@@ -94,7 +101,8 @@ class Route:
         """Why these workers."""
         best = f"the best of {self.num_pairs}: {self.cost}" if self.num_pairs > 1 else "the only pair with room"
         alone = "decoded where it is computed, " if self.is_local else ""
-        return f"{alone}{'ahead of its turn, ' if self.overtakes else ''}{best}"
+        taken = f"{self.cost.num_taken} tokens taken from {self.holder.id}, " if self.holder else ""
+        return f"{alone}{'ahead of its turn, ' if self.overtakes else ''}{taken}{best}"
 
     def __str__(self) -> str:
         return f"{self.prefill.id} -> {self.decode.id}, {self.reason}"

@@ -172,15 +172,15 @@ class WorkerPool:
         ]
         if not pairs:
             return None
-        costs = Costs(demand, self.prefixes)
+        costs = Costs(demand, self.prefixes, self._reached)
         prefill, decode = pair = min(pairs, key=lambda pair: _order(pair, demand, costs))
         num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
-        return Route(prefill, decode, num_blocks, overtakes, costs.of(pair), len(pairs))
+        return Route(prefill, decode, num_blocks, overtakes, costs.of(pair), len(pairs), costs.holder_for(prefill))
 
     @property
     def has_choice(self) -> bool:
-        """Whether it makes a difference what lies where: prompts may be computed, or decoded, in several pools."""
-        return any(len({worker.pool for worker in self if worker.ready.role is role}) > 1 for role in Role)
+        """Whether it makes a difference what lies where."""
+        return len({worker.pool for worker in self}) > 1
 
     def layouts(self) -> set[KVLayout]:
         """Of blocks that may be found again, where it makes a difference in which pool they are."""
@@ -293,6 +293,12 @@ class WorkerPool:
             (decode, [decode] if alone or decode.ready.transport == NO_TRANSPORT else partners)
             for decode, partners in zip(decodes, proven, strict=True)
         ]
+
+    def _reached(self, prefill: Member) -> list[Member]:
+        """Decode workers from whose pools a prefill worker can take blocks: where blocks travel they do both ways."""
+        if prefill.ready.role is not Role.PREFILL:
+            return []
+        return [other for other in self if other.pool != prefill.pool and self._is_proven(prefill, other)]
 
     def _is_proven(self, prefill: Member, decode: Member) -> bool:
         path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))

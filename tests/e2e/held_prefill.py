@@ -1,5 +1,6 @@
 """`python -m tests.e2e.held_prefill`: a prefill worker that stands still where a test holds it."""
 
+import logging
 import sys
 
 from common.config import WORKER_SECTIONS, Config
@@ -8,21 +9,41 @@ from common.wire.messages import Role
 from prefill_worker import __main__ as program
 from prefill_worker.scheduler import Chunk
 from prefill_worker.worker import PrefillWorker
-from tests.e2e.hold import holds_of
+from tests.e2e.hold import Holds, holds_of
+
+logger = logging.getLogger(__name__)
 
 
 def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
-    worker, hold, num_steps = program.build(config, incarnation), holds_of(config).prompt_steps, 0
-    schedule = worker.scheduler.schedule
+    worker, holds = program.build(config, incarnation), holds_of(config)
+    hold_steps(worker, holds)
+    hold_retrievals(worker, holds)
+    return worker
+
+
+def hold_steps(worker: PrefillWorker, holds: Holds) -> None:
+    schedule, num_steps = worker.scheduler.schedule, 0
 
     def schedule_if_allowed() -> list[Chunk]:
         nonlocal num_steps
-        chunks = schedule() if hold.allows(num_steps) else []
+        chunks = schedule() if holds.prompt_steps.allows(num_steps) else []
         num_steps += bool(chunks)
         return chunks
 
     worker.scheduler.schedule = schedule_if_allowed  # type: ignore[method-assign]
-    return worker
+
+
+def hold_retrievals(worker: PrefillWorker, holds: Holds) -> None:
+    """What is begun is asked for, and no answer is read."""
+    tend = worker.retrievals.tend
+
+    def tend_if_allowed() -> None:
+        if holds.retrievals.allows(0):
+            tend()
+        elif worker.retrievals.under_way:
+            logger.info("held amid a retrieval")
+
+    worker.retrievals.tend = tend_if_allowed  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

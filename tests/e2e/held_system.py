@@ -26,6 +26,7 @@ class HeldSystem(System):
         """Everybody goes on."""
         self.holds.texts.release()
         self.holds.prompt_steps.release()
+        self.holds.retrievals.release()
 
 
 async def begun(task: "asyncio.Task[Any]", streams: list[Completion], num_tokens: int = FEW) -> None:

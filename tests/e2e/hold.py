@@ -32,11 +32,11 @@ class Hold:
 
 
 class Holds:
-    """Those of a system: tokens of a text, steps of each worker that computes prompts, and a fault that is to come."""
+    """Those of a system: tokens of a text, steps over prompts, what is taken from other pools, a fault to come."""
 
     def __init__(self, directory: Path) -> None:
         self.texts, self.prompt_steps = Hold(directory, "texts"), Hold(directory, "prompt-steps")
-        self.faults = Hold(directory, "faults")
+        self.faults, self.retrievals = Hold(directory, "faults"), Hold(directory, "retrievals")
 
 
 def holds_of(config: Config) -> Holds:

@@ -3,6 +3,7 @@
 import tracemalloc
 from array import array
 from collections import Counter
+from dataclasses import replace
 from secrets import randbits
 
 import pytest
@@ -266,8 +267,32 @@ def test_who_decodes_elsewhere_moves_what_that_pool_lacks() -> None:
     pools.members[2].outstanding_tokens = 2000  # PREFILL-1
     route = pools.chosen([*text, 1])
     assert (route.prefill, route.decode) == (prefill, decode)
-    assert (route.cost.num_known, route.cost.num_moved) == (200 * BLOCK, 1)
-    assert str(route) == ("PREFILL-0 -> DECODE-1, the best of 4: 897 to compute behind 0, 1 to move, decode 0% full")
+    assert (route.cost.num_known, route.cost.num_taken, route.cost.num_moved) == (200 * BLOCK, 56 * BLOCK, 897)
+    assert str(route) == (
+        "PREFILL-0 -> DECODE-1, 896 tokens taken from DECODE-1, "
+        "the best of 4: 1 to compute behind 0, 897 to move, decode 0% full"
+    )
+
+
+def test_a_reply_is_taken_from_who_decoded_it_where_blocks_travel() -> None:
+    pools, text = Pools(), list(range(1024))
+    p0, d0, p1, d1 = pools.members
+    for gpu, num_blocks in ((0, 40), (1, 64)):
+        pools.contents(gpu).begin()
+        pools.contents(gpu).sealed(keys_of(text).keys[:num_blocks])
+    d1.num_assigned, p1.draining = 64, True
+    route = pools.chosen([*text, *range(5000, 5100)])
+    assert (route.prefill, route.decode, route.holder) == (p0, d0, d1)
+    assert (route.cost.num_known, route.cost.num_taken, route.cost.num_computed) == (640, 384, 100)
+    pools.contents(0).sealed(keys_of(text).keys)
+    assert pools.chosen([*text, 1]).holder is None, "it is here by now"
+    pools.contents(0).evicted(keys_of(text).keys)
+    pools.workers.set_path(kv_path("PREFILL-0", "DECODE-1", error="broken"))
+    assert pools.chosen([*text, 1]).holder is None, "nothing travels"
+    assert pools.chosen(list(range(200))).holder is None, "short prompts are not looked up"
+    p0.ready = replace(p0.ready, prefix_min_tokens=1 << 20)
+    pools.workers.set_path(kv_path("PREFILL-0", "DECODE-1"))
+    assert pools.chosen([*text, 1]).cost.num_taken == 0
 
 
 def test_what_is_not_looked_up_or_is_of_another_layout_is_not_expected() -> None:
