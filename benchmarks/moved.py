@@ -8,7 +8,7 @@ import aiohttp
 
 from benchmarks.stats import Figure
 
-METRIC = re.compile(r'^baton_worker_pulled_bytes\{(?=[^}]*role="(\w+)")[^}]*\} (\S+)$', re.MULTILINE)
+METRIC = re.compile(r'^baton_worker_pulled_bytes_total\{(?=[^}]*role="(\w+)")[^}]*\} (\S+)$', re.MULTILINE)
 SETTLE_S = 1.5
 """For heartbeats to tell of what is over: three of them."""
 DEADLINE_S = 10.0

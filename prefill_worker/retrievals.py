@@ -22,6 +22,7 @@ from common.serving.prompt_rate import PromptRate
 from common.serving.visits import Visit
 from common.wire.memory_messages import PrefixFound
 from common.wire.packing import unpack_ids
+from common.wire.step_counts import PullMeter
 from prefill_worker.holders import Holder, Holders
 from prefill_worker.sequence import PromptSequence
 
@@ -100,7 +101,7 @@ class Retrievals:
         self.under_way: list[Retrieval] = []
         self.late: list[Retrieval] = []  # nobody waits for them; copies into their blocks may be under way
         self.silent: set[Visit] = set()  # memory servers that owe an answer for too long
-        self.num_pulled = 0  # blocks, since the start
+        self.num_pulled, self.meter = 0, PullMeter()  # blocks, since the start, and the copies
         prefixes.look_elsewhere = self.begin
 
     @property
@@ -204,6 +205,7 @@ class Retrievals:
         assert each.found is not None, "it was pulled"
         target_ids, each.target_ids = each.target_ids, []
         self.worth.note(len(target_ids), each.gb_per_s, self._clock() - each.begin_s)
+        self.meter.note(each.copies.num_pulls, each.copies.num_bytes, each.copies.seconds)
         self.num_pulled += len(target_ids)
         each.visit.guest.free(each.found)
         self.magazine.seal(target_ids, each.digests[: len(target_ids)])

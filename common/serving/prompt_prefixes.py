@@ -122,7 +122,11 @@ class PromptPrefixes(Generic[AnyPrompt]):
         key = message.request_id, message.attempt
         prompt = self.asked.get(key)
         self.arrived(key, self.magazine.found(message))
-        if prompt is not None and prompt.key not in self.asked and self.look_elsewhere(prompt):
+        if prompt is None:
+            return
+        if message.num_parked and not prompt.has_given:
+            prompt.looks_again, prompt.num_hoped = True, message.num_parked
+        elif prompt.key not in self.asked and self.look_elsewhere(prompt):
             self.asked[prompt.key] = prompt
 
     def arrived(self, key: Key, block_ids: list[int]) -> None:
@@ -134,8 +138,6 @@ class PromptPrefixes(Generic[AnyPrompt]):
             prompt.found += block_ids
             self._begin_behind(prompt)
             self.tell(prompt)
-        if prompt is not None and message.num_parked and not prompt.has_given:
-            prompt.looks_again, prompt.num_hoped = True, message.num_parked
         if prompt is not None and prompt.asks_again:
             prompt.asks_again = False
             self.ask(prompt)

@@ -36,10 +36,10 @@ class FakeServer:
     async def metrics(self, _: web.Request) -> web.Response:
         if not self.pulled_bytes:
             return web.Response(status=404)
-        lines = ["# HELP baton_worker_pulled_bytes of KV", 'baton_worker_pulled_blocks{role="decode"} 7.0']
+        lines = ["# HELP baton_worker_pulled_bytes of KV", 'baton_worker_pulled_blocks_total{role="decode"} 7.0']
         for role, times in (("decode", 1), ("prefill", 2)):
-            told = times * self.pulled_bytes * len(self.requests)
-            lines += [f'baton_worker_pulled_bytes{{role="{role}",worker="{role}-{n}"}} {told:e}' for n in range(2)]
+            name, told = "baton_worker_pulled_bytes_total", times * self.pulled_bytes * len(self.requests)
+            lines += [f'{name}{{role="{role}",worker="{role}-{n}"}} {told:e}' for n in range(2)]
         return web.Response(text="\n".join([*lines, ""]))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:

@@ -33,7 +33,7 @@ async def quiet(system: System) -> None:
 def pulled(system: System, worker: str) -> int:
     """Blocks from other pools."""
     lines = [line.split() for line in system.text("/metrics").splitlines() if f'worker="{worker}"' in line]
-    return int(float(next(value for name, value in lines if name.startswith("baton_worker_pulled_blocks{"))))
+    return int(float(next(value for name, value in lines if name.startswith("baton_worker_pulled_blocks_total{"))))
 
 
 async def test_a_turn_computes_and_moves_what_is_new_although_replies_are_elsewhere(checkpoint: Checkpoint) -> None:

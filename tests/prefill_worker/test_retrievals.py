@@ -352,7 +352,7 @@ def test_an_answer_of_more_than_was_asked_for_is_not_believed() -> None:
     rig.ask("x")
     rig.theirs.said.clear()
     ids = pack_ids(range(1, 30))
-    rig.theirs.heard.append(PrefixFound("x", 0, ids, ids))
+    rig.theirs.heard.append(PrefixFound("x", 0, ids, ids, num_parked=0))
     rig.turn()
     assert rig.step() == [("x", 32)] and not rig.theirs.pool.copies
     rig.theirs.said.clear()
