@@ -1,169 +1,167 @@
-"""The token of a row with filters: the last kernel of `filtered_draw`."""
+"""Which token a row with filters draws: the last program of `shortlist_kernel` asks the best ones whether they pass.
+
+A token passes top-k if fewer than k are likelier, and top-p if likelier ones weigh less than p of all. Of one token one
+look at the list tells that, so the limits themselves need not be found. The best of all tokens is asked first. If it
+fails, so does all that is no likelier, and the best of what is likelier is asked next: as that is a draw, mostly more
+than half is gone at each turn. Where both filters are on, top-p is of what top-k leaves, so that is looked for before.
+"""
 
 import triton
 import triton.language as tl
 
 from common.kernels import operands
-from common.kernels.filter_bins import FEW, NUM_BINS, lowest_listed
-from common.kernels.filter_limits import lowest_of_many, mass_from
-from common.kernels.filter_survey import LOWEST, PLAN_FIELDS, load_reach
-from common.kernels.filter_values import LARGEST, best_of, load_filters, load_logits, mass_limit, order_of, value_of
-from common.kernels.pdl import wait_for_predecessor
+from common.kernels.filter_survey import LOWEST, SLACK
+from common.kernels.filter_values import (
+    LARGEST,
+    MASS_ONE,
+    is_token,
+    key_of,
+    load_logits,
+    mass_limit,
+    mass_of,
+    octaves_per_logit,
+    order_of,
+    token_of,
+)
 
 UNDECIDED = tl.constexpr(-3)
 NO_CHOICE = tl.constexpr(operands.NO_CHOICE)
+# What the programs of a row add up, or the largest of it: int64 each.
+BEST_SURE = tl.constexpr(0)  # `key_of` the best token that passes for certain
+BEST_LISTED = tl.constexpr(1)
+MASS_SURE = tl.constexpr(2)
+MASS_BEYOND = tl.constexpr(3)  # of what is listed and likelier than anything that is not
+NUM_SURE = tl.constexpr(4)
+NUM_BEYOND = tl.constexpr(5)
+NUM_LISTED = tl.constexpr(6)
+NUM_SUMS = tl.constexpr(8)  # a power of two
 
 
 @triton.jit
-def _threshold(
+def take_sums(sums_ptr):
+    """The sums of a row, in order; zeros are left for the next launch."""
+    best_sure = tl.load(sums_ptr + BEST_SURE)
+    best_listed = tl.load(sums_ptr + BEST_LISTED)
+    mass_sure = tl.load(sums_ptr + MASS_SURE)
+    mass_beyond = tl.load(sums_ptr + MASS_BEYOND)
+    num_sure = tl.load(sums_ptr + NUM_SURE)
+    num_beyond = tl.load(sums_ptr + NUM_BEYOND)
+    num_listed = tl.load(sums_ptr + NUM_LISTED)
+    tl.debug_barrier()  # every thread has read
+    tl.store(sums_ptr + tl.arange(0, NUM_SUMS), tl.zeros((NUM_SUMS,), tl.int64))
+    return best_sure, best_listed, mass_sure, mass_beyond, num_sure, num_beyond, num_listed
+
+
+@triton.jit
+def _load_tile(list_ptr, first, size, top, temperature, by_mass, BLOCK: tl.constexpr):
+    """Orders and weights, mass or 1, of a tile of the list, `[BLOCK]`; past its end nothing weighs anything."""
+    places = first + tl.arange(0, BLOCK)
+    x = load_logits(list_ptr, places, size)
+    weights = tl.full((BLOCK,), 1, tl.int64)
+    if by_mass:
+        weights = mass_of(x, top, octaves_per_logit(temperature))
+    return order_of(tl.div_rn(x, temperature)), tl.where(places < size, weights, 0)
+
+
+@triton.jit
+def _weight_above(tile, list_ptr, size, order, top, temperature, by_mass, BLOCK: tl.constexpr):
+    """What is listed and has a higher order: its mass, or its number. int64.
+
+    `tile` is the first one, in registers, since it is mostly all there is.
+    """
+    orders, weights = tile
+    total = tl.where(orders > order, weights, 0)
+    for first in tl.range(BLOCK, size, BLOCK):
+        orders, weights = _load_tile(list_ptr, first, size, top, temperature, by_mass, BLOCK)
+        total += tl.where(orders > order, weights, 0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def _best_above(lists, size, order, least, temperature, BLOCK: tl.constexpr):
+    """`key_of` the best token that is listed, passes min-p and has a higher order; 0 if there is none."""
+    list_ptr, list_scores_ptr, list_ids_ptr = lists
+    best = tl.zeros((BLOCK,), tl.int64)
+    for first in tl.range(0, size, BLOCK):
+        places = first + tl.arange(0, BLOCK)
+        scaled = tl.div_rn(load_logits(list_ptr, places, size), temperature)
+        scores = load_logits(list_scores_ptr, places, size)
+        ids = tl.load(list_ids_ptr + places, mask=places < size, other=0)
+        passes = (places < size) & (scaled >= least) & (order_of(scaled) > order)
+        best = tl.maximum(best, tl.where(passes, key_of(scores, ids), 0))
+    return tl.max(best, axis=0)
+
+
+@triton.jit
+def _order_below(list_ptr, size, wanted, reach, top, temperature, BLOCK: tl.constexpr):
+    """An order above which are the `wanted` likeliest tokens of the list, and what ties with the last of them."""
+    _, highest, _, _, unlisted = reach
+    tile = _load_tile(list_ptr, 0, size, top, temperature, False, BLOCK)
+    low = order_of(unlisted) - 1  # nothing is as low
+    high = order_of(tl.div_rn(highest, temperature))  # nothing is above
+    while low + 1 < high:
+        middle = ((low.to(tl.int64) + high) >> 1).to(tl.int32)
+        number = _weight_above(tile, list_ptr, size, middle, top, temperature, False, BLOCK)
+        low = tl.where(number >= wanted, middle, low)
+        high = tl.where(number <= wanted, middle, high)
+    return low
+
+
+@triton.jit
+def decide(
     row_ptr,
-    list_ptr,
-    few_ptr,
-    sums,  # of the row: num_listed, num_above, mass_above, total; of its list: counts and masses by bins
+    lists,  # of the row: list_ptr, list_scores_ptr, list_ids_ptr
+    sums,  # of `take_sums`
     reach,
+    total,  # fp32: weight of all tokens, but for SLACK
     top,
     temperature,
-    top_k,
-    top_p,
-    by_k,
-    by_p,
+    filters,  # top_k, top_p, by_k, by_p
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Smallest scaled logit that passes all filters, and whether the limits were found in the list."""
-    num_listed, num_above, above, total, counts, masses = sums
-    lowest, _, is_listed, least = reach
-    is_whole = lowest == LOWEST  # all tokens are above or listed
-    is_found = is_listed & (num_listed <= ROOM)
+    """The token of a row, or NO_CHOICE; UNDECIDED if that does not follow from what is listed."""
+    best, key, mass_sure, mass_beyond, num_sure, num_beyond, num_listed = sums
+    list_ptr, _, _ = lists
+    lowest, _, is_listed, least, unlisted = reach
+    top_k, top_p, by_k, by_p = filters
+    size = tl.minimum(num_listed, ROOM).to(tl.int32)
+    is_whole = lowest == LOWEST  # all tokens are sure or listed
+    reaches_k = is_whole | (num_sure + num_beyond >= top_k)
+    # Whatever is not listed fails a filter, though it may tie with the least logit that is.
+    reaches = is_whole | (least > unlisted) | (by_k & reaches_k)
+    is_clear = is_listed & (num_listed <= ROOM) & (top > -LARGEST)
     if by_k:
-        is_found &= (num_above < top_k) & (is_whole | (num_above + num_listed >= top_k))
-    scaled_lowest = tl.div_rn(tl.where(is_whole, 0.0, lowest), temperature)  # what is below may tie with it
-    cut = order_of(tl.full((), float("-inf"), tl.float32))
-    if by_k:
-        if is_found:
-            rest = (top_k - num_above).to(tl.int64)
-            cut = lowest_listed(
-                list_ptr, num_listed, few_ptr, counts.to(tl.int64), rest, reach, top, temperature, False, BLOCK, TILE
-            )
-            is_found &= is_whole | (value_of(cut) > scaled_lowest)
-        else:
-            cut = lowest_of_many(row_ptr, VOCAB, list_ptr, top_k.to(tl.int64), top, temperature, False, TILE)
-    if by_p:
-        below = tl.sum(masses, axis=0)
-        if is_found:
+        is_clear &= (num_sure < top_k) & ((by_p == 0) | reaches_k)
+    above = num_sure
+    limit = top_k.to(tl.int64)  # what is above a token that passes is less
+    limit_at_most = limit
+    floor = order_of(tl.full((), float("-inf"), tl.float32))
+    if is_clear & (by_k | by_p):
+        tile = _load_tile(list_ptr, 0, size, top, temperature, by_p, BLOCK)
+        if by_p:
+            above = mass_sure
+            least_total = (total * (MASS_ONE * (1.0 - SLACK))).to(tl.int64)
+            most_total = (total * (MASS_ONE * (1.0 + SLACK))).to(tl.int64)
             if by_k:
-                below = mass_from(list_ptr, num_listed, cut, top, temperature, BLOCK)
-        else:
-            above = tl.full((), 0, tl.int64)
-            below = mass_from(row_ptr, VOCAB, cut, top, temperature, TILE)
-        if by_k:
-            total = above + below
-        limit = mass_limit(top_p, total)
-        is_found &= (above < limit) & (is_whole | (above + below >= limit))
-        if is_found:
-            by_mass = lowest_listed(
-                list_ptr, num_listed, few_ptr, masses, limit - above, reach, top, temperature, True, BLOCK, TILE
-            )
-        else:
-            by_mass = lowest_of_many(row_ptr, VOCAB, list_ptr, limit, top, temperature, True, TILE)
-        cut = tl.maximum(cut, by_mass)
-    threshold = tl.maximum(value_of(cut), least)
-    return threshold, is_found & (is_whole | (threshold > scaled_lowest))
-
-
-@triton.jit
-def _best_listed(lists, num_listed, threshold, temperature, known, BLOCK: tl.constexpr):
-    """The better one of `known`, a score and its id, and the best of the list that passes."""
-    list_ptr, list_scores_ptr, list_ids_ptr = lists
-    score, token = known
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    best_ids = tl.full((BLOCK,), 0x7FFFFFFF, tl.int32)
-    for first in tl.range(0, num_listed, BLOCK):
-        places = first + tl.arange(0, BLOCK)
-        scores = tl.load(list_scores_ptr + places, mask=places < num_listed, other=float("-inf"))
-        passes = tl.div_rn(load_logits(list_ptr, places, num_listed), temperature) >= threshold
-        scores = tl.where(passes, scores, float("-inf"))
-        ids = tl.load(list_ids_ptr + places, mask=places < num_listed, other=0x7FFFFFFF)
-        is_better = (scores > best) | ((scores == best) & (ids < best_ids))
-        best = tl.where(is_better, scores, best)
-        best_ids = tl.where(is_better, ids, best_ids)
-    listed, id_listed = best_of(best, best_ids)
-    is_better = (listed > score) | ((listed == score) & (id_listed < token))
-    return tl.where(is_better, listed, score), tl.where(is_better, id_listed, token)
-
-
-@triton.jit(do_not_specialize=["num_chunks"])
-def decide_kernel(
-    logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
-    temperature_ptr,  # [num_rows] fp32
-    top_k_ptr,  # [num_rows] int32
-    top_p_ptr,  # [num_rows] fp32
-    min_p_ptr,  # [num_rows] fp32
-    top_ptr,  # [num_rows] fp32
-    plan_ptr,  # [num_rows, PLAN_FIELDS] fp32
-    list_ptr,  # [num_rows, ROOM] fp32
-    list_scores_ptr,  # [num_rows, ROOM] fp32
-    list_ids_ptr,  # [num_rows, ROOM] int32
-    num_listed_ptr,  # [num_rows] int32, set to 0, as the next five
-    bin_counts_ptr,  # [num_rows, NUM_BINS] int32
-    bin_masses_ptr,  # [num_rows, NUM_BINS] int64
-    num_above_ptr,  # [num_rows] int32
-    total_ptr,  # [num_rows] int64
-    mass_above_ptr,  # [num_rows] int64
-    best_ptr,  # [num_rows, num_chunks] fp32
-    best_ids_ptr,  # [num_rows, num_chunks] int32
-    threshold_ptr,  # [num_rows] fp32, of scaled logits
-    decided_ptr,  # [num_rows] int32: the token, NO_CHOICE, or UNDECIDED
-    few_ptr,  # [num_rows, FEW] fp32
-    logits_stride,
-    num_chunks,
-    VOCAB: tl.constexpr,
-    CHUNKS: tl.constexpr,  # power of two, at least num_chunks
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    ROOM: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Grid: (num_rows,)."""
-    row = tl.program_id(0).to(tl.int64)
-    temperature, top_k, top_p, min_p, by_k, by_p, by_min_p = load_filters(
-        temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB
-    )
-    wait_for_predecessor(PDL)
-    if (by_k | by_p | by_min_p) == 0:
-        return
-    top = tl.load(top_ptr + row)
-    reach = load_reach(plan_ptr + row * PLAN_FIELDS, top, temperature, min_p, by_k | by_p, by_min_p)
-    num_listed = tl.load(num_listed_ptr + row)
-    num_above = tl.load(num_above_ptr + row)
-    mass_above = tl.load(mass_above_ptr + row)
-    total = tl.load(total_ptr + row)
-    bins = row * NUM_BINS + tl.arange(0, NUM_BINS)
-    counts = tl.load(bin_counts_ptr + bins, mask=by_k, other=0)
-    masses = tl.load(bin_masses_ptr + bins, mask=by_p, other=0)
-    tl.debug_barrier()  # every thread has read
-    tl.store(bin_counts_ptr + bins, tl.zeros((NUM_BINS,), tl.int32), mask=by_k)
-    tl.store(bin_masses_ptr + bins, tl.zeros((NUM_BINS,), tl.int64), mask=by_p)
-    tl.store(num_listed_ptr + row, 0)
-    tl.store(num_above_ptr + row, 0)
-    tl.store(mass_above_ptr + row, tl.zeros((), tl.int64))
-    tl.store(total_ptr + row, tl.zeros((), tl.int64))
-    has_choice = top > -LARGEST
-    list_ptr += row * ROOM
-    threshold, is_found = _threshold(
-        logits_ptr + row * logits_stride, list_ptr, few_ptr + row * FEW,
-        (num_listed, num_above, mass_above, total, counts, masses), reach, top, temperature,
-        top_k, top_p, by_k & has_choice, by_p & has_choice, VOCAB, BLOCK, TILE, ROOM,
-    )  # fmt: skip
-    chunks = tl.arange(0, CHUNKS)
-    present = chunks < num_chunks
-    bests = tl.load(best_ptr + row * num_chunks + chunks, mask=present, other=float("-inf"))
-    ids = tl.load(best_ids_ptr + row * num_chunks + chunks, mask=present, other=0x7FFFFFFF)
-    lists = (list_ptr, list_scores_ptr + row * ROOM, list_ids_ptr + row * ROOM)
-    num_listed = tl.minimum(num_listed, ROOM)
-    score, token = _best_listed(lists, num_listed, threshold, temperature, best_of(bests, ids), BLOCK)
-    decided = tl.where(score > float("-inf"), token, NO_CHOICE)
-    tl.store(decided_ptr + row, tl.where(is_found, decided, UNDECIDED))
-    tl.store(threshold_ptr + row, threshold)
+                floor = _order_below(list_ptr, size, top_k - num_sure, reach, top, temperature, BLOCK)
+                most_total = above + _weight_above(tile, list_ptr, size, floor, top, temperature, by_p, BLOCK)
+                least_total = most_total
+            limit = mass_limit(top_p, least_total)
+            limit_at_most = mass_limit(top_p, most_total)
+            reaches |= above + mass_beyond >= limit_at_most
+            is_clear &= above < limit
+        is_clear &= reaches
+        while is_clear & (key > best):
+            x = load_logits(row_ptr, token_of(key), VOCAB)
+            order = order_of(tl.div_rn(x, temperature))
+            weight = above + _weight_above(tile, list_ptr, size, order, top, temperature, by_p, BLOCK)
+            passes = (order > floor) & (weight < limit)
+            is_clear = passes | (order <= floor) | (weight >= limit_at_most)
+            if passes:
+                best = key
+            elif is_clear:
+                key = _best_above(lists, size, tl.maximum(order, floor), least, temperature, BLOCK)
+    token = tl.where(is_token(best), token_of(best), NO_CHOICE)
+    return tl.where(is_clear & reaches, token, UNDECIDED)

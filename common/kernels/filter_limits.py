@@ -1,6 +1,6 @@
-"""Where exactly the limits of top-k and top-p are reached among some logits: halves the range of their orders.
+"""Where exactly the limits are of a row whose token is undecided: the last kernel of `filtered_draw`.
 
-Among few logits all the time in registers; among many until few are left in question, which it puts together.
+Halves the range of orders in which a limit may be, until so few logits are left in it that registers hold them.
 
 Both filters limit the weight of likelier tokens: top-k their number, top-p their probability, in fixed point. Every sum
 is one of integers, so it depends neither on the order of the logits nor on who adds them up.
@@ -9,7 +9,18 @@ is one of integers, so it depends neither on the order of the logits nor on who 
 import triton
 import triton.language as tl
 
-from common.kernels.filter_values import load_logits, mass_of, order_of, value_of
+from common.kernels.filter_decision import UNDECIDED
+from common.kernels.filter_values import (
+    LARGEST,
+    load_filters,
+    load_logits,
+    mass_limit,
+    mass_of,
+    octaves_per_logit,
+    order_of,
+    value_of,
+)
+from common.kernels.pdl import wait_for_predecessor
 
 TURNS_BY_VALUE = tl.constexpr(10)  # halving distances; orders are as many to 0 as from there on, and always few enough
 
@@ -22,7 +33,7 @@ def _load_tile(source_ptr, begin, size, top, temperature, MASS: tl.constexpr, BL
     """
     places = begin + tl.arange(0, BLOCK)
     x = load_logits(source_ptr, places, size)
-    weights = mass_of(x, top, temperature) if MASS else tl.full((BLOCK,), 1, tl.int64)
+    weights = mass_of(x, top, octaves_per_logit(temperature)) if MASS else tl.full((BLOCK,), 1, tl.int64)
     return order_of(tl.div_rn(x, temperature)), tl.where(places < size, weights, 0), places < size
 
 
@@ -47,7 +58,7 @@ def _weight_above(
 
 
 @triton.jit
-def mass_from(source_ptr, size, threshold, top, temperature, BLOCK: tl.constexpr):
+def _mass_from(source_ptr, size, threshold, top, temperature, BLOCK: tl.constexpr):
     """Mass of the logits whose order is `threshold` at least. int64."""
     total = tl.zeros((BLOCK,), tl.int64)
     for begin in tl.range(0, size, BLOCK):
@@ -57,7 +68,7 @@ def mass_from(source_ptr, size, threshold, top, temperature, BLOCK: tl.constexpr
 
 
 @triton.jit
-def lowest_within(source_ptr, size, limit, top, temperature, MASS: tl.constexpr, BLOCK: tl.constexpr):
+def _lowest_within(source_ptr, size, limit, top, temperature, MASS: tl.constexpr, BLOCK: tl.constexpr):
     """Smallest order above which less than `limit` weighs. `limit` is positive; without logits it is -inf's."""
     orders, weights, present = _load_tile(source_ptr, 0, size, top, temperature, MASS, BLOCK)
     lows = tl.where(present, orders, order_of(tl.full((), float("inf"), tl.float32)))
@@ -126,7 +137,7 @@ def _put_together(source_ptr, size, few_ptr, low, high, temperature, BLOCK: tl.c
 
 
 @triton.jit
-def lowest_of_many(
+def _lowest_of_many(
     source_ptr,
     size,
     few_ptr,  # [BLOCK] fp32, written
@@ -136,7 +147,7 @@ def lowest_of_many(
     MASS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`lowest_within` of a source so large that each look at it takes long."""
+    """`_lowest_within` of a source so large that each look at it takes long."""
     low, high, weight, num_from_low = _survey_ends(source_ptr, size, top, temperature, MASS, BLOCK)
     if weight < limit:  # -inf passes, too
         high = order_of(tl.full((), float("-inf"), tl.float32))
@@ -160,5 +171,49 @@ def lowest_of_many(
         turn += 1
     if low < high:
         number = _put_together(source_ptr, size, few_ptr, low, high, temperature, BLOCK)
-        low = lowest_within(few_ptr, number, limit - above, top, temperature, MASS, BLOCK)
+        low = _lowest_within(few_ptr, number, limit - above, top, temperature, MASS, BLOCK)
     return low
+
+
+@triton.jit
+def limits_kernel(
+    logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
+    temperature_ptr,  # [num_rows] fp32
+    top_k_ptr,  # [num_rows] int32
+    top_p_ptr,  # [num_rows] fp32
+    min_p_ptr,  # [num_rows] fp32
+    top_ptr,  # [num_rows] fp32
+    decided_ptr,  # [num_rows] int32
+    few_ptr,  # [num_rows, ROOM] fp32, written; there is room for BLOCK, or for all
+    threshold_ptr,  # [num_rows] fp32: of undecided rows, the smallest scaled logit that passes all filters
+    logits_stride,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: (num_rows,)."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_k, top_p, min_p, by_k, by_p, by_min_p = load_filters(
+        temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB
+    )
+    wait_for_predecessor(PDL)
+    if (by_k | by_p | by_min_p) == 0:
+        return
+    if tl.load(decided_ptr + row) != UNDECIDED:
+        return
+    top = tl.load(top_ptr + row)
+    row_ptr = logits_ptr + row * logits_stride
+    few_ptr += row * ROOM
+    threshold = tl.full((), float("-inf"), tl.float32)
+    if top > -LARGEST:  # there is a choice
+        cut = order_of(threshold)
+        if by_k:
+            cut = _lowest_of_many(row_ptr, VOCAB, few_ptr, top_k.to(tl.int64), top, temperature, False, BLOCK)
+        if by_p:
+            limit = mass_limit(top_p, _mass_from(row_ptr, VOCAB, cut, top, temperature, BLOCK))
+            cut = tl.maximum(cut, _lowest_of_many(row_ptr, VOCAB, few_ptr, limit, top, temperature, True, BLOCK))
+        threshold = value_of(cut)
+        if by_min_p:
+            threshold = tl.maximum(threshold, tl.div_rn(top, temperature) + tl.log(min_p))
+    tl.store(threshold_ptr + row, threshold)

@@ -20,6 +20,7 @@ from common.kernels.filter_values import (
     largest_of,
     load_filters,
     load_logits,
+    octaves_per_logit,
     weight_of,
 )
 from common.kernels.last_program import is_last
@@ -28,7 +29,7 @@ from common.kernels.pdl import wait_for_predecessor
 PLAN_FIELDS = tl.constexpr(3)
 LOWEST = tl.constexpr(-3.4e38)  # what is -inf may pass, but is never drawn
 ROUNDING = tl.constexpr(1e-5)  # of a logit, generously
-SLACK = tl.constexpr(1e-5)  # of the bounds, for rounding
+SLACK = tl.constexpr(1e-5)  # of sums of weights, for rounding; a plan keeps twice as far from limits
 DEVIATIONS = tl.constexpr(5.0)  # of the error of a sample: what is taken for most unlikely
 GOLDEN = tl.constexpr(0x9E3779B1)  # its multiples, modulo 2^32, are spread evenly
 CHUNKS_AT_ONCE = 32
@@ -47,6 +48,7 @@ def survey_kernel(
     counts_ptr,  # [num_rows, NUM_CHUNKS, NUM_BUCKETS] int32
     arrivals_ptr,  # [num_rows] int32, 0 before and after
     top_ptr,  # [num_rows] fp32: the largest of all, if finite
+    total_ptr,  # [num_rows] fp32: weight of all tokens relative to it, but for SLACK
     plan_ptr,  # [num_rows, PLAN_FIELDS] fp32, see _plan
     logits_stride,
     VOCAB: tl.constexpr,
@@ -72,12 +74,13 @@ def survey_kernel(
     numbers_ptr += row * NUM_CHUNKS
     counts_ptr += row * NUM_CHUNKS * NUM_BUCKETS
     per_logit = buckets_per_logit(temperature)
+    octaves = octaves_per_logit(temperature)
     row_ptr = logits_ptr + row * logits_stride
     x = load_logits(row_ptr, chunk * CHUNK + tl.arange(0, CHUNK), VOCAB)
     largest = largest_of(x)
     tl.store(largest_ptr + chunk, largest)
     if by_k | by_p:  # min-p needs the top only
-        tl.store(weights_ptr + chunk, tl.sum(weight_of(x, largest, temperature), axis=0))
+        tl.store(weights_ptr + chunk, tl.sum(weight_of(x, largest, octaves), axis=0))
         places = tl.arange(0, SAMPLE)
         shift = (places.to(tl.uint32) * GOLDEN >> 16) % (CHUNK // SAMPLE)
         sample = x
@@ -96,7 +99,8 @@ def survey_kernel(
         top = largest_of(all_largest)
         tl.store(top_ptr + row, top)
         if by_k | by_p:
-            total = tl.sum(weights * weight_of(all_largest, top, temperature), axis=0)
+            total = tl.sum(weights * weight_of(all_largest, top, octaves), axis=0)
+            tl.store(total_ptr + row, total)
             number = tl.sum(numbers, axis=0)
             counts = _add_up(counts_ptr, largest_ptr, number, top, per_logit, NUM_CHUNKS, CHUNKS_AT_ONCE)
             _plan(
@@ -153,8 +157,9 @@ def _plan(
     place = tl.minimum(tl.maximum(top * per_logit, -EDGE), EDGE) - bucket_of(top, per_logit).to(tl.float32)
     nearest = tl.maximum(buckets.to(tl.float32) + (place - 0.5), 0.0) / per_logit  # to the top, in logits
     farthest = (buckets.to(tl.float32) + (place + 0.5)) / per_logit
-    weight_near = weight_of(-nearest, 0.0, temperature)
-    weight_far = weight_of(-farthest, 0.0, temperature)
+    octaves = octaves_per_logit(temperature)
+    weight_near = weight_of(-nearest, 0.0, octaves)
+    weight_far = weight_of(-farthest, 0.0, octaves)
     tokens = counts.to(tl.float32) * SHARE
     most = tokens * weight_near
     least = tl.where(is_inner, tokens * weight_far, 0.0)
@@ -175,10 +180,10 @@ def _plan(
         if by_p:
             least_kept = tl.maximum(tl.sum(tl.where(buckets == highest - 1, least_to_there, 0.0), axis=0), 0.0)
     elif by_p:
-        enough = top_p * total * (1.0 + SLACK)
+        enough = top_p * total * (1.0 + 2 * SLACK)
         lowest = tl.min(tl.where(least_to_there >= enough, buckets, NUM_BUCKETS - 1), axis=0)
     if by_p:
-        enough = top_p * least_kept * (1.0 - SLACK)
+        enough = top_p * least_kept * (1.0 - 2 * SLACK)
         highest = tl.minimum(highest, tl.max(tl.where(most_to_there < enough, buckets + 1, 0), axis=0))
     num_between = tl.sum(tl.where((buckets >= highest) & (buckets <= lowest), tokens, 0.0), axis=0)
     reaches_all = lowest == NUM_BUCKETS - 1
@@ -189,7 +194,10 @@ def _plan(
 
 @triton.jit
 def load_reach(plan_ptr, top, temperature, min_p, is_planned, by_min_p):
-    """The lowest logit that may pass, the highest one that may not, if those between are listed; min-p's, scaled."""
+    """The lowest logit that may pass and the highest one that may not, and whether those between are listed.
+
+    Then min-p's limit and the most that is not listed, both of scaled logits.
+    """
     least = tl.full((), float("-inf"), tl.float32)
     lowest = tl.full((), float("-inf"), tl.float32)
     has_choice = top > -LARGEST
@@ -205,4 +213,7 @@ def load_reach(plan_ptr, top, temperature, min_p, is_planned, by_min_p):
         is_listed = tl.load(plan_ptr + 2)
     if (has_choice == 0) | (is_listed == 0.0):  # or there is too much for a list
         lowest = tl.full((), float("inf"), tl.float32)
-    return lowest, highest, is_listed > 0.0, least
+    highest = tl.maximum(highest, lowest)
+    is_whole = lowest == LOWEST
+    unlisted = tl.where(is_whole, float("-inf"), tl.div_rn(tl.where(is_whole, 0.0, lowest), temperature))
+    return lowest, highest, is_listed > 0.0, least, unlisted

@@ -7,6 +7,8 @@ order is that of logits over temperature, which is what ties; bucket and weight 
 import triton
 import triton.language as tl
 
+from common.kernels.operands import MAX_VOCAB
+
 NUM_BUCKETS = tl.constexpr(128)
 BUCKETS_PER_UNIT = tl.constexpr(16 / 3)  # of logit over temperature: all buckets together span 24
 LEAST_PER_LOGIT = tl.constexpr(8 / 3)  # so that at a high temperature not all logits have the same bucket
@@ -17,6 +19,9 @@ ROUNDER_BITS = tl.constexpr(0x4B400000)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LARGEST = tl.constexpr(1e30)
 STEEPEST = tl.constexpr(1e38)  # finite, so that no distance is no distance
+ID_BITS = tl.constexpr(MAX_VOCAB.bit_length() - 1)
+LAST_ID = tl.constexpr(MAX_VOCAB - 1)
+LOWEST_ORDER = tl.constexpr(-0x7F800001)  # that of -inf
 MASS_ONE = tl.constexpr(float(1 << 42))  # the top token; what rounds to 0 weighs less than 1 - p for any fp32 p < 1
 
 
@@ -65,15 +70,21 @@ def value_of(order):
 
 
 @triton.jit
-def weight_of(x, top, temperature):
-    """Probability relative to a token of logit `top`, which is finite and no less, fp32. One of +inf weighs as much."""
-    return tl.exp2(tl.minimum(x - top, 0.0) * tl.minimum(tl.div_rn(LOG2_E, temperature), STEEPEST))
+def octaves_per_logit(temperature):
+    """How often a logit that is larger by 1 doubles the weight."""
+    return tl.minimum(tl.div_rn(LOG2_E, temperature), STEEPEST)
 
 
 @triton.jit
-def mass_of(x, top, temperature):
+def weight_of(x, top, octaves):
+    """Probability relative to a token of logit `top`, which is finite and no less, fp32. One of +inf weighs as much."""
+    return tl.exp2(tl.minimum(x - top, 0.0) * octaves)
+
+
+@triton.jit
+def mass_of(x, top, octaves):
     """Probability relative to the top token in fixed point, of which the top token has 2^42: int64."""
-    return (weight_of(x, top, temperature) * MASS_ONE).to(tl.int64)
+    return (weight_of(x, top, octaves) * MASS_ONE).to(tl.int64)
 
 
 @triton.jit
@@ -93,3 +104,21 @@ def best_of(scores, ids):
     """The largest of `scores`, and the lowest of its ids."""
     best = tl.max(scores, axis=0)
     return best, tl.min(tl.where(scores == best, ids, 0x7FFFFFFF), axis=0)
+
+
+@triton.jit
+def key_of(scores, ids):
+    """int64, not negative: larger for a better score, and of equal ones for a lower id."""
+    return ((order_of(scores).to(tl.int64) - LOWEST_ORDER) << ID_BITS) + (LAST_ID - ids)
+
+
+@triton.jit
+def token_of(key):
+    """The id in a key."""
+    return LAST_ID - (key & LAST_ID).to(tl.int32)
+
+
+@triton.jit
+def is_token(key):
+    """Whether the score in a key is more than -inf; of 0, which stands for no token, it is not."""
+    return (key >> ID_BITS) > 0

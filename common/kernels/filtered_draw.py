@@ -2,15 +2,15 @@
 
     1. `survey_kernel` finds out between which logits the limits are.
     2. `shortlist_kernel` puts the tokens of each chunk together that may pass, so that noise is made for no others. Of
-       those above the logits in question only the best of a chunk counts; those between go to a list of the row.
-    3. `decide_kernel` finds the limits in the list, and takes the best of all that pass.
+       those above the logits in question only the best counts; those between go to a list of the row. The last program
+       of a row takes the best of all that pass.
+    3. `limits_kernel` does nothing but for rows of which more is in question than a list has room for, whose limits are
+       elsewhere after all, or whose token is closer to one than rounding tells: it finds the limits in the row itself,
+       and leaves it to the next kernel to draw by the threshold. That is slower, and the token is the same.
 
-A list has room for what mostly is in question. Where more is, or the limits are elsewhere after all, the last kernel
-finds them in the row itself, and leaves it to the next one to draw by the threshold: slower, and the same.
-
-Every sum is one of integers, so neither threshold nor token depends on how programs share the rows or on the rest of
-the batch. Both are exact up to the rounding of probabilities, and tokens that tie with the last one kept are kept. Rows
-without filters leave each kernel as soon as its predecessor is done.
+Every sum that counts is one of integers, so no token depends on how programs share the rows or on the other rows.
+Limits are exact up to the rounding of probabilities, and tokens that tie with the last one kept are kept. Rows without
+filters leave each kernel as soon as its predecessor is done.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ import torch
 import triton
 from torch import Tensor
 
-from common.kernels.filter_bins import FEW, NUM_BINS
-from common.kernels.filter_decision import decide_kernel
+from common.kernels.filter_decision import NUM_SUMS
+from common.kernels.filter_limits import limits_kernel
 from common.kernels.filter_shortlist import shortlist_kernel
 from common.kernels.filter_survey import CHUNKS_AT_ONCE, PLAN_FIELDS, survey_kernel
 from common.kernels.filter_values import NUM_BUCKETS
@@ -32,7 +32,8 @@ SHARE = 8  # of many rows' tokens one in so many is counted, of few rows' all
 MOST_PROGRAMS = 528  # that draw, all at once on a large GPU; each takes several tiles where there are more
 MOST_TILES = 16  # so that a token's place in its chunk has 16 bits
 ROOM = 1 << 15  # tokens in a row's list
-TILE = 8192  # tokens of a list that the search for a limit has in registers
+LIST_TILE = 1024  # tokens of it that the last program of a row has in registers
+TILE = 8192  # tokens of a row that the search for its limits has in registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +44,18 @@ class FilterWorkspace:
     weights: Tensor  # [max_programs] fp32
     numbers: Tensor  # [max_programs] int32
     counts: Tensor  # [max_programs, NUM_BUCKETS] int32
-    best: Tensor  # [max_programs] fp32
-    best_ids: Tensor  # [max_programs] int32
     top: Tensor  # [max_rows] fp32
+    total: Tensor  # [max_rows] fp32
     plan: Tensor  # [max_rows, PLAN_FIELDS] fp32
     shortlist: Tensor  # [max_rows, vocab] int16
     listed: Tensor  # [max_rows, room] fp32
     scores: Tensor  # [max_rows, room] fp32
     ids: Tensor  # [max_rows, room] int32
-    few: Tensor  # [max_rows, FEW] fp32
-    num_listed: Tensor  # [max_rows] int32, 0 whenever no launch is under way, as the next six
-    bin_counts: Tensor  # [max_rows, NUM_BINS] int32
-    bin_masses: Tensor  # [max_rows, NUM_BINS] int64
-    num_above: Tensor  # [max_rows] int32
-    total: Tensor  # [max_rows] int64
-    mass_above: Tensor  # [max_rows] int64
+    sums: Tensor  # [max_rows, NUM_SUMS] int64, 0 whenever no launch is under way, as the next two
     survey_arrivals: Tensor  # [max_rows] int32
-    threshold: Tensor  # [max_rows] fp32, the result
+    arrivals: Tensor  # [max_rows] int32
     decided: Tensor  # [max_rows] int32, the result, of rows with filters
+    threshold: Tensor  # [max_rows] fp32, the result, of those that are undecided
 
 
 def make_workspace(max_rows: int, vocab: int, device: torch.device) -> FilterWorkspace:
@@ -81,24 +76,18 @@ def make_workspace(max_rows: int, vocab: int, device: torch.device) -> FilterWor
         weights=empty(max_programs),
         numbers=empty(max_programs, dtype=torch.int32),
         counts=empty(max_programs, NUM_BUCKETS.value, dtype=torch.int32),
-        best=empty(max_programs),
-        best_ids=empty(max_programs, dtype=torch.int32),
         top=empty(max_rows),
+        total=empty(max_rows),
         plan=empty(max_rows, PLAN_FIELDS.value),
         shortlist=empty(max_rows, vocab, dtype=torch.int16),
         listed=empty(max_rows, room),
         scores=empty(max_rows, room),
         ids=empty(max_rows, room, dtype=torch.int32),
-        few=empty(max_rows, FEW.value),
-        num_listed=zeros(torch.int32),
-        bin_counts=zeros(torch.int32, NUM_BINS.value),
-        bin_masses=zeros(torch.int64, NUM_BINS.value),
-        num_above=zeros(torch.int32),
-        total=zeros(torch.int64),
-        mass_above=zeros(torch.int64),
+        sums=zeros(torch.int64, NUM_SUMS.value),
         survey_arrivals=zeros(torch.int32),
-        threshold=empty(max_rows),
+        arrivals=zeros(torch.int32),
         decided=empty(max_rows, dtype=torch.int32),
+        threshold=empty(max_rows),
     )
 
 
@@ -112,8 +101,8 @@ def filtered_draw(
 ) -> None:
     """Draws the tokens of rows that are filtered, which greedy ones are not.
 
-    Leaves of each `reference.filter_threshold` in `workspace.threshold` and the token in `workspace.decided`; UNDECIDED
-    if it is yet to be drawn, by the threshold.
+    Leaves the token of each in `workspace.decided`; UNDECIDED if it is yet to be drawn, by
+    `reference.filter_threshold` in `workspace.threshold`.
 
     The operands are checked by `sampling.sample`; `num_rows` is not 0.
     """
@@ -132,26 +121,11 @@ def filtered_draw(
         "top_p_ptr": params.top_p,
         "min_p_ptr": params.min_p,
         "top_ptr": workspace.top,
-        "plan_ptr": workspace.plan,
         "logits_stride": logits.stride(0),
         "VOCAB": vocab,
         "ROOM": workspace.listed.shape[1],
         "PDL": pdl,
         "launch_pdl": pdl,
-    }
-    drawn = {
-        "num_chunks": drawn_chunks,
-        "list_ptr": workspace.listed,
-        "list_scores_ptr": workspace.scores,
-        "list_ids_ptr": workspace.ids,
-        "num_listed_ptr": workspace.num_listed,
-        "bin_counts_ptr": workspace.bin_counts,
-        "bin_masses_ptr": workspace.bin_masses,
-        "num_above_ptr": workspace.num_above,
-        "total_ptr": workspace.total,
-        "mass_above_ptr": workspace.mass_above,
-        "best_ptr": workspace.best,
-        "best_ids_ptr": workspace.best_ids,
     }
     survey_kernel[(num_rows, num_chunks)](
         largest_ptr=workspace.largest,
@@ -159,6 +133,8 @@ def filtered_draw(
         numbers_ptr=workspace.numbers,
         counts_ptr=workspace.counts,
         arrivals_ptr=workspace.survey_arrivals,
+        total_ptr=workspace.total,
+        plan_ptr=workspace.plan,
         CHUNK=chunk,
         NUM_CHUNKS=num_chunks,
         CHUNKS=triton.next_power_of_2(num_chunks),
@@ -170,24 +146,30 @@ def filtered_draw(
     shortlist_kernel[(num_rows, drawn_chunks)](
         seed_ptr=params.seed,
         next_positions_ptr=next_positions,
+        total_ptr=workspace.total,
+        plan_ptr=workspace.plan,
         shortlist_ptr=workspace.shortlist,
+        list_ptr=workspace.listed,
+        list_scores_ptr=workspace.scores,
+        list_ids_ptr=workspace.ids,
+        sums_ptr=workspace.sums,
+        arrivals_ptr=workspace.arrivals,
+        decided_ptr=workspace.decided,
         tiles_a_chunk=tiles_a_chunk,
+        num_chunks=drawn_chunks,
         TILE=tile,
         THREADS=256,
         BLOCK=256,
+        DECISION_BLOCK=LIST_TILE,
         num_warps=8,
         maxnreg=64,  # so that four programs fit on a multiprocessor
         **row,
-        **drawn,
     )
-    decide_kernel[(num_rows,)](
-        threshold_ptr=workspace.threshold,
+    limits_kernel[(num_rows,)](
         decided_ptr=workspace.decided,
-        few_ptr=workspace.few,
-        CHUNKS=triton.next_power_of_2(num_tiles),
-        BLOCK=4096,
-        TILE=TILE,
+        few_ptr=workspace.listed,
+        threshold_ptr=workspace.threshold,
+        BLOCK=TILE,
         num_warps=16,
         **row,
-        **drawn,
     )

@@ -1,6 +1,6 @@
 """The next token of every row, without a sort and without the host (Gumbel-max trick).
 
-Four kernels: three draw from rows with filters (`filtered_draw`); the fourth finds in all others the best token of each
+Four kernels: three are for rows with filters (`filtered_draw`); the fourth finds in all others the best token of each
 chunk of the vocabulary and, in the last program of a row, the best of the chunks. In a decode step that program also
 makes the row ready for the next step, and stores the token where the host finds it: a copy between two steps would keep
 the device waiting.
@@ -98,7 +98,7 @@ def _choose_kernel(
     positions_ptr,  # [num_rows] int32, if ADVANCE: of the last token
     ring_ptr,  # [num_rows, RING_SLOTS] int32, if ADVANCE: memory of the host
     turns_ptr,  # [num_rows] int32, if ADVANCE: slot of the row's next token, below RING_SLOTS
-    threshold_ptr,  # [num_rows] fp32, of rows with filters
+    threshold_ptr,  # [num_rows] fp32, of undecided rows with filters
     decided_ptr,  # [num_rows] int32, of rows with filters: the token, NO_CHOICE, or UNDECIDED
     best_ptr,  # [num_rows, num_chunks] fp32
     best_ids_ptr,  # [num_rows, num_chunks] int32
@@ -142,13 +142,13 @@ def _choose_kernel(
     wait_for_predecessor(PDL)
     decided = tl.full((), UNDECIDED, tl.int32)
     if is_filtered:
-        threshold = tl.load(threshold_ptr + row)
         decided = tl.load(decided_ptr + row)
     if decided != UNDECIDED:
         if chunk == 0:
             _finish(row, decided, next_position, turn, columns, max_len, ADVANCE, RING_SLOTS)
         return
     if is_filtered:
+        threshold = tl.load(threshold_ptr + row)
         best, token = _best_of_chunk(row_ptr, begin, end, temperature, threshold, seed, next_position, VOCAB, TILE)
     best_ptr += row * num_chunks
     best_ids_ptr += row * num_chunks

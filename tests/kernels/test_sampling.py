@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -156,68 +157,14 @@ def make_logits(shape: str, num_rows: int, vocab: int) -> Tensor:
             ).flatten()
             logits = -near[torch.randint(len(near), (num_rows, vocab))]
             return logits.index_fill(1, torch.tensor([0]), 0.0)
+        case "flat":
+            return spread / 1000
         case _:
             return spread
 
 
 SHAPES = ["spread", "ties", "all equal", "ascending", "negative", "mixed infinities", "masked", "one token"]
 SHAPES += ["bucket edges"]
-
-
-def threshold_of(logits: Tensor, params: SamplingTensors, device: torch.device) -> Tensor:
-    num_rows, vocab = logits.shape
-    workspace = filtered_draw.make_workspace(num_rows, vocab, device)
-    on_device, positions = on(device, params), positions_of(num_rows).to(device)
-    filtered_draw.filtered_draw(logits.to(device), on_device, positions, workspace)
-    return workspace.threshold.cpu()
-
-
-@pytest.mark.parametrize("vocab", [1, 513, 5003])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_keeps_what_the_reference_keeps(shape: str, vocab: int, device: torch.device) -> None:
-    logits, params = make_logits(shape, len(FILTERED), vocab), make_params(FILTERED)
-    check_kept(logits, params, threshold_of(logits, params, device))
-
-
-def check_kept(logits: Tensor, params: SamplingTensors, threshold: Tensor) -> None:
-    vocab = logits.shape[1]
-    scaled = logits / params.temperature.where(params.temperature > 0, 1.0).unsqueeze(1)
-    ours = threshold.unsqueeze(1)
-    theirs = reference.filter_threshold(scaled.double(), params).unsqueeze(1)
-    filtered = (params.temperature > 0) & (
-        (params.top_k > 0) & (params.top_k < vocab) | (params.top_p < 1) | (params.min_p > 0)
-    )
-    differs = ((scaled >= ours) != (scaled >= theirs)) & filtered.unsqueeze(1) & (scaled > float("-inf"))
-    # The two round differently, so at the limit of top-p a tail that weighs next to nothing may differ.
-    differing = scaled.double().softmax(dim=-1).masked_fill(~differs, 0.0).sum(dim=-1)
-    limit = torch.where(params.top_p < 1, 1e-5, 0.0)
-    assert (differing <= limit).all()
-    assert (differs.any(dim=-1) <= (params.top_p < 1)).all()
-
-
-def test_threshold_of_top_k_is_the_kth_logit(device: torch.device) -> None:
-    logits = make_logits("spread", 12, 3001)
-    params = make_params([(1.0, 1 + 250 * i, 1.0, 0.0, 0) for i in range(12)])
-    ranked = logits.sort(dim=-1, descending=True).values
-    expected = ranked.gather(1, (params.top_k - 1).long().unsqueeze(1)).squeeze(1)
-    assert torch.equal(threshold_of(logits, params, device), expected)
-
-
-def test_more_tokens_in_question_than_a_tile_or_a_list_holds(device: torch.device) -> None:
-    """Listed in two tiles, and too many to list: the limits are found among all tokens of the row."""
-    vocab = filtered_draw.ROOM + 900
-    near = 1.0 + torch.rand(vocab) * 2.0**-8  # all in one bucket
-    wide, narrow = near.clone(), near.clone()
-    narrow[filtered_draw.TILE + 500 :] = -50.0
-    wide[7] = narrow[7] = 9.0
-    rows = [(1.0, 2000, 1.0, 0.0, 0), (1.0, 0, 0.9, 0.0, 0), (1.0, 1500, 0.6, 0.0, 0)]
-    for logits in (wide, narrow):
-        params = make_params(rows)
-        ours = threshold_of(logits.expand(3, vocab), params, device)
-        theirs = reference.filter_threshold(logits.expand(3, vocab).double(), params)
-        kept = (logits >= ours.unsqueeze(1)).sum(dim=-1) - (logits.double() >= theirs.unsqueeze(1)).sum(dim=-1)
-        assert kept[0] == 0
-        assert kept.abs().max() <= 2  # the two round probabilities differently
 
 
 class Misled:
@@ -234,6 +181,109 @@ class Misled:
         self._change(operands["plan_ptr"])
 
 
+NOTHING_LISTED = Misled(lambda plan: plan[:, 2].zero_())
+
+
+def draw_filtered(logits: Tensor, params: SamplingTensors, device: torch.device) -> filtered_draw.FilterWorkspace:
+    """The kernels that filter, alone; what they leave."""
+    num_rows, vocab = logits.shape
+    workspace = filtered_draw.make_workspace(num_rows, vocab, device)
+    on_device, positions = on(device, params), positions_of(num_rows).to(device)
+    filtered_draw.filtered_draw(logits.to(device), on_device, positions, workspace)
+    return workspace
+
+
+def threshold_of(logits: Tensor, params: SamplingTensors, device: torch.device) -> Tensor:
+    """By the kernel that finds the limits in the row itself."""
+    with patch.object(filtered_draw, "survey_kernel", NOTHING_LISTED):
+        return draw_filtered(logits, params, device).threshold.cpu()
+
+
+@pytest.mark.parametrize("vocab", [1, 513, 5003])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_keeps_what_the_reference_keeps(shape: str, vocab: int, device: torch.device) -> None:
+    logits, params = make_logits(shape, len(FILTERED), vocab), make_params(FILTERED)
+    check_kept(logits, params, threshold_of(logits, params, device))
+
+
+def check_kept(logits: Tensor, params: SamplingTensors, threshold: Tensor) -> None:
+    vocab = logits.shape[1]
+    scaled = logits / params.temperature.where(params.temperature > 0, 1.0).unsqueeze(1)
+    ours = threshold.unsqueeze(1)
+    theirs = reference.filter_threshold(scaled.double(), params).unsqueeze(1)
+    by_k = (params.top_k > 0) & (params.top_k < vocab)
+    filtered = (params.temperature > 0) & (by_k | (params.top_p < 1))  # what has min-p alone is decided without limits
+    differs = ((scaled >= ours) != (scaled >= theirs)) & filtered.unsqueeze(1) & (scaled > float("-inf"))
+    # The two round differently, so at the limit of top-p a tail that weighs next to nothing may differ.
+    differing = scaled.double().softmax(dim=-1).masked_fill(~differs, 0.0).sum(dim=-1)
+    limit = torch.where(params.top_p < 1, 1e-5, 0.0)
+    assert (differing <= limit).all()
+    assert (differs.any(dim=-1) <= (params.top_p < 1)).all()
+
+
+@pytest.mark.parametrize("vocab", [513, 5003])
+@pytest.mark.parametrize("shape", [*SHAPES, "flat"])
+def test_the_list_decides_as_the_limits_do(shape: str, vocab: int, draw: Draw) -> None:
+    """Tokens are the same whether limits are found in the row itself, or it is asked of tokens whether they pass."""
+    logits = make_logits(shape, len(FILTERED), vocab)
+    params = make_params([(*row[:4], seed) for seed, row in enumerate(FILTERED)])
+    tokens = draw(logits, params, positions_of(len(FILTERED)))
+    with patch.object(filtered_draw, "survey_kernel", NOTHING_LISTED):
+        assert torch.equal(tokens, draw(logits, params, positions_of(len(FILTERED))))
+
+
+@pytest.mark.parametrize(
+    "row", [(1.0, 3, 1.0, 0.0), (0.7, 1200, 1.0, 0.0), (1.0, 2000, 0.3, 0.0), (1.0, 0, 0.4, 0.999)]
+)
+def test_tokens_are_asked_in_turn_until_one_passes(row: tuple[float, int, float, float], draw: Draw) -> None:
+    """Of so flat a row most of the best tokens fail, and the list has more tiles than one."""
+    num_rows = 24
+    logits = (torch.randn(2500) / 100).expand(num_rows, 2500)
+    params = make_params([(*row, seed) for seed in range(num_rows)])
+    tokens = draw(logits, params, positions_of(num_rows))
+    assert torch.equal(tokens, reference.sample(logits, params, positions_of(num_rows)))
+
+
+def test_what_is_too_close_to_a_limit_to_tell_is_left_to_the_limits(device: torch.device, draw: Draw) -> None:
+    """The second token passes if the first one has less than two thirds of all, which it has but for rounding."""
+    num_rows = filtered_draw.FEW_ROWS  # of which all tokens are counted
+    logits = torch.tensor([1.0, 0.5, 1e-20]).log().expand(num_rows, 3)
+    params = make_params([(1.0, 0, 2 / 3, 0.0, seed) for seed in range(num_rows)])
+    decided = draw_filtered(logits, params, device).decided.cpu()
+    noise = reference.gumbel(params.seed, positions_of(num_rows), 3)
+    assert torch.equal(decided == UNDECIDED.value, (logits + noise).argmax(dim=-1) == 1)
+    assert 0 < (decided == UNDECIDED.value).sum() < num_rows
+    tokens = draw(logits, params, positions_of(num_rows))
+    assert torch.equal(tokens == 1, decided == UNDECIDED.value) or not tokens.any()
+
+
+def test_threshold_of_top_k_is_the_kth_logit(device: torch.device) -> None:
+    logits = make_logits("spread", 12, 3001)
+    params = make_params([(1.0, 1 + 250 * i, 1.0, 0.0, 0) for i in range(12)])
+    ranked = logits.sort(dim=-1, descending=True).values
+    expected = ranked.gather(1, (params.top_k - 1).long().unsqueeze(1)).squeeze(1)
+    assert torch.equal(threshold_of(logits, params, device), expected)
+
+
+def test_more_tokens_in_question_than_a_tile_or_a_list_holds(device: torch.device, draw: Draw) -> None:
+    """Listed in tiles, and too many to list: the limits are found among all tokens of the row."""
+    vocab = filtered_draw.ROOM + 900
+    near = 1.0 + torch.rand(vocab) * 2.0**-8  # all in one bucket
+    wide, narrow = near.clone(), near.clone()
+    narrow[3 * filtered_draw.LIST_TILE + 500 :] = -50.0
+    wide[7] = narrow[7] = 9.0
+    params = make_params([(1.0, 2000, 1.0, 0.0, 0), (1.0, 0, 0.9, 0.0, 1), (1.0, 1500, 0.6, 0.0, 2)])
+    for logits, is_listed in ((wide, False), (narrow, True)):
+        logits = logits.expand(3, vocab)
+        theirs = reference.filter_threshold(logits.double(), params).unsqueeze(1)
+        ours = threshold_of(logits, params, device).unsqueeze(1)
+        kept = (logits >= ours).sum(dim=-1) - (logits.double() >= theirs).sum(dim=-1)
+        assert kept[0] == 0
+        assert kept.abs().max() <= 2  # the two round probabilities differently
+        assert (draw_filtered(logits, params, device).decided.cpu() != UNDECIDED.value).tolist() == [is_listed] * 3
+        assert torch.equal(draw(logits, params, positions_of(3)), reference.sample(logits, params, positions_of(3)))
+
+
 @pytest.mark.parametrize("shift", [-2.5, 2.5])
 def test_a_limit_that_is_not_where_it_was_looked_for_is_found(
     shift: float, device: torch.device, draw: Draw, monkeypatch: pytest.MonkeyPatch
@@ -241,7 +291,9 @@ def test_a_limit_that_is_not_where_it_was_looked_for_is_found(
     logits, params = make_logits("spread", 2, 3001), make_params([(0.9, 0, 0.7, 0.0, 1), (1.1, 0, 0.9, 0.0, 2)])
     expected = threshold_of(logits, params, device)
     monkeypatch.setattr(filtered_draw, "survey_kernel", Misled(lambda plan: plan[:, :2].add_(shift)))
-    assert torch.equal(threshold_of(logits, params, device), expected)
+    workspace = draw_filtered(logits, params, device)
+    assert (workspace.decided == UNDECIDED.value).all()
+    assert torch.equal(workspace.threshold.cpu(), expected)
     assert torch.equal(draw(logits, params, positions_of(2)), reference.sample(logits, params, positions_of(2)))
 
 
@@ -259,9 +311,7 @@ def test_no_plan_makes_a_token_wrong(column: int, value: float, draw: Draw, monk
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's numpy
 @pytest.mark.parametrize("shape", [*SHAPES, "around 0", "close to 0", "far apart"])
-def test_limits_among_so_many_that_none_are_listed(
-    shape: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_among_so_many_that_none_are_listed(shape: str, device: torch.device) -> None:
     """Halving comes down to a tile of logits, whether values or orders are what is spread, and whatever ties."""
     num_rows, vocab = len(FILTERED), 2 * filtered_draw.TILE + 301
     match shape:
@@ -273,7 +323,6 @@ def test_limits_among_so_many_that_none_are_listed(
             logits = -(2.0 ** (torch.rand(num_rows, vocab) * 200 - 100))
         case _:
             logits = make_logits(shape, num_rows, vocab)
-    monkeypatch.setattr(filtered_draw, "survey_kernel", Misled(lambda plan: plan[:, 2].zero_()))
     params = make_params([*FILTERED[:-2], (1.0, vocab - 5, 1.0, 0.0, 0), (50.0, 2 * vocab // 3, 0.9, 0.0, 0)])
     check_kept(logits, params, threshold_of(logits, params, device))
 
@@ -327,21 +376,19 @@ def test_programs_that_take_several_tiles_choose_the_same(
 @pytest.mark.parametrize("top", [0.0, -1e-3, 40.0, 1e6])
 def test_min_p_alone_is_decided_at_once(min_p: float, top: float, device: torch.device) -> None:
     logits = torch.cat((torch.full((1, 3), top), top - torch.rand(1, 1500) * 20), dim=1)
-    params, workspace = make_params([(0.7, 0, 1.0, min_p, 5)]), filtered_draw.make_workspace(1, 1503, device)
-    positions = positions_of(1)
-    filtered_draw.filtered_draw(logits.to(device), on(device, params), positions.to(device), workspace)
+    params = make_params([(0.7, 0, 1.0, min_p, 5)])
+    decided = draw_filtered(logits, params, device).decided
     if (min_p, top) == (1.0, 0.0):  # nothing is between the limit and what is below it
-        assert workspace.decided.tolist() == [UNDECIDED.value]
+        assert decided.tolist() == [UNDECIDED.value]
     else:
-        assert torch.equal(workspace.decided.cpu(), reference.sample(logits, params, positions))
+        assert torch.equal(decided.cpu(), reference.sample(logits, params, positions_of(1)))
 
 
 def test_at_a_high_temperature_a_list_still_holds_what_is_in_question(device: torch.device) -> None:
     vocab = filtered_draw.ROOM + 5000
     logits, params = torch.randn(1, vocab) * 3, make_params([(50.0, 0, 0.5, 0.0, 5)])
-    workspace, positions = filtered_draw.make_workspace(1, vocab, device), positions_of(1)
-    filtered_draw.filtered_draw(logits.to(device), on(device, params), positions.to(device), workspace)
-    assert torch.equal(workspace.decided.cpu(), reference.sample(logits, params, positions))
+    decided = draw_filtered(logits, params, device).decided
+    assert torch.equal(decided.cpu(), reference.sample(logits, params, positions_of(1)))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # the interpreter's numpy
@@ -358,19 +405,6 @@ def test_a_workspace_is_no_larger_than_what_is_kept_free_for_it(vocab: int) -> N
         workspace = filtered_draw.make_workspace(num_rows, vocab, torch.device("meta"))
         tensors = [getattr(workspace, field.name) for field in fields(workspace)]
         assert sum(tensor.nbytes for tensor in tensors) <= 16 * num_rows * vocab
-
-
-def test_threshold_is_the_same_alone_and_among_many(device: torch.device) -> None:
-    """The programs of a row alone have smaller chunks than among many."""
-    num_rows = filtered_draw.FEW_ROWS + 1
-    logits = make_logits("spread", 1, 5003)
-    for row in [(0.9, 0, 0.9, 0.0, 0), (1.1, 200, 0.8, 0.0, 0)]:
-        alone = threshold_of(logits, make_params([row]), device)
-        few = threshold_of(logits.expand(3, 5003), make_params([row] * 3), device)
-        greedy: list[tuple[float, int, float, float, int]] = [(0.0, 0, 1.0, 0.0, 0)] * (num_rows - 1)
-        many = threshold_of(logits.expand(num_rows, 5003), make_params([*greedy, row]), device)
-        assert (few == alone).all()
-        assert many[-1] == alone
 
 
 def test_draws_follow_the_softmax(draw: Draw) -> None:
@@ -429,15 +463,17 @@ def test_each_row_leaves_its_tokens_in_the_slots_in_turn(device: torch.device) -
         assert torch.equal(ring.tokens_cpu, expected.tokens_cpu)
 
 
-def test_the_same_row_in_another_batch_draws_the_same(draw: Draw) -> None:
+@pytest.mark.parametrize("row", [(1.0, 0, 0.9, 0.0), (1.1, 200, 0.8, 0.0), (0.8, 300, 1.0, 0.01)])
+def test_the_same_row_in_another_batch_draws_the_same(row: tuple[float, int, float, float], draw: Draw) -> None:
+    """The programs of a row alone have smaller chunks than among many, and count all tokens."""
     num_rows = filtered_draw.FEW_ROWS + 1
-    logits = torch.randn(num_rows, 2100)
-    params = make_params([(1.0, 0, 0.9, 0.0, 77)] * num_rows)
+    logits = make_logits("spread", num_rows, 5003) / 3
+    params = make_params([(*row, seed) for seed in range(num_rows)])
     positions = torch.full((num_rows,), 9, dtype=torch.int32)
     together = draw(logits, params, positions)
-    for i in range(num_rows):
-        row = SamplingTensors(*(column[i : i + 1] for column in params.columns()))
-        assert draw(logits[i : i + 1], row, positions[:1])[0] == together[i]
+    for i in range(0, num_rows, 3):
+        alone = SamplingTensors(*(column[i : i + 1] for column in params.columns()))
+        assert draw(logits[i : i + 1], alone, positions[:1])[0] == together[i]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's numpy; that is the point here
@@ -578,7 +614,7 @@ class Stepping:
         assert not any(counter.any() for counter in counters)
 
 
-COUNTERS = ("num_listed", "num_above", "total", "mass_above", "survey_arrivals", "bin_counts", "bin_masses")
+COUNTERS = ("sums", "survey_arrivals", "arrivals")
 
 
 def test_nothing_of_one_step_is_read_by_the_next(device: torch.device) -> None:
