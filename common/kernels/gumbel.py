@@ -16,9 +16,24 @@ def exponential(bits):
 
 
 @triton.jit
-def gumbel(seed, position, tokens):
-    """Standard Gumbel noise of `tokens`, keyed on (seed, position): bits of Philox 4x32-10 as in the reference."""
+def _words(seed, position, fours):
+    """Four words of noise for each of `fours` groups of four tokens: Philox 4x32-10 as in the reference."""
     key_low, key_high, _, _ = tl.philox(seed, position.to(tl.uint32), 0, 0, 0)
     key = (key_high.to(tl.uint64) << 32) | key_low.to(tl.uint64)
-    bits, _, _, _ = tl.philox(key, tokens.to(tl.uint32), 0, 0, 0)
+    return tl.philox(key, fours.to(tl.uint32), 0, 0, 0)
+
+
+@triton.jit
+def gumbel(seed, position, tokens):
+    """Standard Gumbel noise of any `tokens`, keyed on (seed, position)."""
+    a, b, c, d = _words(seed, position, tokens >> 2)
+    bits = tl.where((tokens & 2) == 0, tl.where((tokens & 1) == 0, a, b), tl.where((tokens & 1) == 0, c, d))
+    return -tl.log(exponential(bits))
+
+
+@triton.jit
+def gumbel_from(seed, position, first, NUM: tl.constexpr):
+    """The same of NUM tokens from `first` on, a multiple of 4: no word of a group is made twice."""
+    a, b, c, d = _words(seed, position, first // 4 + tl.arange(0, NUM // 4))
+    bits = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (NUM,))
     return -tl.log(exponential(bits))

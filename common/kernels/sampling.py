@@ -18,7 +18,7 @@ from common.kernels.checks import check_column
 from common.kernels.filter_decision import UNDECIDED
 from common.kernels.filter_values import best_of, load_filters, load_logits
 from common.kernels.filtered_draw import FilterWorkspace
-from common.kernels.gumbel import gumbel
+from common.kernels.gumbel import gumbel_from
 from common.kernels.last_program import is_last
 from common.kernels.operands import NO_CHOICE, SamplingTensors, TokenRing
 from common.kernels.pdl import wait_for_predecessor
@@ -77,7 +77,7 @@ def _best_of_chunk(
         scores = upcoming
         upcoming = load_logits(row_ptr, tokens + TILE, tl.where(first + TILE < end, VOCAB, 0))
         if temperature > 0.0:
-            noise = gumbel(seed, next_position, tokens)
+            noise = gumbel_from(seed, next_position, first, TILE)
             scaled = tl.div_rn(scores, temperature)
             scores = tl.where(scaled >= threshold, scaled + noise, float("-inf"))
         is_better = scores > best

@@ -283,11 +283,12 @@ def filter_threshold(scaled: Tensor, params: SamplingTensors) -> Tensor:
 
 
 def gumbel(seed: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """Standard Gumbel noise `[num_rows, vocab]` fp32, keyed on (seed, position), counted by token id."""
+    """Standard Gumbel noise `[num_rows, vocab]` fp32, keyed on (seed, position): a word of Philox for each token id."""
     zero = torch.zeros_like(seed)
     low, high, _, _ = philox(positions.long(), zero, seed & _U32, (seed >> 32) & _U32)
-    tokens = torch.arange(vocab, device=seed.device).expand(seed.shape[0], vocab)
-    bits, _, _, _ = philox(tokens, torch.zeros_like(tokens), low.unsqueeze(1), high.unsqueeze(1))
+    fours = torch.arange(-(-vocab // 4), device=seed.device).expand(seed.shape[0], -1)
+    words = philox(fours, torch.zeros_like(fours), low.unsqueeze(1), high.unsqueeze(1))
+    bits = torch.stack(words, dim=-1).flatten(1)[:, :vocab]
     return -exponential(bits).log()
 
 

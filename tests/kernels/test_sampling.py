@@ -18,7 +18,7 @@ from common.kernels import filtered_draw, sampling
 from common.kernels.filter_decision import UNDECIDED
 from common.kernels.filter_survey import survey_kernel
 from common.kernels.gpu import gpu_of
-from common.kernels.gumbel import exponential, gumbel
+from common.kernels.gumbel import exponential, gumbel, gumbel_from
 from common.kernels.operands import NO_CHOICE, SamplingTensors
 from common.ops import reference
 from common.ops.base import ForwardBatch
@@ -524,9 +524,10 @@ def test_nan_is_never_chosen_over_a_number(draw: Draw) -> None:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _bits_kernel(seed_ptr, position_ptr, out_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Grid: (1,). The noise of the first BLOCK tokens."""
-    noise = gumbel(tl.load(seed_ptr), tl.load(position_ptr), tl.arange(0, BLOCK))
-    tl.store(out_ptr + tl.arange(0, BLOCK), noise)
+    """Grid: (1,). The noise of the first BLOCK tokens, and of BLOCK from the eighth on, one by one and together."""
+    tokens, seed, position = tl.arange(0, BLOCK), tl.load(seed_ptr), tl.load(position_ptr)
+    tl.store(out_ptr + tokens, gumbel(seed, position, tokens))
+    tl.store(out_ptr + BLOCK + tokens, gumbel_from(seed, position, 8, BLOCK))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -548,9 +549,10 @@ def test_both_ends_are_as_fine_as_the_references(device: torch.device) -> None:
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (1, 131071), (-1, 5), (2**62 + 12345, 2**31 - 1)])
 def test_noise_is_the_references(seed: int, position: int, device: torch.device) -> None:
     seeds, positions = torch.tensor([seed]), torch.tensor([position], dtype=torch.int32)
-    out = torch.empty(4096, device=device)
+    out = torch.empty(2, 4096, device=device)
     _bits_kernel[(1,)](seed_ptr=seeds.to(device), position_ptr=positions.to(device), out_ptr=out, BLOCK=4096)
-    torch.testing.assert_close(out.cpu(), reference.gumbel(seeds, positions, 4096)[0], rtol=1e-5, atol=1e-5)
+    noise = reference.gumbel(seeds, positions, 4104)[0]
+    torch.testing.assert_close(out.cpu(), torch.stack((noise[:4096], noise[8:])), rtol=1e-5, atol=1e-5)
 
 
 KINDS = [(0.0, 0, 1.0, 0.0), (0.8, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.2, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.05)]
