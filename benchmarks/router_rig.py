@@ -23,6 +23,7 @@ import tokenizers
 import uvloop
 
 from benchmarks.load_client import HEADERS, open_session
+from benchmarks.process_memory import family, resident_bytes
 from benchmarks.router_bodies import LOADS
 from common.config import ModelSection, NetSection
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -34,7 +35,6 @@ REQUEST_DEADLINE_S = 120.0
 RETRY_AFTER_S = 1.0
 CLIENT_NICENESS = 10
 """Loading clients stand for other machines: the processor is the router's first."""
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,8 @@ class Rig:
     pid: int
 
     def memory_bytes(self) -> int:
-        """Resident now, the router's child processes included."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return sum(map(_resident_bytes, [str(self.pid), *children]))
+        """RSS now, summed over the router and all processes that it started."""
+        return sum(map(resident_bytes, family(self.pid)))
 
     def cpu_s(self) -> float:
         """Processor time of the router itself since it started."""
@@ -171,13 +170,6 @@ async def _until_ready(url: str) -> None:
             except OSError:
                 pass
             await asyncio.sleep(0.05)
-
-
-def _resident_bytes(pid: str) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
-    except (OSError, IndexError):
-        return 0  # it has ended
 
 
 def _free_port() -> int:

@@ -81,8 +81,8 @@ def _note(port: int, service: Service) -> None:
 
 async def _warm_up(service: Service) -> None:
     """Get ready what the first requests of some kinds would wait for."""
+    await service.grammars.warm_up()  # one after the other: each takes most while it starts
     await service.reader.warm_up()
-    await service.grammars.warm_up()
     settle_memory()
 
 

@@ -9,6 +9,7 @@ import logging
 from asyncio.subprocess import Process
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 
 import msgpack
@@ -60,8 +61,9 @@ class GrammarChecks:
         return grammar
 
     async def warm_up(self) -> None:
-        """Start the process that the first grammar would wait for; it gets ready by itself."""
-        await self._running()
+        """Start the process that the first grammar would wait for, and wait until it is ready, or no longer."""
+        with suppress(RequestError):
+            await self.grammar(GrammarSource("regex", "a"))
 
     async def close(self) -> None:
         if self._listener is not None:

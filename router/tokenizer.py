@@ -17,6 +17,7 @@ from common.config import MAX_TOKENS, ModelSection
 from common.errors import ConfigError
 from common.grammar.end_tokens import end_token_ids
 from common.json_file import read_json
+from common.serving.settle import trim_memory
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.chat_template import load_chat_template
 from router.control_tokens import ControlTokens
@@ -48,7 +49,9 @@ def load_tokenizer(section: ModelSection, text_cache_bytes: int) -> "Tokenizer":
     bodies would lie there, and what they take would not go back to the system when they do.
     """
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(Tokenizer, section, text_cache_bytes).result()
+        tokenizer = thread.submit(Tokenizer, section, text_cache_bytes).result()
+    trim_memory()  # half of what loading it took
+    return tokenizer
 
 
 class Tokenizer:
