@@ -1,0 +1,48 @@
+"""What the files of deploy/monitoring ask Prometheus, by expression."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+MONITORING = Path(__file__).parents[1] / "deploy" / "monitoring"
+ALERTS = MONITORING / "alerts.yaml"
+DASHBOARD = MONITORING / "grafana" / "dashboards" / "baton.json"
+NAME = re.compile(r"\b(?:baton|vllm)[_:]\w+")
+
+
+def alerts() -> list[dict[str, Any]]:
+    """The rules."""
+    (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def dashboard() -> dict[str, Any]:
+    """The page."""
+    page: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return page
+
+
+def asked_by_dashboard() -> Iterator[tuple[str, str]]:
+    """(where, expression), with values for Grafana's variables."""
+    page = dashboard()
+    for panel in page["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], _plain(target["expr"])
+    for note in page["annotations"]["list"]:
+        yield note["name"], _plain(note["expr"])
+
+
+def legends() -> Iterator[tuple[str, str, set[str]]]:
+    """(panel, expression, labels that its legend shows)."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], _plain(target["expr"]), set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+
+
+def _plain(expression: str) -> str:
+    return expression.replace("$__rate_interval", "1m").replace("$router", ".+").replace("$worker", ".+")
