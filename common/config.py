@@ -252,6 +252,12 @@ class DecodeSection:
         "for each",
         within=(0, MAX_STEP_TOKENS),
     )
+    short_prompt_tokens: int = option(
+        0,
+        "a prompt of which no more tokens are to be computed may be computed here when prefill workers are busy for "
+        "longer than that takes; at most local_chunk_tokens; 0: none",
+        within=(0, MAX_STEP_TOKENS),
+    )
 
     def __post_init__(self) -> None:
         _require(

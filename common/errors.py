@@ -110,3 +110,5 @@ class ErrorCode(IntEnum):
     """The model's logits were all NaN or -inf: there was no token to choose, and would be none elsewhere."""
     GRAMMAR = 7
     """The request's grammar cannot be followed any further; no replay can help."""
+    NOT_HERE = 8
+    """A decode worker lacks more of a prompt than it computes beside prefill workers; one of those computes it."""

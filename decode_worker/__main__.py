@@ -11,7 +11,7 @@ from common.device.engine import Engine, build_engine, resolve_device
 from common.device.prompt_runner import PromptRunner
 from common.device.step_sizes import sized
 from common.device.step_trace import make_trace
-from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, time_prompt, warm_up_prompts
 from common.grammar.followers import make_followers
 from common.serving.worker_main import Incarnation, make_ready, worker_main
 from common.wire.endpoints import resolved
@@ -36,7 +36,8 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     max_rows = section.max_num_seqs if config.worker.batching else 1
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     hub = Hub(context, config.net, resolved(config.net.handoff_endpoint, f"handoff-{incarnation.epoch:x}"))
-    has_prompts = config.kv.transport == "none"  # otherwise prompts are computed here in emergencies only
+    short_tokens = min(section.short_prompt_tokens, section.local_chunk_tokens)
+    has_prompts = config.kv.transport == "none" or short_tokens > 0  # otherwise they are computed in emergencies only
 
     def compile_meanwhile(engine: Engine) -> None:
         if engine.device.type == "cuda":
@@ -54,6 +55,9 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     prompt_runner = PromptRunner(engine, section.local_chunk_tokens, max_seqs=1)
     if engine.device.type == "cuda" and has_prompts:
         warm_up_prompts(prompt_runner)
+    has_graphs = config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton"
+    if engine.device.type == "cuda" and short_tokens and has_graphs:
+        prompt_runner.capture(short_tokens)
     batch = DecodeBatch(max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
     runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
     runner.prepare()
@@ -62,8 +66,9 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         make_ready(config, engine, incarnation, Role.DECODE),
         max_num_seqs=max_rows,
         handoff_endpoint=hub.endpoint,
+        short_prompt_tokens=short_tokens,
     )
-    return DecodeWorker(
+    worker = DecodeWorker(
         config,
         engine,
         runner=runner,
@@ -73,6 +78,9 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         drain=incarnation.drain,
         followers=make_followers(Path(config.model.path), engine.vocab_size),
     )
+    if short_tokens:
+        worker.local_prompts.note_chunk(short_tokens, time_prompt(prompt_runner, short_tokens))
+    return worker
 
 
 if __name__ == "__main__":

@@ -1,24 +1,31 @@
-"""Prompts computed by the decode worker itself, when no prefill worker can.
+"""Prompts computed by the decode worker itself: when no prefill worker can, and short ones when those are busy.
 
 In small chunks between decode steps: the streams that run here slow down, and go on. A chunk is of one prompt, and
 which that is, `common.serving.prompt_order` decides. It is launched and not waited for, so the tokens of steps before
-it are sent meanwhile. What is there of a prompt is not computed, as in a prefill worker.
+it are sent meanwhile. What is there of a prompt is not computed, as in a prefill worker. One that is here for being
+short is given back if more of it is to be computed than was thought.
 """
 
+import time
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
+from common.config import Config
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PendingPrompts, PromptRunner
+from common.errors import ErrorCode
 from common.kv.tables import Tables
 from common.memory.magazine import Magazine
-from common.memory_sections import KVSection
 from common.serving.prompt_order import PromptOrder
 from common.serving.prompt_prefixes import PromptPrefixes, last_digest
-from common.wire.messages import Message, PromptCached
+from common.wire.messages import Message, PromptCached, RequestFailed
 from common.wire.output_token import OutputToken
+from common.wire.router_link import Load
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
+
+WEIGHT = 0.2
+"""Of the last short prompt in what one takes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +45,7 @@ class LocalPrompt:
     num_hoped: int = 0  # blocks that it finds then, perhaps
     has_given: bool = False  # it has given blocks back for those
     asks_again: bool = False  # more of it was sealed since it asked
+    most_tokens: int = 0  # if more are to be computed it is given back; 0: none are too many
 
     @property
     def key(self) -> Key:
@@ -93,11 +101,13 @@ class LocalPrompts:
         runner: PromptRunner,
         scheduler: DecodeScheduler,
         magazine: Magazine,
-        section: KVSection,
+        config: Config,
         worker: tuple[str, int],
     ) -> None:
         self.runner, self.scheduler, self.worker = runner, scheduler, worker
-        self.prefixes = PromptPrefixes(magazine, self._tell_cached, section)
+        self.prefixes = PromptPrefixes(magazine, self._tell_cached, config.kv)
+        self.short_tokens, self.short_s = config.decode.short_prompt_tokens, 0.0  # and what such a prompt takes
+        self._launched_s, self._num_launched = 0.0, 0  # of the chunk in flight
         self.order = PromptOrder(max_tokens=scheduler.step_tokens, max_seqs=1, max_mixed_tokens=scheduler.step_tokens)
         self.prompts: list[LocalPrompt] = []
         self.next: tuple[LocalPrompt, int] | None = None  # with the number of tokens of its chunk
@@ -116,9 +126,9 @@ class LocalPrompts:
         """Those that have not begun."""
         return [prompt.sequence for prompt in self._waiting]
 
-    def accept(self, sequence: DecodeSequence, priority: int, turn: int, salt: bytes) -> None:
+    def accept(self, sequence: DecodeSequence, priority: int, turn: int, salt: bytes, most_tokens: int = 0) -> None:
         """Queue one, and look for what is there of it."""
-        prompt = LocalPrompt(sequence, priority, turn)
+        prompt = LocalPrompt(sequence, priority, turn, most_tokens=most_tokens)
         self.prefixes.begin(prompt, salt)
         self.prompts.append(prompt)
 
@@ -135,6 +145,7 @@ class LocalPrompts:
 
     def has_chunk(self) -> bool:
         """Whether a chunk can be launched now: none is in flight, and some prompt can go on or begin."""
+        self._give_back()
         if self.in_flight is None and self.next is None:
             ready = [prompt for prompt in self.prompts if not prompt.sequence.awaits_mask]
             self.next = next(iter(self.order.next_step(ready, self._start, self.prefixes.is_held_up)), None)
@@ -145,6 +156,7 @@ class LocalPrompts:
         assert self.next is not None and self.in_flight is None, "has_chunk is asked first"
         (prompt, num_tokens), self.next = self.next, None
         self.prefixes.rate.launched(num_tokens)
+        self._launched_s, self._num_launched = time.monotonic(), num_tokens
         self.in_flight = prompt, self.runner.launch([prompt.take(num_tokens)])
 
     def finish(self) -> tuple[DecodeSequence, OutputToken] | None:
@@ -153,6 +165,7 @@ class LocalPrompts:
             return None
         (prompt, chunk), self.in_flight = self.in_flight, None
         self.prefixes.rate.ended()
+        self.note_chunk(self._num_launched, time.monotonic() - self._launched_s)
         [token], [scores] = chunk.tokens(), chunk.scores()
         if prompt.sequence.ended:
             self._drop(prompt)
@@ -161,6 +174,16 @@ class LocalPrompts:
             self._messages += scores.messages(*self.worker, *prompt.key)
         self.prefixes.computed(prompt, prompt.num_scheduled_tokens, self._waiting)
         return None if token is None else (self._complete(prompt), token)
+
+    def note_chunk(self, num_tokens: int, seconds: float) -> None:
+        """A chunk took so long, from its launch on."""
+        if num_tokens <= self.short_tokens:
+            self.short_s += (seconds - self.short_s) * (WEIGHT if self.short_s else 1.0)
+
+    def tell(self, load: Load) -> None:
+        """How many wait, and what a short one takes."""
+        load.num_waiting += len(self.prompts)
+        load.short_prompt_s = self.short_s
 
     def make_way(self) -> bool:
         """Keep nothing of what was found for prompts that wait; whether there was any."""
@@ -177,6 +200,14 @@ class LocalPrompts:
 
     def _tell_cached(self, prompt: LocalPrompt) -> None:
         self._messages.append(PromptCached(*self.worker, *prompt.key, prompt.num_scheduled_tokens))
+
+    def _give_back(self) -> None:
+        """Those of which more is to be computed than may be."""
+        known = [prompt for prompt in self._waiting if prompt.most_tokens and not self.prefixes.is_held_up(prompt)]
+        for prompt in [prompt for prompt in known if prompt.num_left > prompt.most_tokens]:
+            reason = f"{prompt.num_left} tokens are to be computed, not {prompt.most_tokens} at most"
+            self._messages.append(RequestFailed(*self.worker, *prompt.key, ErrorCode.NOT_HERE, reason))
+            self._drop(prompt)
 
     def _start(self, prompt: LocalPrompt) -> bool:
         """Give it blocks beside those that were found, and a row to come, if there is room."""

@@ -186,7 +186,8 @@ class Pulls:
         return failures
 
     def tell(self, load: Load) -> None:
-        """What moved, and what did not need to."""
+        """How many wait, what moved, and what did not need to."""
+        load.num_waiting = len(self.waiting)
         load.num_pulled_blocks, load.num_found_blocks = self.prefixes.num_pulled, self.prefixes.num_found
         load.pulls = self.meter
 

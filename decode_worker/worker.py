@@ -87,7 +87,7 @@ class DecodeWorker:
         self.pulls = Pulls(engine, self.scheduler, config, self.sources, aborts)
         self.sealing = Sealing(engine.shared.magazine)
         self.offers = Offers(engine.shared, self.scheduler, aborts, self.sealing, engine.vocab_size)
-        self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, engine.shared.magazine, config.kv, worker)
+        self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, engine.shared.magazine, config, worker)
         self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
         self.in_flight: DecodeStep | None = None
         self.pace, self.columns = Pace(), TokenColumns()
@@ -288,10 +288,10 @@ class DecodeWorker:
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""
         load = self.link.load
-        load.num_waiting = len(self.pulls.waiting) + len(self.local_prompts)
         load.num_running, load.num_handoffs = len(self.scheduler.active), len(self.pulls) + len(self.offers)
         load.num_free_blocks, load.num_dropped_frames = self.engine.allocator.num_unused, self.hub.drops.dropped
         self.pulls.tell(load)
+        self.local_prompts.tell(load)
         if not load.num_running:
             load.last_step_s = time.monotonic()
 

@@ -15,7 +15,7 @@ from common.wire.messages import RequestFailed
 from router.member import Member
 from router.request_state import Completion
 
-UNCOUNTED = frozenset({ErrorCode.PREEMPTED, ErrorCode.DRAINING})
+UNCOUNTED = frozenset({ErrorCode.PREEMPTED, ErrorCode.DRAINING, ErrorCode.NOT_HERE})
 """Failures that are nobody's fault: a replay after one is not held against the request."""
 MAX_RETURNS = 32
 """Such replays in a row, without the request getting on, after which it is given up."""
@@ -51,6 +51,18 @@ def final_error(failed: RequestFailed, worker: Member, num_outputs: int) -> Requ
             return RequestError(f"{worker.id}: {reason}", code="no_token_to_choose", status=500)
         case _:
             return None
+
+
+def note_failure(completion: Completion, worker: Member, code: ErrorCode) -> None:
+    """A worker gave an attempt up, for a reason that need not hold elsewhere."""
+    if code is ErrorCode.NOT_HERE:
+        completion.takes_trip = True
+    else:
+        completion.avoided = worker
+    if code in UNCOUNTED:
+        completion.num_returns += 1
+    else:
+        completion.num_failures += 1
 
 
 def verdict(completion: Completion, limits: RouterSection, reason: str) -> RequestError | None:

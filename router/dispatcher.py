@@ -19,7 +19,7 @@ from common.wire.token_columns import rows_of
 from router.account import tell_end
 from router.assignments import Assignments, Send
 from router.binding import starts
-from router.blame import UNCOUNTED, blame, final_error, verdict
+from router.blame import blame, final_error, note_failure, verdict
 from router.deadlines import overdue, stall, unserved
 from router.health import problems
 from router.member import Member
@@ -166,11 +166,7 @@ class Dispatcher:
         else:
             if failed.code is ErrorCode.DRAINING:
                 self._pool.drain(worker)
-            completion.avoided = worker
-            if failed.code in UNCOUNTED:
-                completion.num_returns += 1
-            else:
-                completion.num_failures += 1
+            note_failure(completion, worker, failed.code)
             self._replay(completion, failed.code.name.lower(), f"{worker.id}: {failed.message[:200]}")
         self.pump()
 

@@ -38,6 +38,7 @@ class Member:
     num_assigned: int = 0  # sequences that are to be decoded here
     expected_blocks: Counts = ()  # that those are expected to hold
     last_turn: int = 0  # when it was last chosen; breaks ties, so that idle workers take turns
+    step_s: float = 0.0  # of the steps between its last heartbeats, on average
 
     def __post_init__(self) -> None:
         self.expected_blocks = self.ready.kv_layout.nothing
@@ -85,6 +86,19 @@ class Member:
     def num_used_blocks(self) -> int:
         """Of its pool, which others may share, those that it uses itself."""
         return sum(self.ready.num_blocks) - sum(self.beat.num_free_blocks) if self.beat else 0
+
+    @property
+    def chunk_s(self) -> float:
+        """What computing a short prompt takes there; 0 where that is not known."""
+        return self.beat.short_prompt_us / 1e6 if self.beat else 0.0
+
+    def note(self, beat: Heartbeat) -> None:
+        """It is alive, and as busy as that."""
+        before = self.beat.steps if self.beat else None
+        num_steps = sum(beat.steps.durations) - (sum(before.durations) if before else 0)
+        if num_steps > 0:
+            self.step_s = (beat.steps.total_us - (before.total_us if before else 0)) / num_steps / 1e6
+        self.beat = beat
 
     @property
     def decode_load(self) -> float:

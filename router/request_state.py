@@ -122,6 +122,7 @@ class Completion:
     transport: str = ""  # by which KV blocks travel along the route
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     avoided: Member | None = None  # gave the last attempt back
+    takes_trip: bool = False  # a decode worker gave it back, as too little of it was there
     is_unproven: bool = False  # this attempt has been sent, and has not got on
     predictions: list[Prediction] = field(default_factory=list)  # of what this attempt leaves in pools
     sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
@@ -199,7 +200,7 @@ class Completion:
     def demand(self) -> Demand:
         """What the next attempt asks of workers."""
         looked_up = self.texts if self.prompt_log is None or self.prompt_log.is_complete else ()
-        return Demand(self.num_tokens, self.max_total_tokens, self.avoided, self.is_suspect, looked_up)
+        return Demand(self.num_tokens, self.max_total_tokens, self.avoided, self.is_suspect, looked_up, self.takes_trip)
 
     def forget_failures(self) -> None:
         """It got on, so what failed before was not its fault, or is over."""

@@ -25,6 +25,7 @@ class Demand:
     avoided: Member | None = None  # gave it back: anybody else is better
     is_trial: bool = False  # it wants workers without anything unproven
     texts: tuple[TextKeys, ...] = ()  # by which it is known what of it lies where; none while that makes no difference
+    takes_trip: bool = False  # it is computed by a prefill worker, if there is one
 
     @property
     def expected_tokens(self) -> int:
@@ -41,10 +42,11 @@ class Demand:
             self.num_tokens >= other.num_tokens
             and self.max_total_tokens >= other.max_total_tokens
             and self.is_trial >= other.is_trial
+            and self.takes_trip >= other.takes_trip
         )
 
 
-LEAST = Demand(num_tokens=1, max_total_tokens=1)
+LEAST = Demand(num_tokens=1, max_total_tokens=1, takes_trip=True)
 """Asks for nothing but a free place."""
 
 
@@ -87,6 +89,7 @@ class Route:
     cost: Cost = FREE
     num_pairs: int = 1  # that had room, of which this costs least
     holder: Member | None = None  # a decode worker in whose pool there is more of the prompt
+    saved: str = ""  # by computing it where it is decoded, although there are prefill workers
 
     @property
     def is_local(self) -> bool:
@@ -97,8 +100,15 @@ class Route:
         return {self.prefill, self.decode}
 
     @property
+    def most_tokens(self) -> int:
+        """That are computed of it there; 0: all."""
+        return self.prefill.ready.short_prompt_tokens if self.saved else 0
+
+    @property
     def reason(self) -> str:
         """Why these workers."""
+        if self.saved:
+            return f"decoded where it is computed: {self.saved}"
         best = f"the best of {self.num_pairs}: {self.cost}" if self.num_pairs > 1 else "the only pair with room"
         alone = "decoded where it is computed, " if self.is_local else ""
         taken = f"{self.cost.num_taken} tokens taken from {self.holder.id}, " if self.holder else ""

@@ -15,6 +15,7 @@ from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
 from common.wire.pool_shape import minus, plus
 from router.costs import Costs, Pair
 from router.member import NO_TRANSPORT, Member
+from router.own_prompts import own_route
 from router.prefix_map import PrefixMap
 from router.route import Demand, Route
 from router.standby import Standbys
@@ -96,7 +97,7 @@ class WorkerPool:
         worker = self.get(heartbeat.worker_id, heartbeat.epoch)
         if worker is None:
             return False
-        worker.beat = heartbeat
+        worker.note(heartbeat)
         worker.last_seen_s = now_s
         if worker.silent:
             worker.silent = False
@@ -163,24 +164,25 @@ class WorkerPool:
         A prompt `overtakes` where it is shorter than those that are there. Beside its window a worker gets one step's
         worth of such prompts, longer ones not counted: the shortest are computed first, while all others wait.
         """
-        has_room = self._has_room_ahead if overtakes else self._has_room
+        has_room, takers = self._has_room_ahead if overtakes else self._has_room, self._pairs(demand)
         pairs = [
             (prefill, decode)
-            for decode, partners in self._pairs(demand)
+            for decode, partners in takers
             for prefill in partners
             if _is_open(prefill, demand) and has_room(prefill, demand)
         ]
-        if not pairs:
-            return None
-        costs = Costs(demand, self.prefixes, self._reached)
-        prefill, decode = pair = min(pairs, key=lambda pair: _order(pair, demand, costs))
-        num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
-        return Route(prefill, decode, num_blocks, overtakes, costs.of(pair), len(pairs), costs.holder_for(prefill))
+        costs, route = Costs(demand, self.prefixes, self._reached), None
+        if pairs:
+            prefill, decode = pair = min(pairs, key=lambda pair: _order(pair, demand, costs))
+            num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
+            cost, holder = costs.of(pair), costs.holder_for(prefill)
+            route = Route(prefill, decode, num_blocks, overtakes, cost, len(pairs), holder)
+        return own_route((decode for decode, _ in takers), demand, costs, route) or route
 
     @property
     def has_choice(self) -> bool:
         """Whether it makes a difference what lies where."""
-        return len({worker.pool for worker in self}) > 1
+        return len({worker.pool for worker in self}) > 1 or any(worker.ready.short_prompt_tokens for worker in self)
 
     def layouts(self) -> set[KVLayout]:
         """Of blocks that may be found again, where it makes a difference in which pool they are."""

@@ -20,7 +20,7 @@ def worker_ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> W
         "model_name": "m", "model_fingerprint": "f", "tokenizer_fingerprint": "t",
         "kv_layout": LAYOUT, "num_blocks": (9,), "max_model_len": 999, "max_batch_tokens": 100, "max_num_seqs": 8,
         "transport": "shm", "handoff_endpoint": "", "standby": 0, "memory_server_id": "", "memory_server_epoch": 0,
-        "pool_id": 0, "prefix_min_tokens": 0,
+        "pool_id": 0, "prefix_min_tokens": 0, "short_prompt_tokens": 0,
     }  # fmt: skip
     return WorkerReady(worker_id=worker_id, epoch=epoch, role=role, **ordinary | fields)
 
@@ -30,7 +30,7 @@ def heartbeat(worker_id: str, epoch: int = 1, **fields: Any) -> Heartbeat:
     ordinary: dict[str, Any] = {
         "num_waiting": 0, "num_running": 0, "num_free_blocks": (0,), "num_handoffs": 0, "last_step_age_s": 0.0,
         "num_dropped_frames": 0, "num_pulled_blocks": 0, "num_found_blocks": 0,
-        "steps": StepMeter().counts(), "pulls": PullMeter().counts(),
+        "steps": StepMeter().counts(), "pulls": PullMeter().counts(), "short_prompt_us": 0,
     }  # fmt: skip
     return Heartbeat(worker_id=worker_id, epoch=epoch, **ordinary | fields)
 
@@ -47,7 +47,7 @@ def prefill_request(request_id: str, token_ids: Iterable[int], **fields: Any) ->
     ordinary: dict[str, Any] = {
         "attempt": 0, "num_outputs": 0, "sampling": SamplingParams(), "decode_worker_id": "d", "decode_epoch": 1,
         "whole_gpu": False, "priority": 0, "turn": 0, "num_prompt_logprobs": 0, "first_scored": 0, "salt": b"",
-        "holder_worker_id": "", "holder_epoch": 0,
+        "holder_worker_id": "", "holder_epoch": 0, "most_tokens": 0,
     }  # fmt: skip
     return PrefillRequest(request_id=request_id, token_ids=pack_ids(token_ids), **ordinary | fields)
 

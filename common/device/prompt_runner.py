@@ -122,23 +122,27 @@ class PromptRunner:
         with self.trace.phase(WAIT):
             return pending.tokens()
 
-    def capture(self) -> None:
-        """Capture a graph for every bucket within the limits, largest first so that all share its memory."""
+    def capture(self, num_tokens: int = TOKEN_BUCKETS[-1]) -> None:
+        """Capture a graph for every bucket that steps of so many tokens replay, largest first: all share its memory."""
         begin_s, memory = time.monotonic(), None
-        for bucket in self._wanted_buckets():
+        for bucket in self._wanted_buckets(num_tokens):
             self.graphs[bucket] = self._captured(bucket, memory)
             memory = memory or self.graphs[bucket][0].pool()
         logger.info("%d prompt graphs ready in %.1f s", len(self.graphs), time.monotonic() - begin_s)
 
-    def _wanted_buckets(self) -> list[Bucket]:
-        """Those within the limits, largest first: a lone prompt may use the whole GPU, several keep to the share.
+    def _wanted_buckets(self, num_tokens: int = TOKEN_BUCKETS[-1]) -> list[Bucket]:
+        """Those up to the first that holds so many, largest first: a lone prompt may use the whole GPU, several keep to
+        the share.
 
         Several have the whole GPU beside a share only in a backlog, when their steps are too long for a graph.
         """
         buffers, unlimited = self.buffers, self.share.limited is None
         kinds = {(1, True), (min(MAX_GRAPH_SEQS, buffers.max_seqs), unlimited)}
-        sizes = [num_tokens for num_tokens in sorted(TOKEN_BUCKETS, reverse=True) if num_tokens <= buffers.max_tokens]
-        return [Bucket(num_tokens, *kind) for num_tokens in sizes for kind in sorted(kinds)]
+        most = min(
+            buffers.max_tokens, next(size for size in TOKEN_BUCKETS if size >= min(num_tokens, TOKEN_BUCKETS[-1]))
+        )
+        sizes = [size for size in sorted(TOKEN_BUCKETS, reverse=True) if size <= most]
+        return [Bucket(size, *kind) for size in sizes for kind in sorted(kinds)]
 
     def _bucket(self, num_tokens: int, num_seqs: int, num_keys: int, *, whole_gpu: bool) -> Bucket | None:
         """The smallest captured bucket that holds the step."""

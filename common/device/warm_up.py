@@ -38,6 +38,7 @@ MAX_THREADS = 16
 PROMPT_STEPS = ((1, 1), (40, 1), (100, 1), (200, 1), (200, 4), (1100, 1))  # tokens, sequences
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # of products; attention divides contexts otherwise for every count
 SAMPLED_ROWS = (1, 9)
+TIMED = 3
 
 
 def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
@@ -109,6 +110,16 @@ def warm_up_prompts(runner: PromptRunner) -> None:
         _run_prompts(runner, [longest], whole_gpu)
         if longest >= 4 and runner.buffers.max_seqs > 1:
             _run_prompts(runner, [longest // 2, longest // 2 - 1], whole_gpu)
+
+
+def time_prompt(runner: PromptRunner, num_tokens: int) -> float:
+    """What a prompt of so many tokens takes by itself, in seconds; its kernels are there."""
+    times_s = []
+    for _ in range(TIMED):
+        begin_s = time.monotonic()
+        _run_prompts(runner, [num_tokens], whole_gpu=True)
+        times_s.append(time.monotonic() - begin_s)
+    return min(times_s)
 
 
 def _run(device: torch.device, task: Task) -> None:

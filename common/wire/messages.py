@@ -90,6 +90,7 @@ class WorkerReady:
     memory_server_epoch: Epoch
     pool_id: Epoch  # that it has blocks of; who has the same one hands over without copying
     prefix_min_tokens: Count  # of a prompt, for it to be looked up there; MAX_INT32 if none is
+    short_prompt_tokens: Count  # decode: of a prompt, that it computes although there are prefill workers; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class Heartbeat:
     num_found_blocks: Total  # decode: of prompts from other pools, those that did not need to be pulled
     steps: StepCounts
     pulls: PullCounts
+    short_prompt_us: Count  # decode: what computing one takes, from its launch on; 0 where that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +316,7 @@ class PrefillRequest:
     salt: OptionalDigest  # it shares blocks with prompts of the same one alone, see `block_key`
     holder_worker_id: OptionalId  # a decode worker whose pool may have more of it, as of a reply; "" for none
     holder_epoch: Epoch
+    most_tokens: Count  # decode worker: if more of them are to be computed it gives the prompt back; 0: it computes all
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class Load:
     num_found_blocks: int = 0
     steps: StepMeter = field(default_factory=StepMeter)
     pulls: PullMeter = field(default_factory=PullMeter)
+    short_prompt_s: float = 0.0
 
     def step_ended(self, launched_s: float, num_tokens: int, num_sequences: int) -> None:
         """A step is over; it began when it was launched, or when the one before it ended."""
@@ -189,6 +190,7 @@ class RouterLink:
             num_found_blocks=load.num_found_blocks,
             steps=load.steps.counts(),
             pulls=load.pulls.counts(),
+            short_prompt_us=int(load.short_prompt_s * 1e6),
         )
 
 

@@ -7,13 +7,16 @@ from typing import Any, cast
 
 import pytest
 
+from common.config import Config, DecodeSection
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
+from common.errors import ErrorCode
 from common.memory_sections import KVSection
 from common.serving.prompt_prefixes import PATIENCE_S, PromptPrefixes
 from common.wire.memory_messages import BlocksFreed, PrefixFound
-from common.wire.messages import PromptCached
+from common.wire.messages import PromptCached, RequestFailed
 from common.wire.output_token import OutputToken
+from common.wire.router_link import Load
 from common.wire.sampling_params import SamplingParams
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.sequence import DecodeSequence
@@ -51,10 +54,11 @@ class LocalHouse(House):
         super().__init__(**options)
         self.scheduler.step_tokens = CHUNK_TOKENS
         runner = cast(PromptRunner, SimpleNamespace(launch=self._launch))
-        section = KVSection(prefix_min_tokens=0)
-        self.local = LocalPrompts(runner, self.scheduler, self.magazine, section, ("d", 1))
+        config = Config(kv=KVSection(prefix_min_tokens=0), decode=DecodeSection(short_prompt_tokens=CHUNK_TOKENS))
+        self.local = LocalPrompts(runner, self.scheduler, self.magazine, config, ("d", 1))
         tell, self.seen = self.local._tell_cached, list[DecodeSequence]()
-        self.local.prefixes = PromptPrefixes(self.magazine, tell, section, clock=lambda: self.now_s)
+        self.local.prefixes = PromptPrefixes(self.magazine, tell, config.kv, clock=lambda: self.now_s)
+        self.given_back: list[str] = []
 
     def hear(self, message: PrefixFound) -> None:
         if self.local.prefixes.has_asked(message):
@@ -65,10 +69,12 @@ class LocalHouse(House):
     def found(self) -> list[list[int]]:
         return [*super().found(), *(prompt.found for prompt in self.local.prompts)] if hasattr(self, "local") else []
 
-    def ask(self, name: str, token_ids: Sequence[int], max_tokens: int = 16, **fields: Any) -> DecodeSequence:
+    def ask(
+        self, name: str, token_ids: Sequence[int], max_tokens: int = 16, most_tokens: int = 0, **fields: Any
+    ) -> DecodeSequence:
         sequence = DecodeSequence(name, 0, [*token_ids], 0, SamplingParams(max_tokens=max_tokens), **fields)
         self.num_named += 1
-        self.local.accept(sequence, 0, self.num_named, SALT)
+        self.local.accept(sequence, 0, self.num_named, SALT, most_tokens)
         return sequence
 
     def compute(self) -> bool:
@@ -85,8 +91,12 @@ class LocalHouse(House):
             if sequence.num_outputs == sequence.sampling.max_tokens:
                 self.scheduler.end(sequence)
         for message in self.local.take_messages():
-            assert isinstance(message, PromptCached)
-            self.told[message.request_id] = message.num_tokens
+            match message:
+                case PromptCached():
+                    self.told[message.request_id] = message.num_tokens
+                case RequestFailed():
+                    assert message.code is ErrorCode.NOT_HERE
+                    self.given_back.append(message.request_id)
         if has_chunk := self.local.has_chunk():
             self.local.launch()
         self.exchange()
@@ -182,6 +192,46 @@ def test_prompts_whose_own_tokens_are_scored_are_computed_and_sealed() -> None:
     assert house.all_let_go()
 
 
+def test_a_short_prompt_of_which_less_is_there_than_was_thought_is_given_back() -> None:
+    house = LocalHouse()
+    first = house.ask("first", range(22), 10)
+    house.run()
+    house.finish(first)
+    text = [*first.token_ids]
+    fits = house.ask("fits", [*text, 1], 1, most_tokens=CHUNK_TOKENS)
+    house.run()
+    assert fits.ended and not house.given_back
+    house.ask("lacks much", [*text, *range(600, 620)], 1, most_tokens=CHUNK_TOKENS)
+    house.ask("is too long", range(300, 310), 1, most_tokens=CHUNK_TOKENS)
+    exact = house.ask("is short", range(400, 400 + CHUNK_TOKENS), 1, most_tokens=CHUNK_TOKENS)
+    house.run()
+    assert sorted(house.given_back) == ["is too long", "lacks much"] and exact.ended
+    assert house.all_let_go()
+
+
+def test_a_short_prompt_waits_for_who_computes_what_it_begins_with_and_is_not_given_back() -> None:
+    house = LocalHouse()
+    long, house.is_busy = house.ask("long", range(22), 1), True
+    house.compute()
+    short = house.ask("short", range(22), 1, most_tokens=CHUNK_TOKENS)
+    house.compute()
+    house.is_busy = False
+    house.run()
+    assert long.ended and short.ended and not house.given_back
+    assert house.all_let_go()
+
+
+def test_what_a_short_prompt_takes_is_told_by_those_that_are_short() -> None:
+    house, load = LocalHouse(), Load((0,))
+    house.local.note_chunk(CHUNK_TOKENS + 1, 9.0)
+    house.local.tell(load)
+    assert load.short_prompt_s == 0.0
+    house.local.note_chunk(CHUNK_TOKENS, 0.01)
+    house.local.note_chunk(1, 0.02)
+    house.local.tell(load)
+    assert load.short_prompt_s == pytest.approx(0.012)
+
+
 @pytest.mark.parametrize("moment", ["asked", "found", "computing"])
 def test_what_is_given_up_leaves_nothing_and_holds_nobody_up(moment: str) -> None:
     house = LocalHouse()
@@ -245,7 +295,7 @@ def act(house: LocalHouse, rng: random.Random, number: int, texts: list[list[int
     """Something that may happen now."""
     text = rng.choice(texts)[: rng.randint(5, 60)] + rng.choices(range(3), k=rng.randint(1, 9))
     acts: list[Callable[[], object]] = [
-        lambda: house.ask(f"r{number}", text, rng.randint(1, 12)),
+        lambda: house.ask(f"r{number}", text, rng.randint(1, 12), rng.choice([0, 0, CHUNK_TOKENS])),
         lambda: house.offer(f"r{number}", text, rng.randint(2, 12)),
         house.compute,
         house.decode,

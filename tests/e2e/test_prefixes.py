@@ -167,6 +167,27 @@ async def test_without_its_prefill_worker_a_conversation_goes_on_where_it_is(che
         system.until(system.all_blocks_free)
 
 
+async def test_a_short_prompt_stays_where_it_is_decoded_while_prompt_workers_are_busy(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, longs = Reference(directory, model), prompts(4, 400, 400, seed=31)
+    [question] = prompts(1, 10, 10, seed=32)
+    flags = (*ANY_LENGTH, "--decode-short-prompt-tokens", "48")
+    with HeldSystem(directory, *flags).start() as system:
+        for prompt in longs[:3]:
+            history = prompt + (await ask(system, prompt)).token_ids
+        await asyncio.to_thread(system.until, system.all_blocks_free)
+        system.holds.prompt_steps.set(3)  # the prefill worker has done as many
+        waits = asyncio.create_task(ask(system, longs[3]))
+        await asyncio.to_thread(system.until, lambda: system.num_active() == 1)
+        answer = await ask(system, history + question)
+        assert answer.texts == [reference.text(history + question, NUM_OUT, ignore_eos=True)]
+        assert answer.num_cached == full(len(history) - 1) and not waits.done()
+        assert "decoded where it is computed: " in system.log("router")
+        system.release()
+        assert (await waits).texts == [reference.text(longs[3], NUM_OUT, ignore_eos=True)]
+        system.until(system.all_blocks_free)
+
+
 def moved(system: System) -> tuple[int, int]:
     """Blocks of prompts that the decode worker has pulled, and that it had already."""
     lines = [line.split() for line in system.text("/metrics").splitlines()]
