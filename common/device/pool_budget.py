@@ -13,6 +13,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.kernels.gpu import gpu_of
 from common.kernels.query_parts import query_parts_bytes
+from common.memory.host_ram import ram_bytes
 from common.models.decoder import DecoderConfig
 from common.models.loader import model_bytes
 from common.wire.kv_layout import Counts, KVLayout
@@ -47,6 +48,8 @@ def pool_blocks(
     else:
         room_bytes = bytes_beside_weights(config, model_config, device, layout.groups[0].dtype)
         pool_bytes = room_bytes - _workers_bytes(config, model_config, device, max_len)
+    if device.type == "cpu":
+        _warn_of_little_ram(pool_bytes + model_bytes(model_config, layout.groups[0].dtype))
     num_blocks = layout.divided(pool_bytes, TYPICAL_TOKENS)
     if min(num_blocks) < 4:
         sizes = ", ".join(f"{group.block_bytes / 1e6:.2f}" for group in layout.groups)
@@ -55,6 +58,17 @@ def pool_blocks(
             "kv.memory_fraction or kv.pool_bytes, or lower the batch limits, kv.prefill_sharers or kv.decode_sharers"
         )
     return num_blocks
+
+
+def _warn_of_little_ram(needed_bytes: int) -> None:
+    """What workers share on a CPU counts as memory of the one that touches it first: its container may end for that."""
+    if needed_bytes > (had_bytes := ram_bytes()):
+        logger.warning(
+            "weights and KV blocks take %.2f GB when they are full, and this process may have %.2f GB: it may be "
+            "killed then; raise its container's memory limit, or lower kv.cpu_pool_bytes",
+            needed_bytes / 1e9,
+            had_bytes / 1e9,
+        )
 
 
 def bytes_beside_weights(config: Config, model_config: DecoderConfig, device: torch.device, dtype: str) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.make_checkpoint import PRESETS
 from common.config import Config, DecodeSection, PrefillSection
+from common.device import pool_budget
 from common.device.pool_budget import CUDA_CONTEXT_BYTES, pool_blocks
 from common.errors import ConfigError
 from common.kernels.gpu import gpu_of
@@ -97,3 +98,15 @@ def test_where_too_few_are_left_the_start_ends_with_what_to_change(directory: Pa
         pool_blocks(config, read_config(directory), LAYOUT, GPU, MAX_LEN)
     chosen = replace(config, kv=replace(config.kv, pool_bytes=10 * LAYOUT.groups[0].block_bytes))
     assert pool_blocks(chosen, read_config(directory), LAYOUT, GPU, MAX_LEN) == (10,)
+
+
+def test_on_a_cpu_a_limit_that_weights_and_blocks_will_not_fit_in_is_told_of(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, config = read_config(directory), Config(kv=KVSection(cpu_pool_bytes=1 << 30))
+    needed_bytes = (1 << 30) + model_bytes(model, "bfloat16")
+    for had_bytes in (needed_bytes, needed_bytes - 1):
+        monkeypatch.setattr(pool_budget, "ram_bytes", lambda had_bytes=had_bytes: had_bytes)
+        assert not caplog.records, "there was enough"
+        pool_blocks(config, model, LAYOUT, torch.device("cpu"), MAX_LEN)
+    assert "raise its container's memory limit, or lower kv.cpu_pool_bytes" in caplog.text
