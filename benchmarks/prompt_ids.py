@@ -1,0 +1,158 @@
+"""What a prompt given as token ids costs before it is computed, stage by stage: in the router, then in a worker.
+
+    python -m benchmarks.prompt_ids /tmp/Qwen3-4B
+
+The least of many repetitions is told, as what is beyond that is other programs'. `keys` of blocks a worker makes, and
+the router where there are several pools. Beside two stages stands what they would cost otherwise: a body read as any
+JSON, here or by way of another process, and keys of a text never seen.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import append_rows, hardware, row_of
+from benchmarks.stats import Figure
+from common.config import Config, ModelSection
+from common.serving.settle import tame_allocator
+from common.serving.vocabulary import stranger
+from common.wire.block_key import TextDigests, pack_keys
+from common.wire.frames import decode, encode
+from common.wire.messages import PrefillRequest
+from common.wire.packing import pack_ids
+from common.wire.sampling_params import SamplingParams
+from prefill_worker.sequence import PromptSequence
+from router.json_body import values_of
+from router.openai_api import CompletionRequest, parse
+from router.prompts import TokenIds
+from router.reader import Reader
+from router.tokenizer import load_tokenizer
+
+REPETITIONS = 100
+BLOCK_SIZE = 16
+ROOT = bytes(32)
+Stage = Callable[[], object]
+
+
+async def stages(reader: Reader, reading: Stage, body: bytes, max_model_len: int) -> dict[str, float]:
+    """Seconds by stage, for a body."""
+
+    async def read() -> CompletionRequest:
+        return await reader.read([body], max_model_len)
+
+    async def read_elsewhere() -> CompletionRequest:
+        return await reader._process.read([body], max_model_len)
+
+    (ids,) = (await read()).prompts
+    assert not isinstance(ids, str)
+    frame, packed, known = encode(_message(ids)), pack_ids(ids), TextDigests(BLOCK_SIZE)
+    known.of(ROOT, packed)
+    return {
+        "read": await _least_awaited(read),
+        "read_as_json": _least(reading),
+        "read_elsewhere": await _least_awaited(read_elsewhere),
+        "send": _least(lambda: encode(_message(ids))),
+        "receive": _least(lambda: _received(frame)),
+        "keys": _least(lambda: pack_keys(known.of(ROOT, packed))),
+        "keys_of_new_text": _least(lambda: pack_keys(TextDigests(BLOCK_SIZE).of(ROOT, packed))),
+    }
+
+
+def _message(ids: TokenIds) -> PrefillRequest:
+    return PrefillRequest(
+        request_id="request",
+        attempt=0,
+        token_ids=pack_ids(ids),
+        num_outputs=0,
+        sampling=SamplingParams(),
+        decode_worker_id="decode-0",
+        decode_epoch=1,
+        holder_worker_id="",
+        holder_epoch=0,
+        whole_gpu=False,
+        priority=0,
+        turn=0,
+        num_prompt_logprobs=0,
+        first_scored=0,
+        salt=b"",
+    )
+
+
+def _received(frame: bytes) -> str:
+    message = decode(frame)
+    assert isinstance(message, PrefillRequest)
+    return stranger(PromptSequence.of(message).token_ids, 1 << 20)
+
+
+def _least(stage: Stage) -> float:
+    least_s = float("inf")
+    for _ in range(REPETITIONS):
+        begin_s = time.perf_counter()
+        stage()
+        least_s = min(least_s, time.perf_counter() - begin_s)
+    return least_s
+
+
+async def _least_awaited(stage: Callable[[], Awaitable[object]]) -> float:
+    least_s = float("inf")
+    for _ in range(REPETITIONS):
+        begin_s = time.perf_counter()
+        await stage()
+        least_s = min(least_s, time.perf_counter() - begin_s)
+    return least_s
+
+
+async def measured(model: str, counts: list[int]) -> dict[int, list[Figure]]:
+    """By number of ids."""
+    section = ModelSection(path=model)
+    tokenizer = load_tokenizer(section, 0)
+    reader, info, rng = Reader(Config(model=section), tokenizer), tokenizer.info, random.Random(0)
+    found = {}
+    try:
+        for count in counts:
+            ids = [rng.randrange(info.vocab_size) for _ in range(count)]
+            body = json.dumps({"model": info.name, "prompt": ids, "max_tokens": 16, "stream": True}).encode()
+
+            def as_json(body: bytes = body) -> CompletionRequest:
+                return parse(values_of(body), info.name, info.vocab_size, info.eos_token_ids)
+
+            by_stage = await stages(reader, as_json, body, max(counts) + 17)
+            found[count] = [Figure(f"{name}_min", seconds * 1e6, "us") for name, seconds in by_stage.items()]
+    finally:
+        await reader.close()
+    return found
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.prompt_ids", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("model", help="directory with tokenizer.json and config.json; weights are not read")
+    parser.add_argument("--counts", default="1000,8000,16000", help="ids of a prompt (default: 1000,8000,16000)")
+    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    args = parser.parse_args(argv)
+    tame_allocator()
+    found = asyncio.run(measured(args.model, list(map(int, args.counts.split(",")))))
+    table = Table(title="µs, the least of many")
+    for name in ("stage", *(f"{count:,} ids" for count in found)):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for same in zip(*found.values(), strict=True):
+        table.add_row(same[0].name.removesuffix("_min"), *(f"{figure.value:,.0f}" for figure in same))
+    Console(width=170 if not sys.stdout.isatty() else None).print(table)
+    if args.results:
+        model = Path(args.model).resolve().name
+        rows = [row_of(hardware(), model, f"a prompt of {count} ids", each) for count in found for each in found[count]]
+        append_rows(args.results, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
