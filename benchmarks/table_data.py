@@ -1,6 +1,5 @@
 """Which rows of results.csv each table shows. Pure: rows in, cells out; `tables` lays them out."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -16,10 +15,10 @@ from benchmarks.table_cells import (
     newest,
     present,
 )
+from benchmarks.table_router import prompt_ids, router, router_memory
 from benchmarks.table_steps import PROMPT, STEP, asks, decode_kernels, grid, mixes, pulls, sampler
 
 VLLM = "vllm"
-ROUTER = re.compile(r"8 streams at 10 ms beside (.+)")
 
 LOADS = {
     "one stream, 128/256": "concurrency 1, 128/256,",
@@ -185,24 +184,6 @@ def sharing(rows: Sequence[Row]) -> TableData:
     return TableData("one H200, a worker of each kind, 1024/128 tokens", "share of prompts", list(columns), lines)
 
 
-def router(hardware: str, cores: str, rows: Sequence[Row]) -> TableData:
-    """What streams notice of other clients' requests, and what these cost the router."""
-    columns = {
-        "longest gap, ms": "gap_max",
-        "slowest /live, ms": "live_max",
-        "memory at most, MB": "memory_peak",
-        "memory after, MB": "memory_after",
-        "answers/s": "request_throughput",
-    }
-    found: dict[str, dict[str, Cell]] = {}
-    for row in rows:
-        if (match := ROUTER.fullmatch(row.workload)) and row.hardware == hardware:
-            found.setdefault(match[1], {})[row.figure] = Cell(row, float(row.value))
-    lines: list[Line] = [(load, [cells.get(name) for name in columns.values()]) for load, cells in found.items()]
-    subject = f"a router on {cores} cores that clients and workers share; 8 streams of a token every 10 ms"
-    return TableData(subject, "beside", list(columns), lines)
-
-
 TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "beside-vllm": beside_vllm,
     "one-gpu": partial(serving, ONE_GPU, "baton", "one H200, a worker of each kind on it"),
@@ -227,5 +208,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "sampler": sampler,
     "pulls": pulls,
     "router": partial(router, "2 x AMD EPYC", "two"),
+    "router-memory": router_memory,
+    "prompt-ids": prompt_ids,
     "router-16-cores": partial(router, "16 x Intel(R) Xeon(R) Processor", "16"),
 }

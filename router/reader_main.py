@@ -21,8 +21,8 @@ from router.tokenizer import Tokenizer, encode_in_one_thread, load_tokenizer
 
 NICENESS = 5
 """A long body waits for its prompt step anyway; everybody's tokens should not wait for it."""
-BODY_COPIES = 2
-"""A body and what it holds, beside what loading the tokenizer has left free."""
+BODY_COPIES = 3
+"""What a body holds, beside what encoding may take: with an emoji in it each character takes four bytes, twice."""
 BYTES_PER_TOKEN = 2048
 """What encoding takes, seen at up to 1.8 kB for a text of the most characters per token that are let through."""
 
