@@ -28,13 +28,13 @@ from common.wire.block_key import TextDigests, pack_keys
 from common.wire.frames import decode, encode
 from common.wire.messages import PrefillRequest
 from common.wire.packing import pack_ids
-from common.wire.sampling_params import SamplingParams
 from prefill_worker.sequence import PromptSequence
 from router.json_body import values_of
 from router.openai_api import CompletionRequest, parse
 from router.prompts import TokenIds
 from router.reader import Reader
 from router.tokenizer import load_tokenizer
+from tests.messages import prefill_request
 
 REPETITIONS = 100
 BLOCK_SIZE = 16
@@ -67,23 +67,7 @@ async def stages(reader: Reader, reading: Stage, body: bytes, max_model_len: int
 
 
 def _message(ids: TokenIds) -> PrefillRequest:
-    return PrefillRequest(
-        request_id="request",
-        attempt=0,
-        token_ids=pack_ids(ids),
-        num_outputs=0,
-        sampling=SamplingParams(),
-        decode_worker_id="decode-0",
-        decode_epoch=1,
-        holder_worker_id="",
-        holder_epoch=0,
-        whole_gpu=False,
-        priority=0,
-        turn=0,
-        num_prompt_logprobs=0,
-        first_scored=0,
-        salt=b"",
-    )
+    return prefill_request("request", ids)
 
 
 def _received(frame: bytes) -> str:
