@@ -1,4 +1,4 @@
-"""What the files of deploy/monitoring ask Prometheus, by expression."""
+"""What the files of deploy/monitoring and deploy/helm ask Prometheus, by expression."""
 
 import json
 import re
@@ -9,6 +9,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 MONITORING = Path(__file__).parents[1] / "deploy" / "monitoring"
+CHART = MONITORING.parent / "helm" / "baton"
 ALERTS = MONITORING / "alerts.yaml"
 DASHBOARD = MONITORING / "grafana" / "dashboards" / "baton.json"
 NAME = re.compile(r"\b(?:baton|vllm)[_:]\w+")
@@ -35,6 +36,13 @@ def asked_by_dashboard() -> Iterator[tuple[str, str]]:
             yield panel["title"], _plain(target["expr"])
     for note in page["annotations"]["list"]:
         yield note["name"], _plain(note["expr"])
+
+
+def asked_by_chart() -> Iterator[tuple[str, str]]:
+    """The same of deploy/helm, by which KEDA scales."""
+    template = (CHART / "templates" / "scaling.yaml").read_text(encoding="utf-8")
+    for query in re.findall(r"(?m)^ +query: (.*)$", template):
+        yield "scaling.yaml", re.sub(r"{{.*?}}", '".+"', query)
 
 
 def legends() -> Iterator[tuple[str, str, set[str]]]:

@@ -1,4 +1,4 @@
-"""Alerts and the dashboard ask for what the router tells: who renames a metric or label hears of it here."""
+"""Alerts, the dashboard and the chart ask for what the router tells: who renames a metric or label hears of it here."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.exposition import exposition
-from tests.monitoring import NAME, alerts, asked_by_dashboard, dashboard, legends
+from tests.monitoring import NAME, alerts, asked_by_chart, asked_by_dashboard, dashboard, legends
 from tests.router.conftest import Client, Cluster
 from tests.router.test_memory_servers import FakeMemory
 
@@ -39,7 +39,7 @@ async def told(client: Client, cluster: Cluster) -> Told:
 
 
 def asked() -> list[tuple[str, str]]:
-    return [*((rule["alert"], rule["expr"]) for rule in alerts()), *asked_by_dashboard()]
+    return [*((rule["alert"], rule["expr"]) for rule in alerts()), *asked_by_dashboard(), *asked_by_chart()]
 
 
 async def test_every_name_and_label_that_is_asked_for_is_told(told: Told) -> None:
