@@ -21,6 +21,7 @@ from router.handlers import routes
 from router.http_errors import from_http
 from router.http_request import REQUEST_ID, SERVICE, name_request, repeat_name
 from router.model_handlers import model_routes
+from router.page_handlers import OPEN_PAGES, page_routes
 from router.responses import error_response
 from router.service import Service
 from router.status_handlers import OPEN_TO_ALL, status_routes
@@ -35,11 +36,11 @@ SHUTDOWN_S = 2.0
 
 def make_app(config: Config) -> web.Application:
     """An application that makes its `Service` at startup and closes it at cleanup."""
-    app = web.Application(middlewares=[shape_errors, answer_preflights, guarded(*OPEN_TO_ALL)])
+    app = web.Application(middlewares=[shape_errors, answer_preflights, guarded(*OPEN_TO_ALL, *OPEN_PAGES)])
     app[API_KEYS] = ApiKeys(config.router.api_key_file)
     app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
     app[PLACES] = open_places()
-    app.add_routes([*routes, *model_routes, *status_routes, *doc_routes])
+    app.add_routes([*routes, *model_routes, *status_routes, *doc_routes, *page_routes])
     describe(app, wants_key=bool(config.router.api_key_file))
     app.on_response_prepare.extend([_on_response_prepare, allow_origin, close_surplus])
 

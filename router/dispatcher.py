@@ -297,7 +297,7 @@ class Dispatcher:
         elif error := verdict(completion, self._limits, reason):
             self._fail(completion, error)
         else:
-            self._metrics.replayed(completion, kind)
+            self._metrics.replayed(completion, kind, reason)
             logger.warning("[%s #%d] replayed after %d tokens: %s",
                            completion.request_id, completion.attempt, len(completion.outputs), reason)  # fmt: skip
             self._assignments.cancel(completion)
@@ -333,14 +333,14 @@ class Dispatcher:
     def _fail(self, completion: Completion, error: RequestError) -> None:
         self._assignments.cancel(completion)
         logger.warning("[%s #%d] failed: %s", completion.request_id, completion.attempt, error.message)
-        self._end(completion, State.FAILED, error.code)
+        self._end(completion, State.FAILED, error)
         completion.mailbox.put(Delivery(completion.index, "", error=error))
 
-    def _end(self, completion: Completion, state: State, error_code: str = "") -> None:
+    def _end(self, completion: Completion, state: State, error: RequestError | None = None) -> None:
         completion.move_to(state)
         self._queue.discard(completion)
         del self._active[completion.request_id]
         now_s = self._clock()
-        self._metrics.ended(completion, now_s, error_code)
-        tell_end(completion, now_s, error_code)
+        self._metrics.ended(completion, now_s, error)
+        tell_end(completion, now_s, error.code if error else "")
         self._assignments.release(completion)

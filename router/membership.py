@@ -31,6 +31,7 @@ from common.wire.pool_shape import shown
 from common.wire.worker_id import connection_of
 from router.dispatcher import Dispatcher
 from router.hub import Undelivered
+from router.incidents import Incidents, Kind
 from router.member import NO_TRANSPORT, Member
 from router.model_info import ModelInfo
 from router.worker_pool import WorkerPool
@@ -56,7 +57,9 @@ class Membership:
         dispatcher: Dispatcher,
         send: SendTo,
         clock: Callable[[], float] = time.monotonic,
+        incidents: Incidents | None = None,
     ) -> None:
+        self._incidents = incidents or Incidents()
         self._net = net
         self._info = info
         self._router_epoch = router_epoch
@@ -85,6 +88,7 @@ class Membership:
             server_id = ready.memory_server_id
             owner = f"memory server {server_id}" if server_id else f"its own, {ready.transport}"
             num_blocks = shown(ready.num_blocks)
+            self._incidents.note(Kind.JOINED, f"{_named(worker)} on {ready.device}")
             logger.info("%s joined: %s, %s KV blocks of %s%s", worker, ready.device, num_blocks, owner, reserve)
             self._introduce(worker)
             self._dispatcher.pump()
@@ -140,6 +144,7 @@ class Membership:
         where = f"KV path {report.prefill_worker_id} -> {report.worker_id} over {report.transport}"
         if report.error:
             logger.warning("%s failed: %s", where, report.error[:300])
+            self._incidents.note(Kind.LOST, f"{where}: {report.error}")
         else:
             logger.info("%s works%s", where, f": {report.gb_per_s:.1f} GB/s" if report.gb_per_s else "")
         self._dispatcher.pump()
@@ -219,11 +224,16 @@ class Membership:
     def _lose(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
         log = logger.info if worker.draining else logger.warning
         log("%s is %s: %s", worker, "gone after leaving" if worker.draining else "lost", reason)
+        self._incidents.note(Kind.LEFT if worker.draining else Kind.LOST, f"{_named(worker)}: {reason}")
         self._pool.remove(worker)
         for other in self._pool:
             if other.ready.role is not worker.ready.role:
                 self._send(other.connection, PeerGone(worker.id, worker.epoch))
         self._dispatcher.on_worker_lost(worker, reason, unsent)
+
+
+def _named(worker: Member) -> str:
+    return f"{worker.ready.role.name.lower()} worker {worker.id}"
 
 
 def _refusal(reason: str) -> str:

@@ -13,6 +13,7 @@ from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
 from common.wire.messages import Knock, Message, Refused, Reregister, Welcome
 from common.wire.worker_id import connection_of
 from router.hub import Undelivered
+from router.incidents import Incidents, Kind
 from router.member import Member
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,9 @@ class MemoryServers:
         router_epoch: int,
         send: Callable[[bytes, Message], bool],
         clock: Callable[[], float] = time.monotonic,
+        incidents: Incidents | None = None,
     ) -> None:
+        self._incidents = incidents or Incidents()
         self._timeout_s = net.worker_timeout_s
         self._clock = clock
         self._checked_s = clock()
@@ -99,6 +102,7 @@ class MemoryServers:
             now_s = self._clock()
             server = self._servers[ready.server_id] = MemoryServer(ready, last_seen_s=now_s, joined_s=now_s)
             logger.info("%s joined: %s", server, ready.device)
+            self._incidents.note(Kind.JOINED, f"memory server {server.id} on {ready.device}")
         self._send(identity, Welcome(self._router_epoch))
 
     def on_heartbeat(self, identity: bytes, beat: MemoryHeartbeat) -> None:
@@ -138,6 +142,7 @@ class MemoryServers:
     def _lose(self, server: MemoryServer, reason: str) -> None:
         del self._servers[server.id]
         logger.warning("%s is lost: %s", server, reason)
+        self._incidents.note(Kind.LOST, f"memory server {server.id}: {reason}")
 
 
 def _owned(beat: MemoryHeartbeat) -> tuple[int, int]:

@@ -14,9 +14,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.errors import ErrorCode
+from common.errors import ErrorCode, RequestError
 from common.version import VERSION
 from router.exposition import number
+from router.incidents import Incidents, Kind
 from router.model_info import ModelInfo
 from router.phases import Phase
 from router.request_state import Completion, State
@@ -46,8 +47,9 @@ HANDOFF_LOST = ErrorCode.HANDOFF_LOST.name.lower()
 class Metrics:
     """What happens to completions."""
 
-    def __init__(self) -> None:
+    def __init__(self, incidents: Incidents | None = None) -> None:
         self.registry = CollectorRegistry()
+        self.incidents = incidents or Incidents()
         self.tokens, self.num_in = _Tokens(), Tally[Phase]()
         self.registry.register(self.tokens)
         self.registry.register(_Phases(self.num_in))
@@ -128,13 +130,14 @@ class Metrics:
             self.ttft_s.observe(now_s - completion.submitted_s)
         completion.last_token_s = now_s
 
-    def replayed(self, completion: Completion, reason: str) -> None:
+    def replayed(self, completion: Completion, kind: str, reason: str) -> None:
         """Its attempt is given up, and another begins."""
-        self.replays.labels(reason).inc()
-        if reason == HANDOFF_LOST:
+        self.replays.labels(kind).inc()
+        self.incidents.note(Kind.REPLAY, reason)
+        if kind == HANDOFF_LOST:
             self.handoff_failures.labels(completion.transport).inc()
 
-    def ended(self, completion: Completion, now_s: float, error_code: str = "") -> None:
+    def ended(self, completion: Completion, now_s: float, error: RequestError | None = None) -> None:
         """Count one completion in a terminal state."""
         self.requests.labels(completion.finish_reason or completion.state.value).inc()
         phase = completion.phases.current
@@ -143,8 +146,10 @@ class Metrics:
             self.num_in[phase] -= 1
         if completion.state is State.FINISHED:
             self._finished(completion, now_s)
-        elif completion.state is State.FAILED:
-            self.failures.labels(error_code).inc()
+        elif error is not None:
+            self.failures.labels(error.code).inc()
+            is_ours = error.status >= 500  # of others the message may say what a client sent
+            self.incidents.note(Kind.FAILED, f"{error.code}: {error.message}" if is_ours else error.code)
         elif phase is not None:
             self.aborts.labels(phase.value).inc()
 

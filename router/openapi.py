@@ -15,7 +15,7 @@ from router.handlers import post_chat_completions, post_completions
 from router.json_fields import Table
 from router.model_handlers import get_model, get_models, post_detokenize, post_tokenize
 from router.shapes import schema_of
-from router.status_handlers import OPEN_TO_ALL, get_health, get_live, get_load, get_metrics, get_version
+from router.status_handlers import OPEN_TO_ALL, get_health, get_live, get_load, get_metrics, get_status, get_version
 from router.token_api import DETOKENIZE_FIELDS, TOKENIZE_CHAT_FIELDS, TOKENIZE_FIELDS
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
@@ -61,6 +61,7 @@ ENDPOINTS: dict[Handler, Endpoint] = {
     get_health: Endpoint(shapes.Health),
     get_live: Endpoint(shapes.Live),
     get_load: Endpoint(shapes.Load),
+    get_status: Endpoint(shapes.StatusReport),
     get_version: Endpoint(shapes.Version),
     get_metrics: Endpoint(str, (TEXT,)),
 }

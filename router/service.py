@@ -43,6 +43,7 @@ from router.dispatcher import Dispatcher
 from router.fleet_metrics import FleetMetrics
 from router.grammar_checks import GrammarChecks
 from router.hub import AsyncHub, Undelivered
+from router.incidents import Incidents
 from router.inquiries import Inquiries
 from router.kv_events import KVEventReader
 from router.membership import Membership
@@ -50,6 +51,7 @@ from router.memory_servers import MemoryServers
 from router.metrics import Metrics
 from router.operators import Operators
 from router.reader import Reader
+from router.status_report import StatusReporter
 from router.tokenizer import load_tokenizer
 from router.worker_pool import WorkerPool
 
@@ -70,7 +72,8 @@ class Service:
         self.reader = Reader(config, self.tokenizer)
         self.grammars = GrammarChecks(options.to_flags(config, ("model", "router", "log")))
         self.hub = AsyncHub(config.net)
-        self.metrics = Metrics()
+        incidents = Incidents()
+        self.metrics = Metrics(incidents)
         self.pool = WorkerPool(config.net, config.router.prefill_window)
         self.dispatcher = Dispatcher(
             config.router, config.net, self.tokenizer.info.vocab_size, self.pool, self._send, self.metrics,
@@ -78,9 +81,10 @@ class Service:
         )  # fmt: skip
         router_epoch = secrets.randbits(62)
         self._membership = Membership(
-            config.net, self.tokenizer.info, router_epoch, self.pool, self.dispatcher, self.hub.send
-        )
-        self.memory_servers = MemoryServers(config.net, router_epoch, self.hub.send)
+            config.net, self.tokenizer.info, router_epoch, self.pool, self.dispatcher, self.hub.send,
+            incidents=incidents,
+        )  # fmt: skip
+        self.memory_servers = MemoryServers(config.net, router_epoch, self.hub.send, incidents=incidents)
         self._operators = Operators(self.pool, self.memory_servers, self.dispatcher, self.hub.send)
         self._kv_events = KVEventReader(
             config.net, self.pool, self.memory_servers, self.hub.send, is_on=config.router.kv_events
@@ -90,6 +94,10 @@ class Service:
             FleetMetrics(self.pool, self.memory_servers, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped)
         )
         self.metrics.observe_texts(lambda: self.reader.text_counts)
+        self.status = StatusReporter(
+            self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics, incidents,
+            has_chats=self.tokenizer.chat_template is not None,
+        )  # fmt: skip
         self._inquiries = Inquiries(config.net, self._send)
         self._clockwork: asyncio.Task[None] | None = None
 
@@ -138,6 +146,7 @@ class Service:
                 self._kv_events.check()
                 self._inquiries.ask(self.dispatcher.active)
                 self.dispatcher.tick()
+                self.status.history.tick()
             except Exception:  # without the clockwork no deadline would hold any more
                 logger.exception("a bug in the clockwork; going on")
 

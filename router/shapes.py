@@ -191,6 +191,27 @@ class Health(TypedDict):
     memory_servers: list[dict[str, Any]]
 
 
+class StatusReport(TypedDict):
+    version: str
+    model: str
+    max_model_len: int
+    has_chats: bool
+    now_s: float  # wall clock
+    up_s: float
+    status: Status
+    missing: list[str]
+    queued: int
+    queued_prompt_tokens: int
+    running: int
+    phases: dict[str, int]
+    devices: list[dict[str, Any]]
+    kv_paths: list[dict[str, Any]]  # of which there may be more
+    num_kv_paths: int
+    period_s: float
+    history: dict[str, list[Any]]  # a column each, oldest first
+    incidents: list[dict[str, Any]]  # latest first
+
+
 class Version(TypedDict):
     version: str
 

@@ -8,6 +8,7 @@ from common.version import VERSION
 from router import health
 from router.exposition import CONTENT_TYPE, exposition
 from router.http_request import SERVICE
+from router.responses import JSON
 from router.shapes import Live, Load, Version
 
 status_routes = web.RouteTableDef()
@@ -50,6 +51,13 @@ async def get_load(request: web.Request) -> web.Response:
     """How many completions are queued or at workers."""
     load: Load = {"server_load": request.app[SERVICE].dispatcher.num_active}
     return web.json_response(load)
+
+
+@status_routes.get("/status.json")
+async def get_status(request: web.Request) -> web.Response:
+    """What the page at `/` shows: who serves, how busy, the last minutes, what went wrong."""
+    headers = {"Cache-Control": "no-store"}
+    return web.Response(body=request.app[SERVICE].status.body(), content_type=JSON, headers=headers)
 
 
 OPEN_TO_ALL = (get_live, get_health, get_metrics)

@@ -37,7 +37,8 @@ async def statuses(cluster: Cluster, headers: dict[str, str]) -> dict[tuple[str,
     found = {}
     async with aiohttp.ClientSession(cluster.url) as session:
         for method, path in [*routes, ("GET", "/nothing"), ("DELETE", "/v1/models"), ("OPTIONS", "/v1/models")]:
-            async with session.request(method, path.replace("{model_id}", "tiny"), headers=headers) as response:
+            asked = path.replace("{model_id}", "tiny").replace("{name}", "page.js")
+            async with session.request(method, asked, headers=headers) as response:
                 found[method, path] = response.status
                 if response.status == 401 and method != "HEAD":
                     error = (await response.json())["error"]
@@ -53,7 +54,8 @@ async def test_every_route_wants_a_key_but_those_that_tell_of_health(
     caplog.set_level(logging.DEBUG)
     cluster = await start_cluster(api_key_file=key_file)
     refused = await statuses(cluster, {"Authorization": f"Bearer {FIRST}x"})
-    assert {path for (_, path), status in refused.items() if status != 401} == {"/live", "/health", "/ping", "/metrics"}
+    open_to_all = {path for (_, path), status in refused.items() if status != 401}
+    assert open_to_all == {"/live", "/health", "/ping", "/metrics", "/", "/status/{name}"}, "the page says nothing"
     assert len(OPEN_TO_ALL) == 3
     served = await statuses(cluster, {"Authorization": f"Bearer {FIRST}"})
     assert 401 not in served.values()

@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
 
 from router.doc_handlers import get_docs, get_openapi
 from router.openapi import ENDPOINTS
+from router.page_handlers import OPEN_PAGES
 from tests.router.conftest import Cluster, StartCluster
 
 NUM_EXAMPLES = 40
@@ -43,7 +44,7 @@ async def described(cluster: Cluster) -> dict[str, Any]:
 async def test_every_handler_is_described(start_cluster: StartCluster) -> None:
     cluster = await start_cluster()
     handlers = {route.handler for resource in cluster.runner.app.router.resources() for route in resource}
-    assert handlers == {*ENDPOINTS, get_openapi, get_docs}
+    assert handlers == {*ENDPOINTS, get_openapi, get_docs, *OPEN_PAGES}
     document = await described(cluster)
     assert document["openapi"] == "3.1.0"
     assert all(operation["summary"] for methods in document["paths"].values() for operation in methods.values())
