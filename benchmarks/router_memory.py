@@ -3,7 +3,7 @@
     python -m benchmarks.router_memory /tmp/Qwen3-4B
 
 The same loads as of `benchmarks.router`; what streams notice is not watched, so the processor may be busy otherwise.
-Each process is looked at a hundred times a second, and weighed when all together have more than before.
+Each process is looked at a hundred times a second, and weighed when all together have about as much as ever.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from benchmarks.router_rig import Answers, Clients, Rig, running_router
 from benchmarks.stats import Figure
 
 LOOK_S = 0.01
-NOTABLE = 1.005
-"""A sum that is so much larger is worth the weighing."""
+NOTABLE = 0.9
+"""From so much of the largest sum on processes are weighed: what was largest may be less when that is done."""
 START_S, SETTLE_S = 15.0, 2.0
 IDLE, AFTER = "nothing, before all loads", "nothing, after all loads"
 
@@ -34,19 +34,22 @@ class Most:
     """What was seen beside one load."""
 
     load: str
-    rss_bytes: int = 0
-    weights: list[Weight] = field(default_factory=list)  # when they had most
+    rss_bytes: int = 0  # of all together
+    pss_bytes: int = 0
+    weights: list[Weight] = field(default_factory=list)  # when they had most of PSS
     answers: Answers = field(default_factory=Answers)
 
     def look(self, pid: int) -> None:
         rss_bytes = sum(map(resident_bytes, family(pid)))
-        if rss_bytes > self.rss_bytes * NOTABLE:
-            self.rss_bytes, self.weights = rss_bytes, weigh(pid)
+        self.rss_bytes = max(self.rss_bytes, rss_bytes)
+        if rss_bytes > NOTABLE * self.rss_bytes:
+            weights = weigh(pid)
+            if (pss_bytes := sum(each.pss_bytes for each in weights)) > self.pss_bytes:
+                self.pss_bytes, self.weights = pss_bytes, weights
 
     def figures(self) -> list[Figure]:
         """In all, and of each process; children of one name together."""
-        pss_bytes = sum(each.pss_bytes for each in self.weights)
-        figures = [Figure("rss", self.rss_bytes / 1e6, "MB"), Figure("pss", pss_bytes / 1e6, "MB")]
+        figures = [Figure("rss", self.rss_bytes / 1e6, "MB"), Figure("pss", self.pss_bytes / 1e6, "MB")]
         for name in dict.fromkeys(each.name for each in self.weights):
             same = [each for each in self.weights if each.name == name]
             figures.append(Figure(f"rss_{name}", sum(each.rss_bytes for each in same) / 1e6, "MB"))
