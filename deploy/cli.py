@@ -263,7 +263,9 @@ def _bench(args: argparse.Namespace) -> int:
     try:
         from benchmarks.serve import main as bench
     except ImportError as error:
-        raise ConfigError(f'{error}: baton bench needs the bench extra: pip install -e ".[bench]" where the sources are') from None
+        raise ConfigError(
+            f'{error}: baton bench needs the bench extra: pip install -e ".[bench]" where the sources are'
+        ) from None
     named = {flag.partition("=")[0] for flag in args.flags}
     mode = [] if named & {"--rate", "--concurrency", "--all-at-once", "--users"} else ["--concurrency", "8"]
     ids = [] if "--vocab-size" in named else ["--vocab-size", "1000"]  # which every model has
