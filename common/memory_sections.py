@@ -54,6 +54,11 @@ class KVSection:
         0.85, "share of a GPU's memory for the weights, the pool and the workers that share them", within=(0.01, 0.98)
     )
     prefix_cache: bool = option(True, "keep KV of texts that are over for others that begin alike, while there is room")
+    take_replies: bool = option(
+        True,
+        "where replies are in another pool than prompts are computed in, take them from there if that is faster than "
+        "computing them again; of use with prefix_cache only",
+    )
     prefix_min_tokens: int = option(
         256, "shorter prompts are not looked up there: computing them takes hardly longer", within=(0, MAX_STEP_TOKENS)
     )

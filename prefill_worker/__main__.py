@@ -46,6 +46,7 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         make_ready(config, engine, incarnation, Role.PREFILL),
         max_batch_tokens=section.max_batch_tokens,
         max_num_seqs=section.max_num_seqs,
+        takes_replies=config.kv.prefix_cache and config.kv.take_replies,
     )
     followers = make_followers(Path(config.model.path), engine.vocab_size)
     return PrefillWorker(config, engine, runner=runner, ready=ready, drain=incarnation.drain, followers=followers)

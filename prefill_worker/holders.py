@@ -35,10 +35,14 @@ class Holder:
 
 
 class Holders:
-    """By worker id; one path is proven at a time, bit by bit, and nobody waits for that."""
+    """By worker id; one path is proven at a time, bit by bit, and nobody waits for that.
 
-    def __init__(self, visits: Visits, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.visits, self._clock = visits, clock
+    Args:
+        is_on: otherwise nobody is visited, and nothing is found anywhere.
+    """
+
+    def __init__(self, visits: Visits, *, clock: Callable[[], float] = time.monotonic, is_on: bool = True) -> None:
+        self.visits, self._clock, self._is_on = visits, clock, is_on
         self.by_id: dict[str, Holder] = {}
 
     @property
@@ -49,7 +53,7 @@ class Holders:
     def meet(self, export: KVPoolExport) -> None:
         """A decode worker says where its pool is; an earlier incarnation of it is gone."""
         known = self.by_id.get(export.worker_id)
-        if known is not None and known.export == export:
+        if not self._is_on or (known is not None and known.export == export):
             return
         if known is not None:
             self.leave(known.export.worker_id, known.export.epoch)

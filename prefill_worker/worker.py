@@ -103,7 +103,8 @@ class PrefillWorker:
         self.in_flight: deque[PromptStep] = deque()  # oldest first
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)
-        holders, [group, *_] = Holders(Visits(engine, worker, self.poller)), engine.pool.layout.groups
+        holders = Holders(Visits(engine, worker, self.poller), is_on=ready.takes_replies)
+        group = engine.pool.layout.groups[0]
         worth = Worth(self.prefixes.rate, group.block_size, group.block_bytes)
         self.retrievals = Retrievals(engine.shared.magazine, engine.pool, holders, self.prefixes, worth)
         self.delivery = Delivery(engine.shared, self.targets, holders, worker, self._fail)

@@ -298,7 +298,7 @@ class WorkerPool:
 
     def _reached(self, prefill: Member) -> list[Member]:
         """Decode workers from whose pools a prefill worker can take blocks: where blocks travel they do both ways."""
-        if prefill.ready.role is not Role.PREFILL:
+        if not prefill.ready.takes_replies:
             return []
         return [other for other in self if other.pool != prefill.pool and self._is_proven(prefill, other)]
 

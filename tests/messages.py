@@ -20,7 +20,7 @@ def worker_ready(worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> W
         "model_name": "m", "model_fingerprint": "f", "tokenizer_fingerprint": "t",
         "kv_layout": LAYOUT, "num_blocks": (9,), "max_model_len": 999, "max_batch_tokens": 100, "max_num_seqs": 8,
         "transport": "shm", "handoff_endpoint": "", "standby": 0, "memory_server_id": "", "memory_server_epoch": 0,
-        "pool_id": 0, "prefix_min_tokens": 0, "short_prompt_tokens": 0,
+        "pool_id": 0, "prefix_min_tokens": 0, "takes_replies": role is Role.PREFILL, "short_prompt_tokens": 0,
     }  # fmt: skip
     return WorkerReady(worker_id=worker_id, epoch=epoch, role=role, **ordinary | fields)
 

@@ -206,5 +206,6 @@ def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: R
         memory_server_epoch=memory.server_epoch,
         pool_id=engine.shared.pool_id,
         prefix_min_tokens=config.kv.prefix_min_tokens if config.kv.prefix_cache else MAX_INT32,
+        takes_replies=False,
         short_prompt_tokens=0,
     )

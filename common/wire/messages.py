@@ -90,6 +90,7 @@ class WorkerReady:
     memory_server_epoch: Epoch
     pool_id: Epoch  # that it has blocks of; who has the same one hands over without copying
     prefix_min_tokens: Count  # of a prompt, for it to be looked up there; MAX_INT32 if none is
+    takes_replies: bool  # prefill: from decode workers' pools, where it has a path to them
     short_prompt_tokens: Count  # decode: of a prompt, that it computes although there are prefill workers; 0: none
 
 

@@ -56,6 +56,18 @@ async def test_a_turn_computes_and_moves_what_is_new_although_replies_are_elsewh
         await quiet(system)
 
 
+async def test_where_replies_are_not_to_be_taken_they_are_computed(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, [prompt, question] = Reference(directory, model), prompts(2, 60, 60, seed=55)
+    with System(directory, *ANY_LENGTH, "--kv-take-replies", "false").start(apart=True) as system:
+        history = prompt + (await ask(system, prompt, max_tokens=40)).token_ids + question
+        await asyncio.to_thread(system.until, system.all_blocks_free)
+        answer = await ask(system, history)
+        assert answer.texts == [reference.text(history, NUM_OUT, ignore_eos=True)]
+        assert answer.num_cached == full(60) == metric(system, "baton_expected_cached_prompt_tokens_total")
+        assert pulled(system, "prefill-0") == 0 and "replies" not in system.log("prefill-0")
+
+
 async def test_texts_of_one_prompt_take_it_once_and_of_another_tenant_nothing(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, [prompt] = Reference(directory, model), prompts(1, 60, 60, seed=52)

@@ -46,9 +46,9 @@ class FakeVisits:
 
 
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, *, is_on: bool = True) -> None:
         self.now_s, self.visits = 100.0, FakeVisits()
-        self.holders = Holders(cast(Visits, self.visits), clock=lambda: self.now_s)
+        self.holders = Holders(cast(Visits, self.visits), clock=lambda: self.now_s, is_on=is_on)
 
     def turns(self, count: int = 10, seconds: float = 0.0) -> None:
         for _ in range(count):
@@ -123,3 +123,13 @@ def test_the_end_amid_a_proof_ends_it(rig: Rig) -> None:
     rig.turns(1)
     rig.holders.close()
     assert not rig.visits.num_open and rig.visits.is_closed
+
+
+def test_where_nothing_is_to_be_taken_nobody_is_visited() -> None:
+    rig = Rig(is_on=False)
+    rig.holders.meet(pool_export("d"))
+    assert not rig.holders.is_proving
+    rig.turns()
+    assert rig.holders.find("d", 1) is None and not rig.visits.num_open and not rig.visits.proven
+    rig.holders.leave("d", 1)
+    rig.holders.close()

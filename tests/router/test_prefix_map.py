@@ -293,6 +293,11 @@ def test_a_reply_is_taken_from_who_decoded_it_where_blocks_travel() -> None:
     p0.ready = replace(p0.ready, prefix_min_tokens=1 << 20)
     pools.workers.set_path(kv_path("PREFILL-0", "DECODE-1"))
     assert pools.chosen([*text, 1]).cost.num_taken == 0
+    p0.ready = replace(p0.ready, prefix_min_tokens=256)
+    assert pools.chosen([*text, 1]).holder is d1
+    p0.ready = replace(p0.ready, takes_replies=False)
+    route = pools.chosen([*text, 1])
+    assert (route.holder, route.cost.num_taken, route.cost.num_computed) == (None, 0, 1025)
 
 
 def test_what_is_not_looked_up_or_is_of_another_layout_is_not_expected() -> None:
