@@ -27,6 +27,7 @@ from benchmarks.storm.fleet import Fleet
 from benchmarks.storm.leftovers import errors, excess, holdings
 from benchmarks.storm.requests import Answer, Case, make_cases
 from common.config import NetSection
+from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 
 FLAGS = ("--model-dtype", "float32", "--prefill-max-batch-tokens", "256", "--decode-max-num-seqs", "24")
@@ -56,7 +57,7 @@ async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
     workers = workers_of(args, tag)
     flags = [*FLAGS, "--kv-pool-bytes", str(args.pool_mb << 20), *args.flags]
     net = NetSection()
-    with System(
+    with SlowSystem(  # so that blocks come back from host memory, whatever a device takes to compute them
         args.model,
         *flags,
         device=args.device,

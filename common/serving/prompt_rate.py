@@ -1,15 +1,21 @@
-"""How long computing prompts takes here, as the steps show: what is kept elsewhere comes back if that is faster."""
+"""How long computing prompts takes here, as the steps show: what is kept elsewhere comes back if that is faster.
+
+A step takes some time however few tokens it has, and more for each of them. Of long steps the first part does not
+matter, so that they tell what a token takes by themselves. As long as there was none, short ones of different sizes
+tell it by what the larger take more.
+"""
 
 import time
 from collections import deque
 from collections.abc import Callable
 
-MIN_TOKENS = 512
-"""Of a step that tells something: a shorter one takes as long as a longer one."""
+LONG_TOKENS = 512
+"""Of a step that tells something by itself."""
 WEIGHT = 0.2
-"""Of the last step."""
-UNKNOWN_US = 1000.0
-"""A token, until a step has shown it: longer than on any GPU."""
+"""Of the last step in what those of its size take."""
+LEAST_US = 5.0
+"""A token, at least as short steps tell, and before any step: hardly less on any GPU. So until steps have shown that it
+takes more nothing but what is long waits for a copy."""
 
 
 class PromptRate:
@@ -17,7 +23,8 @@ class PromptRate:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._token_us = 0.0
+        self._long_token_us = 0.0  # of long steps
+        self._short: dict[int, tuple[float, float]] = {}  # tokens and microseconds of a step, by bits of the former
         self._ended_s = 0.0  # the last step
         self._launched: deque[tuple[int, float]] = deque()  # steps: their tokens, and when
 
@@ -29,10 +36,23 @@ class PromptRate:
         """The step that was launched first is over."""
         num_tokens, launched_s = self._launched.popleft()
         begun_s, self._ended_s = max(launched_s, self._ended_s), self._clock()
-        if num_tokens >= MIN_TOKENS:
-            token_us = (self._ended_s - begun_s) / num_tokens * 1e6
-            self._token_us += (token_us - self._token_us) * (WEIGHT if self._token_us else 1.0)
+        took_us = (self._ended_s - begun_s) * 1e6
+        if num_tokens >= LONG_TOKENS:
+            token_us = took_us / num_tokens
+            self._long_token_us += (token_us - self._long_token_us) * (WEIGHT if self._long_token_us else 1.0)
+        elif not self._long_token_us:
+            tokens, step_us = self._short.get(num_tokens.bit_length(), (num_tokens, took_us))
+            mean = tokens + (num_tokens - tokens) * WEIGHT, step_us + (took_us - step_us) * WEIGHT
+            self._short[num_tokens.bit_length()] = mean
+
+    @property
+    def token_us(self) -> float:
+        """What computing a token takes, beside others, in microseconds."""
+        if self._long_token_us or len(self._short) < 2:
+            return self._long_token_us or LEAST_US
+        (fewest, least_us), (most, most_us) = self._short[min(self._short)], self._short[max(self._short)]
+        return max((most_us - least_us) / (most - fewest), LEAST_US)
 
     def block_us(self, block_size: int) -> int:
-        """What computing so many tokens takes, in microseconds: at least 1."""
-        return max(1, round((self._token_us or UNKNOWN_US) * block_size))
+        """The same of so many tokens: at least 1."""
+        return max(1, round(self.token_us * block_size))

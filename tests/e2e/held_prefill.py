@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.held_prefill`: a prefill worker that stands still where a test holds it."""
+"""`python -m tests.e2e.held_prefill`: a prefill worker that a test holds, and that takes all it can."""
 
 import logging
 import sys
@@ -6,9 +6,10 @@ import sys
 from common.config import WORKER_SECTIONS, Config
 from common.serving.worker_main import Incarnation, worker_main
 from common.wire.messages import Role
-from prefill_worker import __main__ as program
+from prefill_worker.__main__ import DESCRIPTION
 from prefill_worker.scheduler import Chunk
 from prefill_worker.worker import PrefillWorker
+from tests.e2e import slow_prefill as program
 from tests.e2e.hold import Holds, holds_of
 
 logger = logging.getLogger(__name__)
@@ -47,4 +48,4 @@ def hold_retrievals(worker: PrefillWorker, holds: Holds) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.PREFILL, WORKER_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(worker_main(Role.PREFILL, WORKER_SECTIONS, DESCRIPTION, build))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.client import Completion, Reference, complete_all, prompts
+from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 from tests.e2e.test_prefixes import ANY_LENGTH, NUM_OUT, ask, full, metric
 
@@ -35,7 +36,7 @@ async def crowd_out(system: System, reference: Reference, others: list[list[int]
 async def test_what_was_pushed_out_is_restored_and_says_the_same(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, [first, *others] = Reference(directory, model), prompts(4, 180, 200, seed=31)
-    with System(directory, *tiny(20), memory_flags=TIER).start() as system:
+    with SlowSystem(directory, *tiny(20), memory_flags=TIER).start() as system:
         assert "400 KV blocks" in system.log("memory") and "times the pool" in system.log("memory")
         cold = await ask(system, first, cache_salt="ours")
         assert cold.num_cached == 0
@@ -52,7 +53,7 @@ async def test_what_was_pushed_out_is_restored_and_says_the_same(checkpoint: Che
 async def test_equal_prompts_that_come_together_wait_for_one_restore(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, [first, *others] = Reference(directory, model), prompts(4, 180, 200, seed=32)
-    with System(directory, *tiny(30), memory_flags=TIER).start() as system:
+    with SlowSystem(directory, *tiny(30), memory_flags=TIER).start() as system:
         await ask(system, first)
         await crowd_out(system, reference, others, len(first) // 16)
         answers = await asyncio.gather(*(ask(system, first) for _ in range(3)))
@@ -66,7 +67,7 @@ async def test_equal_prompts_that_come_together_wait_for_one_restore(checkpoint:
 async def test_it_outlives_the_worker_that_computed_it(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, [first, *others] = Reference(directory, model), prompts(3, 180, 200, seed=33)
-    with System(directory, *tiny(20), memory_flags=TIER).start() as system:
+    with SlowSystem(directory, *tiny(20), memory_flags=TIER).start() as system:
         await ask(system, first)
         await crowd_out(system, reference, others, len(first) // 16)
         await asyncio.to_thread(system.kill, "prefill-0")
@@ -82,7 +83,7 @@ async def test_it_outlives_the_worker_that_computed_it(checkpoint: Checkpoint) -
 async def test_between_pools_what_is_restored_is_handed_over_like_what_was_computed(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, [first, *others] = Reference(directory, model), prompts(4, 180, 200, seed=34)
-    with System(directory, *tiny(20), memory_flags=TIER).start(apart=True) as system:
+    with SlowSystem(directory, *tiny(20), memory_flags=TIER).start(apart=True) as system:
         await ask(system, first)
         await crowd_out(system, reference, others, len(first) // 16)
         warm = await ask(system, first)
@@ -100,7 +101,7 @@ async def test_who_had_to_make_room_is_not_computed_again(checkpoint: Checkpoint
     directory, model = checkpoint("qwen3-tied")
     reference, asked = Reference(directory, model), prompts(8, 130, 150, seed=35)
     num_out = 150
-    with System(directory, *tiny(40), memory_flags=TIER).start() as system:
+    with SlowSystem(directory, *tiny(40), memory_flags=TIER).start() as system:
         streams = [Completion() for _ in asked]
         await complete_all(system.url, asked, streams, max_tokens=num_out, ignore_eos=True)
         texts = [reference.text(prompt, num_out, ignore_eos=True) for prompt in asked]

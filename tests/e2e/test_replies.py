@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, begun
+from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 from tests.e2e.test_prefixes import ANY_LENGTH, BLOCK, NUM_OUT, ask, full, metric
 
@@ -39,7 +40,7 @@ def pulled(system: System, worker: str) -> int:
 async def test_a_turn_computes_and_moves_what_is_new_although_replies_are_elsewhere(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, [history, *questions] = Reference(directory, model), prompts(4, 40, 70, seed=51)
-    with System(directory, *ANY_LENGTH).start(apart=True) as system:
+    with SlowSystem(directory, *ANY_LENGTH).start(apart=True) as system:
         num_here = num_there = num_taken = num_moved = 0  # tokens of the conversation here and there, blocks in all
         for question in [[], *questions]:
             await quiet(system)
@@ -59,7 +60,7 @@ async def test_a_turn_computes_and_moves_what_is_new_although_replies_are_elsewh
 async def test_where_replies_are_not_to_be_taken_they_are_computed(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, [prompt, question] = Reference(directory, model), prompts(2, 60, 60, seed=55)
-    with System(directory, *ANY_LENGTH, "--kv-take-replies", "false").start(apart=True) as system:
+    with SlowSystem(directory, *ANY_LENGTH, "--kv-take-replies", "false").start(apart=True) as system:
         history = prompt + (await ask(system, prompt, max_tokens=40)).token_ids + question
         await asyncio.to_thread(system.until, system.all_blocks_free)
         answer = await ask(system, history)
@@ -71,7 +72,7 @@ async def test_where_replies_are_not_to_be_taken_they_are_computed(checkpoint: C
 async def test_texts_of_one_prompt_take_it_once_and_of_another_tenant_nothing(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, [prompt] = Reference(directory, model), prompts(1, 60, 60, seed=52)
-    with System(directory, *ANY_LENGTH).start(apart=True) as system:
+    with SlowSystem(directory, *ANY_LENGTH).start(apart=True) as system:
         await quiet(system)
         history = prompt + (await ask(system, prompt, max_tokens=40)).token_ids
         await quiet(system)
@@ -111,7 +112,7 @@ async def test_who_dies_amid_it_costs_no_text(victim: str, checkpoint: Checkpoin
 async def test_without_an_answer_it_is_computed(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, [prompt, question] = Reference(directory, model), prompts(2, 60, 60, seed=54)
-    with System(directory, *ANY_LENGTH).start(apart=True) as system:
+    with SlowSystem(directory, *ANY_LENGTH).start(apart=True) as system:
         await quiet(system)
         history = prompt + (await ask(system, prompt, max_tokens=40)).token_ids + question
         await quiet(system)

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 
 from tests.e2e.client import TIMEOUT, prompts
+from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -51,7 +52,7 @@ def full(num_tokens: int) -> int:
 async def test_what_is_expected_is_there_and_what_was_evicted_is_not_expected(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     asked = prompts(8, 80, 100, seed=41)
-    with System(directory, *FLAGS, "--kv-pool-bytes", str(16 * BLOCK_BYTES)).start(2, 2, homes=HOMES) as system:
+    with SlowSystem(directory, *FLAGS, "--kv-pool-bytes", str(16 * BLOCK_BYTES)).start(2, 2, homes=HOMES) as system:
         num_found = 0
         for prompt in [*asked, *asked[::-1], *asked]:  # two of them fit into each pool, or almost
             found, expected = await ask(system, prompt)
@@ -63,7 +64,7 @@ async def test_what_is_expected_is_there_and_what_was_evicted_is_not_expected(ch
 async def test_a_router_that_starts_again_knows_what_is_there(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     asked = prompts(6, 80, 100, seed=42)
-    with System(directory, *FLAGS).start(2, 2, homes=HOMES) as system:
+    with SlowSystem(directory, *FLAGS).start(2, 2, homes=HOMES) as system:
         for prompt in asked:
             assert await ask(system, prompt) == (0, 0)
         known = [server["known_blocks"] for server in system.health()["memory_servers"]]
@@ -79,7 +80,7 @@ async def test_a_router_that_starts_again_knows_what_is_there(checkpoint: Checkp
 async def test_what_a_killed_memory_server_had_is_not_expected_any_more(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     asked = prompts(6, 80, 100, seed=43)
-    with System(directory, *FLAGS).start(2, 2, homes=HOMES) as system:
+    with SlowSystem(directory, *FLAGS).start(2, 2, homes=HOMES) as system:
         for prompt in asked:
             await ask(system, prompt)
         system.kill("memory-1")
@@ -102,7 +103,7 @@ async def test_what_a_killed_memory_server_had_is_not_expected_any_more(checkpoi
 async def test_without_events_it_goes_by_what_was_sent_where(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     [prompt] = prompts(1, 80, 100, seed=44)
-    with System(directory, *FLAGS) as system:
+    with SlowSystem(directory, *FLAGS) as system:
         system.start_router(0, "--router-kv-events", "false")
         system.start_memory()
         system.homes = HOMES

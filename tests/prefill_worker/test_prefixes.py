@@ -27,6 +27,7 @@ from prefill_worker.sequence import PromptSequence
 from tests.layouts import no_prefixes, tiny
 from tests.memory.parties import Bytes
 from tests.memory.tiers import slow_tier
+from tests.slow_rate import SlowRate
 
 BLOCK = 4
 US, DECODER = 1, 2
@@ -48,6 +49,7 @@ class House:
         self.magazine = Magazine(shape, self.said.append, clock=lambda: self.now_s)
         section = KVSection(prefix_min_tokens=0)
         self.prefixes = PromptPrefixes(self.magazine, self._tell, section, clock=lambda: self.now_s)
+        self.prefixes.rate = SlowRate()
         limits = PrefillSection(max_batch_tokens=8 * BLOCK).on("cuda")
         self.scheduler = PromptScheduler(limits, self.magazine, 1000, self.prefixes, batching=True)
         self.computed: list[tuple[str, int]] = []

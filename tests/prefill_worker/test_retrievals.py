@@ -28,6 +28,7 @@ from tests.memory.parties import Bytes
 from tests.messages import pool_export
 from tests.prefill_worker.test_any_prompts import TEXTS, World
 from tests.prefill_worker.test_prefixes import BLOCK, House
+from tests.slow_rate import SlowRate
 
 OWNER, GUEST = 1, 2
 D = ("d", 1)
@@ -148,7 +149,7 @@ class Rig(House):
     def __init__(self, **options: int) -> None:
         super().__init__(**options)
         self.theirs, self.written = Theirs(), dict[int, bytes]()
-        worth = Worth(PromptRate(), BLOCK, BLOCK * ID_BYTES)
+        worth = Worth(SlowRate(), BLOCK, BLOCK * ID_BYTES)
         self.retrievals = retrievals_of(self, self.theirs, self.written, worth)
 
     def filled(self) -> Iterable[list[int]]:
@@ -374,7 +375,7 @@ class RetrievingWorld(World):
     def __init__(self) -> None:
         super().__init__()
         self.theirs = Theirs(num_blocks=30)
-        worth = Worth(PromptRate(), BLOCK, BLOCK * ID_BYTES)
+        worth = Worth(SlowRate(), BLOCK, BLOCK * ID_BYTES)
         self.retrievals = retrievals_of(self, self.theirs, self.written, worth)
         self.theirs.decode(TEXTS[0][:40])
 
