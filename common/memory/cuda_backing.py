@@ -20,7 +20,7 @@ class CudaBacking:
     """
 
     settle_s = 2.0
-    host_pause = 4.0
+    host_pause = 1.0
 
     def __init__(self, index: int) -> None:
         try:

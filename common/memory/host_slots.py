@@ -16,6 +16,7 @@ class HostSlots:
     """Of which there will be `most`."""
 
     def __init__(self, most: int) -> None:
+        self.is_growing = False  # soon there are more: nothing has to go yet
         self.slot_of: dict[bytes, int] = {}  # of what is there, read or not
         self.num_slots = 0
         self._key = np.zeros(most, KEY)  # by slot, of what is there
@@ -48,12 +49,15 @@ class HostSlots:
     def take(self, count: int) -> np.ndarray:
         """Slots to be filled, so many or fewer if the others are in use; what was there longest is there no more.
 
+        As long as there are more and more of them that stays, or a text that has no room yet would drive out its own
+        beginning.
+
         Returns [num_taken] intp, neighbours beside each other where possible.
         """
         taken = self.free[: -count - 1 : -1]
         del self.free[len(self.free) - len(taken) :]
         num_evicted = min(count - len(taken), len(self._unread))
-        if not num_evicted:
+        if not num_evicted or self.is_growing:
             return np.array(taken, np.intp)
         evicted = self._unread.evict(num_evicted)
         for key in self._key[evicted].tolist():

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 MIN_TOKENS = 128
 """That are restored at once: of fewer not much can be saved."""
+IDLE_S = 20.0
+"""After which there is host memory even if nothing was sealed: when its workers have started, which pinning holds up."""
 OVERHEAD_US = 1000.0
 """Of a restore beside its copies: what it saves must be more."""
 
@@ -56,18 +58,20 @@ class HostTier:
     """All of one server.
 
     Args:
-        room: host memory, which becomes more as soon as something is sealed.
+        room: host memory, which becomes more as soon as something is sealed, and at last `IDLE_S` after a pool is there.
         copies: between pools and that.
     """
 
     def __init__(self, room: HostRoom, copies: Copies, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.room = room
         self.traffic = Traffic(copies, room.pieces, clock=clock)
+        self._clock = clock
         self.layout: KVLayout | None = None  # of what is here
         self.slots = HostSlots(0)
         self.served: Served | None = None
         self.is_lost = False
         self._num_in_piece = 0
+        self._begin_s = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -86,6 +90,7 @@ class HostTier:
             self.slots.grow(num_in_piece * len(self.room.pieces))
         self.traffic.serve(pool, num_in_piece)
         self.served = Served(pool, self.traffic, self.slots)
+        self._begin_s = self._clock() + IDLE_S
         pool.index.sealed.on_cached = self.slots.touch
         ratio = most / sum(pool.index.shape.capacity)
         logger.info(
@@ -141,10 +146,13 @@ class HostTier:
 
     def tend(self) -> list[tuple[Pool, Restore]]:
         """See to what is on its way; returns what is over: ask its questions again, then let go of it."""
+        self.slots.is_growing = not self.room.is_made  # asked before what is made is taken over
         if grown := self.room.grow():
             self.slots.grow(grown * self._num_in_piece)
         if self.served is None or self.is_lost:
             return []
+        if self._clock() > self._begin_s:
+            self.room.begin()
         departures, restores = self.served.departures, self.served.restores
         over: list[Restore] = []
         try:

@@ -14,10 +14,12 @@ from common.memory.block_index import TIER
 from common.memory.exchange import Answer
 from common.memory.host_room import HostRoom
 from common.memory.host_slots import HostSlots
+from common.memory.host_tier import IDLE_S
 from common.memory.host_traffic import STALL_S
 from common.memory.pool import Pool, User
 from common.memory.pools import Pools
 from common.wire.block_key import pack_keys
+from common.wire.fields import KEY_BYTES
 from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
@@ -30,7 +32,7 @@ from common.wire.memory_messages import (
 from common.wire.packing import unpack_ids
 from tests.layouts import one_group, window
 from tests.memory.parties import Bytes
-from tests.memory.tiers import slow_tier
+from tests.memory.tiers import ReadyRoom, slow_tier
 
 LAYOUT = one_group("model", 1, 1, 1, 16, "float16")  # eight blocks are worth a restore
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes
@@ -46,7 +48,7 @@ class Rig:
     def __init__(self, num_slots: int = NUM_SLOTS, layout: KVLayout = LAYOUT) -> None:
         self.now_s = 0.0
         self.tier, self.copies = slow_tier(BLOCK_BYTES, num_slots, slots_a_piece=12, batch=4)
-        self.tier.traffic._clock = lambda: self.now_s
+        self.tier.traffic._clock = self.tier._clock = lambda: self.now_s
         self.memories: list[Bytes] = []
         self.pools = Pools(self._allocate, 0.0, poisons=True, tier=self.tier)
         self.numbers = count()
@@ -130,6 +132,11 @@ def keys_of(text: int, num_blocks: int) -> bytes:
     return pack_keys([bytes([text, number]).ljust(32, b".") for number in range(num_blocks)])
 
 
+def keys_in_turn(text: int, num_blocks: int) -> list[bytes]:
+    packed = keys_of(text, num_blocks)
+    return [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
+
+
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
@@ -182,6 +189,31 @@ def test_what_is_not_worth_it_is_not_restored(rig: Rig, num_blocks: int, block_u
     rig.tier.traffic.block_us = 100.0
     assert rig.found(rig.ask(ALICE, 1, num_blocks, block_us), ALICE, 1) == []
     rig.all_come_free()
+
+
+def test_a_text_that_has_no_room_yet_keeps_its_beginning_and_the_rest_follows(rig: Rig) -> None:
+    room = rig.tier.room
+    assert isinstance(room, ReadyRoom)
+    room.num_ready = 1  # of twelve slots
+    rig.compute(1, 20, is_copied=True)
+    assert len(rig.tier.slots) == 12 and list(rig.tier.slots.slot_of) == keys_in_turn(1, 12)
+    room.num_ready = room.num_pieces
+    room.begin()
+    rig.copy()
+    assert len(rig.tier.slots) == 20
+    rig.crowd_out()
+    assert rig.ask(ALICE, 1, 20) == []
+    assert len(rig.found(rig.copy(), ALICE, 1)) == 20
+
+
+def test_host_memory_is_there_before_anything_was_sealed_but_not_while_workers_start(rig: Rig) -> None:
+    rig.now_s = IDLE_S
+    rig.pools.tend()
+    assert not rig.tier.room.is_made
+    rig.now_s += 0.1
+    rig.pools.tend()
+    rig.pools.tend()
+    assert rig.tier.room.is_made and rig.tier.slots.num_slots == NUM_SLOTS
 
 
 def test_it_takes_no_blocks_that_others_wait_for(rig: Rig) -> None:

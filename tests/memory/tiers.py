@@ -11,14 +11,18 @@ from common.memory.host_tier import HostTier
 
 
 class ReadyRoom(HostRoom):
-    """All of it is there as soon as it is wanted."""
+    """As many pieces as are `ready` are there as soon as any is wanted: all, unless a test says fewer."""
 
     def __init__(self, num_pieces: int, piece_bytes: int) -> None:
         super().__init__(piece_bytes, lambda num_bytes: HostPiece(np.zeros(num_bytes, np.uint8)))
-        self.num_pieces = num_pieces
+        self.num_pieces = self.num_ready = num_pieces
+
+    @property
+    def is_made(self) -> bool:
+        return len(self.pieces) + self._made.qsize() == self.num_pieces
 
     def begin(self) -> None:
-        for _ in range(self.num_pieces - len(self.pieces) - self._made.qsize()):
+        for _ in range(self.num_ready - len(self.pieces) - self._made.qsize()):
             self._made.put(self._make(self.piece_bytes))
 
 
