@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 MIN_TOKENS = 128
 """That are restored at once: of fewer not much can be saved."""
 IDLE_S = 20.0
-"""After which there is host memory even if nothing was sealed: when its workers have started, which pinning holds up."""
+"""After which there is host memory even if nothing was sealed: its workers have started, which pinning holds up."""
 OVERHEAD_US = 1000.0
 """Of a restore beside its copies: what it saves must be more."""
 
@@ -58,7 +58,7 @@ class HostTier:
     """All of one server.
 
     Args:
-        room: host memory, which becomes more as soon as something is sealed, and at last `IDLE_S` after a pool is there.
+        room: host memory, which becomes more as soon as something is sealed, or `IDLE_S` after a pool is there.
         copies: between pools and that.
     """
 
