@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -177,8 +178,10 @@ def main() -> int:
     compilers = [subprocess.Popen([*command, "--compile-part", str(part)]) for part in range(COMPILERS)]
     for compiler in compilers:
         compiler.wait()
-    measured = [row for preset in presets for tokens in tokens_of for row in tune(preset, tokens)]
-    write(args.out or plan_file(torch.cuda.get_device_name()), measured)
+    measured: list[Row] = []
+    for preset, tokens in product(presets, tokens_of):
+        measured += tune(preset, tokens)
+        write(args.out or plan_file(torch.cuda.get_device_name()), measured)  # as it takes minutes: no end loses all
     return 0
 
 
