@@ -12,9 +12,9 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -23,12 +23,17 @@ from benchmarks.own_memory import own_memory
 from benchmarks.results import Row, append_rows, row_of
 from benchmarks.stats import Figure, percentile
 from common.device.landing import LOOK_INTERVAL_S, PendingOutput
-from common.device.step_trace import WAIT, StepTrace, Trace, timing_events
+from common.device.loop_trace import WAIT, Trace
+from common.device.step_trace import StepTrace, Summary, device_timer
+from common.trace_events import Tracer
+from common.trace_file import Process, TraceFile
 from common.wire.sampling_params import SamplingParams
+from common.wire.worker_id import make_epoch
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 
 WARM_UP_STEPS = 20
+MAX_BYTES = 1 << 28
 HOST_PHASES = ("apply", "launch", "collect")
 
 
@@ -93,36 +98,38 @@ class LaunchAhead:
             self.scheduler.collected(sequences)
 
 
-def figures(trace: StepTrace) -> Iterator[Figure]:
+def figures(summary: Summary) -> Iterator[Figure]:
     """What a traced run says; nothing of the device where there is none."""
-    device = trace.device_spans()
-    summary = trace.summary(device)
-    if device:
-        between_ms = [(after.begin_s - before.begin_s) * 1e3 for before, after in pairwise(device)]
+    if summary.intervals_us:
         gaps_us = sorted(summary.gaps_us)
-        yield Figure("step", statistics.median(between_ms), "ms")
+        yield Figure("step", statistics.median(summary.intervals_us) / 1e3, "ms")
         yield Figure("device_gap_p50", percentile(gaps_us, 50), "us")
         yield Figure("device_gap_p99", percentile(gaps_us, 99), "us")
         yield Figure("steps_launched_late", summary.num_late, "")
     for name in HOST_PHASES:
-        times_us = [span.us for turn in trace.turns for span in turn.phases if span.name == name]
-        yield Figure(f"host_{name}_p50", percentile(sorted(times_us), 50), "us")
+        yield Figure(f"host_{name}_p50", percentile(sorted(summary.phases_us[name]), 50), "us")
     yield Figure("host_busy_p99", percentile(sorted(summary.busy_us), 99), "us")
 
 
 def measure(bench: StepBench, num_rows: int, args: argparse.Namespace) -> list[Figure]:
-    """Figures of one batch, empty when it does not fit; with `--out`, a Chrome trace as well."""
+    """Figures of one batch, empty when it does not fit; with `--out`, a part of a trace as well."""
     loop = LaunchAhead(bench)
     if not loop.enter(num_rows, args.context, WARM_UP_STEPS + args.steps):
         return []
     loop.run(WARM_UP_STEPS, Trace())
-    path = (args.out or Path()) / f"decode-steps-{num_rows}x{args.context}.json"
-    trace = StepTrace(path, timing_events(bench.engine.device))
+    trace = _trace(args.out, Process("steps", f"{num_rows}x{args.context}", make_epoch()), bench.engine.device)
     loop.run(args.steps, trace)
     loop.leave()
-    if args.out:
-        trace.finish()
-    return list(figures(trace))
+    trace.finish()
+    return list(figures(trace.summary))
+
+
+def _trace(directory: Path | None, process: Process, device: torch.device) -> StepTrace:
+    """One that is written there, or sums up only."""
+    if directory is None:
+        return StepTrace(Tracer(lambda line: None), device_timer(device))
+    file = TraceFile(directory, process, MAX_BYTES)
+    return StepTrace(Tracer(file.write), device_timer(device), close=file.close)
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -135,7 +142,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=1024, help="tokens of each sequence (default: 1024)")
     parser.add_argument("--steps", type=int, default=400, help="steps measured (default: 400)")
     parser.add_argument("--device", default="cuda", help="a CPU has no gaps to show (default: cuda)")
-    parser.add_argument("--out", type=Path, help="directory for a Chrome trace of each batch")
+    parser.add_argument("--out", type=Path, help="directory for a trace of each batch, for baton trace")
     return parser.parse_args(argv)
 
 

@@ -196,9 +196,6 @@ class WorkerSection:
         within=(0, 256),
     )
     num_threads: int = option(0, "CPU threads of the math library; 0 leaves its default", within=(0, 1024))
-    trace_file: str = option(
-        "", "a Chrome trace of this worker's last steps is written here when it ends, its id before the suffix"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +286,21 @@ class KernelsSection:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceSection:
+    """What happens when, in every process, for `baton trace`."""
+
+    dir: str = option(
+        "",
+        "directory to which each process writes its part of a trace, for baton trace; without one none does",
+    )
+    max_bytes: int = option(
+        67_108_864,
+        "size of each process's part; of a longer one the last half at least is kept",
+        within=(1 << 16, 1 << 34),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LogSection:
     """Logging."""
 
@@ -310,9 +322,10 @@ class Config:
     kv: KVSection = field(default_factory=KVSection)
     kernels: KernelsSection = field(default_factory=KernelsSection)
     log: LogSection = field(default_factory=LogSection)
+    trace: TraceSection = field(default_factory=TraceSection)
 
 
-ROUTER_SECTIONS = ("model", "net", "router", "log")
-WORKER_SECTIONS = ("model", "net", "worker", "prefill", "decode", "kv", "kernels", "log")
+ROUTER_SECTIONS = ("model", "net", "router", "log", "trace")
+WORKER_SECTIONS = ("model", "net", "worker", "prefill", "decode", "kv", "kernels", "log", "trace")
 """Of both kinds, as each leaves room for the steps of the other where they share a GPU."""
 MEMORY_SECTIONS = ("memory", "net", "log")

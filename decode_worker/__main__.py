@@ -14,6 +14,7 @@ from common.device.step_trace import make_trace
 from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, time_prompt, warm_up_prompts
 from common.grammar.followers import make_followers
 from common.serving.worker_main import Incarnation, make_ready, worker_main
+from common.trace_file import Process
 from common.wire.endpoints import resolved
 from common.wire.messages import Role
 from common.wire.sockets import Hub
@@ -61,7 +62,8 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     batch = DecodeBatch(max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
     runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
     runner.prepare()
-    runner.trace = make_trace(config.worker.trace_file, incarnation.worker_id, engine.device)
+    process = Process("decode", incarnation.worker_id, incarnation.epoch)
+    runner.trace = prompt_runner.trace = make_trace(config.trace, process, engine.device)
     ready = replace(
         make_ready(config, engine, incarnation, Role.DECODE),
         max_num_seqs=max_rows,

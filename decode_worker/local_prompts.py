@@ -157,6 +157,7 @@ class LocalPrompts:
         (prompt, num_tokens), self.next = self.next, None
         self.prefixes.rate.launched(num_tokens)
         self._launched_s, self._num_launched = time.monotonic(), num_tokens
+        self.runner.trace.join([prompt.key])
         self.in_flight = prompt, self.runner.launch([prompt.take(num_tokens)])
 
     def finish(self) -> tuple[DecodeSequence, OutputToken] | None:

@@ -4,6 +4,7 @@ KVOffer ──▶ waiting ──a row and a block for it to grow──▶ accept
                └──abort, refusal, blocks wanted for what is decoded──▶ declined: free
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ Failure = tuple[Key, ErrorCode, str]
 def sequence_of(offer: KVOffer) -> DecodeSequence:
     """What will be decoded of an offer."""
     token_ids = unpack_array(offer.token_ids)
-    return DecodeSequence(offer.request_id, offer.attempt, token_ids, offer.num_outputs, offer.sampling)
+    sequence = DecodeSequence(offer.request_id, offer.attempt, token_ids, offer.num_outputs, offer.sampling)
+    sequence.offered_s = time.monotonic()
+    return sequence
 
 
 def flaw(

@@ -154,6 +154,7 @@ class Pulls:
         while self.waiting and len(self.pulling) < self.max_pulls and self._make_room(self.waiting[0]):
             handoff = self.waiting.popleft()
             handoff.visit.guest.accept(handoff.offer)
+            handoff.sequence.claimed_s = time.monotonic()
             self._start(handoff)
             self.pulling.append(handoff)
 

@@ -13,7 +13,7 @@ import torch
 
 from common.device.engine import Engine
 from common.device.landing import PendingOutput, RingLanding
-from common.device.step_trace import Trace
+from common.device.loop_trace import Trace
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear
 

@@ -1,10 +1,12 @@
 """A request being decoded here."""
 
+import time
 from collections.abc import MutableSequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from common.device.loop_trace import Trace
 from common.grammar.follower import Follower
 from common.kv.tables import Tables
 from common.wire.output_token import OutputToken
@@ -41,6 +43,8 @@ class DecodeSequence:
     mask_position: int = -1  # of the last mask that steps find
     place: int = -1  # where they find it, see `guides`
     unsent: OutputToken | None = None  # the last token, until its grammar has taken it
+    offered_s: float = 0.0  # its prompt was handed over, on `time.monotonic`
+    claimed_s: float = 0.0  # the pull of it began
     num_sealed: int = 0  # blocks from the first on that nobody writes any more, and others find
     digest: bytes = b""  # of the last of them; b"" if nothing is sealed
 
@@ -50,6 +54,14 @@ class DecodeSequence:
     @property
     def key(self) -> Key:
         return (self.request_id, self.attempt)
+
+    def tell_arrival(self, trace: Trace) -> None:
+        """It waited for room since its offer, was pulled if it was in another pool, and is in the next step."""
+        now_s = time.monotonic()
+        trace.stretch("handoff", self.key, self.offered_s, self.claimed_s or now_s)
+        if self.claimed_s:
+            trace.stretch("pull", self.key, self.claimed_s, now_s)
+        trace.join([self.key])
 
     @property
     def max_total_tokens(self) -> int:

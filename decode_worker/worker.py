@@ -1,15 +1,13 @@
 """The decode worker's loop: receive, admit, launch the next step, collect the last, emit, beat.
 
-The next step is launched before the last one's tokens are read: tokens and positions advance on the
-device, and what the host does with a step happens in the shadow of the following one. The price is
-that a sequence ended by a stop token runs one step too many, whose token is dropped. The launch waits
-until shortly before the running step ends (see `pace`), so that what arrives joins early.
+The next step is launched before the last one's tokens are read: tokens and positions advance on the device, and the
+host does what there is to do in its shadow. So a sequence ended by a stop token runs one step too many, whose token is
+dropped. The launch waits until shortly before the running step ends (see `pace`), so that what arrives joins early.
 
 Life of a request here:
     1. `KVOffer` waits until there is a row and blocks. In a pool of ours its blocks change hands (see `offers`), from
        another they are pulled (see `pulls`). Or `PrefillRequest` waits and is computed here (see `local_prompts`).
-    2. It enters a row and gets a token each step.
-    3. It ends by a stop token, by max_tokens, by `Abort`, or by preemption.
+    2. It enters a row and gets a token each step, until a stop token, max_tokens, `Abort` or preemption ends it.
 """
 
 import time
@@ -21,8 +19,8 @@ import zmq
 from common.config import Config
 from common.device.engine import Engine
 from common.device.landing import LOOK_INTERVAL_S, PendingOutput
+from common.device.loop_trace import WAIT
 from common.device.prompt_runner import PromptRunner
-from common.device.step_trace import WAIT
 from common.errors import ErrorCode
 from common.grammar.followers import Followers
 from common.kernels.operands import NO_CHOICE
@@ -111,7 +109,6 @@ class DecodeWorker:
         self.link.farewell(self.drain.reason)
         self.engine.leave()
         self.close()
-        self.trace.finish()
 
     def turn(self) -> None:
         """What arrived, the next step, the last one's tokens; each part is a method below, in this order."""
@@ -130,6 +127,7 @@ class DecodeWorker:
     def admit(self) -> None:
         """Move handoffs along; nothing here waits for a copy."""
         for sequence in [*self.offers.accept(), *self.pulls.finish()]:
+            sequence.tell_arrival(self.trace)
             self.guides.begin(sequence)
             self.guides.enter(sequence)
             self.scheduler.activate(sequence)
@@ -256,6 +254,7 @@ class DecodeWorker:
         """Report the last token, which may be the end."""
         self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs - 1, token, reason)
         if reason is not FinishReason.NOT_FINISHED:
+            self.trace.meet(sequence.key)
             self.scheduler.end(sequence)
 
     def _give_up(self, sequence: DecodeSequence, problem: str) -> None:
@@ -327,6 +326,7 @@ class DecodeWorker:
         self.sources.visits.report_fault(problem)
 
     def close(self) -> None:
+        self.trace.finish()
         self.guides.close()
         self.sources.close()
         self.hub.close()

@@ -21,6 +21,7 @@ from deploy.launch_plan import STANDBYS
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.serve import Fleet, serve, with_model, with_port
 from deploy.spares import SPARE_MODES
+from deploy.trace_command import add_trace, trace
 
 MAX_WORKERS = 256
 """Of one kind on a machine."""
@@ -47,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_workers(commands)
     _add_drain(commands)
     _add_bench(commands)
+    add_trace(commands)
     return parser
 
 
@@ -66,6 +68,12 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument(
         "--port", dest="router.port", type=int, metavar="PORT", help="port that HTTP binds to (default: 8000)"
+    )
+    parser.add_argument(
+        "--trace",
+        dest="trace.dir",
+        metavar="DIR",
+        help="every process writes there what it does when, for baton trace DIR (default: none does)",
     )
     _add_fleet(parser)
     add_flags(parser, Config, ALL_SECTIONS)
@@ -272,7 +280,7 @@ def _bench(args: argparse.Namespace) -> int:
     return bench([*mode, *ids, *args.flags], "baton bench")
 
 
-COMMANDS = {"serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench}
+COMMANDS = {"serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench, "trace": trace}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Who serves, as a table for people: made of the router's GET /health."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from deploy.tables import BLANK, aligned
+
 COLUMNS = ("ROLE", "NAME", "DEVICE", "STATE", "LOAD", "KV BLOCKS", "VERSION", "SINCE")
-BLANK = "-"
 
 
 def fleet_table(health: Mapping[str, Any]) -> str:
@@ -13,7 +14,7 @@ def fleet_table(health: Mapping[str, Any]) -> str:
     rows += [_memory_server(each) for each in health["memory_servers"]]
     failed = [path for path in health["kv_paths"] if path["error"]]
     problems = [f"KV path {path['prefill']} -> {path['decode']}: {path['error']}" for path in failed]
-    return "\n".join([*_aligned([COLUMNS, *rows]), *health["missing"], *problems])
+    return "\n".join([*aligned([COLUMNS, *rows]), *health["missing"], *problems])
 
 
 def _worker(role: str, worker: Mapping[str, Any]) -> tuple[str, ...]:
@@ -50,8 +51,3 @@ def _span(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60} min"
     return f"{minutes} min {int(seconds % 60)} s" if minutes else f"{seconds:.0f} s"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -13,6 +13,7 @@ from common.device.step_trace import make_trace
 from common.device.warm_up import compile_prompt_kernels, warm_up_prompts
 from common.grammar.followers import make_followers
 from common.serving.worker_main import Incarnation, make_ready, worker_main
+from common.trace_file import Process
 from common.wire.messages import Role
 from prefill_worker.worker import PrefillWorker
 
@@ -41,7 +42,8 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         warm_up_prompts(runner)
         if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":
             runner.capture()
-    runner.trace = make_trace(config.worker.trace_file, incarnation.worker_id, engine.device)
+    process = Process("prefill", incarnation.worker_id, incarnation.epoch)
+    runner.trace = make_trace(config.trace, process, engine.device)
     ready = replace(
         make_ready(config, engine, incarnation, Role.PREFILL),
         max_batch_tokens=section.max_batch_tokens,

@@ -24,8 +24,8 @@ import zmq
 from common.config import Config
 from common.device.engine import Engine
 from common.device.landing import LOOK_INTERVAL_S
+from common.device.loop_trace import WAIT
 from common.device.prompt_runner import PromptRunner
-from common.device.step_trace import WAIT
 from common.errors import ErrorCode
 from common.grammar.followers import Followers
 from common.kernels.operands import NO_CHOICE
@@ -130,7 +130,6 @@ class PrefillWorker:
         self.link.farewell(self.drain.reason)
         self.engine.leave()
         self.close()
-        self.trace.finish()
 
     def receive(self) -> None:
         for message in self.link.receive():
@@ -166,6 +165,7 @@ class PrefillWorker:
         """
         columns, handed_off = TokenColumns(), []
         for sequence, token, is_over in ended:
+            self.trace.meet(sequence.key)
             block_ids = self.scheduler.take(sequence)
             if token.token_id == NO_CHOICE:
                 is_guided = sequence.follower is not None
@@ -221,6 +221,7 @@ class PrefillWorker:
         self.retrievals.holders.visits.report_fault(problem)
 
     def close(self) -> None:
+        self.trace.finish()
         self.guides.followers.close()
         self.retrievals.holders.close()
         self.targets.close()
@@ -246,6 +247,7 @@ class PrefillWorker:
         if chunks:
             self.link.load.num_running = max(self.link.load.num_running, len(chunks))  # launching may take long
             with self.trace.phase("launch"):
+                self.trace.join(chunk.sequence.key for chunk in chunks)
                 self.prefixes.rate.launched(sum(chunk.num_tokens for chunk in chunks))
                 self.in_flight.append(launch_chunks(self.runner, chunks))
             self.scheduler.launched(chunks)

@@ -2,6 +2,7 @@
 
 import logging
 
+from router.journey import End
 from router.phases import Phase
 from router.request_state import Completion
 from router.shapes import ChoiceTiming
@@ -23,6 +24,8 @@ def tell_end(completion: Completion, now_s: float, error_code: str = "") -> None
         "output_tokens": len(completion.outputs),
     }
     logger.info("[%s] %s", completion.request_id, _line(completion, timing), extra={"fields": told | timing})
+    if completion.journey is not None:
+        completion.journey.end(End(now_s, completion.last_token_s, told | timing))
 
 
 def _timing(completion: Completion, now_s: float) -> ChoiceTiming:

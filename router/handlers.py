@@ -17,6 +17,7 @@ from router.api_keys import OWNER
 from router.fronts import CHATS, COMPLETIONS, Front
 from router.http_request import CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, received
 from router.job import Job, make_job, submitted
+from router.journey import Arrival
 from router.json_rules import wrong
 from router.prompt_shapes import NOTHING
 from router.request_state import Delivery, Mailbox
@@ -68,14 +69,16 @@ async def _job(request: web.Request, front: Front) -> Job:
     service.dispatcher.admit()  # nobody's body is read for nothing
     try:
         async with received(request) as body:
+            body_s = time.monotonic()
             checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
+        arrival = Arrival(received_s, body_s, time.monotonic())
         _check_priority(checked.priority, service.config.router.min_priority)
         grammar = await service.grammars.grammar(checked.grammar)
         checked = replace(checked, sampling=replace(checked.sampling, grammar=grammar))
         if request[OWNER]:
             checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a user's name is easily invented
         head = front.head(request[REQUEST_ID], service.tokenizer.info.name, stream=checked.response.stream)
-        return make_job(service, checked, head, request[CLIENT_REQUEST_ID], received_s)
+        return make_job(service, checked, head, request[CLIENT_REQUEST_ID], arrival)
     except RequestError as error:
         if error.param == "prompt" and error.code != "unknown_field":
             error.param = front.prompt_field

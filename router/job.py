@@ -9,6 +9,7 @@ from typing import Any
 from common.wire.messages import FinishReason
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
+from router.journey import UNNOTED, Arrival
 from router.logprobs import LogprobLog, TokenStrings
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
 from router.prompt_log import PromptLog
@@ -51,11 +52,11 @@ def make_job(
     request: CompletionRequest,
     head: dict[str, Any],
     client_request_id: str = "",
-    received_s: float = 0.0,
+    arrival: Arrival = UNNOTED,
 ) -> Job:
     """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now.
 
-    `head` are the fields that all parts of the response share, its id among them; `received_s`: when it began to come.
+    `head` are the fields that all parts of the response share, its id among them; `arrival`: how the request came.
     """
     num_prompt_tokens = sum(map(len, request.prompts))
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
@@ -72,8 +73,9 @@ def make_job(
         )
         for choice in range(request.n):
             seed = choice_seed(request.sampling.seed, choice)
+            request_id = f"{head['id']}-{len(completions)}"
             completion = Completion(
-                request_id=f"{head['id']}-{len(completions)}",
+                request_id=request_id,
                 index=len(completions),
                 prompt_ids=prompt_ids,
                 sampling=replace(request.sampling, max_tokens=max(1, max_tokens), seed=seed),
@@ -85,7 +87,8 @@ def make_job(
                 mailbox=mailbox,
                 client=request.client,
                 client_request_id=client_request_id,
-                received_s=received_s,
+                received_s=arrival.received_s,
+                journey=service.journey(request_id, UNNOTED if completions else arrival),
                 priority=request.priority,
                 salt=request.salt,
                 stop_token_ids=request.text.stop_token_ids,

@@ -112,7 +112,7 @@ class Metrics:
     def entered(self, completion: Completion, phase: Phase, now_s: float) -> None:
         """It goes from one phase to the next."""
         before = completion.phases.current
-        passed_s = completion.phases.enter(phase, now_s)
+        passed_s = completion.enter(phase, now_s)
         if before is not None:
             self.num_in[before] -= 1
         self.num_in[phase] += 1

@@ -16,9 +16,10 @@ from common.wire.messages import FinishReason
 from common.wire.output_token import OutputToken
 from common.wire.sampling_params import SamplingParams
 from router.detokenizer import TextStream
+from router.journey import Journey
 from router.logprobs import LogprobLog
 from router.member import Member
-from router.phases import PhaseTimes
+from router.phases import Phase, PhaseTimes
 from router.prefix_map import Prediction
 from router.prompt_log import PromptLog
 from router.route import Demand, Route
@@ -128,6 +129,7 @@ class Completion:
     sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
     num_cached: int = 0  # of its prompt, tokens that need not be computed for its first output
     finish_reason: str = ""
+    journey: Journey | None = None  # if somebody watches
     timing: ChoiceTiming | None = None  # once it is over, if a worker was to compute it
     received_s: float = 0.0  # the request began to come in
     submitted_s: float = 0.0
@@ -232,6 +234,12 @@ class Completion:
         """Change state; a wrong order is a bug."""
         assert not self.is_terminal and state in NEXT[self.state], f"{self.request_id}: {self.state} -> {state}"
         self.state = state
+
+    def enter(self, phase: Phase, now_s: float) -> float:
+        """Go to the next phase; returns the seconds since the last one began."""
+        if self.journey is not None:
+            self.journey.enter(phase, now_s, self.attempt, self.route)
+        return self.phases.enter(phase, now_s)
 
     def hold(self, output_index: int, token: OutputToken, finish_reason: int, now_s: float) -> None:
         """Keep a token that came before its predecessors."""

@@ -45,12 +45,14 @@ from router.grammar_checks import GrammarChecks
 from router.hub import AsyncHub, Undelivered
 from router.incidents import Incidents
 from router.inquiries import Inquiries
+from router.journey import Arrival, Journey
 from router.kv_events import KVEventReader
 from router.membership import Membership
 from router.memory_servers import MemoryServers
 from router.metrics import Metrics
 from router.operators import Operators
 from router.reader import Reader
+from router.request_trace import make_request_trace
 from router.status_report import StatusReporter
 from router.tokenizer import load_tokenizer
 from router.worker_pool import WorkerPool
@@ -80,6 +82,7 @@ class Service:
             defer=lambda act: asyncio.get_running_loop().call_soon(act),
         )  # fmt: skip
         router_epoch = secrets.randbits(62)
+        self._trace = make_request_trace(config.trace, router_epoch)
         self._membership = Membership(
             config.net, self.tokenizer.info, router_epoch, self.pool, self.dispatcher, self.hub.send,
             incidents=incidents,
@@ -106,6 +109,10 @@ class Service:
         """Prompt plus output that every worker can take, tokens."""
         return self.pool.max_model_len(self.tokenizer.info.max_model_len)
 
+    def journey(self, request_id: str, arrival: Arrival) -> Journey | None:
+        """Of a completion, if somebody watches."""
+        return None if self._trace is None else Journey([self._trace.watch(request_id, arrival)])
+
     def start(self) -> None:
         """Begin to serve workers; call on the event loop."""
         self.hub.start(self._receive, self._on_unreachable)
@@ -131,6 +138,8 @@ class Service:
         self._membership.dismiss_all()
         self.hub.close()
         await asyncio.gather(self.reader.close(), self.grammars.close())
+        if self._trace is not None:
+            self._trace.close()
 
     def _send(self, worker_id: str, message: Message) -> None:
         worker = self.pool.find(worker_id)

@@ -17,9 +17,9 @@ from torch import Tensor
 from common.device.engine import Engine
 from common.device.gpu_share import GpuShare
 from common.device.landing import Landing, PendingOutput
+from common.device.loop_trace import WAIT, Trace
 from common.device.prompt_buffers import PromptBuffers, PromptChunk
 from common.device.prompt_scores import PromptScorer, PromptScores
-from common.device.step_trace import WAIT, Trace
 from common.ops.base import ForwardBatch
 from common.ops.prompt_attention import GATHERED_ABOVE
 from common.wire.output_token import OutputToken

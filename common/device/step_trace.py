@@ -1,54 +1,33 @@
-"""Where a worker's time goes, step by step: a Chrome trace, opened in Perfetto, and a line that sums it up.
+"""Where a worker's time goes, step by step: slices of a trace, and a line that sums them up.
 
 Host phases are read from the clock, device times from CUDA events around each step. The loop says the
-same things whether it is traced or not; untraced it says them to a `Trace`, which does not listen.
+same things whether it is traced or not (see `loop_trace`).
 """
 
-import json
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from common.errors import ConfigError
+from common.config import TraceSection
+from common.device.loop_trace import WAIT, Trace
+from common.trace_events import DEVICE, LOOP, Args, Key, Lanes, Tracer, shown
+from common.trace_file import Process, TraceFile
 
 logger = logging.getLogger(__name__)
 
 MAX_STEPS = 20_000
-"""Steps kept, the last ones: about 15 MB of file."""
-
-WAIT = "wait"
-"""The phase in which the host has nothing to do but wait for the device."""
-
-_NOTHING = nullcontext()
-
-
-class Trace:
-    """What a loop tells about its steps; this one keeps nothing."""
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Around one turn of the loop; turns that neither launch nor wait for a step are not kept."""
-        return _NOTHING
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Around a part of a turn; phases may nest."""
-        return _NOTHING
-
-    def device(self, size: int, unit: str) -> AbstractContextManager[None]:
-        """Around the launch of a step over `size` rows or tokens."""
-        return _NOTHING
-
-    def finish(self) -> None:
-        """The loop has ended: write what was kept."""
+"""Of which times are summed up, the last ones."""
+ANCHOR_S, OLDEST_ANCHOR_S = 1.0, 10.0
+"""The clocks of host and device are compared so often; a comparison that took long counts only after the second."""
+MAX_ANCHOR_S = 100e-6
 
 
 class Event(Protocol):
@@ -58,58 +37,83 @@ class Event(Protocol):
 
     def query(self) -> bool: ...
 
-    def synchronize(self) -> Any: ...
-
     def elapsed_time(self, later: Any, /) -> float:
         """Milliseconds."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A named stretch of time on one track; seconds on the trace's clock."""
+class Timer(Protocol):
+    """The clock of a device."""
+
+    def event(self) -> Event:
+        """To be recorded among what the device computes."""
+        ...
+
+    def moment(self) -> Event:
+        """One that the device met between call and return, whatever it computes."""
+        ...
+
+
+class CudaTimer:
+    """That of a GPU; moments are met on a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=-1)
+
+    def event(self) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)
+
+    def moment(self) -> torch.cuda.Event:
+        event = self.event()
+        event.record(self._stream)
+        event.synchronize()
+        return event
+
+
+class Slice(NamedTuple):
+    """A phase of a turn; seconds on the trace's clock."""
 
     name: str
     begin_s: float
     end_s: float
-
-    @property
-    def us(self) -> float:
-        return (self.end_s - self.begin_s) * 1e6
+    args: Args | None
 
 
 @dataclass(slots=True)
 class Turn:
-    """One turn of the loop and its phases, inner ones before those around them."""
+    """One turn of the loop, its phases, and when it met which requests."""
 
     begin_s: float
-    end_s: float = 0.0
-    is_step: bool = False
-    phases: list[Span] = field(default_factory=list)
-
-    @property
-    def busy_us(self) -> float:
-        """Host time without waiting."""
-        return (self.end_s - self.begin_s) * 1e6 - sum(phase.us for phase in self.phases if phase.name == WAIT)
+    is_kept: bool = False
+    phases: list[Slice] = field(default_factory=list)
+    flows: list[tuple[str, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A launched step. `is_ahead`: the device had not finished the step before when this one was launched."""
+class Launched:
+    """A step on its way. `is_ahead`: the device had not finished the step before when this one was launched."""
 
-    name: str
-    events: tuple[Event, Event] | None
+    args: Args
+    keys: list[Key]
+    begin: Event
+    end: Event
     is_ahead: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Of a whole trace; empty lists where there was nothing to measure."""
+def _last() -> deque[float]:
+    return deque(maxlen=MAX_STEPS)
 
-    num_steps: int
-    gaps_us: list[float]  # device idle between a step and one launched before it had ended
-    num_late: int  # steps launched when the one before had ended
-    busy_us: list[float]  # host, each turn, without waiting
+
+@dataclass(slots=True)
+class Summary:
+    """Of the last steps; empty where there was nothing to measure."""
+
+    num_steps: int = 0
+    num_late: int = 0  # steps launched when the one before had ended
+    gaps_us: deque[float] = field(default_factory=_last)  # device idle before a step launched ahead
+    intervals_us: deque[float] = field(default_factory=_last)  # between beginnings of steps on the device
+    busy_us: deque[float] = field(default_factory=_last)  # host, each turn, without waiting
+    phases_us: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(_last))
 
     def __str__(self) -> str:
         parts = [f"{self.num_steps} steps"]
@@ -121,146 +125,162 @@ class Summary:
 
 
 class StepTrace(Trace):
-    """Keeps the last `max_steps` turns and steps.
+    """Writes turns and steps as slices.
 
     Args:
-        path: file to write.
-        new_event: `timing_events` of the device.
-        clock: seconds.
+        tracer: of this process.
+        timer: of the device; None for a CPU, whose steps are phases of the host.
+        close: called at the end.
+        clock: seconds, as `time.monotonic`.
     """
 
     def __init__(
         self,
-        path: Path,
-        new_event: Callable[[], Event] | None,
+        tracer: Tracer,
+        timer: Timer | None,
         *,
-        max_steps: int = MAX_STEPS,
-        clock: Callable[[], float] = time.perf_counter,
+        close: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.path, self.new_event, self.clock = path, new_event, clock
-        self.turns: deque[Turn] = deque(maxlen=max_steps)
-        self.steps: deque[Step] = deque(maxlen=max_steps)
+        self.tracer, self.timer, self.clock, self._close = tracer, timer, clock, close
+        self.summary, self._lanes = Summary(), Lanes()
         self._turn = Turn(clock())
-        self._anchor = self._new_anchor()
-        self.begin_s = clock()
+        self._joining: list[Key] = []
+        self._phase_args: dict[str, Any] = {}  # of the phase that ends next
+        self._launched: deque[Launched] = deque()
+        self._before: Launched | None = None  # the last that was seen to be over
+        self._anchor: tuple[Event, float] | None = None
+        self._device_s = 0.0  # end of the last slice of the device
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        turn = self._turn = Turn(self.clock())
+        self._turn = Turn(self.clock())
         yield
-        turn.end_s = self.clock()
-        if turn.is_step:
-            self.turns.append(turn)
+        if self._turn.is_kept:
+            self._write_turn(self._turn, self.clock())
+        if self._launched:
+            self._follow_device()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         begin_s = self.clock()
         yield
-        self._turn.phases.append(Span(name, begin_s, self.clock()))
-        self._turn.is_step |= name == WAIT
+        args, self._phase_args = self._phase_args, {}
+        self._turn.phases.append(Slice(name, begin_s, self.clock(), args))
+        self._turn.is_kept |= name == WAIT
 
     @contextmanager
     def device(self, size: int, unit: str) -> Iterator[None]:
-        name, self._turn.is_step = f"{size} {unit}", True
-        if self.new_event is None:
+        keys, self._joining = self._joining, []
+        self._turn.is_kept = True
+        self.summary.num_steps += 1
+        if self.timer is None:
+            self._phase_args[unit] = size
+            for key in keys:
+                self.meet(key)
             yield
-            self.steps.append(Step(name, None, is_ahead=False))
             return
-        begin, end = self.new_event(), self.new_event()
+        args: dict[str, Any] = {unit: size}
+        if keys:
+            args["requests"] = [shown(key) for key in keys]
+        begin, end = self.timer.event(), self.timer.event()
         begin.record()
         yield
         end.record()
-        before = self.steps[-1].events if self.steps else None
-        is_ahead = before is not None and not before[1].query()
-        self.steps.append(Step(name, (begin, end), is_ahead))
+        before = self._launched[-1] if self._launched else None
+        is_ahead = before is not None and not before.end.query()
+        self.summary.num_late += not is_ahead and (before or self._before) is not None
+        self._launched.append(Launched(args, keys, begin, end, is_ahead))
+
+    def join(self, keys: Iterable[Key]) -> None:
+        self._joining += keys
+
+    def meet(self, key: Key) -> None:
+        self._turn.is_kept = True
+        self._turn.flows.append((key[0], self.clock()))
+        self._phase_args.setdefault("requests", []).append(shown(key))
+
+    def stretch(self, name: str, key: Key, begin_s: float, end_s: float) -> None:
+        lane = self._lanes.take(begin_s)
+        self.tracer.slice(lane, name, begin_s, end_s, {"request": key[0], "attempt": key[1]})
+        self.tracer.flow(lane, key[0], (begin_s + end_s) / 2)
+        self._lanes.let_go(lane, end_s)
 
     def finish(self) -> None:
-        """Write the file and log the summary; a file that cannot be written is logged, too."""
-        device = self.device_spans()
-        logger.info("traced %s", self.summary(device))
+        self._follow_device()
+        logger.info("traced %s", self.summary)
+        self._close()
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _write_turn(self, turn: Turn, end_s: float) -> None:
+        waited_s = 0.0
+        self.tracer.slice(LOOP, "turn", turn.begin_s, end_s)
+        for phase in reversed(turn.phases):  # those inside after those around them, be they equally long
+            self.tracer.slice(LOOP, *phase)
+            took_s = phase.end_s - phase.begin_s
+            waited_s += took_s if phase.name == WAIT else 0.0
+            self.summary.phases_us[phase.name].append(took_s * 1e6)
+        for request_id, at_s in turn.flows:
+            self.tracer.flow(LOOP, request_id, at_s)
+        self.summary.busy_us.append((end_s - turn.begin_s - waited_s) * 1e6)
+
+    def _follow_device(self) -> None:
+        """Write the steps that are over; a device that fails here fails those who compute on it, too."""
         try:
-            with self.path.open("w", encoding="utf-8") as file:
-                file.write('{"traceEvents": [\n')
-                file.write(",\n".join(json.dumps(event) for event in self._chrome_events(device)))
-                file.write("\n]}\n")
-        except OSError as error:
-            logger.error("the trace is lost: %s", error)
-        else:
-            logger.info("trace written to %s, open it at ui.perfetto.dev", self.path)
+            while self._launched and self._launched[0].end.query():
+                self._write_step(self._launched.popleft())
+        except RuntimeError as error:
+            logger.warning("steps of the device are traced no more: %s", error)
+            self._launched.clear()
+            self.timer = None
 
-    def device_spans(self) -> list[Span]:
-        """When each step ran on the device, on the host's clock; empty without a device.
+    def _write_step(self, step: Launched) -> None:
+        took_ms = step.begin.elapsed_time(step.end)
+        begin_s = self._host_s(step.begin)
+        if self._before is not None:
+            self.summary.intervals_us.append(self._before.begin.elapsed_time(step.begin) * 1e3)
+        if self._before is not None and step.is_ahead:
+            self.summary.gaps_us.append(self._before.end.elapsed_time(step.begin) * 1e3)
+        begin_s = max(begin_s, self._device_s)  # steps do not overlap, but clocks are compared up to microseconds
+        self._device_s = begin_s + took_ms / 1e3
+        args = step.args if step.is_ahead else {**step.args, "late": True}
+        self.tracer.slice(DEVICE, "step", begin_s, self._device_s, args)
+        for request_id, _ in step.keys:
+            self.tracer.flow(DEVICE, request_id, begin_s + took_ms / 2e3)
+        self._before = step
 
-        Events know only the time between two of them, in fp32. So steps are chained back from the end
-        one by one, and the two clocks are made to agree at the beginning of the trace and at its end.
-        """
-        timed = [(step.name, *step.events) for step in self.steps if step.events]
-        if self._anchor is None or not timed:
-            return []
-        (first, first_s), (last, last_s) = self._anchor, self._new_anchor() or self._anchor
-        rate = (last_s - first_s) / first.elapsed_time(last)  # host seconds a device millisecond
-        spans, later, later_s = [], last, last_s
-        for name, begin, end in reversed(timed):
-            end_s = later_s - end.elapsed_time(later) * rate
-            later, later_s = begin, end_s - begin.elapsed_time(end) * rate
-            spans.append(Span(name, later_s, end_s))
-        return spans[::-1]
-
-    def summary(self, device: list[Span]) -> Summary:
-        """`device` is `device_spans()`."""
-        gaps_us = [(after.begin_s - before.end_s) * 1e6 for before, after in pairwise(device)]
-        ahead = [step.is_ahead for step in self.steps][1:]
-        return Summary(
-            num_steps=len(self.steps),
-            gaps_us=[gap_us for gap_us, is_ahead in zip(gaps_us, ahead, strict=False) if is_ahead],
-            num_late=ahead.count(False) if device else 0,
-            busy_us=[turn.busy_us for turn in self.turns],
-        )
-
-    def _new_anchor(self) -> tuple[Event, float] | None:
-        """One moment on both clocks: an event, and the time when the host saw that it was over."""
-        if self.new_event is None:
-            return None
-        event = self.new_event()
-        event.record()
-        event.synchronize()
-        return event, self.clock()
-
-    def _chrome_events(self, device: list[Span]) -> Iterator[dict[str, Any]]:
-        """Two tracks, each in order of time, a span before those inside it."""
-        for track, name in ((0, "host"), (1, "device")):
-            yield {"ph": "M", "pid": 0, "tid": track, "name": "thread_name", "args": {"name": name}}
-        for turn in self.turns:
-            spans = [*turn.phases, Span("turn", turn.begin_s, turn.end_s)][::-1]
-            yield from (self._complete(0, span) for span in sorted(spans, key=lambda span: span.begin_s))
-        yield from (self._complete(1, span) for span in device)
-
-    def _complete(self, track: int, span: Span) -> dict[str, Any]:
-        begin_us = round((span.begin_s - self.begin_s) * 1e6, 3)
-        return {"ph": "X", "pid": 0, "tid": track, "name": span.name, "ts": begin_us, "dur": round(span.us, 3)}
+    def _host_s(self, event: Event) -> float:
+        """When the device met an event, on the host's clock: told from the last moment at which both were compared."""
+        assert self.timer is not None, "it was recorded"
+        age_s = self.clock() - self._anchor[1] if self._anchor else OLDEST_ANCHOR_S
+        if age_s >= ANCHOR_S:
+            begin_s = self.clock()
+            moment = self.timer.moment()
+            end_s = self.clock()
+            if end_s - begin_s <= MAX_ANCHOR_S or age_s >= OLDEST_ANCHOR_S:
+                self._anchor = moment, end_s
+        assert self._anchor is not None, "the first counts, however long it took"
+        moment, moment_s = self._anchor
+        return moment_s + moment.elapsed_time(event) / 1e3
 
 
-def make_trace(path: str, worker_id: str, device: torch.device) -> Trace:
-    """The trace that `worker.trace_file` asks for, if any; the worker's id goes before the suffix.
-
-    So several workers may have the same setting. Raises ConfigError if there is no such directory.
-    """
-    if not path:
+def make_trace(section: TraceSection, process: Process, device: torch.device) -> Trace:
+    """The trace that is asked for, if any; raises ConfigError if it cannot be written."""
+    if not section.dir:
         return Trace()
-    target = Path(path)
-    target = target.with_name(f"{target.stem}-{worker_id}{target.suffix}")
-    if not target.parent.is_dir():
-        raise ConfigError(f"worker.trace_file = {path!r}: {target.parent} is no directory; make it or name another")
-    return StepTrace(target, timing_events(device))
+    file = TraceFile(Path(section.dir), process, section.max_bytes)
+    return StepTrace(Tracer(file.write), device_timer(device), close=file.close)
 
 
-def timing_events(device: torch.device) -> Callable[[], Event] | None:
-    """What makes timing events on a device; None for a CPU."""
-    return partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None
+def device_timer(device: torch.device) -> Timer | None:
+    """That of a GPU; None for a CPU."""
+    return CudaTimer(device) if device.type == "cuda" else None
 
 
-def _percentiles(values_us: list[float]) -> str:
-    if not values_us:
+def _percentiles(values_us: Iterable[float]) -> str:
+    values = list(values_us)
+    if not values:
         return "not measured"
-    p50, p99 = np.percentile(values_us, (50, 99))
+    p50, p99 = np.percentile(values, (50, 99))
     return f"p50 {p50:.1f} us, p99 {p99:.1f} us"

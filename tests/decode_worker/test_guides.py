@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from common.device.landing import RingLanding
+from common.device.loop_trace import Trace
 from common.device.step_output import StepOutput
-from common.device.step_trace import Trace
 from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
 from common.ops import reference

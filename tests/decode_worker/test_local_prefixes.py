@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from common.config import Config, DecodeSection
+from common.device.loop_trace import Trace
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.errors import ErrorCode
@@ -53,7 +54,7 @@ class LocalHouse(House):
         self.num_named = 0
         super().__init__(**options)
         self.scheduler.step_tokens = CHUNK_TOKENS
-        runner = cast(PromptRunner, SimpleNamespace(launch=self._launch))
+        runner = cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace()))
         config = Config(kv=KVSection(prefix_min_tokens=0), decode=DecodeSection(short_prompt_tokens=CHUNK_TOKENS))
         self.local = LocalPrompts(runner, self.scheduler, self.magazine, config, ("d", 1))
         tell, self.seen = self.local._tell_cached, list[DecodeSequence]()

@@ -14,11 +14,11 @@ import zmq
 from common.config import Config, DecodeSection, NetSection
 from common.device.adjustments import make_grammar_masks
 from common.device.engine import Engine
+from common.device.loop_trace import Trace
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.prompt_scores import PromptScores
 from common.device.step_output import StepOutput
-from common.device.step_trace import Trace
 from common.errors import ErrorCode
 from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE
@@ -136,7 +136,7 @@ class Rig:
             config,
             cast(Engine, engine),
             runner=cast(DecodeRunner, runner),
-            prompt_runner=cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk)),
+            prompt_runner=cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk, trace=Trace())),
             hub=Hub(self.context, NetSection(), free_endpoint()),
             ready=worker_ready("d", Role.DECODE, num_blocks=(num_blocks,), max_model_len=512),
             drain=Drain(1.0),

@@ -1,13 +1,24 @@
+import json
 import logging
 from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from common.device.step_trace import WAIT, StepTrace, Trace, make_trace
+from common.config import TraceSection
+from common.device import step_trace
+from common.device.loop_trace import WAIT, Trace
+from common.device.step_trace import StepTrace, make_trace
 from common.errors import ConfigError
-from tests.traces import read_trace
+from common.trace_events import DEVICE, FIRST_LANE, LOOP, Key, Tracer, flow_id
+from common.trace_file import Process
+
+Event = dict[str, Any]
+DECODE = Process("decode", "decode-0", 1)
 
 
 class Machine:
@@ -16,6 +27,7 @@ class Machine:
     def __init__(self) -> None:
         self.now_us = 5e6
         self.reached_us: deque[float] = deque()
+        self.num_moments = 0
 
     def clock(self) -> float:
         return self.now_us / 1e6
@@ -23,12 +35,18 @@ class Machine:
     def pass_us(self, us: float) -> None:
         self.now_us += us
 
-    def new_event(self) -> "Reached":
+    def event(self) -> "Reached":
         return Reached(self)
+
+    def moment(self) -> "Reached":
+        self.num_moments += 1
+        event = Reached(self)
+        event.at_us = self.now_us
+        return event
 
 
 class Reached:
-    """An event; the device's clock has another zero and runs at half the host's rate."""
+    """An event; where the device's clock begins nobody knows."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -40,11 +58,8 @@ class Reached:
     def query(self) -> bool:
         return self.machine.now_us >= self.at_us
 
-    def synchronize(self) -> None:
-        assert self.query()
-
     def elapsed_time(self, later: "Reached", /) -> float:
-        return (later.at_us - self.at_us) / 1e3 / 2
+        return (later.at_us - self.at_us) / 1e3
 
 
 @pytest.fixture
@@ -52,95 +67,203 @@ def machine() -> Machine:
     return Machine()
 
 
-def traced(machine: Machine, path: Path) -> StepTrace:
+class Traced:
+    """A trace, and what it wrote."""
+
+    def __init__(self, machine: Machine, *, has_device: bool = True) -> None:
+        self.machine, self.begin_us, self.lines = machine, machine.now_us, list[str]()
+        self.trace = StepTrace(Tracer(self.lines.append), machine if has_device else None, clock=machine.clock)
+
+    def events(self, track: int, phase: str = "X") -> list[Event]:
+        """In order of time from the beginning, a slice before those inside it."""
+        found = [json.loads(line) for line in self.lines]
+        mine = [e for e in found if e["tid"] == track and e["ph"] == phase]
+        for each in mine:
+            each["ts"] = round(each["ts"] - self.begin_us, 3)
+        return sorted(mine, key=lambda e: (e["ts"], -e.get("dur", 0)))
+
+
+@pytest.fixture
+def traced(machine: Machine) -> Traced:
     """Three steps: the second launched ahead, idle 4 us before it; the third launched late."""
-    trace = StepTrace(path, machine.new_event, clock=machine.clock)
-    start_us = machine.now_us
+    traced = Traced(machine)
+    trace, start_us = traced.trace, machine.now_us
     for launch_us, begin_us, end_us in ((0, 10, 110), (50, 114, 210), (300, 320, 420)):
         machine.now_us = start_us + launch_us
-        machine.reached_us += [start_us + begin_us, start_us + end_us]
         with trace.turn():
-            with trace.phase("launch"), trace.device(8, "rows"):
-                machine.pass_us(5)
+            with trace.phase("launch"):
+                trace.join([(f"cmpl-{launch_us}", 1)])
+                machine.reached_us.extend([start_us + begin_us, start_us + end_us])
+                with trace.device(8, "rows"):
+                    machine.pass_us(5)
             with trace.phase("collect"):
-                machine.pass_us(1)
+                machine.pass_us(3)
                 with trace.phase(WAIT):
-                    machine.pass_us(30)
-                machine.pass_us(2)
-    machine.now_us = start_us + 1000
-    return trace
+                    machine.pass_us(2)
+    machine.now_us = start_us + 430
+    trace.finish()
+    return traced
 
 
-def test_the_summary_of_a_synthetic_trace_is_right(machine: Machine, tmp_path: Path) -> None:
-    trace = traced(machine, tmp_path / "trace.json")
-    summary = trace.summary(trace.device_spans())
+def test_the_device_is_idle_between_back_to_back_steps_only(traced: Traced) -> None:
+    summary = traced.trace.summary
     assert summary.num_steps == 3
-    assert summary.gaps_us == pytest.approx([4.0])
+    assert list(summary.gaps_us) == pytest.approx([4.0])
+    assert list(summary.intervals_us) == pytest.approx([104.0, 206.0])
     assert summary.num_late == 1
-    assert summary.busy_us == pytest.approx([8.0] * 3)
+    assert list(summary.busy_us) == pytest.approx([8.0] * 3)
+    assert list(summary.phases_us["collect"]) == pytest.approx([5.0] * 3)
     assert "p50 4.0 us, p99 4.0 us, 1 steps not launched ahead; host busy p50 8.0 us" in str(summary)
 
 
-def test_device_times_are_on_the_hosts_clock(machine: Machine, tmp_path: Path) -> None:
-    start_s = machine.clock()
-    spans = traced(machine, tmp_path / "trace.json").device_spans()
-    begins = [round((span.begin_s - start_s) * 1e6, 3) for span in spans]
-    assert begins == [10, 114, 320]
-    assert [span.us for span in spans] == pytest.approx([100, 96, 100])
+def test_steps_of_the_device_are_on_the_hosts_clock_with_the_requests_that_joined(traced: Traced) -> None:
+    steps = traced.events(DEVICE)
+    assert [(e["ts"], e["dur"]) for e in steps] == [(10, 100), (114, 96), (320, 100)]
+    assert [e["args"] for e in steps] == [
+        {"rows": 8, "requests": ["cmpl-0#1"], "late": True},
+        {"rows": 8, "requests": ["cmpl-50#1"]},
+        {"rows": 8, "requests": ["cmpl-300#1"], "late": True},
+    ]
+    points = [(e["id"], e["ts"]) for e in traced.events(DEVICE, "t")]
+    assert points == [(flow_id("cmpl-0"), 60), (flow_id("cmpl-50"), 162), (flow_id("cmpl-300"), 370)]
 
 
-def test_the_file_has_two_tracks_in_order_whose_spans_nest(machine: Machine, tmp_path: Path) -> None:
-    trace = traced(machine, tmp_path / "trace.json")
-    trace.finish()
-    host, device = read_trace(tmp_path / "trace.json")
-    assert [e["name"] for e in host] == ["turn", "launch", "collect", "wait"] * 3
-    assert [(e["name"], e["ts"], e["dur"]) for e in device] == [
-        ("8 rows", 10, 100), ("8 rows", 114, 96), ("8 rows", 320, 100)
-    ]  # fmt: skip
+def test_phases_nest_in_their_turn(traced: Traced) -> None:
+    assert [e["name"] for e in traced.events(LOOP)] == ["turn", "launch", "collect", "wait"] * 3
 
 
-def test_turns_without_a_step_are_not_kept(machine: Machine, tmp_path: Path) -> None:
-    trace = StepTrace(tmp_path / "trace.json", None, clock=machine.clock)
-    with trace.turn(), trace.phase("receive"):
-        machine.pass_us(7)
-    with trace.turn(), trace.phase("collect"), trace.phase(WAIT):
-        machine.pass_us(9)
-    with trace.turn(), trace.device(3, "tokens"):
+def test_clocks_are_compared_once_a_second_and_steps_never_overlap(machine: Machine) -> None:
+    traced = Traced(machine)
+    for _ in range(30):
+        with traced.trace.turn(), traced.trace.device(1, "rows"):
+            machine.pass_us(100_000)
+    traced.trace.finish()
+    assert 3 <= machine.num_moments <= 4
+    ends = 0.0
+    for step in traced.events(DEVICE):
+        assert step["ts"] >= ends
+        ends = step["ts"] + step["dur"]
+
+
+def test_a_comparison_that_took_long_does_not_count_until_there_is_no_other(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow() -> Reached:
+        machine.pass_us(300)
+        return Machine.moment(machine)
+
+    traced = Traced(machine)
+    trace = traced.trace
+    for step in range(4):
+        if step == 1:
+            monkeypatch.setattr(machine, "moment", slow)
+        with trace.turn(), trace.device(1, "rows"):
+            machine.pass_us(4_000_000)
+        anchor = trace._anchor
+        assert anchor is not None
+        assert (anchor[1] - traced.begin_us / 1e6 > 10) == (step == 3)
+
+
+def test_a_device_that_fails_ends_its_steps_and_not_the_loop(
+    traced: Traced, machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(self: Reached) -> bool:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    before = len(traced.events(DEVICE))
+    with traced.trace.turn(), traced.trace.device(8, "rows"):
+        machine.pass_us(5)
+        monkeypatch.setattr(Reached, "query", fault)
+    with traced.trace.turn(), traced.trace.phase("launch"), traced.trace.device(8, "rows"):
+        machine.pass_us(5)
+    assert len(traced.events(DEVICE)) == before
+    assert "steps of the device are traced no more: CUDA error" in caplog.text
+    assert traced.events(LOOP)[-1]["args"] == {"rows": 8}, "as on a CPU"
+
+
+def test_without_a_device_a_step_is_the_phase_that_launches_it(machine: Machine) -> None:
+    traced = Traced(machine, has_device=False)
+    trace = traced.trace
+    trace.join([("cmpl-1", 0), ("cmpl-2", 3)])
+    with trace.turn(), trace.phase("launch"), trace.device(3, "tokens"):
         machine.pass_us(11)
-    assert [turn.busy_us for turn in trace.turns] == pytest.approx([0, 11])
-    assert trace.device_spans() == []
-    assert str(trace.summary([])) == "1 steps; host busy p50 5.5 us, p99 10.9 us a step"
+    with trace.turn(), trace.phase("emit"):
+        trace.meet(("cmpl-1", 0))
+        machine.pass_us(1)
+    _, launch, _, emit = traced.events(LOOP)
+    assert launch["args"] == {"tokens": 3, "requests": ["cmpl-1#0", "cmpl-2#3"]}
+    assert emit["args"] == {"requests": ["cmpl-1#0"]}
+    assert [(e["id"], e["ts"]) for e in traced.events(LOOP, "t")] == [
+        (flow_id("cmpl-1"), 0), (flow_id("cmpl-2"), 0), (flow_id("cmpl-1"), 11)
+    ]  # fmt: skip
+    assert str(trace.summary) == "1 steps; host busy p50 6.0 us, p99 10.9 us a step"
 
 
-def test_only_the_last_steps_are_kept(machine: Machine, tmp_path: Path) -> None:
-    trace = StepTrace(tmp_path / "trace.json", machine.new_event, max_steps=2, clock=machine.clock)
-    for size in range(5):
-        with trace.turn(), trace.device(size, "rows"):
-            machine.pass_us(10)
-        machine.pass_us(3)
-    spans = trace.device_spans()
-    assert [span.name for span in spans] == ["3 rows", "4 rows"]
-    assert len(trace.turns) == 2
-    assert [span.begin_s for span in spans] == pytest.approx([5.000039, 5.000052])
+def test_turns_in_which_nothing_happens_are_not_kept(machine: Machine) -> None:
+    traced = Traced(machine, has_device=False)
+    with traced.trace.turn(), traced.trace.phase("receive"):
+        machine.pass_us(7)
+    assert not traced.lines
+    with traced.trace.turn(), traced.trace.phase("collect"), traced.trace.phase(WAIT):
+        machine.pass_us(9)
+    assert [e["name"] for e in traced.events(LOOP)] == ["turn", "collect", "wait"]
 
 
-def test_a_lost_file_is_logged(machine: Machine, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_overlaps_is_on_lanes(machine: Machine) -> None:
+    traced = Traced(machine, has_device=False)
+    for begin_s, end_s in ((5.0, 5.2), (5.1, 5.3), (5.2, 5.4)):
+        traced.trace.stretch("handoff", ("cmpl-1", 2), begin_s, end_s)
+    assert [len(traced.events(FIRST_LANE + lane)) for lane in range(3)] == [2, 1, 0]
+    assert traced.events(FIRST_LANE)[0]["args"] == {"request": "cmpl-1", "attempt": 2}
+    assert len(traced.events(FIRST_LANE, "t")) == 2
+
+
+def test_it_sums_up_the_last_steps(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_trace, "MAX_STEPS", 2)
+    traced = Traced(machine, has_device=False)
+    for us in (1, 2, 3):
+        with traced.trace.turn(), traced.trace.phase("launch"), traced.trace.device(1, "rows"):
+            machine.pass_us(us)
+    assert list(traced.trace.summary.busy_us) == pytest.approx([2, 3])
+    assert traced.trace.summary.num_steps == 3
+
+
+def test_at_the_end_the_file_is_written_and_the_log_sums_it_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trace = make_trace(TraceSection(dir=str(tmp_path)), DECODE, torch.device("cpu"))
+    with trace.turn(), trace.device(1, "rows"):
+        pass
     with caplog.at_level(logging.INFO):
-        traced(machine, tmp_path).finish()
-    assert "traced 3 steps" in caplog.text
-    assert "the trace is lost" in caplog.text
+        trace.finish()
+    assert "traced 1 steps" in caplog.text
+    assert '"name":"turn"' in (tmp_path / "decode.decode-0.1.jsonl").read_text()
 
 
-def test_the_workers_id_goes_before_the_suffix(tmp_path: Path) -> None:
-    trace = make_trace(str(tmp_path / "trace.json"), "decode-0", torch.device("cpu"))
-    assert isinstance(trace, StepTrace)
-    assert trace.path == tmp_path / "trace-decode-0.json"
+def test_untraced_nothing_is_made_kept_or_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(*_: object, **__: object) -> None:
+        raise AssertionError("no event or stream of the device, and no file")
+
+    for name in ("Event", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, made)
+    monkeypatch.setattr(step_trace, "TraceFile", made)
+    trace = make_trace(TraceSection(), DECODE, torch.device("cuda:0"))
+    assert type(trace) is Trace
+
+    def keys() -> Iterator[Key]:
+        raise AssertionError("nobody asks who joins")
+        yield ("", 0)
+
+    around: list[AbstractContextManager[None]] = [trace.turn(), trace.phase(WAIT), trace.device(8, "rows")]
+    assert len({id(each) for each in around}) == 1, "one for all"
+    trace.join(keys())
+    trace.meet(("cmpl-1", 0))
+    trace.stretch("pull", ("cmpl-1", 0), 0.0, 1.0)
+    trace.finish()
+    assert not vars(trace)
 
 
-def test_no_setting_no_trace() -> None:
-    assert type(make_trace("", "decode-0", torch.device("cpu"))) is Trace
-
-
-def test_a_directory_that_is_missing_is_a_wrong_setting(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="make it or name another"):
-        make_trace(str(tmp_path / "none" / "trace.json"), "decode-0", torch.device("cpu"))
+def test_a_directory_that_is_a_file_is_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"trace\.dir"):
+        make_trace(TraceSection(dir=str(tmp_path / "file")), DECODE, torch.device("cpu"))

@@ -1,6 +1,7 @@
 """A system that a test can hold half way; see `tests.e2e.hold`."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ FEW = 3
 class HeldSystem(System):
     """Its workers heed `holds`, which a test sets before what it wants to meet half way."""
 
-    def __init__(self, model: Path, *flags: str, device: str = "cpu") -> None:
-        super().__init__(model, *flags, device=device)
+    def __init__(self, model: Path, *flags: str, device: str = "cpu", router_flags: Sequence[str] = ()) -> None:
+        super().__init__(model, *flags, device=device, router_flags=router_flags)
         self.holds = Holds(Path(self.directory.name))
 
     def start_worker(self, name: str, *flags: str, module: str = "") -> None:

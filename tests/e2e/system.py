@@ -25,6 +25,7 @@ class System:
         heartbeat_s: net.heartbeat_s, so short that it is soon known who uses which blocks.
         launch: how programs are started; those on a GPU always as a user does.
         memory_flags: of memory servers.
+        router_flags: of the router.
     """
 
     def __init__(
@@ -36,13 +37,14 @@ class System:
         heartbeat_s: float = 0.1,
         launch: Launch = forked,
         memory_flags: Sequence[str] = (),
+        router_flags: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.flags = list(flags)
         self.device = device
         self.silence_s, self.heartbeat_s = silence_s, heartbeat_s
         self.directory = tempfile.TemporaryDirectory(prefix="baton-e2e-")
-        self.memory_flags = memory_flags
+        self.memory_flags, self.router_flags = memory_flags, router_flags
         self.launch = launch if device == "cpu" else executed
         self.processes: dict[str, Program] = {}
         self.homes: dict[str, str] = {}  # by worker, the name of its memory server
@@ -78,7 +80,7 @@ class System:
         return self
 
     def start_router(self, port: int = 0, *flags: str) -> None:
-        self._spawn_serving("router", "router", "--router-port", str(port), *flags)
+        self._spawn_serving("router", "router", "--router-port", str(port), *self.router_flags, *flags)
         self.url = self._find("router", "serving http://").split()[-1]
 
     def start_memory(self, name: str = "memory", *flags: str) -> None:

@@ -11,10 +11,10 @@ import zmq
 
 from common.config import Config, NetSection, PrefillSection
 from common.device.engine import Engine
+from common.device.loop_trace import Trace
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.prompt_scores import PromptScores
-from common.device.step_trace import Trace
 from common.errors import ErrorCode
 from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE

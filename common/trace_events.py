@@ -1,0 +1,70 @@
+"""What processes trace, in Chrome's Trace Event format: slices on tracks, and points of the flow of a request.
+
+Times are of the host's monotonic clock, which is one for all processes of a machine, in microseconds. A flow is a chain
+of points, each in the slice that is there at that time; they are all written as steps, as no process knows which is the
+first or the last: who merges files does.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+LOOP, DEVICE, FIRST_LANE = 1, 2, 100
+"""Tracks: turns of the loop; what the device computes; and lanes, each for one request at a time."""
+CATEGORY = "request"
+
+Args = Mapping[str, Any]
+Key = tuple[str, int]
+"""(request_id, attempt)."""
+
+
+class Tracer:
+    """Writes events of one process.
+
+    Args:
+        write: takes a line.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def slice(self, track: int, name: str, begin_s: float, end_s: float, args: Args | None = None) -> None:
+        """Something that took a while; slices of one track nest. `name` is one of ours, without quotes."""
+        told = f',"args":{json.dumps(args)}' if args else ""
+        dur_us = max(0.0, end_s - begin_s) * 1e6
+        self._write(f'{{"ph":"X","tid":{track},"name":"{name}","ts":{begin_s * 1e6:.3f},"dur":{dur_us:.3f}{told}}}\n')
+
+    def flow(self, track: int, request_id: str, at_s: float) -> None:
+        """The way of a request leads through the slice that is on the track at that time."""
+        self._write(
+            f'{{"ph":"t","tid":{track},"cat":"{CATEGORY}","name":"{CATEGORY}","id":"{flow_id(request_id)}",'
+            f'"ts":{at_s * 1e6:.3f}}}\n'
+        )
+
+
+class Lanes:
+    """Tracks for what overlaps: each stretch gets the first on which nothing else was since its beginning."""
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []  # by lane, when it was last let go of
+
+    def take(self, begin_s: float) -> int:
+        """A track that is free from then on, until it is let go of."""
+        free = (lane for lane, end_s in enumerate(self._ends) if end_s <= begin_s)
+        lane = next(free, len(self._ends))
+        self._ends[lane : lane + 1] = [float("inf")]
+        return FIRST_LANE + lane
+
+    def let_go(self, track: int, end_s: float) -> None:
+        self._ends[track - FIRST_LANE] = end_s
+
+
+def flow_id(request_id: str) -> str:
+    """64 bits in hexadecimal: viewers read an id as such a number."""
+    return f"0x{hashlib.blake2b(request_id.encode(), digest_size=8).hexdigest()}"
+
+
+def shown(key: Key) -> str:
+    """As slices and the log name an attempt."""
+    return f"{key[0]}#{key[1]}"

@@ -1,0 +1,11 @@
+"""Tables for people, in a terminal."""
+
+from collections.abc import Sequence
+
+BLANK = "-"
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A line for each row, the first of which is the head; all have as many cells."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

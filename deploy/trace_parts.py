@@ -1,0 +1,196 @@
+"""The parts of a trace, read: what each process wrote into its file, as far as it can be read.
+
+Of a process that was killed the last line may be cut, and a file may be anybody's: what is no event of ours is skipped
+and counted.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+from common.errors import ConfigError
+from common.trace_file import OLDER, PROCESS, SUFFIX
+
+ROLES = ("router", "prefill", "decode")
+"""In the order in which a request meets them, which is that of the processes in a trace."""
+
+
+class Slice(NamedTuple):
+    """Microseconds; on a track of its process."""
+
+    ts: float
+    dur: float
+    track: int
+    name: str
+    args: dict[str, Any]
+
+    @property
+    def end(self) -> float:
+        return self.ts + self.dur
+
+
+class Point(NamedTuple):
+    """A flow leads through the slice that is on the track then."""
+
+    ts: float
+    track: int
+    flow_id: str
+
+
+@dataclass(slots=True)
+class Part:
+    """What one incarnation of a process wrote, in order of time; slices before those inside them."""
+
+    role: str
+    id: str
+    epoch: int
+    pid: int
+    host: str
+    slices: list[Slice] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+
+    def on(self, track: int, name: str) -> list[Slice]:
+        return [each for each in self.slices if each.track == track and each.name == name]
+
+
+@dataclass(slots=True)
+class Recording:
+    """All parts, on one clock that begins with the first event; and what could not be read."""
+
+    parts: list[Part]
+    skipped: list[str]
+
+
+class _Header(NamedTuple):
+    role: str
+    id: str
+    epoch: int
+    pid: int
+    host: str
+    boot: str
+    unix_minus_monotonic_us: float
+
+
+def read_parts(directory: Path) -> Recording:
+    """Everything that processes traced there; raises ConfigError if there is nothing."""
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: no such directory; name the one that was given to --trace")
+    paths = sorted(directory.glob(f"*{SUFFIX}"), key=lambda path: (not path.name.endswith(OLDER), path.name))
+    parts: dict[tuple[str, str, int], Part] = {}
+    skipped: list[str] = []
+    clock: _Header | None = None
+    for path in paths:
+        header, slices, points, problem = _read(path)
+        if problem:
+            skipped.append(f"{path.name}: {problem}")
+        if header is None:
+            continue
+        clock = clock or header
+        if header.boot != clock.boot:  # of another start of the machine, or of another one: by the wall clock
+            late_us = header.unix_minus_monotonic_us - clock.unix_minus_monotonic_us
+            slices = [each._replace(ts=each.ts + late_us) for each in slices]
+            points = [each._replace(ts=each.ts + late_us) for each in points]
+        part = parts.setdefault(header[:3], Part(*header[:5]))
+        part.slices += slices
+        part.points += points
+    if not any(part.slices for part in parts.values()):
+        why = "; ".join(skipped) or f"no {SUFFIX} file"
+        raise ConfigError(f"{directory}: nothing was traced there ({why}); name the one that was given to --trace")
+    return Recording(_in_order(parts.values()), skipped)
+
+
+def _in_order(parts: Iterable[Part]) -> list[Part]:
+    """From the router on, each from the first event of all on."""
+    found = [part for part in parts if part.slices]
+    begin = min(each.ts for part in found for each in part.slices)
+    for part in found:
+        part.slices = sorted(
+            (each._replace(ts=each.ts - begin) for each in part.slices), key=lambda each: (each.ts, -each.dur)
+        )
+        part.points = sorted(each._replace(ts=each.ts - begin) for each in part.points)
+    return sorted(found, key=lambda part: (_rank(part.role), part.id, part.slices[0].ts))
+
+
+def _rank(role: str) -> int:
+    return ROLES.index(role) if role in ROLES else len(ROLES)
+
+
+def _read(path: Path) -> tuple[_Header | None, list[Slice], list[Point], str]:
+    """A file's header, its events, and what of it was skipped."""
+    slices: list[Slice] = []
+    points: list[Point] = []
+    header, bad = None, []
+    try:
+        for number, text in _lines(path):
+            event = _parsed(text)
+            if number == 1:
+                header = _header(event)
+                if header is None:
+                    return None, [], [], "skipped, as it does not begin with whose it is"
+            elif isinstance(event, dict) and (found := _slice(event)) is not None:
+                slices.append(found)
+            elif isinstance(event, dict) and (point := _point(event)) is not None:
+                points.append(point)
+            else:
+                bad.append((number, not text.endswith("\n")))
+    except OSError as error:
+        return None, [], [], f"skipped: {error.strerror}"
+    if header is None:
+        return None, [], [], "skipped, as it is empty"
+    return header, slices, points, _told(bad)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from enumerate(file, 1)
+
+
+def _told(bad: list[tuple[int, bool]]) -> str:
+    if not bad:
+        return ""
+    number, is_cut = bad[0]
+    if len(bad) == 1 and is_cut:
+        return "its last line is cut"
+    return f"{len(bad)} lines skipped that are no events, the first is line {number}"
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _header(event: Any) -> _Header | None:
+    try:
+        args = event["args"]
+        if event["name"] != PROCESS:
+            return None
+        lead_us = (float(args["unix_s"]) - float(args["monotonic_s"])) * 1e6
+        names = (str(args["role"]), str(args["id"]), int(args["epoch"]), int(args["pid"]), str(args["host"]))
+        return _Header(*names, str(args["boot"]), lead_us)
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def _slice(event: dict[str, Any]) -> Slice | None:
+    ts, dur, track, name, args = (event.get(key) for key in ("ts", "dur", "tid", "name", "args"))
+    if event.get("ph") != "X" or not _is_time(ts) or not _is_time(dur):
+        return None
+    if not isinstance(track, int) or not isinstance(name, str) or not isinstance(args, dict | None):
+        return None
+    return Slice(float(ts), float(dur), track, name, args or {})
+
+
+def _point(event: dict[str, Any]) -> Point | None:
+    ts, track, flow_id = (event.get(key) for key in ("ts", "tid", "id"))
+    if event.get("ph") != "t" or not _is_time(ts) or not isinstance(track, int) or not isinstance(flow_id, str):
+        return None
+    return Point(float(ts), track, flow_id)
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
