@@ -13,6 +13,7 @@ from common.memory_sections import MemorySection
 from common.option_limits import DAY_S
 from common.options import add_flags, from_flags, number
 from common.wire.messages import Role
+from deploy.autoscale.options import add_autoscale, autoscale_of
 from deploy.demo import DEMO_MODEL, Verse, demo
 from deploy.draining import Wish, drain, router_of
 from deploy.fleet_table import fleet_table
@@ -76,6 +77,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="every process writes there what it does when, for baton trace DIR (default: none does)",
     )
     _add_fleet(parser)
+    add_autoscale(parser)
     add_flags(parser, Config, ALL_SECTIONS)
 
 
@@ -240,6 +242,7 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
 def _serve(args: argparse.Namespace) -> int:
     config = from_flags(Config, args)
     fleet = fleet_of(args, config)
+    fleet = replace(fleet, autoscale=autoscale_of(args, fleet.num_prefill, fleet.num_decode))
     config = with_port(with_model(config, config.model.path))
     return asyncio.run(serve(config, fleet))
 

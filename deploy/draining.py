@@ -1,22 +1,17 @@
 """What an operator does to a running system: have a worker or memory server finish what it has, and end.
 
-The request goes where workers dial, to which only this user comes, or who has the secret; never over HTTP, where
-anybody may knock.
+The request goes where workers dial (see `operator`).
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import zmq
 
 from common.config import NetSection
 from common.wire.endpoints import AUTO, ROUTER_SOCKET, resolved
 from common.wire.operator_messages import DrainAnswer, DrainWanted
-from common.wire.sockets import Spoke
 from common.wire.whereabouts import found
-from common.wire.worker_id import connection_of, make_epoch, make_id
+from deploy.operator import Operator, dialed
 
 ANSWER_S = 10.0
 """For a router to answer; one that is busy does so within milliseconds."""
@@ -44,8 +39,8 @@ def router_of(net: NetSection, port: int) -> NetSection:
 def drain(net: NetSection, wish: Wish, say: Say) -> int:
     """Ask until that worker or memory server has left; returns the exit status: 0, or 1 for what did not come."""
     begin_s = time.monotonic()
-    with _dialed(net) as ask:
-        first = ask(wish.name, 0)
+    with dialed(net) as operator:
+        first = _ask(operator, wish.name, 0)
         if first is None:
             endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
             say(f"no router answers at {endpoint} within {ANSWER_S:g} s: is it this user's, with that net.secret_file?")
@@ -56,7 +51,7 @@ def drain(net: NetSection, wish: Wish, say: Say) -> int:
             return 1
         said = -1
         while time.monotonic() - begin_s < wish.timeout_s:
-            answer = ask(wish.name, first.incarnation)
+            answer = _ask(operator, wish.name, first.incarnation)
             if answer is None:
                 continue  # a router that starts again knows it soon
             has_left = answer.incarnation != first.incarnation
@@ -73,25 +68,11 @@ def drain(net: NetSection, wish: Wish, say: Say) -> int:
     return 1
 
 
-@contextmanager
-def _dialed(net: NetSection) -> Iterator[Callable[[str, int], DrainAnswer | None]]:
-    """A way to ask the router, by name and incarnation; None without an answer."""
-    operator_id, epoch = make_id("operator", ""), make_epoch()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    spoke = Spoke(context, net, resolved(net.router_endpoint, ROUTER_SOCKET), connection_of(operator_id, epoch))
-
-    def ask(name: str, incarnation: int) -> DrainAnswer | None:
-        spoke.send(DrainWanted(operator_id, epoch, name, incarnation))
-        until_s = time.monotonic() + ANSWER_S
-        while (left_s := until_s - time.monotonic()) > 0:
-            spoke.socket.poll(int(1000 * left_s) + 1)
-            for message in spoke.receive():
-                if isinstance(message, DrainAnswer) and message.name == name:
-                    return message
-        return None
-
-    try:
-        yield ask
-    finally:
-        spoke.close()
-        context.term()
+def _ask(operator: Operator, name: str, incarnation: int) -> DrainAnswer | None:
+    """Have who has that name leave; None without an answer."""
+    return operator.ask(
+        lambda operator_id, epoch: DrainWanted(operator_id, epoch, name, incarnation),
+        DrainAnswer,
+        ANSWER_S,
+        lambda answer: answer.name == name,
+    )

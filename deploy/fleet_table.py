@@ -9,12 +9,16 @@ COLUMNS = ("ROLE", "NAME", "DEVICE", "STATE", "LOAD", "KV BLOCKS", "VERSION", "S
 
 
 def fleet_table(health: Mapping[str, Any]) -> str:
-    """A line for each worker and memory server, and below what is wrong; raises KeyError for another body."""
+    """A line for each worker and memory server, below what is wrong, and who changed roles lately.
+
+    Raises KeyError for another body.
+    """
     rows = [_worker(role, each) for role, members in health["workers"].items() for each in members]
     rows += [_memory_server(each) for each in health["memory_servers"]]
     failed = [path for path in health["kv_paths"] if path["error"]]
     problems = [f"KV path {path['prefill']} -> {path['decode']}: {path['error']}" for path in failed]
-    return "\n".join([*aligned([COLUMNS, *rows]), *health["missing"], *problems])
+    changes = [f"{_span(each['ago_s'])} ago, {each['state']}: {each['reason']}" for each in health["role_changes"]]
+    return "\n".join([*aligned([COLUMNS, *rows]), *health["missing"], *problems, *changes])
 
 
 def _worker(role: str, worker: Mapping[str, Any]) -> tuple[str, ...]:

@@ -50,6 +50,67 @@ class ProcessSpec:
         return [sys.executable, "-P", "-m", self.module, *self.flags]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """How workers of one system are started, wherever they run; see `plan_workers`."""
+
+    config: Config  # of all of them
+    runtime_dir: Path
+    num_threads: int  # of each on a CPU
+    weights_bytes: int
+    sockets: Mapping[Gpu | None, str]  # of memory servers
+    sharers: Mapping[Gpu | None, Counter[Role]]  # workers for which a device's pool leaves room
+
+    def spec(self, placement: Placement) -> ProcessSpec:
+        """The process of one."""
+        config = replace(self._config(placement), net=_worker_net(self.config.net, placement, self.runtime_dir))
+        module = f"{placement.role.label}_worker"
+        return ProcessSpec(placement.name, module, tuple(to_flags(config, WORKER_SECTIONS)), Kind.WORKER)
+
+    def _config(self, mine: Placement) -> Config:
+        """`config` with this worker's name, device and share of the machine."""
+        config, socket = self.config, self.sockets[mine.gpu]
+        section = replace(config.worker, id=mine.name, memory_socket=socket, device=mine.device, standby=mine.standby)
+        if mine.gpu is None:
+            return replace(config, worker=replace(section, num_threads=self.num_threads))
+        share = memory_fraction(mine.gpu, config.kv.memory_fraction, self.weights_bytes)
+        sharers = self.sharers[mine.gpu]
+        kv = replace(
+            config.kv,
+            memory_fraction=share,
+            prefill_sharers=sharers[Role.PREFILL],
+            decode_sharers=sharers[Role.DECODE],
+        )
+        return replace(config, worker=section, kv=kv)
+
+
+def plan_workers(
+    config: Config,
+    placements: Sequence[Placement],
+    runtime_dir: Path,
+    num_cores: int,
+    weights_bytes: int,
+    possible: Sequence[Placement] = (),
+) -> WorkerPlan:
+    """For workers of these placements, and of others on their devices; a standby takes no cores from the others.
+
+    Args:
+        possible: workers for which pools of KV blocks leave room, if those are others than `placements`.
+    """
+    num_busy = sum(not each.standby for each in placements)
+    sharers: dict[Gpu | None, Counter[Role]] = {}
+    for each in possible or placements:
+        sharers.setdefault(each.gpu, Counter())[each.role] += 1
+    return WorkerPlan(
+        config=replace(config, net=router_net(config.net, runtime_dir)),
+        runtime_dir=runtime_dir,
+        num_threads=config.worker.num_threads or threads_per_worker(num_cores, num_busy),
+        weights_bytes=weights_bytes,
+        sockets=_memory_sockets(placements, runtime_dir),
+        sharers=sharers,
+    )
+
+
 def plan_processes(
     config: Config,
     placements: Sequence[Placement],
@@ -58,20 +119,17 @@ def plan_processes(
     weights_bytes: int,
 ) -> list[ProcessSpec]:
     """The router first, then memory servers, then workers. Endpoints of the user's stay."""
-    net = _router_net(config.net, runtime_dir)
-    router = ProcessSpec("router", "router", tuple(to_flags(replace(config, net=net), ROUTER_SECTIONS)), Kind.ROUTER)
-    sockets = _memory_sockets(placements, runtime_dir)
-    tier = config.memory.host_tier_fraction / len(sockets)
-    served = replace(config, net=net, memory=replace(config.memory, host_tier_fraction=tier))
-    specs = [router, *(_memory_server(served, *each) for each in sockets.items())]
-    for placement in placements:
-        worker_config = replace(
-            _worker_config(config, placement, placements, num_cores, weights_bytes, sockets[placement.gpu]),
-            net=_worker_net(net, placement, runtime_dir),
-        )
-        module = f"{placement.role.name.lower()}_worker"
-        specs.append(ProcessSpec(placement.name, module, tuple(to_flags(worker_config, WORKER_SECTIONS)), Kind.WORKER))
-    return specs
+    return all_processes(plan_workers(config, placements, runtime_dir, num_cores, weights_bytes), placements)
+
+
+def all_processes(plan: WorkerPlan, placements: Sequence[Placement]) -> list[ProcessSpec]:
+    """The same, by a plan of workers that is there."""
+    config = plan.config
+    router = ProcessSpec("router", "router", tuple(to_flags(config, ROUTER_SECTIONS)), Kind.ROUTER)
+    tier = config.memory.host_tier_fraction / len(plan.sockets)
+    served = replace(config, memory=replace(config.memory, host_tier_fraction=tier))
+    servers = [_memory_server(served, *each) for each in plan.sockets.items()]
+    return [router, *servers, *map(plan.spec, placements)]
 
 
 def _memory_sockets(placements: Sequence[Placement], runtime_dir: Path) -> dict[Gpu | None, str]:
@@ -91,7 +149,8 @@ def _memory_server(config: Config, gpu: Gpu | None, path: str) -> ProcessSpec:
     return ProcessSpec(_memory_name(gpu), "common.memory", tuple(flags), Kind.MEMORY)
 
 
-def _router_net(net: NetSection, runtime_dir: Path) -> NetSection:
+def router_net(net: NetSection, runtime_dir: Path) -> NetSection:
+    """Where the router is dialed: as the user says, or a socket of this run."""
     if net.router_endpoint != NetSection().router_endpoint:
         return net
     return replace(net, router_endpoint=_ipc(runtime_dir, "router"))
@@ -101,34 +160,6 @@ def _worker_net(net: NetSection, placement: Placement, runtime_dir: Path) -> Net
     if placement.role == Role.PREFILL or net.handoff_endpoint != NetSection().handoff_endpoint:
         return net
     return replace(net, handoff_endpoint=_ipc(runtime_dir, placement.name))
-
-
-def _worker_config(
-    config: Config,
-    mine: Placement,
-    everyone: Sequence[Placement],
-    num_cores: int,
-    weights_bytes: int,
-    memory_socket: str,
-) -> Config:
-    """`config` with this worker's name, device and share of the machine; a standby takes no cores from the others."""
-    section = replace(config.worker, id=mine.name, memory_socket=memory_socket, standby=mine.standby)
-    if mine.gpu is None:
-        num_busy = sum(not other.standby for other in everyone)
-        num_threads = config.worker.num_threads or threads_per_worker(num_cores, num_busy)
-        return replace(config, worker=replace(section, device="cpu", num_threads=num_threads))
-    share = memory_fraction(mine.gpu, config.kv.memory_fraction, weights_bytes)
-    roles = Counter(other.role for other in mine.neighbours(everyone))
-    return replace(
-        config,
-        worker=replace(section, device=f"cuda:{mine.gpu.index}"),
-        kv=replace(
-            config.kv,
-            memory_fraction=share,
-            prefill_sharers=roles[Role.PREFILL],
-            decode_sharers=roles[Role.DECODE],
-        ),
-    )
 
 
 def _ipc(runtime_dir: Path, name: str) -> str:

@@ -30,6 +30,11 @@ class Placement:
     gpu: Gpu | None
     standby: int = 0
 
+    @property
+    def device(self) -> str:
+        """As a worker's option has it."""
+        return "cpu" if self.gpu is None else f"cuda:{self.gpu.index}"
+
     def neighbours(self, everyone: "Sequence[Placement]") -> "list[Placement]":
         """Those on the same device, itself among them."""
         return [other for other in everyone if other.gpu == self.gpu]
@@ -69,18 +74,42 @@ def place_workers(num_prefill: int, num_decode: int, gpus: Sequence[Gpu]) -> lis
     roles = [Role.PREFILL] * num_prefill + [Role.DECODE] * num_decode
     numbers = [*range(num_prefill), *range(num_decode)]
     return [
-        Placement(f"{role.name.lower()}-{number}", role, gpus[position % len(gpus)] if gpus else None)
+        Placement(f"{role.label}-{number}", role, gpus[position % len(gpus)] if gpus else None)
         for position, (role, number) in enumerate(zip(roles, numbers, strict=True))
     ]
 
 
-def place_standbys(workers: Sequence[Placement], roles: Collection[Role]) -> list[Placement]:
-    """One of each of those roles on each device that has workers of it, for all of these."""
+def place_standbys(
+    workers: Sequence[Placement], roles: Collection[Role], before: Sequence[Placement] = ()
+) -> list[Placement]:
+    """One of each of those roles on each device that has workers of it, for all of these.
+
+    Args:
+        before: the standbys that there are; who stays where it is keeps its name.
+    """
     peers = Counter((each.role, each.gpu) for each in workers if each.role in roles)
-    numbers = {role: count() for role in Role}
+    names = {(each.role, each.gpu): each.name for each in before if (each.role, each.gpu) in peers}
+    for role, gpu in peers:
+        names.setdefault((role, gpu), free_name(f"{role.label}-standby", names.values()))
+    return [Placement(names[role, gpu], role, gpu, num_peers) for (role, gpu), num_peers in peers.items()]
+
+
+def free_name(stem: str, taken: Collection[str]) -> str:
+    """The first of `stem`-0, `stem`-1 and so on that nobody has: so few names come up over time, and as few labels."""
+    return next(name for name in (f"{stem}-{number}" for number in count()) if name not in taken)
+
+
+def in_either_role(placements: Sequence[Placement]) -> list[Placement]:
+    """All that may run where workers change their roles, under every name: each worker in both, and its standbys.
+
+    On a device no more workers of a role are ever there at once, also while one is there beside whom it replaces.
+    """
+    workers = [each for each in placements if not each.standby]
+    gpus = dict.fromkeys(each.gpu for each in workers)
+    roles = sorted({each.role for each in placements if each.standby})
     return [
-        Placement(f"{role.name.lower()}-standby-{next(numbers[role])}", role, gpu, num_peers)
-        for (role, gpu), num_peers in peers.items()
+        *(Placement(f"{role.label}-{n}", role, each.gpu) for n, each in enumerate(workers) for role in Role),
+        *(Placement(f"{role.label}-standby-{n}", role, gpu, 1) for n, gpu in enumerate(gpus) for role in roles),
     ]
 
 

@@ -5,18 +5,24 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.config import Config
+from deploy.autoscale.autoscaler import SAMPLE_S, SAMPLES_A_WINDOW, Autoscaler, Plan
+from deploy.autoscale.judge import Judge
+from deploy.autoscale.options import AutoscaleOptions, little_to_change
+from deploy.autoscale.proposal import Machine
+from deploy.autoscale.router_line import RouterLine
+from deploy.autoscale.staff import Staff
 from deploy.console import Console
 from deploy.health import Health, local_url
-from deploy.launch_plan import STANDBYS, Kind, ProcessSpec, plan_processes
+from deploy.launch_plan import STANDBYS, Kind, ProcessSpec, WorkerPlan, all_processes, plan_workers
 from deploy.machine import detect_gpus, num_cores
 from deploy.model_source import find_model, served_name, weights_bytes
 from deploy.mps import Mps, MpsOptions, open_mps
-from deploy.placement import Placement, choose_gpus, place_standbys, place_workers
+from deploy.placement import Placement, choose_gpus, in_either_role, place_standbys, place_workers
 from deploy.runtime_dir import make_runtime_dir
 from deploy.spares import spare_modules
 from deploy.supervisor import Deadlines, Supervisor
@@ -33,6 +39,7 @@ class Fleet:
     mps: MpsOptions = field(default_factory=MpsOptions)
     standby: str = "none"  # one of STANDBYS
     spare: str = "auto"  # one of SPARE_MODES
+    autoscale: AutoscaleOptions | None = None
 
 
 def with_model(config: Config, name: str) -> Config:
@@ -62,25 +69,44 @@ def place(config: Config, fleet: Fleet, environ: Mapping[str, str]) -> list[Plac
 async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncIterator[tuple[Supervisor, Mps]]:
     """A supervisor that has started nothing yet, and how workers on one GPU will share it."""
     placements = place(config, fleet, os.environ)
+    possible = in_either_role(placements) if fleet.autoscale else placements
     with make_runtime_dir() as runtime_dir:
         model_bytes = weights_bytes(Path(config.model.path))
-        specs = plan_processes(
-            config,
-            placements,
-            runtime_dir,
-            num_cores(),
-            model_bytes,
-        )
-        async with open_mps(fleet.mps, placements, os.environ, runtime_dir, console) as mps:
+        plan = plan_workers(config, placements, runtime_dir, num_cores(), model_bytes, possible)
+        async with open_mps(fleet.mps, possible, os.environ, runtime_dir, console) as mps:
             supervisor = Supervisor(
-                [_with_mps(spec, mps) for spec in specs],
+                [_with_mps(spec, mps) for spec in all_processes(plan, placements)],
                 local_url(config.router.host, config.router.port),
                 Deadlines(fleet.start_timeout_s, config.router.drain_s, config.worker.drain_s),
                 os.environ,
                 console,
                 spare_modules(fleet.spare, placements),
             )
+            if fleet.autoscale:
+                _autoscale(supervisor, placements, plan, mps, fleet.autoscale, console)
             yield supervisor, mps
+
+
+def _autoscale(
+    supervisor: Supervisor,
+    placements: Sequence[Placement],
+    workers: WorkerPlan,
+    mps: Mps,
+    options: AutoscaleOptions,
+    console: Console,
+) -> None:
+    """Have roles change. Where the user says how large pools are, nobody has left room for two workers at once."""
+    if reason := little_to_change(placements):
+        console.say(reason, "W")
+    is_cpu = all(each.gpu is None for each in placements)
+    plan = Plan(
+        spec_of=lambda placement: _with_mps(workers.spec(placement), mps),
+        overlap=is_cpu or not workers.config.kv.pool_bytes,
+        sample_s=min(SAMPLE_S, options.pace.window_s / SAMPLES_A_WINDOW),
+    )
+    judge = Judge(options.pace, Machine(is_cpu, options.longest_step_ms / 1e3))
+    router = RouterLine(workers.config.net, console)
+    supervisor.accompany(Autoscaler(supervisor, router, Staff.of(placements), plan, judge, console).run)
 
 
 def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -36,8 +36,19 @@ class Deadlines:
     worker_drain_s: float
 
 
+@dataclass(slots=True)
+class Kept:
+    """A process that is started again whenever it ends, until it may go."""
+
+    spec: ProcessSpec
+    may_go: asyncio.Event = field(default_factory=asyncio.Event)
+    backoff: Backoff = field(default_factory=Backoff)
+    child: Child | None = None  # None between two starts
+    keeper: "asyncio.Task[None] | None" = None
+
+
 class Supervisor:
-    """Runs `specs` until stopped.
+    """Runs `specs` until stopped; `begin` and `retire` change what runs meanwhile.
 
     Args:
         spare_modules: what a spare process for workers imports ahead; empty for none.
@@ -64,20 +75,28 @@ class Supervisor:
         self._failed_with = 0
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
-        self._children: dict[str, Child] = {}
-        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._kept: dict[str, Kept] = {}
+        self._companions: list[Callable[[], Coroutine[None, None, None]]] = []
+
+    def accompany(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Have this done from when all is ready; it is cancelled before the drain."""
+        self._companions.append(work)
 
     async def run(self, on_ready: Callable[[Health], None]) -> int:
         """Start everything, call `on_ready` once, and return the exit code after the drain."""
         self._take_signals()
         for spec in self._specs:
-            self._keepers[spec.name] = self._watched(self._keep_running(spec))
-        announcer = self._watched(self._announce(on_ready))
+            self.begin(spec)
+        others = [self._watched(self._announce(on_ready)), *map(self._watched, map(self._once_ready, self._companions))]
         try:
             await self._stopping.wait()
         finally:
             self._stopping.set()
-            announcer.cancel()
+            for kept in self._kept.values():
+                kept.may_go.set()
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
             await self._drain()
         if self.failure:
             self._console.say(self.failure, "E")
@@ -86,6 +105,40 @@ class Supervisor:
     def stop(self) -> None:
         """Drain and end; a second call kills at once."""
         (self._killing if self._stopping.is_set() else self._stopping).set()
+
+    def begin(self, spec: ProcessSpec) -> None:
+        """Start a process, and keep it running; there is none of its name."""
+        assert spec.name not in self._kept, spec.name
+        kept = self._kept[spec.name] = Kept(spec)
+        kept.keeper = self._watched(self._keep_running(kept))
+
+    async def retire(self, name: str) -> None:
+        """Have a process finish what it has and end, and keep it no more; it is killed when it takes too long."""
+        kept = self._kept[name]
+        kept.may_go.set()
+        await self._terminate([kept], self._limit_s(kept.spec.kind))
+        if kept.child is not None:
+            kept.child.signal(signal.SIGKILL)
+        assert kept.keeper is not None
+        await asyncio.wait([kept.keeper], timeout=KILL_DEADLINE_S)
+        if kept.keeper.done():
+            del self._kept[name]
+        else:
+            self._console.say(f"{name}, pid {self.pid(name)}, cannot be killed: its GPU's driver may hang", "W")
+
+    @property
+    def names(self) -> set[str]:
+        """Of all processes that are kept, or on their way out."""
+        return set(self._kept)
+
+    def pid(self, name: str) -> int | None:
+        """Of a process that is kept; None between two starts."""
+        child = self._kept[name].child
+        return None if child is None else child.pid
+
+    def num_crashes(self, name: str) -> int:
+        """How often a process that is kept has ended in a row."""
+        return self._kept[name].backoff.num_crashes
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -110,32 +163,31 @@ class Supervisor:
 
     # --- starting and restarting ----------------------------------------------------------------
 
-    async def _keep_running(self, spec: ProcessSpec) -> None:
-        backoff = Backoff()
-        while not self._stopping.is_set():
+    async def _keep_running(self, kept: Kept) -> None:
+        spec = kept.spec
+        while not kept.may_go.is_set():
             spare = await self._spares.become(spec) if spec.kind is Kind.WORKER else None
-            child = spare or await Child.start(spec, self._environ, self._console)
-            self._children[spec.name] = child
-            if self._stopping.is_set():  # while it was being started
+            child = kept.child = spare or await Child.start(spec, self._environ, self._console)
+            if kept.may_go.is_set():  # while it was being started
                 child.signal(signal.SIGTERM)
             code = await child.ended()
-            del self._children[spec.name]
-            if self._stopping.is_set():
+            kept.child = None
+            if kept.may_go.is_set():
                 return
-            delay_s = backoff.after(child.lived_s if self.ready.is_set() else 0.0)  # what never served is not forgiven
+            delay_s = kept.backoff.after(child.lived_s if self.ready.is_set() else 0.0)  # unserved is not forgiven
             wrong = code == CONFIG_EXIT_CODE
-            if not self.ready.is_set() and (wrong or backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
+            if not self.ready.is_set() and (wrong or kept.backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
                 reason = f"{spec.name} ended with {describe_exit(code)} before the system was ready"
                 self._fail(reason, CONFIG_EXIT_CODE if wrong else 1)
                 return
             when = f"in {delay_s:g} s" if delay_s else "at once"
             self._console.say(f"{spec.name} ended with {describe_exit(code)}; restarting {when}", "W")
-            await self._sleep(delay_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(kept.may_go.wait(), delay_s)
 
-    async def _sleep(self, delay_s: float) -> None:
-        """Sleep, cut short when everything is to end."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), delay_s)
+    async def _once_ready(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        await self.ready.wait()
+        await work()
 
     async def _announce(self, on_ready: Callable[[Health], None]) -> None:
         deadline_s = time.monotonic() + self._deadlines.start_s
@@ -157,8 +209,8 @@ class Supervisor:
     def _all_there(self, health: Health) -> bool:
         """Complete, and with all our workers; so what answers on this port is our router and no other."""
         registered = {worker.pid for worker in health.workers}
-        workers = [self._children.get(spec.name) for spec in self._specs if spec.kind is Kind.WORKER]
-        return health.is_complete and all(child is not None and child.pid in registered for child in workers)
+        pids = [self.pid(kept.spec.name) for kept in self._kept.values() if kept.spec.kind is Kind.WORKER]
+        return health.is_complete and registered.issuperset(pids)
 
     # --- ending ---------------------------------------------------------------------------------
 
@@ -166,31 +218,40 @@ class Supervisor:
         """The router first, while the workers still finish what it waits for; then the workers; then their memory."""
         self._console.end_loading()
         await self._spares.end()
-        drains_s = {Kind.ROUTER: self._deadlines.router_drain_s, Kind.WORKER: self._deadlines.worker_drain_s}
-        if self._children and not self._killing.is_set():
+        if any(kept.child for kept in self._kept.values()) and not self._killing.is_set():
             self._console.say("draining; once more to kill")
             for kind in Kind:
-                names = [spec.name for spec in self._specs if spec.kind is kind]
-                await self._terminate(names, GRACE_S + (drains_s.get(kind, 0.0) if self.ready.is_set() else 0.0))
-        for child in self._children.values():
-            child.signal(signal.SIGKILL)
-        if self._keepers:
-            await asyncio.wait(self._keepers.values(), timeout=KILL_DEADLINE_S)
+                await self._terminate(
+                    [kept for kept in self._kept.values() if kept.spec.kind is kind], self._limit_s(kind)
+                )
+        for kept in self._kept.values():
+            kept.may_go.set()
+            if kept.child is not None:
+                kept.child.signal(signal.SIGKILL)
+        if keepers := [kept.keeper for kept in self._kept.values() if kept.keeper is not None]:
+            await asyncio.wait(keepers, timeout=KILL_DEADLINE_S)
 
-    async def _terminate(self, names: Sequence[str], deadline_s: float) -> None:
+    def _limit_s(self, kind: Kind) -> float:
+        """What processes of a kind may take to end."""
+        drains_s = {Kind.ROUTER: self._deadlines.router_drain_s, Kind.WORKER: self._deadlines.worker_drain_s}
+        return GRACE_S + (drains_s.get(kind, 0.0) if self.ready.is_set() else 0.0)
+
+    async def _terminate(self, leaving: Sequence[Kept], deadline_s: float) -> None:
         """SIGTERM; return when all have ended, at the deadline, or when asked to kill."""
-        children = [self._children[name] for name in names if name in self._children]
-        for child in children:
-            child.signal(signal.SIGTERM)
-        ends = [self._keepers[name] for name in names if not self._keepers[name].done()]
+        for kept in leaving:
+            if kept.child is not None:
+                kept.child.signal(signal.SIGTERM)
+        ends = [kept.keeper for kept in leaving if kept.keeper is not None and not kept.keeper.done()]
         if not ends:
             return
         all_ended = asyncio.ensure_future(asyncio.wait(ends))
         killing = asyncio.ensure_future(self._killing.wait())
-        await asyncio.wait([all_ended, killing], timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-        killing.cancel()
-        if not all_ended.done():
+        try:
+            await asyncio.wait([all_ended, killing], timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if not all_ended.done():
+                late = [kept.spec.name for kept in leaving if kept.child is not None]
+                why = "asked to stop at once" if self._killing.is_set() else f"not drained in {deadline_s:g} s"
+                self._console.say(f"killing {', '.join(late)}: {why}", "W")
+        finally:
             all_ended.cancel()
-            late = [child.spec.name for child in children if child.spec.name in self._children]
-            why = "asked to stop at once" if self._killing.is_set() else f"not drained in {deadline_s:g} s"
-            self._console.say(f"killing {', '.join(late)}: {why}", "W")
+            killing.cancel()

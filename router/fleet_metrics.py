@@ -5,16 +5,19 @@ So what is told of a worker, memory server or KV path ends with it.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.wire.memory_reports import MemoryHeartbeat
 from common.wire.messages import Heartbeat, Role
+from common.wire.operator_messages import Stage
 from common.wire.step_counts import STEP_BOUNDS_S, STEP_BOUNDS_TOKENS, StepCounts
 from router.member import Member
 from router.memory_servers import MemoryServers
 from router.metrics import buckets_of
+from router.role_changes import RoleChanges
 from router.worker_pool import WorkerPool
 
 QueueSizes = Callable[[], tuple[int, int, int]]
@@ -72,10 +75,11 @@ class FleetMetrics(Collector):
         self,
         pool: WorkerPool,
         memory_servers: MemoryServers,
+        role_changes: RoleChanges,
         queue_sizes: QueueSizes,
         num_dropped: Callable[[], int],
     ) -> None:
-        self._pool, self._memory_servers = pool, memory_servers
+        self._pool, self._memory_servers, self._role_changes = pool, memory_servers, role_changes
         self._queue_sizes, self._num_dropped = queue_sizes, num_dropped
 
     def collect(self) -> Iterator[Metric]:
@@ -88,6 +92,7 @@ class FleetMetrics(Collector):
         yield self._dropped_frames()
         yield self._workers()
         yield from self._standbys()
+        yield self._changes()
         yield from self._worker_loads()
         yield self._steps("seconds", "steps of a worker", STEP_BOUNDS_S, _durations)
         yield self._steps("tokens", "tokens computed in each step", STEP_BOUNDS_TOKENS, _sizes)
@@ -115,6 +120,16 @@ class FleetMetrics(Collector):
             reserve.add_metric([_name(role)], sum(worker.in_reserve for worker in members))
             needed.add_metric([_name(role)], self._pool.standbys.num_needed[role])
         yield from (reserve, needed)
+
+    def _changes(self) -> Metric:
+        family = CounterMetricFamily(
+            "baton_role_changes",
+            "workers that gave way to one of the other role, by that role",
+            labels=["role", "stage"],
+        )
+        for role, stage in product(Role, Stage):
+            family.add_metric([_name(role), stage.name.lower()], self._role_changes.num[role, stage])
+        return family
 
     def _worker_loads(self) -> Iterator[Metric]:
         for name, (text, value) in WORKER_GAUGES.items():

@@ -6,11 +6,19 @@ from typing import Any
 from common.wire.messages import SHARED_POOL, KVPathReport, Role
 from router.member import NO_TRANSPORT, Member
 from router.memory_servers import MemoryServer
+from router.role_changes import RoleChanges
 from router.shapes import Health, Status
 from router.worker_pool import WorkerPool
 
 
-def report(pool: WorkerPool, memory_servers: Iterable[MemoryServer], *, draining: bool, now_s: float) -> Health:
+def report(
+    pool: WorkerPool,
+    memory_servers: Iterable[MemoryServer],
+    role_changes: RoleChanges,
+    *,
+    draining: bool,
+    now_s: float,
+) -> Health:
     """The body of GET /health; `status` is "ok" when requests can be served."""
     missing = problems(pool)
     status: Status = "draining" if draining else "ok" if pool.is_ready() else "unavailable"
@@ -22,6 +30,7 @@ def report(pool: WorkerPool, memory_servers: Iterable[MemoryServer], *, draining
         "memory_servers": [
             _memory_server(server, pool.prefixes.told_by(server.id), now_s) for server in memory_servers
         ],
+        "role_changes": role_changes.report(now_s),
     }
 
 

@@ -21,6 +21,7 @@ class Kind(Enum):
     LOST = "lost"  # a worker or memory server, or the way between two
     LEFT = "left"  # a worker, in order
     JOINED = "joined"
+    CHANGED = "changed"  # a worker gives way to one of the other role
 
 
 @dataclass(slots=True)

@@ -1,12 +1,22 @@
-"""What operators ask for: that a worker or memory server finishes what it has, and ends."""
+"""What operators ask for: how busy everybody is, and that a worker or memory server finishes what it has, and ends."""
 
 import logging
 from collections.abc import Callable
 
-from common.wire.messages import Message
-from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave
+from common.wire.messages import Message, Role
+from common.wire.operator_messages import (
+    DrainAnswer,
+    DrainWanted,
+    Leave,
+    LoadReport,
+    LoadWanted,
+    RoleChange,
+    WorkerLoad,
+)
 from router.dispatcher import Dispatcher
+from router.member import Member
 from router.memory_servers import MemoryServers
+from router.role_changes import RoleChanges
 from router.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -26,9 +36,23 @@ class Operators:
         pool: WorkerPool,
         memory_servers: MemoryServers,
         dispatcher: Dispatcher,
+        role_changes: RoleChanges,
         send: Callable[[bytes, Message], bool],
     ) -> None:
         self._pool, self._memory_servers, self._dispatcher, self._send = pool, memory_servers, dispatcher, send
+        self._role_changes = role_changes
+
+    def heed(self, identity: bytes, message: DrainWanted | LoadWanted | RoleChange) -> None:
+        """Whatever an operator says."""
+        match message:
+            case DrainWanted():
+                self.on_drain(identity, message)
+            case LoadWanted():
+                partners = self._pool.num_partners()
+                workers = tuple(_load(worker, partners[worker.id]) for worker in self._pool)
+                self._send(identity, LoadReport(self._dispatcher.queue_sizes()[0], workers))
+            case RoleChange():
+                self._role_changes.note(message)
 
     def on_drain(self, identity: bytes, wanted: DrainWanted) -> None:
         """Have who is named leave, unless it does, and say how many requests need it."""
@@ -45,3 +69,24 @@ class Operators:
             self._send(identity, DrainAnswer(wanted.name, server.ready.epoch, 0))
         else:
             self._send(identity, DrainAnswer(wanted.name, 0, 0))
+
+
+def _load(worker: Member, num_partners: int) -> WorkerLoad:
+    ready, beat = worker.ready, worker.beat
+    return WorkerLoad(
+        name=worker.id,
+        incarnation=worker.epoch,
+        role=ready.role,
+        pid=ready.pid,
+        is_serving=not (worker.draining or worker.silent or worker.in_reserve),
+        has_spoken=beat is not None,
+        num_partners=num_partners,
+        num_prompts=worker.num_outstanding,
+        num_rows=beat.num_running + beat.num_handoffs if beat and ready.role is Role.DECODE else 0,
+        most_rows=ready.max_num_seqs,
+        pool_id=ready.pool_id,
+        num_blocks=sum(ready.num_blocks),
+        num_used_blocks=max(0, worker.num_used_blocks),
+        num_steps=sum(beat.steps.durations) if beat else 0,
+        step_us=beat.steps.total_us if beat else 0,
+    )

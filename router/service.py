@@ -36,7 +36,7 @@ from common.wire.messages import (
     WorkerMessage,
     WorkerReady,
 )
-from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave
+from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave, LoadReport, LoadWanted, RoleChange
 from common.wire.worker_id import is_from
 from router.bodies import Bodies
 from router.dispatcher import Dispatcher
@@ -53,6 +53,7 @@ from router.metrics import Metrics
 from router.operators import Operators
 from router.reader import Reader
 from router.request_trace import make_request_trace
+from router.role_changes import RoleChanges
 from router.status_report import StatusReporter
 from router.tokenizer import load_tokenizer
 from router.worker_pool import WorkerPool
@@ -88,14 +89,20 @@ class Service:
             incidents=incidents,
         )  # fmt: skip
         self.memory_servers = MemoryServers(config.net, router_epoch, self.hub.send, incidents=incidents)
-        self._operators = Operators(self.pool, self.memory_servers, self.dispatcher, self.hub.send)
+        self.role_changes = RoleChanges(incidents)
+        self._operators = Operators(
+            self.pool, self.memory_servers, self.dispatcher, self.role_changes, self.hub.send
+        )  # fmt: skip
         self._kv_events = KVEventReader(
             config.net, self.pool, self.memory_servers, self.hub.send, is_on=config.router.kv_events
         )
         self.metrics.describe(self.tokenizer.info)
         self.metrics.registry.register(
-            FleetMetrics(self.pool, self.memory_servers, self.dispatcher.queue_sizes, lambda: self.hub.num_dropped)
-        )
+            FleetMetrics(
+                self.pool, self.memory_servers, self.role_changes, self.dispatcher.queue_sizes,
+                lambda: self.hub.num_dropped,
+            )
+        )  # fmt: skip
         self.metrics.observe_texts(lambda: self.reader.text_counts)
         self.status = StatusReporter(
             self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics, incidents,
@@ -173,9 +180,9 @@ class Service:
     def _handle(self, identity: bytes, message: Message) -> None:
         if isinstance(message, MemoryReport):
             self._heed_memory_server(identity, message)
-        elif isinstance(message, DrainWanted):
-            self._operators.on_drain(identity, message)
-        elif isinstance(message, DrainAnswer | Leave):
+        elif isinstance(message, DrainWanted | LoadWanted | RoleChange):
+            self._operators.heed(identity, message)
+        elif isinstance(message, DrainAnswer | Leave | LoadReport):
             self.hub.refuse(identity, message, "only a router sends it")
         elif isinstance(message, MemoryMessage):
             self.hub.refuse(identity, message, "only workers and their memory servers receive it")

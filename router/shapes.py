@@ -189,6 +189,7 @@ class Health(TypedDict):
     workers: dict[str, list[dict[str, Any]]]
     kv_paths: list[dict[str, Any]]
     memory_servers: list[dict[str, Any]]
+    role_changes: list[dict[str, Any]]  # the latest first
 
 
 class StatusReport(TypedDict):

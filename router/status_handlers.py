@@ -20,8 +20,8 @@ status_routes = web.RouteTableDef()
 async def get_health(request: web.Request) -> web.Response:
     """200 when requests can be served, else 503; the body says what is missing."""
     service = request.app[SERVICE]
-    draining = service.dispatcher.draining
-    report = health.report(service.pool, service.memory_servers, draining=draining, now_s=time.monotonic())
+    parts = service.pool, service.memory_servers, service.role_changes
+    report = health.report(*parts, draining=service.dispatcher.draining, now_s=time.monotonic())
     return web.json_response(report, status=200 if report["status"] == "ok" else 503)
 
 

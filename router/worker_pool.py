@@ -6,6 +6,7 @@ its counters cover exactly what was assigned to that incarnation and not yet giv
 
 import time
 from bisect import bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -60,6 +61,11 @@ class WorkerPool:
     def paths(self) -> list[KVPathReport]:
         """What decode workers said of the ways to prefill workers that are registered now."""
         return [path for path in self._paths.values() if self.get(path.prefill_worker_id, path.prefill_epoch)]
+
+    def num_partners(self) -> Counter[str]:
+        """By worker, those of the other role with which its KV path is proven."""
+        proven = [path for path in self.paths if not path.error]
+        return Counter(name for path in proven for name in (path.prefill_worker_id, path.worker_id))
 
     def find(self, worker_id: str) -> Member | None:
         return self._workers.get(worker_id)

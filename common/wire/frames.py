@@ -69,7 +69,7 @@ from common.wire.messages import (
     WorkerLeaving,
     WorkerReady,
 )
-from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave
+from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave, LoadReport, LoadWanted, RoleChange
 from common.wire.relations import contradiction
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -106,6 +106,9 @@ TAGS: dict[int, type[Message]] = {
     31: DrainWanted,
     32: DrainAnswer,
     33: KVEventsWanted,
+    34: LoadWanted,
+    35: LoadReport,
+    36: RoleChange,
     40: KVPoolExport,
     44: KVPathResult,
     45: KVProgress,

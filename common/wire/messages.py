@@ -50,13 +50,9 @@ from common.wire.kv_layout import KVLayout, NumWanted
 from common.wire.memory_messages import MemoryMessage
 from common.wire.memory_reports import MemoryReport
 from common.wire.operator_messages import OperatorMessage
+from common.wire.role import Role as Role
 from common.wire.sampling_params import SamplingParams
 from common.wire.step_counts import PullCounts, StepCounts
-
-
-class Role(IntEnum):
-    PREFILL = 1
-    DECODE = 2
 
 
 class FinishReason(IntEnum):

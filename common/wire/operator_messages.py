@@ -4,8 +4,14 @@ An operator connects as a worker does, so that only this user can, or who knows 
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
 
-from common.wire.fields import Count, Epoch, Text, WorkerId
+from common.wire.fields import Count, Epoch, Length, Positive, ProcessId, Text, Total, WorkerId
+from common.wire.role import Role
+
+MAX_WORKERS = 256
+"""That one router has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +44,63 @@ class Leave:
     reason: Text
 
 
-OperatorMessage = DrainWanted | DrainAnswer | Leave
+@dataclass(frozen=True, slots=True)
+class LoadWanted:
+    """operator -> router: how busy is everybody? Answered by `LoadReport`."""
+
+    operator_id: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """One worker, as the router knows it and as its last heartbeat said."""
+
+    name: WorkerId
+    incarnation: Epoch
+    role: Role
+    pid: ProcessId
+    is_serving: bool  # new requests may go there
+    has_spoken: bool  # without a heartbeat all that follows is 0 but `num_prompts` and `most_rows`
+    num_partners: Count  # of the other role, with which it has a proven KV path
+    num_prompts: Count  # sent to it, first token not seen
+    num_rows: Count  # decode: sequences that it has, those among them whose blocks are on their way
+    most_rows: Positive  # decode: of its batch; prefill: prompts of a step
+    pool_id: Epoch  # whose blocks it uses
+    num_blocks: Total  # of that pool
+    num_used_blocks: Total  # that it uses itself
+    num_steps: Total  # since its start, as the next
+    step_us: Total  # that those took, one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """router -> operator: everybody's load, and how many completions wait in the router."""
+
+    num_queued: Count
+    workers: Annotated[tuple[WorkerLoad, ...], Length(0, MAX_WORKERS)]
+
+
+class Stage(IntEnum):
+    """How far a change of roles is."""
+
+    BEGUN = 1
+    DONE = 2
+    GIVEN_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """operator -> router: a worker gives way to one of the other role, for whoever looks; changes nothing itself."""
+
+    operator_id: WorkerId
+    epoch: Epoch
+    name: WorkerId  # who gives way
+    successor: WorkerId
+    role: Role  # of the successor
+    stage: Stage
+    reason: Text
+
+
+OperatorMessage = DrainWanted | DrainAnswer | Leave | LoadWanted | LoadReport | RoleChange
+FROM_OPERATORS = (DrainWanted, LoadWanted, RoleChange)

@@ -6,7 +6,7 @@ import socket
 
 from common.wire.memory_reports import MemoryReport
 from common.wire.messages import Message, Role
-from common.wire.operator_messages import DrainWanted
+from common.wire.operator_messages import FROM_OPERATORS
 
 BEAT_SUFFIX = b"#beat"
 
@@ -36,5 +36,5 @@ def is_from(connection: bytes, message: Message) -> bool:
     if isinstance(message, MemoryReport):
         speaker = message.server_id
     else:
-        speaker = message.operator_id if isinstance(message, DrainWanted) else getattr(message, "worker_id", "")
+        speaker = message.operator_id if isinstance(message, FROM_OPERATORS) else getattr(message, "worker_id", "")
     return connection.removesuffix(BEAT_SUFFIX) == connection_of(speaker, getattr(message, "epoch", 0))

@@ -5,9 +5,12 @@ import pytest
 from common.config import NetSection
 from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
 from common.wire.messages import Role
+from common.wire.operator_messages import RoleChange, Stage
 from deploy.fleet_table import fleet_table
 from router.health import report
+from router.incidents import Incidents
 from router.memory_servers import MemoryServer
+from router.role_changes import RoleChanges
 from router.worker_pool import WorkerPool
 from tests.messages import heartbeat, kv_path, worker_ready
 
@@ -24,7 +27,11 @@ def health(**memory: Any) -> Any:
     pool.set_path(kv_path("prefill-0", "decode-0", error="no way"))
     server = MemoryServer(MemoryReady("memory-0", 1, 9, "0.1.0", gpu), last_seen_s=NOW_S, joined_s=NOW_S - 90_000)
     server.beat = MemoryHeartbeat("memory-0", 1, 8_040_000_000, 29_000_000_000, 1000, 400, 300, 0, 0, 0, 0, 0, 0, 0, ())
-    return report(pool, [server], draining=False, now_s=NOW_S)
+    changes = RoleChanges(Incidents(), lambda: NOW_S - 12.0)
+    why = "prefill-1 on cuda:0 becomes decode-2: 492 of 512 rows"
+    changes.note(RoleChange("operator", 1, "prefill-1", "decode-2", Role.DECODE, Stage.BEGUN, why))
+    changes.note(RoleChange("operator", 1, "prefill-1", "decode-2", Role.DECODE, Stage.DONE, "after 5.0 s"))
+    return report(pool, [server], changes, draining=False, now_s=NOW_S)
 
 
 def test_each_has_a_line_and_what_is_wrong_stands_below() -> None:
@@ -38,6 +45,7 @@ def test_each_has_a_line_and_what_is_wrong_stands_below() -> None:
     assert "8.04 GB of weights, 29.0 GB left" in lines[4] and "600 of 1,000 in use, 300 cached" in lines[4]
     assert lines[4].endswith("1 d 1 h")
     assert any("prefill-0 -> decode-0: no way" in line for line in lines[5:])
+    assert lines[-1] == "12 s ago, done: prefill-1 on cuda:0 becomes decode-2: 492 of 512 rows"
 
 
 def test_another_body_is_told() -> None:

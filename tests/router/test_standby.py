@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from common.wire.memory_messages import KVOffer
 from common.wire.messages import KVPathReport, PrefillRequest, Role, WorkerLeaving
 from router.health import report
+from router.incidents import Incidents
 from router.member import Member
+from router.role_changes import RoleChanges
 from router.route import LEAST, Demand
 from router.worker_pool import WorkerPool
 from tests.fakes import FakeDecode
@@ -234,7 +236,7 @@ def test_health_says_who_is_in_reserve_and_since_when_and_why_another_is_needed(
     crew = Crew("d0", "s0")
 
     def standbys() -> list[Any]:
-        body = report(crew.pool, [], draining=False, now_s=crew.now_s)
+        body = report(crew.pool, [], RoleChanges(Incidents()), draining=False, now_s=crew.now_s)
         return [worker["standby"] for worker in body["workers"]["decode"]]
 
     assert standbys() == [

@@ -24,7 +24,7 @@ from common.wire.messages import (
     WorkerGone,
     WorkerLeaving,
 )
-from common.wire.operator_messages import DrainWanted
+from common.wire.operator_messages import DrainWanted, LoadWanted, RoleChange, Stage
 from common.wire.packing import pack_ids
 from common.wire.sockets import Spoke
 from router import membership
@@ -61,6 +61,8 @@ async def test_a_message_in_the_name_of_another_changes_nothing(client: Client, 
         MemoryHeartbeat("memory-0", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ()),
         WorkerEnded("memory-0", 1, decode.worker_id, decode.epoch),
         DrainWanted("operator", 1, decode.worker_id, 0),
+        LoadWanted("operator", 1),
+        RoleChange("operator", 1, "decode-0", "prefill-9", Role.PREFILL, Stage.DONE, ""),
     ]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     spoke = Spoke(context, cluster.net, cluster.net.router_endpoint, b"decode-9.1")

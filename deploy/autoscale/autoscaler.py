@@ -1,0 +1,146 @@
+"""Changes roles of workers that run: one of the other role starts, and when it serves, who gives way is drained.
+
+Both map the same weights and have blocks of the same pool, so the new one is ready in seconds, and requests of the old
+one end there as in any drain. Whatever comes in between, in the end as many workers are to run as before: if the new
+one does not come, the old one stays, or is started again; the supervisor starts again whoever of them dies.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.wire.operator_messages import Stage, WorkerLoad
+from deploy.autoscale.judge import Judge
+from deploy.autoscale.proposal import Proposal
+from deploy.autoscale.router_line import Line
+from deploy.autoscale.staff import Staff
+from deploy.console import Console
+from deploy.launch_plan import ProcessSpec
+from deploy.placement import Placement
+from deploy.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_S = 1.0
+"""Between two questions, unless windows are shorter than a few of these."""
+SAMPLES_A_WINDOW = 4
+POLL_S = 0.3
+"""Between two looks whether a worker serves."""
+START_S = 300.0
+"""For a worker to serve: its weights are there, its kernels compiled."""
+MOST_STARTS = 3
+"""Of a worker that ends before it serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a change needs to know.
+
+    Args:
+        spec_of: the process of a worker or standby.
+        overlap: whether a device has room for a worker more than are planned, for as long as a change takes.
+    """
+
+    spec_of: Callable[[Placement], ProcessSpec]
+    overlap: bool = True
+    sample_s: float = SAMPLE_S
+
+
+class Autoscaler:
+    """Asks the router how busy everybody is, and does what `judge` says."""
+
+    def __init__(
+        self, supervisor: Supervisor, router: Line, staff: Staff, plan: Plan, judge: Judge, console: Console
+    ) -> None:
+        self._supervisor, self._router, self._plan, self._judge = supervisor, router, plan, judge
+        self._console = console
+        self.staff = staff
+
+    async def run(self) -> None:
+        """Until cancelled; what nobody foresaw ends role changes, and nothing else."""
+        try:
+            while True:
+                await asyncio.sleep(self._plan.sample_s)
+                proposal = self._judge.heed(await self._router.sample(), self.staff.workers)
+                if proposal is not None:
+                    await self._change(proposal)
+        except Exception as error:
+            self._console.say(f"a bug ends --autoscale, roles stay as they are: {type(error).__name__}: {error}", "E")
+            logger.exception("autoscaler")
+
+    # --- a change -------------------------------------------------------------------------------
+
+    async def _change(self, proposal: Proposal) -> None:
+        old, begin_s = self.staff.workers[proposal.name], time.monotonic()
+        after, new = self.staff.changed(old.name, proposal.role, self._supervisor.names)
+
+        async def tell(stage: Stage, text: str) -> None:
+            self._console.say(text, "W" if stage is Stage.GIVEN_UP else "I")
+            await self._router.tell(old.name, new.name, new.role, stage, text)
+
+        await tell(Stage.BEGUN, f"{old.name} on {old.device} becomes {new.name}: {proposal.reason}")
+        change = self._overlapping if self._plan.overlap else self._one_after_the_other
+        problem = await change(old, new, after)
+        took = f"after {time.monotonic() - begin_s:.1f} s"
+        if problem:
+            await tell(Stage.GIVEN_UP, f"{old.name} stays, {took}: {new.name} {problem}")
+        else:
+            await tell(Stage.DONE, f"{new.name} is in the place of {old.name} {took}")
+        pause_s = self._judge.ended(time.monotonic(), new.role, done=not problem)
+        self._console.say(f"roles stay for {pause_s:g} s at least")
+
+    async def _overlapping(self, old: Placement, new: Placement, after: Staff) -> str:
+        """While the old one serves; returns what was wrong."""
+        self._begin(new)
+        if problem := await self._awaited(new):
+            await self._supervisor.retire(new.name)
+            return problem
+        before, self.staff = self.staff, after
+        await self._move_standbys(before)
+        await self._supervisor.retire(old.name)
+        return ""
+
+    async def _one_after_the_other(self, old: Placement, new: Placement, after: Staff) -> str:
+        """Where the device has no room for both; others of the old one's role serve meanwhile."""
+        before, self.staff = self.staff, after
+        await self._move_standbys(before)
+        await self._supervisor.retire(old.name)
+        self._begin(new)
+        problem = await self._awaited(new)
+        if problem:
+            await self._supervisor.retire(new.name)
+            self._begin(old)
+            self.staff = before
+            await self._move_standbys(after)
+        return problem
+
+    async def _move_standbys(self, before: Staff) -> None:
+        """Each is told at its start for how many it stands by; one in reserve has nothing to finish."""
+        old, new = ({each.name: each for each in staff.standbys} for staff in (before, self.staff))
+        for name in [name for name in old if old[name] != new.get(name)]:
+            await self._supervisor.retire(name)
+        for name in [name for name in new if new[name] != old.get(name)]:
+            self._begin(new[name])
+
+    def _begin(self, placement: Placement) -> None:
+        """Unless a process of that name is there that could not be killed."""
+        if placement.name not in self._supervisor.names:
+            self._supervisor.begin(self._plan.spec_of(placement))
+
+    async def _awaited(self, new: Placement) -> str:
+        """Until requests may go there; else why they may not."""
+        until_s = time.monotonic() + START_S
+        while time.monotonic() < until_s:
+            await asyncio.sleep(POLL_S)
+            if self._supervisor.num_crashes(new.name) >= MOST_STARTS:
+                return f"has ended {MOST_STARTS} times before it served; its last lines say why"
+            sample = await self._router.sample()
+            if sample is not None and any(self._serves(new, worker) for worker in sample.report.workers):
+                return ""
+        return f"did not serve within {START_S:g} s"
+
+    def _serves(self, new: Placement, worker: WorkerLoad) -> bool:
+        is_it = (worker.name, worker.pid) == (new.name, self._supervisor.pid(new.name))
+        return is_it and worker.is_serving and worker.num_partners > 0

@@ -1,0 +1,68 @@
+"""What who changes roles asks its router, and tells it: off the event loop, and whether the router is there or not."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import zmq
+
+from common.config import NetSection
+from common.errors import BatonError
+from common.wire.messages import Role
+from common.wire.operator_messages import LoadReport, LoadWanted, RoleChange, Stage
+from deploy.autoscale.load import Sample
+from deploy.console import Console
+from deploy.operator import Operator, dialed
+
+ASK_S = 2.0
+"""For a router to answer."""
+
+Answer = TypeVar("Answer")
+
+
+class Line(Protocol):
+    """To a router."""
+
+    async def sample(self) -> Sample | None:
+        """How busy everybody is; None without an answer."""
+        ...
+
+    async def tell(self, name: str, successor: str, role: Role, stage: Stage, text: str) -> None:
+        """Of a worker that gives way to one of that role, for whoever looks; lost if the router is not there."""
+        ...
+
+
+class RouterLine:
+    """Over the workers' wire, with a connection for each question: a router that was started again is no other case."""
+
+    def __init__(self, net: NetSection, console: Console) -> None:
+        self._net, self._console = net, console
+        self._problem = ""  # as it was last said
+
+    async def sample(self) -> Sample | None:
+        report = await self._connected(lambda operator: operator.ask(LoadWanted, LoadReport, ASK_S))
+        return None if report is None else Sample(time.monotonic(), report)
+
+    async def tell(self, name: str, successor: str, role: Role, stage: Stage, text: str) -> None:
+        def saying(operator_id: str, epoch: int) -> RoleChange:
+            return RoleChange(operator_id, epoch, name, successor, role, stage, text)
+
+        await self._connected(lambda operator: operator.tell(saying))
+
+    async def _connected(self, act: Callable[[Operator], Answer | None]) -> Answer | None:
+        """What `act` returns; None where there can be no connection, which is said once."""
+
+        def dial() -> Answer | None:
+            with dialed(self._net) as operator:
+                return act(operator)
+
+        try:
+            answer = await asyncio.to_thread(dial)
+            self._problem = ""
+        except (BatonError, OSError, zmq.ZMQError) as error:
+            if self._problem != (problem := f"--autoscale cannot speak to the router: {error}"):
+                self._console.say(problem, "W")
+            self._problem = problem
+            return None
+        return answer

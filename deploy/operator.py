@@ -1,0 +1,68 @@
+"""Speaks to a router as who runs it: where workers dial, to which only this user comes, or who has the secret.
+
+Never over HTTP, where anybody may knock, and where nobody is heard while the door is full.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import zmq
+
+from common.config import NetSection
+from common.wire.endpoints import ROUTER_SOCKET, resolved
+from common.wire.messages import Message
+from common.wire.operator_messages import OperatorMessage
+from common.wire.sockets import Spoke
+from common.wire.worker_id import connection_of, make_epoch, make_id
+
+LINGER_MS = 1000
+"""For a last message to get out."""
+
+Answer = TypeVar("Answer", bound=Message)
+Saying = Callable[[str, int], OperatorMessage]
+"""A message in the name of an operator: its id and epoch."""
+
+
+class Operator:
+    """One connection; use `dialed`."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection) -> None:
+        self._id, self._epoch = make_id("operator", ""), make_epoch()
+        identity = connection_of(self._id, self._epoch)
+        self._spoke = Spoke(context, net, resolved(net.router_endpoint, ROUTER_SOCKET), identity)
+
+    def tell(self, saying: Saying) -> None:
+        """Say something that has no answer."""
+        self._spoke.send(saying(self._id, self._epoch))
+
+    def ask(
+        self, saying: Saying, kind: type[Answer], timeout_s: float, is_it: Callable[[Answer], bool] = lambda _: True
+    ) -> Answer | None:
+        """Say something and wait for its answer; None without one."""
+        self.tell(saying)
+        until_s = time.monotonic() + timeout_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._spoke.socket.poll(int(1000 * left_s) + 1)
+            for message in self._spoke.receive():
+                if isinstance(message, kind) and is_it(message):
+                    return message
+        return None
+
+    def close(self) -> None:
+        self._spoke.close(LINGER_MS)
+
+
+@contextmanager
+def dialed(net: NetSection) -> Iterator[Operator]:
+    """A connection to the router of that endpoint, be it there or not."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        operator = Operator(context, net)
+        try:
+            yield operator
+        finally:
+            operator.close()
+    finally:
+        context.term()
