@@ -1,8 +1,9 @@
 """When workers change roles, by made-up loads second by second: no processes, no clock."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from deploy.autoscale.judge import LONGEST_PAUSE_S, NUM_WINDOWS, Judge, Pace
 from deploy.autoscale.load import Sample, Window
 from deploy.autoscale.proposal import SHORT, Machine, Proposal, Seat, capacities, needs, propose, shares
 from deploy.autoscale.staff import Staff
-from deploy.placement import Gpu, Placement, place_standbys, place_workers
+from deploy.placement import Gpu, Placement, in_either_role, place_standbys, place_workers
 
 ROWS, BLOCKS = 256, 10_000
 CPU, GPUS = Machine(is_cpu=True), Machine(is_cpu=False)
@@ -415,3 +416,31 @@ def test_standbys_follow_the_workers_that_they_stand_by_for() -> None:
 
 def standbys(staff: Staff) -> set[tuple[str, int, int]]:
     return {(each.name, each.gpu.index, each.standby) for each in staff.standbys if each.gpu}
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("roles", [(), (Role.DECODE,), tuple(Role)])
+def test_in_no_change_are_there_more_workers_on_a_device_than_its_pool_leaves_room_for(
+    num_gpus: int, roles: tuple[Role, ...]
+) -> None:
+    gpus = [Gpu(index, 0) for index in range(num_gpus)]
+    for num_prefill, num_decode in product(range(1, 4), repeat=2):
+        workers = place_workers(num_prefill, num_decode, gpus)
+        first = Staff.of([*workers, *place_standbys(workers, roles)])
+        room = on_devices(in_either_role([*workers, *first.standbys]))
+        seen, to_see = set[frozenset[Placement]](), [first]
+        while to_see:
+            staff = to_see.pop()
+            if (state := frozenset(replace(each, name="") for each in staff.workers.values())) in seen:
+                continue
+            seen.add(state)
+            for name, old in staff.workers.items():
+                if sum(each.role is old.role for each in staff.workers.values()) > 1:
+                    after, new = staff.changed(name, old.role.other, ())
+                    for now in (staff, after):  # standbys move while both are there
+                        assert on_devices([*staff.workers.values(), new, *now.standbys]) <= room
+                    to_see.append(after)
+
+
+def on_devices(placements: Sequence[Placement]) -> Counter[tuple[Role, str]]:
+    return Counter((each.role, each.device) for each in placements)

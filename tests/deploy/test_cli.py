@@ -6,6 +6,8 @@ import pytest
 
 from common.config import Config
 from common.options import from_flags
+from deploy.autoscale.judge import Pace
+from deploy.autoscale.options import AutoscaleOptions, autoscale_of
 from deploy.cli import build_parser, fleet_of, main
 from deploy.demo import DEMO_MODEL
 from deploy.launch_plan import SOURCE_ROOT
@@ -46,6 +48,11 @@ def test_a_wrong_setting_exits_with_2_and_names_it(
         ("--decode-max-pulls 0", r"decode\.max_pulls = 0: 1 to 1024"),
         ("--standby prefill --kv-transport none", r"--standby prefill: there are no prefill workers"),
         ("--worker-standby 1", r"worker\.standby = 1: .*--standby"),
+        ("--autoscale", r"--autoscale with 1 prefill and 1 decode worker: one of each stays"),
+        ("--autoscale --kv-transport none --decode 4", r"--autoscale and kv\.transport = none"),
+        ("--decode 2 --autoscale-step-ms 20", r"--autoscale-step-ms does nothing without --autoscale"),
+        ("--decode 2 --autoscale --autoscale-window-s 0.5", r"0\.5: 1 to 3600"),
+        ("--decode 2 --autoscale --autoscale-cooldown-s -1", r"-1: 0 to 86400"),
         ("--memory-device cuda:1", r"memory\.linger_s are for one memory server"),
         ("--device gpu", r"worker\.device = 'gpu': auto, cpu, cuda or cuda:N"),
     ],
@@ -69,3 +76,17 @@ def test_prefill_workers_follow_the_transport(argv: str, num_prefill: int) -> No
 def test_the_supervisor_never_imports_torch() -> None:
     code = "import deploy.cli, sys; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=SOURCE_ROOT, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("--decode 2", None),
+        ("--decode 2 --autoscale", AutoscaleOptions(Pace(10.0, 120.0))),
+        ("--decode 2 --autoscale --autoscale-window-s 5 --autoscale-cooldown-s 60 --autoscale-step-ms 25",
+         AutoscaleOptions(Pace(5.0, 60.0), 25.0)),
+    ],
+)  # fmt: skip
+def test_roles_change_only_where_that_is_asked_for(argv: str, expected: AutoscaleOptions | None) -> None:
+    args = build_parser().parse_args(["serve", "m", *argv.split()])
+    assert autoscale_of(args, 1, args.decode) == expected

@@ -10,8 +10,8 @@ from common.memory_sections import MemorySection
 from common.options import add_flags, from_flags
 from common.wire.messages import Role
 from deploy.cli import ALL_SECTIONS
-from deploy.launch_plan import Kind, ProcessSpec, plan_processes
-from deploy.placement import Gpu, place_standbys, place_workers
+from deploy.launch_plan import Kind, ProcessSpec, all_processes, plan_processes, plan_workers
+from deploy.placement import Gpu, Placement, in_either_role, place_standbys, place_workers
 
 
 def read_back(spec: ProcessSpec) -> Config:
@@ -99,3 +99,16 @@ def test_each_device_has_a_memory_server_whose_socket_its_workers_know() -> None
         ("cuda:0", "/tmp/baton-x/memory-0.sock"),
         ("cuda:3", "/tmp/baton-x/memory-3.sock"),
     ]
+
+
+def test_where_roles_change_pools_leave_room_for_each_worker_in_either_role() -> None:
+    gpus = [Gpu(0, 80 * 10**9), Gpu(1, 80 * 10**9)]
+    placements = place_workers(1, 2, gpus)
+    plan = plan_workers(Config(), placements, Path("/tmp/baton-x"), 8, 0, in_either_role(placements))
+    successor = Placement("prefill-1", Role.PREFILL, gpus[1])
+    read = {spec.name: read_back(spec) for spec in map(plan.spec, [*placements, successor])}
+    sharers = {name: (config.kv.prefill_sharers, config.kv.decode_sharers) for name, config in read.items()}
+    assert sharers == {"prefill-0": (2, 2), "decode-0": (1, 1), "decode-1": (2, 2), "prefill-1": (1, 1)}
+    assert read["prefill-1"].worker.device == "cuda:1"
+    assert read["prefill-1"].worker.memory_socket == read["decode-0"].worker.memory_socket
+    assert all_processes(plan, placements)[0].name == "router"
