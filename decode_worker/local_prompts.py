@@ -182,8 +182,9 @@ class LocalPrompts:
             self.short_s += (seconds - self.short_s) * (WEIGHT if self.short_s else 1.0)
 
     def tell(self, load: Load) -> None:
-        """How many wait, and what a short one takes."""
+        """How many wait, and what computing takes."""
         load.num_waiting += len(self.prompts)
+        load.prompt_block_us = self.prefixes.block_us
         load.short_prompt_s = self.short_s
 
     def make_way(self) -> bool:

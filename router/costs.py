@@ -1,13 +1,22 @@
-"""What a request would cost at a pair of workers, in prompt tokens: to wait for, to compute, to move."""
+"""What a request would cost at a pair of workers, in prompt tokens: to wait for, to compute, to restore, to move."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from common.memory.host_worth import is_worth_copying, restoring_us
 from router.member import Member
-from router.prefix_map import PoolName, PrefixMap
+from router.prefix_map import NOTHING, Found, PoolName, PrefixMap
 from router.route import Cost, Demand
 
 Pair = tuple[Member, Member]
 """A prefill and a decode worker, or one that does both."""
+
+
+class Restored(NamedTuple):
+    """Of a prompt, what comes back from host memory before it is computed."""
+
+    num_tokens: int = 0
+    time: float = 0.0  # as many tokens take to compute
 
 
 class Costs:
@@ -19,38 +28,68 @@ class Costs:
 
     def __init__(self, demand: Demand, prefixes: PrefixMap, reached: Callable[[Member], Iterable[Member]]) -> None:
         self._demand, self._prefixes, self._reached = demand, prefixes, reached
-        self._num_there: dict[PoolName, int] = {}
+        self._found: dict[PoolName, Found] = {}
         self._load: dict[Member, float] = {}
         self._holders: dict[Member, Member | None] = {}  # by prefill worker
 
     def of(self, pair: Pair) -> Cost:
         prefill, decode = pair
         num_tokens, holder = self._demand.num_tokens, self.holder_for(prefill)
-        num_known = self._found_by(prefill, prefill, num_tokens - 1)  # one token is computed
-        num_taken = self._found_by(prefill, holder, num_tokens - 1) - num_known if holder else 0
+        num_known, restored = self._known_by(prefill), self._restored_for(prefill)
+        num_here = num_known + restored.num_tokens
+        num_taken = self._found_by(prefill, holder, num_tokens - 1) - num_here if holder else 0
         num_moved = 0 if prefill.pool == decode.pool else num_tokens - self._found_by(decode, decode, num_tokens)
         if decode not in self._load:
             self._load[decode] = decode.decode_load
-        num_computed = num_tokens - num_known - num_taken
         return Cost(
-            prefill.outstanding_tokens, num_known, num_taken, num_computed, num_taken + num_moved, self._load[decode]
+            num_waiting=prefill.outstanding_tokens,
+            num_known=num_known,
+            num_restored=restored.num_tokens,
+            restoring=restored.time,
+            num_taken=num_taken,
+            num_computed=num_tokens - num_here - num_taken,
+            num_moved=num_taken + num_moved,
+            load=self._load[decode],
         )
 
     def holder_for(self, prefill: Member) -> Member | None:
-        """A decode worker whose pool has more of the prompt than the prefill worker's has, and the most."""
+        """A decode worker whose pool has the most of the prompt, more than the prefill worker's has or gets back."""
         if prefill not in self._holders:
-            most, num_known = self._demand.num_tokens - 1, 0
+            most, num_here = (
+                self._demand.num_tokens - 1,
+                self._known_by(prefill) + self._restored_for(prefill).num_tokens,
+            )
             self._holders[prefill] = None
-            for owner in (prefill, *self._reached(prefill)):
-                if (num_found := self._found_by(prefill, owner, most)) > num_known:
-                    self._holders[prefill], num_known = owner if owner is not prefill else None, num_found
+            for owner in self._reached(prefill):
+                if (num_found := self._found_by(prefill, owner, most)) > num_here:
+                    self._holders[prefill], num_here = owner, num_found
         return self._holders[prefill]
+
+    def _known_by(self, worker: Member) -> int:
+        """Tokens that are not computed, as they are in its pool; one is."""
+        return self._found_by(worker, worker, self._demand.num_tokens - 1)
+
+    def _restored_for(self, worker: Member) -> Restored:
+        """What its memory server copies back for it, if it does."""
+        found, block_size = self._look(worker, worker)
+        most = (self._demand.num_tokens - 1) // block_size if block_size else 0
+        num_blocks = min(found.num_there + found.num_behind, most) - found.num_there
+        num_parked = min(found.num_parked, num_blocks)
+        if num_parked <= 0 or not is_worth_copying(num_parked, block_size, worker.block_us, found.copy_us):
+            return Restored()
+        time = restoring_us(num_parked, found.copy_us) / worker.block_us * block_size
+        return Restored(num_blocks * block_size, time)
 
     def _found_by(self, worker: Member, owner: Member, most: int) -> int:
         """Tokens of its prompt, at most so many, that a worker finds in the pool of another, or in its own."""
+        found, block_size = self._look(worker, owner)
+        return min(found.num_there, most // block_size) * block_size if block_size else 0
+
+    def _look(self, worker: Member, owner: Member) -> tuple[Found, int]:
+        """What a pool has of its prompt, and of how many tokens each block is; 0 if the worker looks nothing up."""
         text = self._demand.text_in(worker.ready.kv_layout)
         if text is None or self._demand.num_tokens < worker.ready.prefix_min_tokens:
-            return 0
-        if owner.pool not in self._num_there:
-            self._num_there[owner.pool] = self._prefixes.num_known(owner.pool, text.keys)
-        return min(self._num_there[owner.pool], most // text.block_size) * text.block_size
+            return NOTHING, 0
+        if owner.pool not in self._found:
+            self._found[owner.pool] = self._prefixes.find(owner.pool, text.keys)
+        return self._found[owner.pool], text.block_size

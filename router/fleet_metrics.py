@@ -174,9 +174,14 @@ class FleetMetrics(Collector):
         known = GaugeMetricFamily(
             "baton_memory_known_blocks", "KV blocks of which it tells by which texts they are found", labels=["server"]
         )
+        parked = GaugeMetricFamily(
+            "baton_memory_known_host_blocks", "the same of those that are in host memory only", labels=["server"]
+        )
         for server in self._memory_servers:
-            known.add_metric([server.id], self._pool.prefixes.told_by(server.id) or 0)
-        yield known
+            num_known, num_parked = self._pool.prefixes.told_by(server.id) or (0, 0)
+            known.add_metric([server.id], num_known)
+            parked.add_metric([server.id], num_parked)
+        yield from (known, parked)
         for kind, values in ((GaugeMetricFamily, MEMORY_GAUGES), (CounterMetricFamily, MEMORY_COUNTERS)):
             for name, (text, value) in values.items():
                 family = kind(f"baton_memory_{name}", text, labels=["server"])

@@ -96,7 +96,7 @@ def _standby(worker: Member, now_s: float) -> dict[str, Any]:
     }
 
 
-def _memory_server(server: MemoryServer, num_known: int | None, now_s: float) -> dict[str, Any]:
+def _memory_server(server: MemoryServer, known: tuple[int, int] | None, now_s: float) -> dict[str, Any]:
     ready, beat = server.ready, server.beat
     return {
         "id": ready.server_id,
@@ -111,10 +111,11 @@ def _memory_server(server: MemoryServer, num_known: int | None, now_s: float) ->
         "blocks": beat.num_blocks if beat else None,
         "free_blocks": beat.num_free_blocks if beat else None,
         "cached_blocks": beat.num_cached_blocks if beat else None,
-        "known_blocks": num_known,
+        "known_blocks": known[0] if known else None,
         "offered_blocks": beat.num_offered_blocks if beat else None,
         "quarantined_blocks": beat.num_quarantined_blocks if beat else None,
         "host_blocks": beat.num_host_blocks if beat else None,
+        "known_host_blocks": known[1] if known else None,
         "host_bytes": beat.host_bytes if beat else None,
         "restored_blocks": beat.num_restored_blocks if beat else None,
         "workers": list(beat.worker_ids) if beat else None,

@@ -9,13 +9,12 @@ no other case.
 import logging
 import math
 import time
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.config import NetSection
 from common.wire.block_key import unpack_short_keys
-from common.wire.memory_reports import KVEvents
+from common.wire.memory_reports import BlockEvent, KVEvents
 from common.wire.messages import KVEventsWanted, Message
 from common.wire.packing import unpack_ids
 from router.member import Member
@@ -98,8 +97,9 @@ class KVEventReader:
         _apply(events, contents := course.contents)
         if contents.is_overfull or self._pool.prefixes.num_told > MAX_TOLD:
             course.ask_s = self._clock() + BAN_S
+            told = f"{len(contents.told)} blocks and {len(contents.parked)} in host memory"
             most = f"{contents.num_blocks} that it has, or {MAX_TOLD} of all pools"
-            self._lose(name, course, f"it told of {len(contents.told)} blocks, more than the {most}")
+            self._lose(name, course, f"it told of {told}, more than the {most}")
 
     def _wanted(self) -> dict[PoolName, MemoryServer]:
         """Who can tell of each pool of which it makes a difference what is there."""
@@ -123,16 +123,8 @@ class KVEventReader:
 
 
 def _apply(events: KVEvents, contents: PoolContents) -> None:
-    for are_sealed, keys in _runs(events):
-        if are_sealed:
-            contents.sealed(keys)
-        else:
-            contents.evicted(keys)
-
-
-def _runs(events: KVEvents) -> "Iterator[tuple[bool, array[int]]]":
-    """Whether they were sealed or evicted, and their keys."""
+    contents.copy_us = events.copy_us
     keys, begin = unpack_short_keys(events.keys), 0
-    for number, length in enumerate(unpack_ids(events.runs)):
-        yield number % 2 == 0, keys[begin : begin + length]
+    for kind, length in zip(events.kinds, unpack_ids(events.runs), strict=True):
+        contents.note(BlockEvent(kind), keys[begin : begin + length])
         begin += length

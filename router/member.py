@@ -92,6 +92,11 @@ class Member:
         """What computing a short prompt takes there; 0 where that is not known."""
         return self.beat.short_prompt_us / 1e6 if self.beat else 0.0
 
+    @property
+    def block_us(self) -> int:
+        """What computing a block of a prompt takes there; 0 where that is not known."""
+        return self.beat.prompt_block_us if self.beat else 0
+
     def note(self, beat: Heartbeat) -> None:
         """It is alive, and as busy as that."""
         before = self.beat.steps if self.beat else None

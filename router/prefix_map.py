@@ -1,11 +1,12 @@
 """What lies where: which pool of KV blocks has which blocks of texts, as far as the router can tell.
 
-A pool's memory server tells of each block that is sealed or evicted (`KVEvents`). That comes behind its computation, so
-what a request will leave in a pool is predicted when it is sent: that holds until it is told of, or until the request
-has been over for a moment. Where no server tells, predictions are all there is: each holds until as much else was
-predicted as the pool has blocks.
+A pool's memory server tells of each block that is sealed, or evicted, and whether it stays in host memory (`KVEvents`).
+That comes behind its computation, so what a request will leave in a pool is predicted when it is sent: that holds until
+it is told of, or until the request has been over for a moment. Where no server tells, predictions are all there is:
+each holds until as much else was predicted as the pool has blocks.
 
-Blocks are known by short keys (`text_keys`). One takes about 100 bytes, so eight pools of 50,000 blocks 40 MB.
+Blocks are known by short keys (`text_keys`). One takes about 100 bytes, so eight pools of 50,000 blocks 40 MB, and host
+memory of twice as many 80 MB more.
 """
 
 import math
@@ -13,6 +14,9 @@ import time
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from common.wire.memory_reports import BlockEvent
 
 MOMENT_S = 1.0
 """For word of what a request computed to come behind its end."""
@@ -22,6 +26,18 @@ MAX_PREDICTED = 1 << 17
 """Blocks of one pool."""
 PoolName = tuple[str, int]
 """The id of who owns it, and its own."""
+
+
+class Found(NamedTuple):
+    """Blocks of a text in one pool, from its first on."""
+
+    num_there: int = 0
+    num_behind: int = 0  # those that would follow if what is in host memory came back
+    num_parked: int = 0  # of these, such blocks
+    copy_us: int = 0  # what one takes to come back; 0 where that is not known
+
+
+NOTHING = Found()
 
 
 class Prediction:
@@ -44,6 +60,8 @@ class PoolContents:
         self.pool, self.num_blocks = pool, num_blocks
         self.is_told = False  # its memory server says what is there
         self.told: set[int] = set()
+        self.parked: set[int] = set()  # what it says to be in host memory only
+        self.copy_us = 0  # what copying one of those back takes; 0 where that is not known
         self._predicted: dict[int, Prediction] = {}  # by key, the latest
         self._predictions: OrderedDict[Prediction, None] = OrderedDict()  # those, in their order
         self._over: deque[Prediction] = deque()  # of a pool that is told, in the order of their ends
@@ -53,13 +71,15 @@ class PoolContents:
         """Whether its server has told of more blocks than there are."""
         return len(self.told) > self.num_blocks
 
-    def num_known(self, keys: Sequence[int]) -> int:
-        """Blocks of a text that are there, from its first on."""
-        told, predicted = self.told, self._predicted
-        for number, key in enumerate(keys):
-            if key not in told and key not in predicted:
-                return number
-        return len(keys)
+    def find(self, keys: Sequence[int]) -> Found:
+        """Blocks of a text."""
+        num_there = self._num_there(keys, 0)
+        end, num_parked = num_there, 0
+        while end < len(keys) and keys[end] in self.parked:
+            begin, end = end, next((n for n in range(end, len(keys)) if keys[n] not in self.parked), len(keys))
+            num_parked += end - begin
+            end = self._num_there(keys, end)
+        return Found(num_there, end - num_there, num_parked, self.copy_us)
 
     def predict(self, keys: Sequence[int]) -> Prediction:
         """Those that are not known to be there will be."""
@@ -81,25 +101,29 @@ class PoolContents:
 
     def begin(self) -> None:
         """From now on its server tells, and begins with what is there."""
-        self.told.clear()
+        self._void()
         self.is_told = True
         for prediction in [prediction for prediction in self._predictions if prediction.over_s < math.inf]:
             self._drop(prediction)
 
-    def sealed(self, keys: Sequence[int]) -> None:
-        """These are there."""
-        if self._predicted:
-            for key in keys:
-                self._settle(key)
-        self.told.update(keys)
-
-    def evicted(self, keys: Sequence[int]) -> None:
-        """These are gone."""
-        self.told.difference_update(keys)
+    def note(self, event: BlockEvent, keys: Sequence[int]) -> None:
+        """That became of the blocks of these keys."""
+        match event:
+            case BlockEvent.SEALED:
+                for key in keys if self._predicted else ():
+                    self._settle(key)
+                self.told.update(keys)
+                self.parked.difference_update(keys)
+            case BlockEvent.PARKED:
+                self.told.difference_update(keys)
+                self.parked.update(keys)
+            case BlockEvent.GONE:
+                self.told.difference_update(keys)
+                self.parked.difference_update(keys)
 
     def forget_told(self) -> None:
         """Its server tells no more, or something was missed."""
-        self.told.clear()
+        self._void()
         self._over.clear()
         self.is_told = False
 
@@ -107,6 +131,19 @@ class PoolContents:
         """What was not told of a moment after its request was over is not there."""
         while self._over and self._over[0].over_s <= now_s - MOMENT_S:
             self._drop(self._over.popleft())
+
+    def _num_there(self, keys: Sequence[int], begin: int) -> int:
+        """Where a run of blocks that are there, which begins so, ends."""
+        told, predicted = self.told, self._predicted
+        for number in range(begin, len(keys)):
+            if keys[number] not in told and keys[number] not in predicted:
+                return number
+        return len(keys)
+
+    def _void(self) -> None:
+        self.told.clear()
+        self.parked.clear()
+        self.copy_us = 0
 
     def _settle(self, key: int) -> None:
         """It is told of now, or a later request leaves it there."""
@@ -152,12 +189,12 @@ class PrefixMap:
         contents = self._pools.get(pool)
         return contents is not None and contents.is_told
 
-    def num_known(self, pool: PoolName, keys: Sequence[int]) -> int:
-        """Blocks of a text that are there, from its first on, as far as can be told."""
+    def find(self, pool: PoolName, keys: Sequence[int]) -> Found:
+        """Blocks of a text, as far as can be told."""
         if (contents := self._pools.get(pool)) is None:
-            return 0
+            return NOTHING
         contents.forget_over(self._clock())
-        return contents.num_known(keys)
+        return contents.find(keys)
 
     def predict(self, pool: PoolName, keys: Sequence[int]) -> Prediction:
         """A request leaves these blocks there; its `end` is to follow."""
@@ -172,9 +209,9 @@ class PrefixMap:
     @property
     def num_told(self) -> int:
         """Blocks that memory servers have told of."""
-        return sum(len(contents.told) for contents in self._pools.values())
+        return sum(len(contents.told) + len(contents.parked) for contents in self._pools.values())
 
-    def told_by(self, server_id: str) -> int | None:
-        """Of those, what one has told of; None if it tells of none of its pools."""
+    def told_by(self, server_id: str) -> tuple[int, int] | None:
+        """What one has told of: in its pools, and in host memory only; None if it tells of none of its pools."""
         told = [contents for (owner, _), contents in self._pools.items() if owner == server_id and contents.is_told]
-        return sum(len(contents.told) for contents in told) if told else None
+        return (sum(len(c.told) for c in told), sum(len(c.parked) for c in told)) if told else None

@@ -55,6 +55,8 @@ class Cost(NamedTuple):
 
     num_waiting: int = 0  # tokens that the prefill worker was sent before, and has not computed
     num_known: int = 0  # of its prompt that are there
+    num_restored: int = 0  # of its prompt that are in host memory, and copied back
+    restoring: float = 0.0  # that could be computed while this is done
     num_taken: int = 0  # of its prompt that are not, and that it takes from the pool of a decode worker
     num_computed: int = 0  # the others
     num_moved: int = 0  # that it takes, and those of the prompt whose KV is not in the decode worker's pool
@@ -63,16 +65,18 @@ class Cost(NamedTuple):
     @property
     def num_expected(self) -> int:
         """Of its prompt, tokens that are not computed."""
-        return self.num_known + self.num_taken
+        return self.num_known + self.num_restored + self.num_taken
 
     @property
     def total(self) -> float:
         """As many tokens to compute take as long."""
-        return self.num_waiting + self.num_computed + self.num_moved / MOVED_AT_ONCE + LOAD_TOKENS * self.load
+        prompt = self.num_waiting + self.num_computed + self.restoring
+        return prompt + self.num_moved / MOVED_AT_ONCE + LOAD_TOKENS * self.load
 
     def __str__(self) -> str:
         load = f"decode {self.load:.0%} full"
-        return f"{self.num_computed} to compute behind {self.num_waiting}, {self.num_moved} to move, {load}"
+        restored = f"{self.num_restored} to restore, " if self.num_restored else ""
+        return f"{self.num_computed} to compute behind {self.num_waiting}, {restored}{self.num_moved} to move, {load}"
 
 
 FREE = Cost()

@@ -4,7 +4,7 @@ free ──take──▶ being filled ──put──▶ there ──hold──�
                  └─────give_back─────▶ free            there ──take──▶ being filled
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ class HostSlots:
         self._key = np.zeros(most, KEY)  # by slot, of what is there
         self._unread = CachedBlocks(most)  # slots of what is there and not being read, in their order
         self.free: list[int] = []  # the last goes first
+        self.on_gone: Callable[[np.ndarray], None] | None = None  # told of keys of which nothing is there any more
 
     def __len__(self) -> int:
         """Blocks that are there."""
@@ -60,8 +61,11 @@ class HostSlots:
         if not num_evicted or self.is_growing:
             return np.array(taken, np.intp)
         evicted = self._unread.evict(num_evicted)
-        for key in self._key[evicted].tolist():
+        keys = self._key[evicted]
+        for key in keys.tolist():
             del self.slot_of[key]
+        if self.on_gone is not None:
+            self.on_gone(keys)
         return np.concatenate([np.array(taken, np.intp), np.sort(evicted)])
 
     def put(self, slots: np.ndarray, keys: Sequence[bytes]) -> None:
@@ -90,6 +94,11 @@ class HostSlots:
         slots = slots[self._unread.have(slots)]
         self._unread.remove(slots)
         self._unread.add(slots)
+
+    def unread_between(self, begin: int, end: int) -> np.ndarray:
+        """Of slots with numbers from one to another, what is there and not being read: [num_unread] KEY."""
+        keys: np.ndarray = self._key[begin:end][self._unread.have(np.arange(begin, end))]
+        return keys
 
     def clear(self) -> None:
         """Nothing is there any more, or being filled or read."""

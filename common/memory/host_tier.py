@@ -6,8 +6,9 @@ of the same layout. A copy that fails, or does not end, is the end of the tier: 
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,20 +21,18 @@ from common.memory.host_restores import Question, Restore, Restores
 from common.memory.host_room import HostRoom
 from common.memory.host_slots import HostSlots
 from common.memory.host_traffic import Traffic
+from common.memory.host_worth import is_worth_copying
 from common.memory.pool import Pool
 from common.memory.sealed_blocks import unpacked
 from common.memory_sections import MemorySection
-from common.wire.fields import KEY_BYTES
+from common.wire.fields import KEY_BYTES, MAX_INT32
 from common.wire.kv_layout import KVLayout
+from common.wire.memory_reports import BlockEvent
 
 logger = logging.getLogger(__name__)
 
-MIN_TOKENS = 128
-"""That are restored at once: of fewer not much can be saved."""
 IDLE_S = 20.0
 """After which there is host memory even if nothing was sealed: its workers have started, which pinning holds up."""
-OVERHEAD_US = 1000.0
-"""Of a restore beside its copies: what it saves must be more."""
 
 
 class Parked(NamedTuple):
@@ -47,11 +46,45 @@ NOTHING, COMING = Parked(0, is_coming=False), Parked(0, is_coming=True)
 
 
 class Served:
-    """A pool, and what is on its way between it and the tier."""
+    """A pool, what is on its way between it and the tier, and what its event log is told of the tier."""
 
     def __init__(self, pool: Pool, traffic: Traffic, slots: HostSlots) -> None:
-        self.pool, self.index = pool, pool.index
+        self.pool, self.index, self.traffic, self.slots = pool, pool.index, traffic, slots
         self.departures, self.restores = Departures(traffic, slots), Restores(traffic, slots)
+        slots.on_gone = self._gone
+        pool.index.sealed.attach(self)
+
+    @property
+    def num_slots(self) -> int:
+        return self.slots.num_slots
+
+    @property
+    def copy_us(self) -> int:
+        return min(math.ceil(self.traffic.block_us), MAX_INT32)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        self.slots.touch(keys)
+
+    def have(self, keys: Sequence[bytes]) -> np.ndarray:
+        return np.fromiter((key in self.slots.slot_of for key in keys), bool, len(keys))
+
+    def parked_between(self, begin: int, end: int) -> np.ndarray:
+        """Those that are being read come back, or the tier ends."""
+        return self._without_those_in_pool(self.slots.unread_between(begin, end))
+
+    def end(self) -> None:
+        """The tier is nothing to the pool any more."""
+        self.slots.on_gone = None
+        self.index.sealed.attach(None)
+        self.departures.give_up()
+
+    def _gone(self, keys: np.ndarray) -> None:
+        self.index.sealed.log.note(BlockEvent.GONE, self._without_those_in_pool(keys))
+
+    def _without_those_in_pool(self, keys: np.ndarray) -> np.ndarray:
+        block_of = self.index.sealed.block_of
+        left: np.ndarray = keys[np.fromiter((key not in block_of for key in keys.tolist()), bool, len(keys))]
+        return left
 
 
 class HostTier:
@@ -91,7 +124,6 @@ class HostTier:
         self.traffic.serve(pool, num_in_piece)
         self.served = Served(pool, self.traffic, self.slots)
         self._begin_s = self._clock() + IDLE_S
-        pool.index.sealed.on_cached = self.slots.touch
         ratio = most / sum(pool.index.shape.capacity)
         logger.info(
             "host tier: %d KV blocks, %.2f GB, %.1f times the pool%s",
@@ -107,8 +139,7 @@ class HostTier:
             self.traffic.copies.finish()
         except CopyFailed as failed:
             self._lost(failed)
-        pool.index.sealed.on_cached = None
-        self.served.departures.give_up()
+        self.served.end()
         self.served.restores.give_up()
         self.served = None
         if not keeps or self.is_lost:
@@ -181,8 +212,7 @@ class HostTier:
     def _is_worth(self, num_blocks: int, block_us: float) -> bool:
         """Whether to restore so many takes less than to compute them, as a block takes so long."""
         assert self.layout is not None
-        is_long = num_blocks * self.layout.groups[0].block_size >= MIN_TOKENS
-        return is_long and num_blocks * (block_us - self.traffic.block_us) > OVERHEAD_US
+        return is_worth_copying(num_blocks, self.layout.groups[0].block_size, block_us, self.traffic.block_us)
 
     def _let_go(self, block_ids: np.ndarray) -> None:
         assert self.served is not None
@@ -195,7 +225,7 @@ class HostTier:
         assert self.served is not None
         logger.error("the host tier is of no use any more, so that texts are computed again: %s", failed)
         self.is_lost = True
-        self.served.departures.give_up()
+        self.served.end()
         return self.served.restores.give_up()
 
 

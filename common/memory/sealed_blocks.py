@@ -11,14 +11,15 @@ Messages name thousands of blocks. These are looked up one by one in one dict, b
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from common.memory.cached_blocks import CachedBlocks
-from common.memory.event_log import EventLog
+from common.memory.event_log import EventLog, HostBlocks
 from common.wire.fields import KEY_BYTES
+from common.wire.memory_reports import BlockEvent
 
 KEY = np.dtype(f"V{KEY_BYTES}")
 
@@ -55,8 +56,13 @@ class SealedBlocks:
         self.of_client: dict[int, np.ndarray] = {}  # the same of each client alone
         self.num_of_client: Counter[int] = Counter()  # its readings in all
         self.cached = CachedBlocks(num_ids)  # those that nobody reads
-        self.on_cached: Callable[[list[bytes]], None] | None = None  # told their keys, in the order in which they go
+        self._host: HostBlocks | None = None
         self.log = EventLog(num_ids, self._keys_between)
+
+    def attach(self, host: HostBlocks | None) -> None:
+        """From now on blocks are in that host memory, too; None: in none."""
+        self._host = host
+        self.log.attach(host)
 
     def seal(self, client: int, block_ids: np.ndarray, keys: bytes) -> None:
         """Their writer reads them from now on, and others may: [num_blocks] intp, each once, and packed keys."""
@@ -66,7 +72,7 @@ class SealedBlocks:
         keys_of_found = np.frombuffer(keys, KEY)[are_first]
         self.key[found] = keys_of_found
         self.is_found[found] = True
-        self.log.sealed(keys_of_found)
+        self.log.note(BlockEvent.SEALED, keys_of_found)
         self._read(client, Named(block_ids, 1, len(block_ids)))
 
     def num_found(self, keys: Sequence[bytes]) -> int:
@@ -132,9 +138,18 @@ class SealedBlocks:
         keys = self.key[block_ids]
         for key in keys.tolist():
             del self.block_of[key]
-        self.log.evicted(keys)
+        self._tell_evicted(keys)
         self.is_found[block_ids] = False
         return block_ids
+
+    def _tell_evicted(self, keys: np.ndarray) -> None:
+        """Some of them may be in host memory: [num_evicted] KEY."""
+        if self._host is None or not self.log.is_on:
+            self.log.note(BlockEvent.GONE, keys)
+            return
+        are_parked = self._host.have(keys.tolist())
+        self.log.note(BlockEvent.PARKED, keys[are_parked])
+        self.log.note(BlockEvent.GONE, keys[~are_parked])
 
     def _keys_between(self, begin: int, end: int) -> np.ndarray:
         """Of blocks with ids from one number to another, those that are found: [num_found] KEY."""
@@ -157,8 +172,8 @@ class SealedBlocks:
         unread = blocks.block_ids[num_left == 0][::-1]
         are_found = self.is_found[unread]
         self.cached.add(unread[are_found])
-        if self.on_cached is not None and are_found.any():
-            self.on_cached(self.key[unread[are_found]].tolist())
+        if self._host is not None and are_found.any():
+            self._host.touch(self.key[unread[are_found]].tolist())
         free: np.ndarray = unread[~are_found]
         return free
 

@@ -95,6 +95,11 @@ class PromptPrefixes(Generic[AnyPrompt]):
         self.computing: dict[bytes, AnyPrompt] = {}  # who will seal the block of that digest next
         self._short_since_s = math.inf  # nothing could be admitted for want of blocks
 
+    @property
+    def block_us(self) -> int:
+        """What computing a block takes."""
+        return self.rate.block_us(self.block_size)
+
     def begin(self, prompt: AnyPrompt, salt: bytes) -> None:
         """Look a prompt up, unless something is wanted of the computation itself."""
         if self.is_on:
@@ -107,7 +112,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         """Look for what follows the blocks that are known to be there."""
         if wanted := self.lacking(prompt):
             self.asked[prompt.key] = prompt
-            self.magazine.look_up(*prompt.key, wanted, self.rate.block_us(self.block_size))
+            self.magazine.look_up(*prompt.key, wanted, self.block_us)
 
     def lacking(self, prompt: AnyPrompt) -> list[bytes]:
         """Digests of its blocks that would not be computed if they were there; at least one token is computed."""

@@ -4,9 +4,22 @@ It speaks in its own name: `server_id` and `epoch`, a new one at each start. The
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Annotated
 
-from common.wire.fields import Count, Epoch, EventRuns, Label, Length, ProcessId, Range, ShortKeys, WorkerId
+from common.wire.fields import (
+    MAX_EVENT_KEYS,
+    Codes,
+    Count,
+    Epoch,
+    EventRuns,
+    Label,
+    Length,
+    ProcessId,
+    Range,
+    ShortKeys,
+    WorkerId,
+)
 from common.wire.memory_messages import Bytes
 
 Total = Annotated[int, Range(0, 1 << 62)]
@@ -56,9 +69,17 @@ class WorkerEnded:
     ended_epoch: Epoch
 
 
+class BlockEvent(IntEnum):
+    """What became of a block that can be found by a key."""
+
+    SEALED = 0  # it is in the pool
+    PARKED = 1  # it is in host memory only, from where it can be copied back
+    GONE = 2  # it is found no more
+
+
 @dataclass(frozen=True, slots=True)
 class KVEvents:
-    """memory server -> router: which blocks of a pool can be found from now on, and which not any more.
+    """memory server -> router: which blocks of a pool can be found from now on, and where, and which not any more.
 
     Sent after a `KVEventsWanted`, each with the next `sequence`. What was told before that of sequence 0 is void; it
     and those behind it tell of the blocks that are there, some at a time, and of what happens meanwhile. Where one is
@@ -69,8 +90,10 @@ class KVEvents:
     epoch: Epoch
     pool_id: Epoch
     sequence: Total
-    runs: EventRuns  # so many keys of blocks that were sealed, so many of those evicted then, and so on in turn
+    kinds: Annotated[bytes, Codes(BlockEvent, MAX_EVENT_KEYS)]
+    runs: EventRuns  # of so many keys, each of one kind
     keys: ShortKeys  # in the order in which it happened
+    copy_us: Count  # what copying a block back from host memory takes; 0 where that is not known
 
 
 MemoryReport = MemoryReady | MemoryHeartbeat | WorkerEnded | KVEvents

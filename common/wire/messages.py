@@ -106,6 +106,7 @@ class Heartbeat:
     num_found_blocks: Total  # decode: of prompts from other pools, those that did not need to be pulled
     steps: StepCounts
     pulls: PullCounts
+    prompt_block_us: Count  # what computing a block of a prompt takes, as it reckons when it asks for what is there
     short_prompt_us: Count  # decode: what computing one takes, from its launch on; 0 where that is not known
 
 

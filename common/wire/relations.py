@@ -67,7 +67,8 @@ def _contradiction_of_blocks(message: Message) -> str:
         case BlocksSealed():
             return _unversioned(message) or _uneven(_num_ids(message.block_ids), len(message.keys) // KEY_BYTES)
         case KVEvents():
-            return _uneven(sum(unpack_ids(message.runs)), len(message.keys) // SHORT_KEY_BYTES)
+            num_keys, lengths = len(message.keys) // SHORT_KEY_BYTES, unpack_ids(message.runs)
+            return _uneven(sum(lengths), num_keys) or _uneven(len(message.kinds), len(lengths))
         case KVProgress():
             num_blocks = _num_ids(message.block_ids)
             problem = f"{num_blocks} blocks of {message.num_tokens} tokens" if num_blocks > message.num_tokens else ""

@@ -54,6 +54,7 @@ class Load:
     num_found_blocks: int = 0
     steps: StepMeter = field(default_factory=StepMeter)
     pulls: PullMeter = field(default_factory=PullMeter)
+    prompt_block_us: int = 0
     short_prompt_s: float = 0.0
 
     def step_ended(self, launched_s: float, num_tokens: int, num_sequences: int) -> None:
@@ -190,6 +191,7 @@ class RouterLink:
             num_found_blocks=load.num_found_blocks,
             steps=load.steps.counts(),
             pulls=load.pulls.counts(),
+            prompt_block_us=load.prompt_block_us,
             short_prompt_us=int(load.short_prompt_s * 1e6),
         )
 

@@ -61,6 +61,27 @@ async def test_what_is_expected_is_there_and_what_was_evicted_is_not_expected(ch
         assert 4 * BLOCK < num_found < 12 * 80, "of 16 that were seen before the last ones are there"
 
 
+async def test_what_is_left_in_host_memory_is_expected_where_it_is_and_comes_back(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    [first, *others] = prompts(7, 180, 200, seed=45)
+    tier = ("--memory-host-tier-bytes", str(400 * BLOCK_BYTES))
+    flags = (*FLAGS, "--kv-pool-bytes", str(20 * BLOCK_BYTES))
+
+    def total(system: System, name: str) -> int:
+        return sum(server[name] or 0 for server in system.health()["memory_servers"])
+
+    with SlowSystem(directory, *flags, memory_flags=tier).start(2, 2, homes=HOMES) as system:
+        assert await ask(system, first) == (0, 0)
+        await asyncio.to_thread(system.until, lambda: total(system, "host_blocks") >= len(first) // BLOCK)
+        for other in others:
+            assert await ask(system, other) == (0, 0)
+        await asyncio.to_thread(system.until, lambda: is_quiet(system))
+        assert total(system, "known_host_blocks") >= 8, "of the first, at least, there is something nowhere else"
+        num_there = full(len(first) - 1)
+        assert await ask(system, first) == (num_there, num_there)
+        await asyncio.to_thread(system.until, lambda: total(system, "restored_blocks") >= 8)
+
+
 async def test_a_router_that_starts_again_knows_what_is_there(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     asked = prompts(6, 80, 100, seed=42)

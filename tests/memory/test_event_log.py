@@ -9,6 +9,7 @@ from common.memory import event_log
 from common.memory.block_index import BlockIndex
 from common.memory.event_log import EventLog
 from common.memory.sealed_blocks import KEY
+from common.wire.memory_reports import BlockEvent
 from common.wire.packing import unpack_ids
 from common.wire.pool_shape import PoolShape
 from tests.layouts import one_group
@@ -43,25 +44,39 @@ def evict(index: BlockIndex, count: int) -> None:
     index.free(WRITER, block_ids, index.generations(block_ids))
 
 
-def told(log: EventLog) -> tuple[int, list[tuple[bool, list[int]]]]:
-    """Sequence, and runs of keys by their first byte, sealed or not."""
-    sequence, lengths, packed = log.take()
+def told(log: EventLog) -> tuple[int, list[tuple[BlockEvent, list[int]]]]:
+    """Sequence, and runs of keys by their first byte."""
+    sequence, kinds, lengths, packed, _ = log.take()
     assert len(packed) <= MOST * 8
     keys, runs = [packed[begin] for begin in range(0, len(packed), 8)], []
-    for number, length in enumerate(unpack_ids(lengths)):
-        runs.append((number % 2 == 0, keys[:length]))
+    for kind, length in zip(kinds, unpack_ids(lengths), strict=True):
+        runs.append((BlockEvent(kind), keys[:length]))
         keys = keys[length:]
     assert not keys
     return sequence, [run for run in runs if run[1]]
 
 
+class Heard:
+    """What is where, for who hears all that a log tells."""
+
+    def __init__(self) -> None:
+        self.there, self.parked = set[int](), set[int]()
+
+    def hear(self, log: EventLog) -> None:
+        """One message."""
+        for kind, keys in told(log)[1]:
+            self.there -= set(keys)
+            self.parked -= set(keys)
+            if kind is not BlockEvent.GONE:
+                (self.there if kind is BlockEvent.SEALED else self.parked).update(keys)
+
+
 def all_told(log: EventLog) -> set[int]:
     """What is there, for who hears all of it."""
-    there: set[int] = set()
+    heard = Heard()
     while log.has_news:
-        for are_sealed, keys in told(log)[1]:
-            there = there | set(keys) if are_sealed else there - set(keys)
-    return there
+        heard.hear(log)
+    return heard.there
 
 
 def test_nothing_is_kept_until_somebody_asks_and_nothing_once_nobody_listens(index: BlockIndex) -> None:
@@ -89,19 +104,19 @@ def test_all_that_is_there_comes_first_and_then_what_happens(index: BlockIndex) 
     seal(index, KEYS[:2])  # of keys that are there
     evict(index, 10)
     sequence, runs = told(log)
-    assert sequence == 4 and runs[0] == (True, [7, 8])
-    assert runs[1][0] is False and set(runs[1][1]) < {1, 2, 3, 4, 5, 6}
+    assert sequence == 4 and runs[0] == (BlockEvent.SEALED, [7, 8])
+    assert runs[1][0] is BlockEvent.GONE and set(runs[1][1]) < {1, 2, 3, 4, 5, 6}
     assert log.has_news, "there are more than one message tells"
 
 
-def test_what_is_evicted_first_follows_a_run_of_none(index: BlockIndex) -> None:
+def test_nothing_is_told_where_nothing_has_happened(index: BlockIndex) -> None:
     log = index.sealed.log
     seal(index, KEYS[:12])
     log.begin()
     all_told(log)
     evict(index, 2)
-    assert unpack_ids(log.take().runs) == [0, 2]
-    assert log.take()[1:] == (b"", b""), "nothing has happened"
+    assert [(kind, len(keys)) for kind, keys in told(log)[1]] == [(BlockEvent.GONE, 2)]
+    assert log.take()[1:] == (b"", b"", b"", 0)
 
 
 @pytest.mark.parametrize("num_messages", range(6))
@@ -109,16 +124,14 @@ def test_what_happens_while_all_is_told_counts(index: BlockIndex, num_messages: 
     log = index.sealed.log
     seal(index, KEYS[:9])
     log.begin()
-    there: set[int] = set()
+    heard = Heard()
     for _ in range(num_messages):
-        for are_sealed, keys in told(log)[1]:
-            there = there | set(keys) if are_sealed else there - set(keys)
+        heard.hear(log)
     evict(index, 6)  # of which three are at its end
     seal(index, [KEYS[8], KEYS[20]])
     while log.has_news:
-        for are_sealed, keys in told(log)[1]:
-            there = there | set(keys) if are_sealed else there - set(keys)
-    assert there == {key[0] for key in index.sealed.block_of}
+        heard.hear(log)
+    assert heard.there == {key[0] for key in index.sealed.block_of}
 
 
 def test_more_than_there_are_blocks_is_told_from_the_beginning(index: BlockIndex) -> None:
@@ -149,5 +162,5 @@ def test_keys_are_cut_short() -> None:
     log = EventLog(2, lambda begin, end: np.zeros(0, KEY))
     log.begin()
     log.take()
-    log.sealed(np.frombuffer(bytes(range(32)), KEY))
+    log.note(BlockEvent.SEALED, np.frombuffer(bytes(range(32)), KEY))
     assert log.take().keys == bytes([*range(8), *range(16, 24)])

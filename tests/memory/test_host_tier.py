@@ -11,6 +11,7 @@ import pytest
 from common.errors import MemoryShort
 from common.memory.backing import HostPiece
 from common.memory.block_index import TIER
+from common.memory.event_log import EventLog
 from common.memory.exchange import Answer
 from common.memory.host_room import HostRoom
 from common.memory.host_slots import HostSlots
@@ -19,7 +20,7 @@ from common.memory.host_traffic import STALL_S
 from common.memory.pool import Pool, User
 from common.memory.pools import Pools
 from common.wire.block_key import pack_keys
-from common.wire.fields import KEY_BYTES
+from common.wire.fields import KEY_BYTES, SHORT_KEY_BYTES
 from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
@@ -29,6 +30,7 @@ from common.wire.memory_messages import (
     PrefixFound,
     PrefixWanted,
 )
+from common.wire.memory_reports import BlockEvent
 from common.wire.packing import unpack_ids
 from tests.layouts import one_group, window
 from tests.memory.parties import Bytes
@@ -369,6 +371,67 @@ def test_copies_that_fail_or_never_end_are_the_end_of_it_alone(rig: Rig, problem
     rig.compute(3, 4)
     assert rig.copy() == [] and not rig.tier.is_busy
     rig.pools.close()
+
+
+def test_the_router_is_told_what_is_there_only_and_when_it_is_not_any_more(rig: Rig) -> None:
+    heard, log = Heard(), rig.pool.index.sealed.log
+    rig.keep(1, 10)
+    log.begin()
+    heard.hear_all(log)
+    assert (heard.there, heard.parked, heard.copy_us) == (set(), keys_in(1, 10), 1)
+    rig.ask(ALICE, 1, 10)
+    rig.let_go(ALICE, rig.found(rig.copy(), ALICE, 1))
+    heard.hear_all(log)
+    assert (heard.there, heard.parked) == (keys_in(1, 10), set())
+    rig.crowd_out()
+    heard.hear_all(log)
+    assert (heard.there, heard.parked) == (set(), keys_in(1, 10))
+    for text in (2, 3, 4):
+        rig.keep(text, 12)
+    heard.hear_all(log)
+    assert not heard.parked & keys_in(1, 10), "others have its slots"
+    assert heard.parked == {key[:2] for key in rig.tier.slots.slot_of}
+    rig.copies.problem = "it fails"
+    rig.compute(5, 3)
+    rig.pools.tend()
+    rig.pools.tend()
+    heard.hear_all(log)
+    assert rig.tier.is_lost and (heard.there, heard.parked) == (keys_in(5, 3), set())
+
+
+def test_the_next_pool_tells_what_outlived_the_last_one(rig: Rig) -> None:
+    rig.keep(1, 10)
+    for client in (ALICE, BOB, CAROL):
+        rig.pools.leave(client)
+        rig.pools.cure(client)
+    rig.join(ALICE)
+    heard = Heard()
+    rig.pool.index.sealed.log.begin()
+    heard.hear_all(rig.pool.index.sealed.log)
+    assert (heard.there, heard.parked) == (set(), keys_in(1, 10))
+
+
+class Heard:
+    """Where blocks are, as a log tells: beginnings of their keys."""
+
+    def __init__(self) -> None:
+        self.there, self.parked, self.copy_us = set[bytes](), set[bytes](), 0
+
+    def hear_all(self, log: EventLog) -> None:
+        while log.has_news:
+            told = log.take()
+            if not told.sequence:
+                self.there, self.parked = set(), set()
+            self.copy_us = told.copy_us
+            keys = [told.keys[begin : begin + 2] for begin in range(0, len(told.keys), SHORT_KEY_BYTES)]
+            for kind, length in zip(told.kinds, unpack_ids(told.runs), strict=True):
+                some, keys = set(keys[:length]), keys[length:]
+                self.there = self.there | some if kind == BlockEvent.SEALED else self.there - some
+                self.parked = self.parked | some if kind == BlockEvent.PARKED else self.parked - some
+
+
+def keys_in(text: int, num_blocks: int) -> set[bytes]:
+    return {bytes([text, number]) for number in range(num_blocks)}
 
 
 def test_a_pool_whose_blocks_cannot_be_used_again_has_none() -> None:

@@ -10,7 +10,7 @@ from common.memory.magazine import Magazine
 from common.wire.block_key import short_keys, unpack_short_keys
 from common.wire.fields import DIGEST_BYTES
 from common.wire.memory_messages import BlocksLeased, MemoryTainted, PoolShortage
-from common.wire.memory_reports import KVEvents, MemoryHeartbeat
+from common.wire.memory_reports import BlockEvent, KVEvents, MemoryHeartbeat
 from common.wire.messages import Knock, KVEventsWanted, Refused, Reregister
 from common.wire.packing import unpack_ids
 from tests.layouts import one_group
@@ -78,8 +78,8 @@ class Listener:
         for number, message in enumerate(self.events()):
             assert message.sequence == number
             keys = unpack_short_keys(message.keys).tolist()
-            for turn, length in enumerate(unpack_ids(message.runs)):
-                there = there - set(keys[:length]) if turn % 2 else there | set(keys[:length])
+            for kind, length in zip(message.kinds, unpack_ids(message.runs), strict=True):
+                there = there | set(keys[:length]) if kind == BlockEvent.SEALED else there - set(keys[:length])
                 keys = keys[length:]
         return there
 

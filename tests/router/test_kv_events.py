@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from common.config import NetSection
-from common.wire.memory_reports import KVEvents, MemoryReady
+from common.wire.memory_reports import BlockEvent, KVEvents, MemoryReady
 from common.wire.messages import KVEventsWanted, Message, Role
 from common.wire.packing import pack_ids
 from router import kv_events
@@ -60,9 +60,22 @@ class Rig:
         return asked
 
     def tell(self, sequence: int, *runs: Sequence[int], pool: PoolName = HERE, epoch: int = 1) -> None:
-        lengths = pack_ids(len(run) for run in runs)
-        keys = b"".join(key.to_bytes(8, "little") for run in runs for key in run)
-        self.reader.on_events(KVEvents(pool[0], epoch, pool[1], sequence, lengths, keys))
+        """Runs of blocks that were sealed and gone, in turn."""
+        kinds = [BlockEvent.GONE if number % 2 else BlockEvent.SEALED for number in range(len(runs))]
+        self.tell_kinds(sequence, *zip(kinds, runs, strict=True), pool=pool, epoch=epoch)
+
+    def tell_kinds(
+        self,
+        sequence: int,
+        *runs: tuple[BlockEvent, Sequence[int]],
+        pool: PoolName = HERE,
+        epoch: int = 1,
+        copy_us: int = 0,
+    ) -> None:
+        """Runs of whatever was."""
+        kinds, lengths = bytes(kind for kind, _ in runs), pack_ids(len(run) for _, run in runs)
+        keys = b"".join(key.to_bytes(8, "little") for _, run in runs for key in run)
+        self.reader.on_events(KVEvents(pool[0], epoch, pool[1], sequence, kinds, lengths, keys, copy_us))
 
     def known(self, pool: PoolName = HERE) -> set[int] | None:
         """What is told to be there; None if nobody tells."""
@@ -127,6 +140,22 @@ def test_where_it_is_off_nobody_is_asked() -> None:
     assert rig.asked() == [] and rig.known() is None
 
 
+def test_what_is_parked_is_known_until_it_is_gone_or_something_is_missing(rig: Rig) -> None:
+    rig.tell_kinds(0, (BlockEvent.SEALED, [1, 2, 3]), (BlockEvent.PARKED, [4, 5]), copy_us=30)
+    rig.tell_kinds(1, (BlockEvent.PARKED, [2, 3]), (BlockEvent.SEALED, [4]), (BlockEvent.GONE, [3, 5]), copy_us=40)
+    contents = rig.pool.prefixes.contents(HERE)
+    assert (contents.told, contents.parked, contents.copy_us) == ({1, 4}, {2}, 40)
+    assert contents.find([1, 2, 4, 3]) == (1, 2, 1, 40)
+    assert rig.pool.prefixes.told_by("memory-0") == (2, 1)
+    rig.now_s += 2 * ASK_S
+    rig.tell_kinds(3, (BlockEvent.PARKED, [9]))
+    assert 10 in rig.asked() and contents.find([1, 2]) == (0, 0, 0, 0)
+    rig.tell_kinds(0, (BlockEvent.PARKED, [2]), copy_us=50)
+    assert contents.find([2, 1]) == (0, 1, 1, 50), "it was told anew"
+    rig.tell_kinds(1, (BlockEvent.PARKED, range(100, 100 + 3 * NUM_BLOCKS)))
+    assert len(contents.parked) == 1 + 3 * NUM_BLOCKS, "of those there may be more than in the pool"
+
+
 @pytest.mark.parametrize("sequence", [1, 3, 1 << 62])
 def test_after_a_gap_nothing_is_known_until_it_is_told_anew(rig: Rig, sequence: int) -> None:
     rig.now_s += 2 * ASK_S
@@ -173,10 +202,10 @@ def test_who_is_silent_tells_nothing(rig: Rig) -> None:
 def test_what_a_lost_server_had_is_gone_at_once_and_the_next_one_begins_anew(rig: Rig) -> None:
     rig.tell(0, [1, 2])
     prediction = rig.pool.prefixes.predict(HERE, [1, 2, 3])
-    assert rig.pool.prefixes.num_known(HERE, [1, 2, 3]) == 3
+    assert rig.pool.prefixes.find(HERE, [1, 2, 3]).num_there == 3
     rig.servers.on_unreachable([(b"memory-0.1", KVEventsWanted(0))])
     rig.reader.check()
-    assert rig.known() is None and rig.pool.prefixes.num_known(HERE, [1, 2, 3]) == 0
+    assert rig.known() is None and rig.pool.prefixes.find(HERE, [1, 2, 3]).num_there == 0
     rig.tell(1, [3])
     rig.pool.prefixes.end(prediction)
     assert rig.known() is None

@@ -1,4 +1,4 @@
-"""Blocks sealed and evicted, messages lost, servers and routers started again: once it is quiet all is known."""
+"""Blocks sealed, evicted and restored, messages lost, all started again: once it is quiet all is known."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,18 +11,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from common.memory import event_log
-from common.memory.block_index import BlockIndex
+from common.memory.exchange import Answer
+from common.memory.pool import User
+from common.memory.pools import Pools
 from common.wire.block_key import unpack_short_keys
 from common.wire.fields import SHORT_KEY_BYTES
+from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksSealed, PrefixFound, PrefixWanted
 from common.wire.memory_reports import KVEvents
 from common.wire.messages import KVEventsWanted
-from common.wire.pool_shape import PoolShape
 from router.kv_events import ASK_S
 from router.prefix_map import MOMENT_S, Prediction
 from tests.layouts import one_group
+from tests.memory.parties import Bytes
+from tests.memory.tiers import slow_tier
 from tests.router.test_kv_events import NET, NUM_BLOCKS, THERE, Rig
 
-SHAPE = PoolShape(one_group("model", 1, 1, 1, 1, "float16"), (NUM_BLOCKS,))
+LAYOUT = one_group("model", 1, 1, 1, 64, "float16")  # two blocks are worth a restore
+NUM_SLOTS, BLOCK_US = 8, 2000
 MOST_KEYS = 3
 """Of a message here, so that it takes several to tell of all blocks."""
 SERVER_ID, WRITER = "memory-0", 0
@@ -41,6 +46,8 @@ class Misfortune(Enum):
     """What befalls them."""
 
     FAULT = "what is in the pool may be damaged"
+    POOL = "all workers leave, and the next ones have another pool, with what is in host memory"
+    COPY = "a copy fails, and with it host memory"
     SILENCE = "nothing arrives for long"
     DEAF = "the server has not heard of the router for long"
     LOST = "the router has taken the server for lost"
@@ -68,27 +75,74 @@ class Machine(RuleBasedStateMachine):
 
     def _start_server(self) -> None:
         self.epoch = next(self.epochs)
-        self.index, self.is_void = BlockIndex(SHAPE), False
+        self.tier, self.copies = slow_tier(LAYOUT.groups[0].block_bytes, NUM_SLOTS, slots_a_piece=4)
+        self.pools = Pools(Bytes, 0.0, poisons=False, tier=self.tier)
         self.events: deque[KVEvents] = deque()  # on their way
         self.asked: deque[KVEventsWanted] = deque()
+        self._join()
 
-    @property
-    def pool(self) -> tuple[str, int]:
-        """Its id is another one in each incarnation."""
-        return SERVER_ID, 1000 + self.epoch
+    def _join(self) -> None:
+        """A worker, whose pool is a new one."""
+        self.pools.want(User(WRITER, ("w", 1)), LAYOUT, (NUM_BLOCKS,))
+        pool, self.is_void = self.pools.of_client[WRITER], False
+        self.pool, self.index = (SERVER_ID, pool.pool_id), pool.index
 
     @rule(numbers=TEXT)
     def seal(self, numbers: list[int]) -> None:
         """Blocks of a text are computed, and evict others if need be; nobody reads them then."""
-        ids = self.index.lease(WRITER, (len(numbers),))
-        self.index.seal(WRITER, ids, self.index.generations(ids), b"".join(map(key, numbers)))
-        self.index.free(WRITER, ids, self.index.generations(ids))
+        for leased in self._leased(len(numbers)):
+            keys = b"".join(map(key, numbers))
+            self.pools.seal(WRITER, BlocksSealed(leased.block_ids, leased.generations, keys))
+            self.pools.freed(WRITER, BlocksFreed(leased.block_ids, leased.generations))
 
     @rule(num_blocks=st.integers(1, NUM_BLOCKS - 1))
     def evict(self, num_blocks: int) -> None:
         """Somebody wants so many blocks, and gives them back."""
-        ids = self.index.lease(WRITER, (num_blocks,))
-        self.index.free(WRITER, ids, self.index.generations(ids))
+        for leased in self._leased(num_blocks):
+            self.pools.freed(WRITER, BlocksFreed(leased.block_ids, leased.generations))
+
+    @rule(numbers=TEXT)
+    def look_up(self, numbers: list[int]) -> None:
+        """Somebody wants a text, of which some may be in host memory."""
+        self._heed(self.pools.match(WRITER, PrefixWanted("r", 0, b"".join(map(key, numbers)), BLOCK_US)))
+
+    @rule(numbers=TEXT)
+    def park(self, numbers: list[int]) -> None:
+        """A text that is in host memory only, as far as there is room."""
+        self.seal(numbers)
+        self.copy_all()
+        self.evict(NUM_BLOCKS - 1)
+
+    @rule(numbers=TEXT)
+    def restore(self, numbers: list[int]) -> None:
+        self.look_up(numbers)
+        self.copy_all()
+
+    @rule()
+    def copy_all(self) -> None:
+        self.copy(0)
+        while self.copies.begun and not self.copies.problem:
+            self.copy(0)
+
+    @rule(number=st.integers(0, 1))
+    def copy(self, number: int) -> None:
+        """One gets on, to host memory or back."""
+        self._heed(self.pools.tend())
+        self.copies.end(number)
+        self._heed(self.pools.tend())
+
+    def _leased(self, num_blocks: int) -> list[BlocksLeased]:
+        """If so many are not being restored."""
+        if self.index.num_free < (num_blocks,):
+            return []
+        answers = self.pools.want_blocks(WRITER, (num_blocks,))
+        return [answer.message for answer in answers if isinstance(answer.message, BlocksLeased)]
+
+    def _heed(self, answers: list[Answer]) -> None:
+        """What was found is let go of."""
+        for _, found, _ in answers:
+            assert isinstance(found, PrefixFound)
+            self.pools.freed(WRITER, BlocksFreed(found.block_ids, found.generations))
 
     @rule(is_beat=st.booleans(), is_lost=st.sampled_from([False, False, True]))
     def tell(self, is_beat: bool, is_lost: bool) -> None:
@@ -145,8 +199,15 @@ class Machine(RuleBasedStateMachine):
     def something_happens(self, what: Misfortune) -> None:
         match what:
             case Misfortune.FAULT:
-                self.index.sealed.log.void()
+                self.pools.taint(WRITER)
                 self.is_void = True
+            case Misfortune.POOL:
+                self.pools.leave(WRITER)
+                self.pools.cure(WRITER)
+                self._join()
+                self._meet()
+            case Misfortune.COPY:
+                self.copies.problem = "it fails"
             case Misfortune.SILENCE:
                 self.time_passes(2 * NET.worker_timeout_s)
             case Misfortune.DEAF:
@@ -165,17 +226,25 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_believed_to_have_more_than_there_is(self) -> None:
-        assert len(self.rig.pool.prefixes.contents(self.pool).told) <= NUM_BLOCKS
+        contents = self.rig.pool.prefixes.contents(self.pool)
+        assert len(contents.told) <= NUM_BLOCKS and not contents.told & contents.parked
 
     @property
     def there(self) -> set[int]:
         found = [] if self.is_void else [found[0] for found in self.index.sealed.block_of]
         return set(short(found))
 
+    @property
+    def parked(self) -> set[int]:
+        """What is in host memory only."""
+        is_served = self.tier.served is not None and self.tier.served.index is self.index
+        return set(short([key[0] for key in self.tier.slots.slot_of])) - self.there if is_served else set()
+
     @rule()
     def all_is_known_once_it_is_quiet(self) -> None:
         while self.predictions:
             self.end()
+        self.copy_all()
         for _ in range(4):  # what is missing is noticed, asked for, told
             self.tell(is_beat=True, is_lost=False)
             while self.index.sealed.log.has_news:
@@ -185,10 +254,11 @@ class Machine(RuleBasedStateMachine):
             while self.asked or self.rig.sent:
                 self.a_question_arrives(is_lost=False)
         contents = self.rig.pool.prefixes.contents(self.pool)
-        assert contents.is_told and contents.told == self.there
+        parked = set[int]() if self.tier.is_lost else self.parked
+        assert contents.is_told and (contents.told, contents.parked) == (self.there, parked)
         for number in range(31):
             [one] = short([number])
-            known = self.rig.pool.prefixes.num_known(self.pool, [one])
+            known = self.rig.pool.prefixes.find(self.pool, [one]).num_there
             assert known == (one in self.there), "what was predicted and did not come is forgotten"
 
 

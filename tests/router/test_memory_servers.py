@@ -223,7 +223,7 @@ async def test_health_metrics_and_the_log_show_memory_servers(
         "id": "memory-0", "epoch": f"{memory.announcer.ready.epoch:x}", "pid": 1, "version": "1",
         "device": "cpu",
         "weights_bytes": 3 * GB, "free_bytes": 5 * GB, "blocks": 70, "free_blocks": 60,
-        "cached_blocks": 40, "known_blocks": None, "offered_blocks": 2,
+        "cached_blocks": 40, "known_blocks": None, "known_host_blocks": None, "offered_blocks": 2,
         "quarantined_blocks": 1,
         "host_blocks": 30, "host_bytes": 2 * GB, "restored_blocks": 8,
         "workers": ["prefill-0", "decode-0"],

@@ -7,6 +7,7 @@ import pytest
 
 from common.config import NetSection
 from common.errors import ErrorCode
+from common.wire.memory_reports import BlockEvent
 from common.wire.messages import PrefillRequest, RequestFailed, Role
 from common.wire.step_counts import StepMeter
 from router.member import Member
@@ -48,7 +49,7 @@ class Rig:
         """So much of the text is in a decode worker's pool."""
         contents = self.pool.prefixes.contents(decode.pool)
         contents.begin()
-        contents.sealed(keys_of(TEXT).keys[: num_tokens // BLOCK])
+        contents.note(BlockEvent.SEALED, keys_of(TEXT).keys[: num_tokens // BLOCK])
 
     def chosen(self, num_tokens: int = 660, **fields: Any) -> Route | None:
         token_ids = [*TEXT, *range(5000, 5000 + num_tokens)][:num_tokens]

@@ -11,6 +11,7 @@ import pytest
 from common.config import NetSection
 from common.wire.block_key import digests, root_of, short_keys
 from common.wire.kv_layout import KVLayout
+from common.wire.memory_reports import BlockEvent
 from common.wire.messages import Role
 from common.wire.packing import pack_ids
 from router.member import Member
@@ -18,7 +19,7 @@ from router.prefix_map import MOMENT_S, PoolContents, PrefixMap
 from router.route import Demand, Route
 from router.text_keys import TextKeys
 from router.worker_pool import WorkerPool
-from tests.messages import LAYOUT, kv_path, worker_ready
+from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size
 HERE, THERE = ("memory-0", 1), ("memory-1", 1)
@@ -39,8 +40,8 @@ class Known:
 
     def count(self, keys: range | list[int]) -> int:
         """What a text is taken to begin with here; elsewhere nothing ever is."""
-        assert self.map.num_known(THERE, keys) == 0
-        return self.map.num_known(HERE, keys)
+        assert self.map.find(THERE, keys).num_there == 0
+        return self.map.find(HERE, keys).num_there
 
 
 @pytest.fixture
@@ -54,11 +55,11 @@ def untold() -> Known:
 
 
 def test_what_was_told_of_is_there_until_it_is_evicted(told: Known) -> None:
-    told.here.sealed(OLD)
+    told.here.note(BlockEvent.SEALED, OLD)
     assert (told.count(OLD), told.count([0, 11, 1])) == (4, 1)
     told.now_s += 1e6
     assert told.count(OLD) == 4
-    told.here.evicted([2, 99])
+    told.here.note(BlockEvent.GONE, [2, 99])
     assert told.count(OLD) == 2, "without it the rest is not found"
     told.here.begin()
     assert told.count(OLD) == 0, "it is told anew"
@@ -68,13 +69,13 @@ def test_a_prediction_holds_until_word_comes_or_its_request_has_been_over_for_a_
     prediction = told.map.predict(HERE, OLD)
     told.now_s += 1e6
     assert told.count(OLD) == 4
-    told.here.sealed(OLD[:2])
+    told.here.note(BlockEvent.SEALED, OLD[:2])
     told.map.end(prediction)
     told.now_s += 0.9 * MOMENT_S
     assert told.count(OLD) == 4
     told.now_s += 0.2 * MOMENT_S
     assert told.count(OLD) == 2, "no word came of the others"
-    told.here.evicted(OLD)
+    told.here.note(BlockEvent.GONE, OLD)
     assert told.count(OLD) == 0
 
 
@@ -106,7 +107,7 @@ def test_once_a_server_tells_only_what_runs_is_predicted_and_without_it_predicti
     running = untold.map.predict(HERE, NEW[:2])
     untold.here.begin()
     assert (untold.count(OLD), untold.count(NEW)) == (0, 2)
-    untold.here.sealed(OLD)
+    untold.here.note(BlockEvent.SEALED, OLD)
     untold.here.forget_told()
     untold.map.end(running)
     untold.now_s += 1e6
@@ -114,14 +115,14 @@ def test_once_a_server_tells_only_what_runs_is_predicted_and_without_it_predicti
 
 
 def test_of_a_pool_that_nobody_has_nothing_is_known(told: Known) -> None:
-    told.here.sealed(OLD)
+    told.here.note(BlockEvent.SEALED, OLD)
     prediction = told.map.predict(HERE, NEW)
     told.map.keep({THERE})
-    assert told.map.num_known(HERE, OLD) == 0
+    assert told.map.find(HERE, OLD).num_there == 0
     told.map.end(prediction)
     told.map.end(told.map.predict(HERE, NEW))
     told.map.meet(HERE, 6)
-    assert told.map.num_known(HERE, OLD) == told.map.num_known(HERE, NEW) == 0
+    assert told.map.find(HERE, OLD).num_there == told.map.find(HERE, NEW).num_there == 0
 
 
 def test_what_was_sent_again_and_again_takes_no_more_room(told: Known, untold: Known) -> None:
@@ -139,7 +140,7 @@ def test_a_block_takes_about_a_hundred_bytes() -> None:
     tracemalloc.start()
     try:
         for some in keys:
-            contents.sealed(some)
+            contents.note(BlockEvent.SEALED, some)
         num_bytes = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -248,7 +249,7 @@ def test_where_two_pools_have_the_same_the_load_decides() -> None:
     pools, text = Pools(), list(range(4096))
     for gpu in range(2):
         pools.contents(gpu).begin()
-        pools.contents(gpu).sealed(keys_of(text).keys)
+        pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys)
     busy = pools.chosen([*text, 1])
     busy.prefill.outstanding_tokens = 100
     route = pools.chosen([*text, 1])
@@ -262,7 +263,7 @@ def test_who_decodes_elsewhere_moves_what_that_pool_lacks() -> None:
     assert (prefill.id, decode.id) == ("PREFILL-0", "DECODE-1")
     for gpu, num_blocks in ((0, 200), (1, 256)):
         pools.contents(gpu).begin()
-        pools.contents(gpu).sealed(keys_of(text).keys[:num_blocks])
+        pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys[:num_blocks])
     pools.members[1].num_assigned = 64  # DECODE-0 is full
     pools.members[2].outstanding_tokens = 2000  # PREFILL-1
     route = pools.chosen([*text, 1])
@@ -279,14 +280,14 @@ def test_a_reply_is_taken_from_who_decoded_it_where_blocks_travel() -> None:
     p0, d0, p1, d1 = pools.members
     for gpu, num_blocks in ((0, 40), (1, 64)):
         pools.contents(gpu).begin()
-        pools.contents(gpu).sealed(keys_of(text).keys[:num_blocks])
+        pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys[:num_blocks])
     d1.num_assigned, p1.draining = 64, True
     route = pools.chosen([*text, *range(5000, 5100)])
     assert (route.prefill, route.decode, route.holder) == (p0, d0, d1)
     assert (route.cost.num_known, route.cost.num_taken, route.cost.num_computed) == (640, 384, 100)
-    pools.contents(0).sealed(keys_of(text).keys)
+    pools.contents(0).note(BlockEvent.SEALED, keys_of(text).keys)
     assert pools.chosen([*text, 1]).holder is None, "it is here by now"
-    pools.contents(0).evicted(keys_of(text).keys)
+    pools.contents(0).note(BlockEvent.GONE, keys_of(text).keys)
     pools.workers.set_path(kv_path("PREFILL-0", "DECODE-1", error="broken"))
     assert pools.chosen([*text, 1]).holder is None, "nothing travels"
     assert pools.chosen(list(range(200))).holder is None, "short prompts are not looked up"
@@ -300,11 +301,58 @@ def test_a_reply_is_taken_from_who_decoded_it_where_blocks_travel() -> None:
     assert (route.holder, route.cost.num_taken, route.cost.num_computed) == (None, 0, 1025)
 
 
+def test_what_is_in_host_memory_draws_a_prompt_if_to_restore_it_is_cheaper() -> None:
+    pools, text = Pools(), list(range(4096))
+    p0, d0, p1, _ = pools.members
+    for gpu in range(2):
+        pools.contents(gpu).begin()
+    contents, keys = pools.contents(0), keys_of(text).keys
+    contents.note(BlockEvent.SEALED, keys[:6])
+    contents.note(BlockEvent.PARKED, keys[6:])
+    p0.outstanding_tokens = 100
+    assert pools.chosen([*text, 1]).prefill is p1, "nobody knows how long computing takes"
+    p0.beat = heartbeat(p0.id, prompt_block_us=160)  # 10 us a token
+    contents.copy_us = 40
+    route = pools.chosen([*text, 1])
+    assert (route.prefill, route.decode) == (p0, d0)
+    assert (route.cost.num_known, route.cost.num_restored, route.cost.num_computed) == (96, 4000, 1)
+    assert route.cost.restoring == pytest.approx((1000 + 250 * 40) / 10) and route.cost.num_expected == 4096
+    assert "1 to compute behind 100, 4000 to restore, 0 to move" in str(route)
+    p0.outstanding_tokens = 3000  # 1,100 tokens could be computed meanwhile
+    assert pools.chosen([*text, 1]).prefill is p1, "others wait there for longer than that saves"
+    p0.outstanding_tokens = 100
+    contents.copy_us = 159
+    assert pools.chosen([*text, 1]).prefill is p1, "copying takes as long as computing"
+    contents.copy_us = 40
+    assert pools.chosen(text[:215]).cost.num_restored == 0, "of so little not much is saved"
+    contents.note(BlockEvent.GONE, keys[100:101])
+    assert pools.chosen([*text, 1]).cost.num_restored == 94 * BLOCK
+
+
+def test_what_can_be_restored_is_not_taken_from_elsewhere() -> None:
+    pools, text = Pools(), list(range(4096))
+    p0, d0, p1, d1 = pools.members
+    for gpu in range(2):
+        pools.contents(gpu).begin()
+    keys = keys_of(text).keys
+    pools.contents(0).note(BlockEvent.PARKED, keys[:200])
+    pools.contents(0).copy_us = 1
+    p0.beat, p1.draining = heartbeat(p0.id, prompt_block_us=160), True
+    d1.num_assigned = 64
+    pools.contents(1).note(BlockEvent.SEALED, keys[:200])
+    route = pools.chosen([*text, 1])
+    assert (route.holder, route.cost.num_restored, route.cost.num_taken) == (None, 3200, 0)
+    pools.contents(1).note(BlockEvent.SEALED, keys[200:])
+    route = pools.chosen([*text, 1])
+    assert (route.holder, route.cost.num_restored, route.cost.num_taken) == (d1, 3200, 896)
+    assert (route.cost.num_computed, route.cost.num_moved) == (1, 896) and route.decode is d0
+
+
 def test_what_is_not_looked_up_or_is_of_another_layout_is_not_expected() -> None:
     pools = Pools()
     for gpu in range(2):
         pools.contents(gpu).begin()
-        pools.contents(gpu).sealed(keys_of(list(range(256))).keys)
+        pools.contents(gpu).note(BlockEvent.SEALED, keys_of(list(range(256))).keys)
     for num_tokens, num_known in ((255, 0), (256, 240), (257, 256), (300, 256)):
         assert pools.chosen(list(range(num_tokens))).cost.num_known == num_known
     other = Demand(300, 400, texts=(keys_of(list(range(300)), KVLayout("other", LAYOUT.groups)),))

@@ -182,7 +182,9 @@ def _consistent(message: Any) -> Any:
             most = min(len(message.token_ids) // ID_BYTES, sampling.max_tokens) - least
             return dataclasses.replace(message, sampling=sampling, num_outputs=least + message.num_outputs % most)
         case KVEvents():
-            return dataclasses.replace(message, runs=_packed([1] * (len(message.keys) // SHORT_KEY_BYTES)))
+            num_keys = len(message.keys) // SHORT_KEY_BYTES
+            kinds = message.kinds[:num_keys].ljust(num_keys, b"\0")
+            return dataclasses.replace(message, kinds=kinds, runs=_packed([1] * num_keys))
         case KVProgress():
             return dataclasses.replace(message, num_tokens=max(message.num_tokens, len(message.block_ids) // ID_BYTES))
         case InquiryReply():
