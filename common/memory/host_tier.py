@@ -79,7 +79,8 @@ class Served:
         self.departures.give_up()
 
     def _gone(self, keys: np.ndarray) -> None:
-        self.index.sealed.log.note(BlockEvent.GONE, self._without_those_in_pool(keys))
+        if (log := self.index.sealed.log).is_on:
+            log.note(BlockEvent.GONE, self._without_those_in_pool(keys))
 
     def _without_those_in_pool(self, keys: np.ndarray) -> np.ndarray:
         block_of = self.index.sealed.block_of
