@@ -12,11 +12,13 @@ MODEL = "qwen3-4b"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A row's figure, and the one that it was compared with, if that is to be shown."""
+    """A row's figure, and the one that it was compared with, if that is to be shown: which is better, or, where a
+    bound is given for an estimate, how far off that may be."""
 
     row: Row
     value: float
     other: float | None = None
+    close: float | None = None
 
 
 Line = tuple[str, list[Cell | None]]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from benchmarks import simulated
 from benchmarks.results import Row
 from benchmarks.table_cells import (
     FOUR_GPUS,
@@ -210,5 +211,6 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "router": partial(router, "2 x AMD EPYC", "two"),
     "router-memory": router_memory,
     "prompt-ids": prompt_ids,
+    "simulated": simulated.table,
     "router-16-cores": partial(router, "16 x Intel(R) Xeon(R) Processor", "16"),
 }

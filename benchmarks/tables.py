@@ -48,13 +48,15 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _shown(cell: Cell | None) -> str:
-    """One figure, or two of which the better is bold."""
+    """One figure, or two of which the better is bold, or an estimate that is too far off."""
     if cell is None:
         return ""
     own = _number(cell.value, cell.row.unit)
     if cell.other is None:
         return own
     other = _number(cell.other, cell.row.unit)
+    if cell.close is not None:
+        return f"{own} · {other}" if abs(cell.other / cell.value - 1) <= cell.close else f"{own} · **{other}**"
     if cell.value == cell.other or math.isnan(cell.value + cell.other):
         return f"{own} · {other}"
     is_more_better = cell.row.unit.endswith("/s") or cell.row.figure == "hit_rate"

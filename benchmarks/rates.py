@@ -1,0 +1,207 @@
+"""Writes what `baton plan` knows of workers' speed, deploy/planning/rates/*.json, from rows of results.csv.
+
+    python -m benchmarks.rates            # write them
+    python -m benchmarks.rates --check    # exit 1 if a file says something else
+
+Measured by themselves are prompts (`benchmarks.prompt_step`), decode steps (`benchmarks.decode_step`), copies
+(`benchmarks.handoff`), and what prompts and decode steps that share a GPU do to each other (`benchmarks.one_long`).
+The others are what is left of a load's figure when those are taken off:
+
+- of a lone stream's first token and of the gap behind it (128/256 tokens), what is neither step nor copy
+  (`request_ms`, `handoff_ms`);
+- of a first token on one GPU at 16 requests/s, mostly beside streams, what is no prompt step beside them by the factor
+  of a long one (`beside_prompt_ms`);
+- of the gaps of 512 requests at once on one GPU while prompts have all of it (their 90th percentile), what is no
+  decode step, in parts of the prompt step (`whole_wait`).
+
+So of these loads the simulator says nothing of its own in those figures.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from benchmarks.results import ROOT, Row, read_rows
+from benchmarks.table_cells import MODEL, ONE_GPU, TWO_GPUS, newest
+from benchmarks.table_steps import PROMPT, PULL, STEP
+from common.config import GPU_STEP_TOKENS
+from deploy.planning.costs import MAX_ROWS, PromptCosts, StepCosts
+from deploy.planning.rates import SHIPPED, Points, Rates, Where, as_json
+from deploy.planning.shape import ModelShape
+
+H200_BYTES = 143_771 << 20
+"""Memory of an H200, as nvidia-smi has it."""
+QWEN3_4B = ModelShape(
+    num_hidden_layers=36,
+    hidden_size=2560,
+    intermediate_size=9728,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=151_936,
+    tie_word_embeddings=True,
+)
+SHARE = 80
+"""Percent of a GPU for prompts beside streams in the rows of `one_long`: what `baton serve` asks for."""
+STREAMS, STREAM_TOKENS, LONG_TOKENS = (8, 32, 64), 1000, 32_000
+AT_ONCE, LONE, STEADY = "at once, 1024/128, 512 requests", "concurrency 1, 128/256,", "16 req/s, 1024/128,"
+LONE_TOKENS, STEP_PROMPTS, PROMPT_TOKENS, MEAN_CONTEXT = 128, 8, 1024, 1088
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows of results.csv, and which of them were used."""
+
+    rows: Sequence[Row]
+    used: list[Row] = field(default_factory=list)
+
+    def figure(self, hardware: str, system: str, load: str, figure: str, beside: str = "") -> float:
+        """The newest; raises ValueError if there is none."""
+        cell = newest(self.rows, hardware, system, load, figure, beside=beside)
+        if cell is None:
+            raise ValueError(f"no row of {hardware}, {system}, {load!r}, {figure}")
+        self.used.append(cell.row)
+        return cell.value
+
+    def points(self, point_of: Callable[[Row], tuple[float, ...] | None]) -> Points:
+        """The newest row of each place; a point begins with its place, which is all but the last number it `point_of`
+        was given and those behind it."""
+        found: dict[str, tuple[Row, tuple[float, ...]]] = {}
+        for row in self.rows:
+            if (point := point_of(row)) is not None:
+                found[row.workload] = row, point
+        self.used += [row for row, _ in found.values()]
+        return tuple(sorted(point for _, point in found.values()))
+
+    def origin(self) -> tuple[str, ...]:
+        """Days and commits of what was used, oldest first."""
+        return tuple(f"{date} {commit}" for date, commit in sorted({(row.date, row.commit) for row in self.used}))
+
+
+def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
+    """All that is known of one H200, and of two on a host; raises ValueError if rows are missing."""
+    of = _Rows(rows)
+    prompts, steps, copies = of.points(_prompt), of.points(_step), of.points(_copy)
+    beside_steps, beside_ms = _beside(of)
+    nothing = Where(0.0, 0.0)
+    rates = Rates(
+        gpu="NVIDIA H200",
+        memory_bytes=H200_BYTES,
+        model=MODEL,
+        shape=QWEN3_4B,
+        step_tokens=GPU_STEP_TOKENS,
+        prompts=prompts,
+        steps=steps,
+        copies=copies,
+        share=SHARE,
+        beside_steps=beside_steps,
+        beside_prompt=1.0,
+        beside_prompt_ms=0.0,
+        whole_wait=0.0,
+        shared=nothing,
+        apart=nothing,
+        origin=(),
+    )
+    return _filled(rates, of, beside_ms)
+
+
+def _filled(rates: Rates, of: _Rows, beside_ms: float) -> Rates:
+    """The same with what is left of loads when steps and copies are taken off."""
+    whole, part, steps = PromptCosts(rates, 100), PromptCosts(rates, SHARE), StepCosts(rates)
+    prompt_ms, step_ms = whole.prompt_ms(LONE_TOKENS), steps.ms(1, LONE_TOKENS)
+    (copy_ms,) = (ms for tokens, ms in rates.copies if tokens == LONE_TOKENS)
+    batch_ms = whole.ms([(PROMPT_TOKENS, 0)] * STEP_PROMPTS)
+    gap_ms = of.figure(ONE_GPU, "baton", AT_ONCE, "later_gap_p90")
+    wait_ms = gap_ms - steps.ms(MAX_ROWS, MAX_ROWS * MEAN_CONTEXT)
+
+    def left(hardware: str, system: str, copied_ms: float) -> Where:
+        first_ms, second_ms = (of.figure(hardware, system, LONE, name) for name in ("ttft_p50", "first_gap_p50"))
+        return Where(_rounded(first_ms - prompt_ms), _rounded(second_ms - step_ms - copied_ms))
+
+    shared, factor = left(ONE_GPU, "baton", 0.0), beside_ms / part.prompt_ms(LONG_TOKENS)
+    steady_ms = of.figure(ONE_GPU, "baton", STEADY, "ttft_p50")
+    return replace(
+        rates,
+        beside_prompt=_rounded(factor),
+        beside_prompt_ms=_rounded(steady_ms - shared.request_ms - factor * part.prompt_ms(PROMPT_TOKENS)),
+        whole_wait=_rounded(wait_ms / batch_ms),
+        shared=shared,
+        apart=left(TWO_GPUS, "baton 1P1D", copy_ms),
+        origin=of.origin(),
+    )
+
+
+def _beside(of: _Rows) -> tuple[Points, float]:
+    """By streams, how much longer their gaps are beside a long prompt; and how long that takes, on average."""
+    gaps, prompts = [], []
+    for count in STREAMS:
+        load = f"{count} streams of {STREAM_TOKENS} tokens and one of {LONG_TOKENS}"
+        alone, beside, long = (
+            of.figure(ONE_GPU, "baton", load, name, beside="vllm")
+            for name in ("itl_alone_p50", "itl_prefill_p50", "long_ttft")
+        )
+        gaps.append((float(count), _rounded(beside / alone)))
+        prompts.append(long)
+    return tuple(gaps), sum(prompts) / len(prompts)
+
+
+def _is_ours(row: Row) -> bool:
+    return (row.hardware, row.system, row.model) == (ONE_GPU, "baton", MODEL)
+
+
+def _prompt(row: Row) -> tuple[float, ...] | None:
+    match = PROMPT.fullmatch(row.workload)
+    if not match or not _is_ours(row) or row.figure != "prompt":
+        return None
+    return float(match[1]), float(match[2]), float(row.value)
+
+
+def _step(row: Row) -> tuple[float, ...] | None:
+    match = STEP.fullmatch(row.workload)
+    if not match or not _is_ours(row) or row.figure != "step":
+        return None
+    floor_ms = float(row.compared_value) if row.compared_with == "read floor" else float(row.value)
+    return float(match[1]), float(match[2]), float(row.value), floor_ms
+
+
+def _copy(row: Row) -> tuple[float, ...] | None:
+    match = PULL.fullmatch(row.workload)
+    if not match or row.figure != "pull_p50" or match[3] != "cuda:0 to cuda:1":
+        return None
+    return float(match[1]), float(row.value)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+FILES: dict[str, Callable[[Sequence[Row]], Rates]] = {"h200-qwen3-4b": h200_qwen3_4b}
+
+
+def outdated(rows: Sequence[Row], directory: Path) -> Iterable[tuple[Path, str]]:
+    """Files that are to be written, with what they are to say."""
+    for name, make in FILES.items():
+        path, text = directory / f"{name}.json", as_json(make(rows))
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            yield path, text
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rates", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results.csv", help="rows to read")
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if a file is out of date")
+    args = parser.parse_args(argv)
+    found = list(outdated(read_rows(args.results), SHIPPED))
+    for path, text in found:
+        print(f"{path.name}: {'out of date' if args.check else 'written'}")
+        if not args.check:
+            path.write_text(text, encoding="utf-8")
+    return 1 if args.check and found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,171 @@
+"""The simulator of `baton plan` beside what was measured: every load that it can play, with the error of each figure.
+
+    python -m benchmarks.simulated
+
+Loads are those of the rows' own commands, with the same arrivals. Rates come from deploy/planning/rates; those of other
+models than Qwen3-4B are scaled by their shapes, and nothing of these was measured by itself.
+"""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from benchmarks.results import ROOT, Row, read_rows
+from benchmarks.serve_load import Load as SentLoad
+from benchmarks.serve_options import parse_args
+from benchmarks.table_cells import (
+    FOUR_GPUS,
+    MODEL,
+    ONE_GPU,
+    SMALL_GPU,
+    TWO_GPUS,
+    Cell,
+    Line,
+    TableData,
+    newest,
+    present,
+)
+from deploy.planning.costs import Costs
+from deploy.planning.figures import Figures
+from deploy.planning.layout import parse_layout
+from deploy.planning.loads import Arrival, Load
+from deploy.planning.memory import MEMORY_FRACTION
+from deploy.planning.rates import Rates, read_rates
+from deploy.planning.scaling import scaled
+from deploy.planning.shape import ModelShape
+from deploy.planning.simulator import simulate
+
+RATES = "h200-qwen3-4b"
+FIGURES = ("ttft_p50", "tpot_p50", "output_throughput", "ttft_p99", "first_gap_p50", "itl_p99")
+CLOSE = 0.2
+"""An error up to which a figure counts as met."""
+KNOWN_SHAPES = {
+    "qwen3-8b": ModelShape(36, 4096, 12288, 32, 8, 128, 151_936),
+    "llama3.1-8b": ModelShape(32, 4096, 14336, 32, 8, 128, 128_256),
+    "qwen3-32b": ModelShape(64, 5120, 25600, 64, 8, 128, 151_936),
+}
+FRACTIONS = {(SMALL_GPU, "qwen3-8b"): 0.17, (ONE_GPU, "qwen3-32b"): 0.6}
+"""Shares of a GPU's memory that systems had, where they were not the usual one (README.md, *Other models*)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A load on a system: what rows say of it, and who its workers are."""
+
+    workload: str  # how it begins
+    hardware: str
+    system: str
+    layout: str
+    num_gpus: int
+    model: str = MODEL
+
+    @property
+    def label(self) -> str:
+        model = "" if self.model == MODEL else f"{self.model} "
+        gpus = f"{self.num_gpus} GPUs" if self.num_gpus > 1 else "1 GPU"
+        gpus += (
+            " with 24 GB" if self.hardware == SMALL_GPU else " of a machine of 4" if self.hardware == FOUR_GPUS else ""
+        )
+        load = self.workload.removesuffix(",").removesuffix(" requests")
+        return f"{model}{self.layout} on {gpus}, {load}"
+
+
+def _cases() -> Iterator[Case]:
+    lone = [f"concurrency 1, {lengths}," for lengths in ("128/256", "1024/128", "8192/32", "16000/32")]
+    loads = ["concurrency 8, 1024/128,", "concurrency 64, 1024/128,", "16 req/s, 1024/128,",
+             "32 req/s, 1024/128,", "at once, 1024/128,"]  # fmt: skip
+    small = ["64 req/s, 64/64,", "at once, 64/64,", "at once, 8192/1,", "at once, 100-8000/1,"]
+    yield from (Case(load, ONE_GPU, "baton", "1P1D", 1) for load in (*lone, *loads, *small))
+    yield from (Case(load, TWO_GPUS, "baton 1P1D", "1P1D", 2) for load in (*lone, *loads))
+    shared = ("concurrency 1, 1024/128,", "32 req/s, 1024/128,", "at once, 1024/128,")
+    yield from (Case(load, TWO_GPUS, "baton 2P2D", "2P2D", 2) for load in shared)
+    four = {"1P1D": 2, "1P2D": 3, "2P2D": 4, "3P1D": 4}
+    yield from (Case("at once, 1024/128,", FOUR_GPUS, f"baton {name}", name, gpus) for name, gpus in four.items())
+    for model, counts in {"qwen3-8b": (1, 8), "llama3.1-8b": (1, 8), "qwen3-32b": (1, 8, 32)}.items():
+        yield from (Case(f"concurrency {count}, 1024/128,", ONE_GPU, "baton", "1P1D", 1, model) for count in counts)
+    yield Case("concurrency 1, 8192/32,", ONE_GPU, "baton", "1P1D", 1, "qwen3-32b")
+    yield from (Case(f"concurrency {n}, 1024/128,", SMALL_GPU, "baton", "1P1D", 1, "qwen3-8b") for n in (1, 8, 16))
+
+
+CASES = tuple(_cases())
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure of a case."""
+
+    case: Case
+    row: Row
+    figure: str
+    measured: float
+    simulated: float
+
+    @property
+    def error(self) -> float:
+        return self.simulated / self.measured - 1
+
+    @property
+    def is_close(self) -> bool:
+        return abs(self.error) <= CLOSE
+
+
+def compare(case: Case, rows: Sequence[Row]) -> list[Comparison]:
+    """Every figure of the newest run of that load; empty if there is none."""
+    cells = {name: newest(rows, case.hardware, case.system, case.workload, name, model=case.model) for name in FIGURES}
+    rows_of = {name: cell for name, cell in cells.items() if cell is not None and cell.value > 0}
+    if not rows_of:
+        return []
+    first = next(iter(rows_of.values())).row
+    fraction = FRACTIONS.get((case.hardware, case.model), MEMORY_FRACTION)
+    costs = Costs(_rates(case.model), memory_fraction=fraction)
+    layout = parse_layout(case.layout, case.num_gpus)
+    figures = Figures(simulate(layout, costs, load_of(first.command)))
+    return [Comparison(case, cell.row, name, cell.value, figures.of(name)) for name, cell in rows_of.items()]
+
+
+def table(rows: Sequence[Row]) -> TableData:
+    """A line a case; each figure with the simulated one beside it."""
+    titles = {"ttft_p50": "TTFT p50, ms", "tpot_p50": "TPOT p50, ms", "output_throughput": "output tokens/s",
+              "ttft_p99": "TTFT p99, ms", "first_gap_p50": "first gap p50, ms", "itl_p99": "ITL p99, ms"}  # fmt: skip
+    lines: list[Line] = []
+    for case in CASES:
+        told = {each.figure: each for each in compare(case, rows)}
+        cells = [Cell(each.row, each.measured, each.simulated, CLOSE) if (each := told.get(name)) else None
+                 for name in titles]  # fmt: skip
+        lines.append((case.label, cells))
+    return TableData("measured · simulated, bold where more than 20 % off; H200s", "workers and load",
+                     list(titles.values()), present(lines))  # fmt: skip
+
+
+def load_of(command: str) -> Load:
+    """What a `benchmarks.serve` command sends in its first round."""
+    args = parse_args(shlex.split(command)[3:], "")
+    sent = SentLoad(args)
+    if args.input_range or args.output_range:
+        lengths = [(prompt.num_tokens or 0, prompt.max_tokens) for prompt in sent.prompts(0)]
+    else:
+        lengths = [(args.input_len, args.output_len)] * args.num_prompts
+    times_s = sent.arrivals_s(0, len(lengths))
+    arrivals = [Arrival(time_s * 1e3, *each) for time_s, each in zip(times_s, lengths, strict=True)]
+    return Load(arrivals, num_streams=args.concurrency or 0)
+
+
+@cache
+def _rates(model: str) -> Rates:
+    known = read_rates(RATES)
+    return known if model == known.model else scaled(known, KNOWN_SHAPES[model], model)
+
+
+def main() -> None:
+    rows = read_rows(ROOT / "benchmarks" / "results.csv")
+    for case in CASES:
+        told = compare(case, rows)
+        print(case.label)
+        for each in told:
+            mark = "" if each.is_close else "  MISS"
+            print(f"  {each.figure:18} {each.measured:10,.2f} {each.simulated:10,.2f} {each.error:+7.0%}{mark}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""A simulated decode worker. As long as its rows stay the same, many steps are one event: a leap.
+
+In a leap each step takes a little longer than the one before, as contexts grow: so the time of k steps is a square
+function of k, and which step runs at a given moment is found without going through them.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from deploy.planning.costs import Costs
+from deploy.planning.events import Events
+from deploy.planning.gpu import Gpu
+from deploy.planning.request import Request
+
+
+class DecodeWorker:
+    """Decodes; what `router` counts of it stands here, too.
+
+    A sequence is admitted when there is a row and KV blocks for all tokens that it will have: as the simulator knows
+    how many those are, nothing is ever preempted.
+
+    Args:
+        on_end: is told of each request that is over.
+    """
+
+    def __init__(self, gpu: Gpu, costs: Costs, events: Events, on_end: Callable[[Request], None]) -> None:
+        self.gpu, self.costs, self.events, self._on_end = gpu, costs, events, on_end
+        self.num_assigned = self.expected_tokens = self.last_turn = 0
+        self.gaps: list[tuple[float, int]] = []  # between tokens, but for the first of each request: ms, how many
+        self.link_free_ms = 0.0  # when what is copied here is over
+        self._offered: deque[tuple[Request, Gpu]] = deque()  # no row or no blocks yet
+        self._num_taken = 0  # rows that are taken, or will be
+        self._joining: list[Request] = []  # from the next step on
+        self._fresh: list[Request] = []  # in their first step
+        self._rows: list[tuple[int, int, Request]] = []  # a heap, by the step after which they are over
+        self._num_steps, self._num_tokens = 0, 0  # steps that are over; tokens of context of all rows
+        # The leap: the step that runs, how much longer each one behind it takes, and how many there are.
+        self._step_ms = self._left_ms = self._slope_ms = self._since_ms = self._boundary_ms = 0.0
+        self._length, self._version, self._speed = 0, 0, 1.0
+        gpu.decode = self
+
+    def offer(self, request: Request, source: Gpu) -> None:
+        """A prompt is computed, its blocks lie there."""
+        self._offered.append((request, source))
+        self.resume()
+
+    def resume(self) -> None:
+        """Take what was offered, as far as there is room."""
+        while self._offered and self._num_taken < self.costs.max_rows:
+            request, source = self._offered[0]
+            lacking = 0 if source is self.gpu else request.num_total
+            if lacking > self.gpu.free_tokens:
+                return
+            self.gpu.free_tokens -= lacking
+            self._offered.popleft()
+            self._num_taken += 1
+            self._fetch(request, source)
+
+    def settle(self) -> None:
+        """See `Running`."""
+        if self._length:
+            elapsed_ms = (self.events.now_ms - self._since_ms) * self._speed
+            low, high = 0, self._length - 1  # the last one's end is an event
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if self._time_of(middle) <= elapsed_ms else (low, middle - 1)
+            self._pass(low, elapsed_ms)
+
+    def hasten(self) -> None:
+        """See `Running`; whoever joins ends the leap with the step that runs."""
+        if not self._length:
+            return
+        self._speed = self.gpu.step_speed
+        self._version += 1
+        if self._joining:
+            self._length = 1
+        version, length = self._version, self._length
+        end_ms = self.events.now_ms + self._time_of(length) / self._speed
+        self.events.at(end_ms, lambda: self._end(version, length))
+
+    def _fetch(self, request: Request, source: Gpu) -> None:
+        """It joins when its blocks are here; of a prompt of several chunks all but the last are already.
+
+        A copy holds up the step that runs: it takes multiprocessors, and memory bandwidth.
+        """
+        events, rates = self.events, self.costs.rates
+        if source is self.gpu:
+            events.at(events.now_ms + rates.shared.handoff_ms, lambda: self._join(request, source))
+            return
+        copy_ms = self.costs.copy_ms((request.num_inputs - 1) % self.costs.step_tokens + 1)
+        self.link_free_ms = max(self.link_free_ms, events.now_ms) + copy_ms
+        if self._length:
+            self.settle()
+            self._left_ms += copy_ms
+            self.hasten()
+        events.at(self.link_free_ms + rates.apart.handoff_ms, lambda: self._join(request, source))
+
+    def _join(self, request: Request, source: Gpu) -> None:
+        if source is not self.gpu:
+            source.give_back(source.held_by(request))
+        self._joining.append(request)
+        if self._length:
+            self.settle()
+            self.hasten()
+        else:
+            self._boundary_ms = self.events.now_ms
+            self._begin()
+
+    def _begin(self) -> None:
+        """The next leap, with whoever joins; up to the end of the first row."""
+        for request in self._joining:
+            request.last_step = self._num_steps + request.num_outputs - 1
+            heappush(self._rows, (request.last_step, request.number, request))
+            self._num_tokens += request.num_inputs
+        self._fresh, self._joining = self._joining, []
+        num_rows, self._since_ms = len(self._rows), self.events.now_ms
+        if not num_rows:
+            self._length = 0
+            self.gpu.set_step(0, 0.0)
+            return
+        self._length = self._rows[0][0] - self._num_steps
+        self._step_ms = self._left_ms = self.costs.steps.ms(num_rows, self._num_tokens)
+        last_ms = self.costs.steps.ms(num_rows, self._num_tokens + num_rows * self._length)
+        self._slope_ms = (last_ms - self._step_ms) / self._length
+        self.gpu.set_step(num_rows, self._step_ms)
+        self.hasten()
+
+    def _end(self, version: int, length: int) -> None:
+        """So many steps of the leap are over."""
+        if version != self._version:
+            return
+        self._pass(length, self._time_of(length))
+        self._length = 0
+        over = []
+        while self._rows and self._rows[0][0] <= self._num_steps:
+            over.append(heappop(self._rows)[2])
+        for request in over:
+            request.ended_ms = self.events.now_ms
+            self._num_tokens -= request.num_inputs + request.num_outputs - 1
+        self._num_taken -= len(over)
+        self._begin()
+        for request in over:
+            self.gpu.give_back(request.num_total)
+            self._on_end(request)
+        self.resume()
+
+    def _time_of(self, num_steps: int) -> float:
+        """What so many steps of the leap take alone, of the first what is left."""
+        if not num_steps:
+            return 0.0
+        later = num_steps - 1
+        return self._left_ms + later * self._step_ms + self._slope_ms * num_steps * later / 2
+
+    def _pass(self, num_steps: int, elapsed_ms: float) -> None:
+        """So many steps are over, and of the next what is left of the time, both as if alone."""
+        if num_steps:
+            first_ms = self._since_ms + self._left_ms / self._speed
+            last_ms = self._since_ms + self._time_of(num_steps) / self._speed
+            for request in self._fresh:
+                request.second_ms = first_ms
+            self.gaps.append((first_ms - self._boundary_ms, len(self._rows) - len(self._fresh)))
+            if num_steps > 1:
+                self.gaps.append(((last_ms - first_ms) / (num_steps - 1), len(self._rows) * (num_steps - 1)))
+            self._fresh, self._boundary_ms = [], last_ms
+            self._num_steps += num_steps
+            self._num_tokens += num_steps * len(self._rows)
+            left_ms = self._time_of(num_steps + 1) - elapsed_ms
+            self._step_ms += num_steps * self._slope_ms
+            self._length -= num_steps
+        else:
+            left_ms = self._left_ms - elapsed_ms
+        self._left_ms, self._since_ms = max(0.0, left_ms), self.events.now_ms

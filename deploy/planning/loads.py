@@ -1,0 +1,53 @@
+"""What is sent to a simulated system, and when."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+Lengths = tuple[int, int]
+"""Tokens of a prompt and of its reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request to come."""
+
+    time_ms: float
+    num_inputs: int
+    num_outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests at their times; or, with `num_streams`, each as soon as one of so many before it is over.
+
+    first_ms, last_ms: what arrives between them is looked at, the rest is there so that queues are as they are then.
+    """
+
+    arrivals: Sequence[Arrival]
+    num_streams: int = 0
+    first_ms: float = 0.0
+    last_ms: float = float("inf")
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a request, prompt and reply."""
+        return max(each.num_inputs + each.num_outputs for each in self.arrivals)
+
+
+def at_once(lengths: Iterable[Lengths]) -> Load:
+    """All at the beginning."""
+    return Load([Arrival(0.0, *each) for each in lengths])
+
+
+def streams(count: int, lengths: Iterable[Lengths]) -> Load:
+    """One after the other, `count` at a time."""
+    return Load([Arrival(0.0, *each) for each in lengths], num_streams=count)
+
+
+def poisson(rate: float, num_requests: int, draw: Callable[[random.Random], Lengths], seed: str) -> Load:
+    """`rate` a second on average."""
+    rng = random.Random(seed)
+    times_s = accumulate(rng.expovariate(rate) for _ in range(num_requests))
+    return Load([Arrival(time_s * 1e3, *draw(rng)) for time_s in times_s])

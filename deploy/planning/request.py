@@ -1,0 +1,50 @@
+"""One simulated completion, and what is seen of it."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Times in milliseconds of the simulation; -1 is not yet. To `PromptOrder` it is a prompt."""
+
+    number: int
+    arrived_ms: float
+    num_inputs: int
+    num_outputs: int
+    priority: int = 0
+    turn: int = 0
+    num_done: int = 0  # of the prompt, in steps that are launched
+    is_started: bool = False  # has KV blocks for all of its prompt
+    whole_gpu: bool = False  # its prompt may have all of the GPU
+    overtakes: bool = False  # sent ahead of its turn
+    first_ms: float = -1.0
+    second_ms: float = -1.0
+    ended_ms: float = -1.0
+    last_step: int = field(default=-1)  # of its decode worker
+
+    @property
+    def num_left(self) -> int:
+        """Prompt tokens to launch."""
+        return self.num_inputs - self.num_done
+
+    @property
+    def num_total(self) -> int:
+        return self.num_inputs + self.num_outputs
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.first_ms - self.arrived_ms
+
+    @property
+    def first_gap_ms(self) -> float:
+        """0 of a single token."""
+        return self.second_ms - self.first_ms if self.num_outputs > 1 else 0.0
+
+    @property
+    def tpot_ms(self) -> float:
+        """0 of a single token."""
+        return (self.ended_ms - self.first_ms) / (self.num_outputs - 1) if self.num_outputs > 1 else 0.0
+
+    @property
+    def e2e_ms(self) -> float:
+        return self.ended_ms - self.arrived_ms

@@ -1,0 +1,56 @@
+"""What another dense model would take on a GPU of which one model's rates are known: an estimate, not a measurement.
+
+Products of prompts grow with the weights of all layers, attention of prompts with heads, their size and layers. Of a
+decode step what reading takes grows with the bytes that it reads, at the rate at which the known model's least time
+says that the GPU reads; all else of it, launches, tails of kernels, tiles that are not full, with the number of layers.
+Copies grow with the bytes of KV of a token. What a request and a handoff take beside these stays.
+"""
+
+from dataclasses import replace
+
+from deploy.planning.costs import PromptCosts
+from deploy.planning.rates import Points, Rates
+from deploy.planning.shape import ModelShape
+
+
+def scaled(rates: Rates, shape: ModelShape, model: str) -> Rates:
+    """Rates of a model of that shape; those that were given if it has the same."""
+    if shape == rates.shape:
+        return replace(rates, model=model)
+    known = rates.shape
+    bytes_per_token = shape.kv_bytes / known.kv_bytes
+    return replace(
+        rates,
+        model=model,
+        shape=shape,
+        prompts=_prompts(rates, shape),
+        steps=_steps(rates, shape),
+        copies=tuple((tokens, ms * bytes_per_token) for tokens, ms in rates.copies),
+        origin=(*rates.origin, f"scaled from {rates.model}: an estimate"),
+    )
+
+
+def _prompts(rates: Rates, shape: ModelShape) -> Points:
+    """Products and attention apart, at each share that was measured."""
+    weights = shape.layer_weights / rates.shape.layer_weights
+    pairs = shape.pair_products / rates.shape.pair_products
+    points = []
+    for share in sorted({int(share) for _, share, _ in rates.prompts}):
+        pair_ms = PromptCosts(rates, share).pair_ms
+        for tokens, percent, ms in rates.prompts:
+            if percent == share:
+                attention_ms = min(ms, pair_ms * tokens**2 / 2)
+                points.append((tokens, percent, (ms - attention_ms) * weights + attention_ms * pairs))
+    return tuple(sorted(points))
+
+
+def _steps(rates: Rates, shape: ModelShape) -> Points:
+    """What is read apart from the rest."""
+    known, layers = rates.shape, shape.num_hidden_layers / rates.shape.num_hidden_layers
+    points = []
+    for rows, context, ms, least_ms in rates.steps:
+        tokens = rows * context
+        read_bytes = known.step_bytes + tokens * known.kv_bytes
+        scaled_ms = least_ms * (shape.step_bytes + tokens * shape.kv_bytes) / read_bytes
+        points.append((rows, context, scaled_ms + (ms - least_ms) * layers, scaled_ms))
+    return tuple(points)

@@ -1,0 +1,88 @@
+"""What of a dense model decides how long its steps take: how much is read, multiplied and kept."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+
+BYTES = 2
+"""Of a weight, and of an element of K and V: bfloat16."""
+MAX_BYTES = 1 << 20
+"""Of a config.json."""
+FIELDS = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size",
+)  # fmt: skip
+"""By their names in config.json."""
+LARGEST = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder of attention and gated MLPs, each as config.json has it."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool = False
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of all layers: what each token of a prompt is multiplied by."""
+        heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
+        per_layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+        return self.num_hidden_layers * per_layer
+
+    @property
+    def step_bytes(self) -> int:
+        """Weights that a decode step reads, whatever its batch."""
+        return BYTES * (self.layer_weights + self.hidden_size * self.vocab_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights, but for norms and biases."""
+        return self.step_bytes + BYTES * self.hidden_size * self.vocab_size * (not self.tie_word_embeddings)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one token in all layers."""
+        return 2 * BYTES * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+
+    @property
+    def pair_products(self) -> int:
+        """Multiplications for a token that attends to another one, but for a factor that all models have."""
+        return self.num_hidden_layers * self.num_attention_heads * self.head_dim
+
+
+def shape_of(settings: Mapping[str, Any]) -> ModelShape:
+    """From the contents of a config.json; raises ConfigError for what is missing or no size."""
+    filled = dict(settings)
+    filled.setdefault("num_key_value_heads", filled.get("num_attention_heads"))
+    if not filled.get("head_dim") and filled.get("num_attention_heads"):
+        filled["head_dim"] = filled.get("hidden_size", 0) // filled["num_attention_heads"]
+    for name in FIELDS:
+        value = filled.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
+            raise ConfigError(f"{name} = {value!r} in config.json: 1 to {LARGEST}; plan knows dense decoders only")
+    is_tied = filled.get("tie_word_embeddings", False) is True
+    return ModelShape(**{name: filled[name] for name in FIELDS}, tie_word_embeddings=is_tied)
+
+
+def read_shape(directory: Path) -> ModelShape:
+    """Of a model directory; raises ConfigError if it has none that can be read."""
+    path = directory / "config.json"
+    try:
+        with path.open("rb") as file:
+            settings = json.loads(file.read(MAX_BYTES))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}; name a model directory with its config.json") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: no JSON object")
+    return shape_of(settings)

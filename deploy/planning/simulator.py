@@ -1,0 +1,129 @@
+"""A discrete-event simulation of a router, prefill workers, handoffs and decode workers.
+
+    request ──▶ router: queue, window, choice ──▶ prefill worker: steps of a token budget ──▶ handoff ──▶ decode worker
+
+What it knows: the order of prompts (the workers' own code), how much the router sends ahead and which pair it chooses,
+chunks, two prompt steps in flight, rows, KV blocks, who joins which decode step, and how steps that share a GPU slow
+each other down. What it leaves out: prefixes that are there already, stop tokens, preemption, deaths, several clients,
+limits of the queue, and what the router's own process takes when it is busy. The same load gives the same figures.
+"""
+
+from dataclasses import dataclass
+
+from common.errors import BatonError, ConfigError
+from common.wire.messages import Role
+from deploy.planning.costs import Costs
+from deploy.planning.decode import DecodeWorker
+from deploy.planning.events import Events
+from deploy.planning.gpu import Gpu
+from deploy.planning.layout import Layout
+from deploy.planning.loads import Arrival, Load
+from deploy.planning.prefill import DECODE_RESERVE, PrefillWorker
+from deploy.planning.request import Request
+from deploy.planning.routing import Host, Router
+
+
+class Stuck(BatonError):
+    """Nothing happens any more, and requests are left: prompts fill two pools, each for who decodes in the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulation showed; times in milliseconds."""
+
+    requests: list[Request]  # that are looked at, all over
+    gaps: list[tuple[float, int]]  # of all requests, between two tokens but the first two: how long, how many
+    span_ms: float  # from the first arrival that is looked at to the last end
+    most_at_once: int  # requests in flight or queued
+    num_events: int
+
+
+class Simulation:
+    """One system and one load.
+
+    Args:
+        kv_tokens: of the pool of a GPU; 0: what there is room for.
+    """
+
+    def __init__(self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0) -> None:
+        self._costs, self._load, self._events = costs, load, Events()
+        self._hosts = [self._host(layout, number, kv_tokens) for number in range(layout.num_hosts)]
+        rates = costs.rates
+        self._request_ms = (rates.shared if layout.is_shared else rates.apart).request_ms
+        self._router = Router(self._hosts)
+        self._left = list(reversed(load.arrivals)) if load.num_streams else []
+        self._requests: list[Request] = []
+        self._num_active = self._most_active = 0
+
+    def run(self) -> Outcome:
+        """Until all is over; raises Stuck if something never is."""
+        first = self._load.arrivals if not self._load.num_streams else self._next_ones(self._load.num_streams)
+        for arrival in first:
+            self._arrive(arrival, arrival.time_ms)
+        self._events.run()
+        unfinished = [request for request in self._requests if request.ended_ms < 0]
+        if unfinished:
+            raise Stuck(
+                f"{len(unfinished)} of {len(self._requests)} requests wait for one another's KV blocks: pools of "
+                f"{self._hosts[0].prefills[0].gpu.num_tokens} tokens are too small"
+            )
+        load = self._load
+        seen = [each for each in self._requests if load.first_ms <= each.arrived_ms <= load.last_ms]
+        gaps = [gap for host in self._hosts for decode in host.decodes for gap in decode.gaps]
+        span_ms = max(each.ended_ms for each in seen) - min(each.arrived_ms for each in seen)
+        return Outcome(seen, gaps, span_ms, self._most_active, self._events.num_done)
+
+    def _host(self, layout: Layout, number: int, kv_tokens: int) -> Host:
+        places = {role: layout.places(role) for role in Role}
+        gpus = []
+        for index in range(layout.num_gpus):
+            num_workers = (places[role].count(index) for role in (Role.PREFILL, Role.DECODE))
+            num_tokens = kv_tokens or self._costs.room.kv_tokens(*num_workers)
+            if self._load.longest > num_tokens * (1 - DECODE_RESERVE):
+                raise ConfigError(
+                    f"a request of {self._load.longest} tokens: a GPU has room for {num_tokens} tokens of KV "
+                    "beside the weights; shorten it, or take GPUs with more memory"
+                )
+            gpus.append(Gpu(number, self._costs, num_tokens))
+        decodes = [DecodeWorker(gpus[i], self._costs, self._events, self._end) for i in places[Role.DECODE]]
+        prefills = [PrefillWorker(gpus[i], self._costs, self._events, self._first) for i in places[Role.PREFILL]]
+        return Host(prefills, decodes)
+
+    def _next_ones(self, count: int) -> list[Arrival]:
+        return [self._left.pop() for _ in range(min(count, len(self._left)))]
+
+    def _arrive(self, arrival: Arrival, time_ms: float) -> None:
+        request = Request(len(self._requests), time_ms, arrival.num_inputs, arrival.num_outputs)
+        self._requests.append(request)
+        self._events.at(time_ms + self._request_ms, lambda: self._submit(request))
+
+    def _submit(self, request: Request) -> None:
+        self._num_active += 1
+        self._most_active = max(self._most_active, self._num_active)
+        self._router.submit(request)
+
+    def _first(self, request: Request) -> None:
+        """Its prompt is computed, and its first token is there."""
+        request.first_ms = self._events.now_ms
+        prefill, decode = self._router.pair_of(request)
+        self._router.prompt_is_over(request)
+        if request.num_outputs > 1:
+            decode.offer(request, prefill.gpu)
+        else:
+            request.ended_ms = self._events.now_ms
+            prefill.gpu.give_back(prefill.gpu.held_by(request))
+            self._end(request)
+        self._router.pump()
+
+    def _end(self, request: Request) -> None:
+        """Its last token is there."""
+        self._num_active -= 1
+        self._router.is_over(request)
+        for arrival in self._next_ones(1):
+            self._arrive(arrival, self._events.now_ms)
+        self._router.pump()
+
+
+def simulate(layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0) -> Outcome:
+    """What that load would see of that system."""
+    return Simulation(layout, costs, load, kv_tokens=kv_tokens).run()

@@ -1,0 +1,113 @@
+"""Files of rates say what rows say, and costs say what was measured where it was."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import rates as made
+from benchmarks.make_checkpoint import PRESETS
+from benchmarks.results import ROOT
+from benchmarks.simulated import KNOWN_SHAPES
+from common.device import pool_budget, step_sizes
+from common.errors import ConfigError
+from common.memory_sections import KVSection
+from common.models.loader import read_config
+from deploy.planning import memory
+from deploy.planning.costs import MAX_ROWS, PromptCosts, StepCosts
+from deploy.planning.memory import Room, step_bytes
+from deploy.planning.rates import as_json, from_json, read_rates, shipped
+from deploy.planning.scaling import scaled
+from deploy.planning.shape import read_shape, shape_of
+
+RATES = read_rates("h200-qwen3-4b")
+
+
+def test_shipped_files_are_what_the_rows_say() -> None:
+    assert made.main(["--check"]) == 0, "run `python -m benchmarks.rates`"
+    assert set(shipped()) == set(made.FILES)
+
+
+def test_a_file_is_read_as_it_was_written_and_another_is_refused_by_name() -> None:
+    text = as_json(RATES)
+    assert from_json(text, "x") == RATES
+    told = json.loads(text)
+    for name in told:
+        with pytest.raises(ConfigError, match=r"rates of f\.json"):
+            from_json(json.dumps({key: value for key, value in told.items() if key != name}), "f.json")
+    wrong: tuple[dict[str, object], ...] = (
+        {"steps": [[1, 2]]},
+        {"prompts": []},
+        {"copies": [[1, math.nan]]},
+        {"shape": {}},
+        {"more": 1},
+    )
+    for changes in wrong:
+        with pytest.raises(ConfigError, match="rates of"):
+            from_json(json.dumps(told | changes), "f.json")
+    with pytest.raises(ConfigError, match="a file, or one of h200-qwen3-4b"):
+        read_rates("h300")
+
+
+@pytest.mark.parametrize("share", [60, 80, 100])
+def test_prompts_take_what_was_measured(share: int) -> None:
+    costs = PromptCosts(RATES, share)
+    for tokens, percent, ms in RATES.prompts:
+        if percent == share:
+            assert costs.prompt_ms(int(tokens)) == pytest.approx(ms, rel=0.01)
+
+
+def test_decode_steps_take_what_was_measured_and_longer_with_more_to_read() -> None:
+    costs = StepCosts(RATES)
+    for rows, context, ms, _ in RATES.steps:
+        assert costs.ms(int(rows), rows * context) == pytest.approx(ms)
+    for rows in range(1, MAX_ROWS + 1):
+        times = [costs.ms(rows, rows * context) for context in (1, 128, 1000, 5000, 40_000)]
+        assert times == sorted(times) and times[0] > 1
+    assert costs.ms(9, 9000) == costs.ms(16, 9000), "a step of nine rows is that of the graph for sixteen"
+
+
+def test_another_model_takes_what_its_bytes_and_products_say() -> None:
+    assert scaled(RATES, RATES.shape, "same").steps == RATES.steps
+    known = RATES.shape
+    double = replace(known, num_hidden_layers=2 * known.num_hidden_layers, vocab_size=2 * known.vocab_size)
+    assert (double.step_bytes, double.kv_bytes) == (2 * known.step_bytes, 2 * known.kv_bytes)
+    twice = scaled(RATES, double, "twice")
+    for name, at in (("prompts", 2), ("steps", 2), ("copies", 1)):
+        for before, after in zip(getattr(RATES, name), getattr(twice, name), strict=True):
+            assert after[at] == pytest.approx(2 * before[at]) and after[:at] == before[:at]
+
+
+def test_a_shape_is_read_from_a_config_and_anything_else_is_refused() -> None:
+    config = json.loads((ROOT / "deploy/demo_model/config.json").read_text())
+    assert shape_of(config).num_hidden_layers == config["num_hidden_layers"]
+    assert {name: shape_of(PRESETS[name]) for name in KNOWN_SHAPES} == KNOWN_SHAPES
+    assert shape_of(PRESETS[RATES.model]) == RATES.shape
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        for value in (None, 0, -1, True, "8", 1 << 40):
+            with pytest.raises(ConfigError, match=re.escape(f"{name} = {value!r}")):
+                shape_of(config | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("model", "fraction", "num_tokens"),
+    [("qwen3-4b", 0.45, 346_320), ("qwen3-8b", 0.17, 22_000)],
+)
+def test_kv_has_the_room_that_benchmarks_readme_says_of_an_h200(model: str, fraction: float, num_tokens: int) -> None:
+    shape = RATES.shape if model == RATES.model else KNOWN_SHAPES[model]
+    assert Room(shape, RATES.memory_bytes, fraction).kv_tokens(1, 1) == pytest.approx(num_tokens, rel=0.05)
+
+
+def test_steps_take_the_memory_that_workers_leave_for_them() -> None:
+    config = read_config(ROOT / "deploy/demo_model")
+    shape = read_shape(ROOT / "deploy/demo_model")
+    for tokens, rows in ((0, 256), (512, 0), (8192, 64)):
+        assert step_bytes(shape, tokens, rows) == pool_budget.step_bytes(config, pool_budget.StepSize(tokens, rows))
+    assert (memory.STEP_PART, memory.CHUNK_PART) == (step_sizes.STEP_PART, step_sizes.CHUNK_PART)
+    assert (memory.FEWEST_TOKENS, memory.CUDA_CONTEXT_BYTES) == (
+        step_sizes.FEWEST_TOKENS,
+        pool_budget.CUDA_CONTEXT_BYTES,
+    )
+    assert KVSection().memory_fraction == memory.MEMORY_FRACTION

@@ -1,0 +1,33 @@
+"""The simulator against what was measured: which figures are within 20 %, and which are not."""
+
+from collections import defaultdict
+
+from benchmarks.results import ROOT, read_rows
+from benchmarks.simulated import CASES, CLOSE, compare
+
+MAIN = ("ttft_p50", "tpot_p50", "output_throughput")
+BOUNDS = {"ttft_p50": 0.19, "tpot_p50": 0.17, "output_throughput": 0.19}
+"""Of all that is within 20 %: a change that makes the worst of them worse is one to look at."""
+
+
+def test_main_figures_are_within_20_percent_but_those_that_the_page_shows_as_missed() -> None:
+    rows = read_rows(ROOT / "benchmarks" / "results.csv")
+    compared = {case: compare(case, rows) for case in CASES}
+    assert all(compared.values()), "every case has been measured"
+    missed = {(case.label, each.figure) for case, told in compared.items() for each in told
+              if each.figure in MAIN and not each.is_close}  # fmt: skip
+    assert missed == MISSES
+    worst: defaultdict[str, float] = defaultdict(float)
+    for each in (each for told in compared.values() for each in told if each.is_close):
+        worst[each.figure] = max(worst[each.figure], abs(each.error))
+    assert all(worst[name] <= bound < CLOSE for name, bound in BOUNDS.items()), dict(worst)
+
+
+MISSES = {
+    ("1P1D on 1 GPU, concurrency 64, 1024/128", "ttft_p50"),
+    ("1P1D on 1 GPU, at once, 64/64", "ttft_p50"),
+    ("qwen3-8b 1P1D on 1 GPU, concurrency 8, 1024/128", "ttft_p50"),
+    ("qwen3-32b 1P1D on 1 GPU, concurrency 8, 1024/128", "ttft_p50"),
+}
+"""Medians of first tokens, where these depend on who happens to come in one step with whom; and of 512 prompts so short
+that what the router itself takes for so many requests at once is more than computing them."""

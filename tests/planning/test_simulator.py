@@ -1,0 +1,230 @@
+"""The simulator beside what can be reckoned by hand, and beside the router's and the workers' own code."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+import tests.scheduling.simulation as real
+from common.config import NetSection
+from common.errors import ConfigError
+from common.wire.messages import Role
+from deploy.planning.costs import Costs
+from deploy.planning.decode import DecodeWorker
+from deploy.planning.events import Events
+from deploy.planning.figures import Figures, Objectives
+from deploy.planning.gpu import Gpu
+from deploy.planning.layout import Layout, parse_layout
+from deploy.planning.loads import Arrival, Load, at_once, poisson, streams
+from deploy.planning.prefill import PrefillWorker
+from deploy.planning.rates import Where
+from deploy.planning.request import Request
+from deploy.planning.routing import Host, Router
+from deploy.planning.simulator import Outcome, Stuck, simulate
+from router.member import Member
+from router.route import Demand, Route
+from router.worker_pool import WorkerPool
+from tests.messages import kv_path, worker_ready
+from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, STEP_TOKENS, TOKEN_MS, made_rates
+
+APART, SHARED = Layout(1, 1, 2), Layout(1, 1, 1)
+
+
+def step_ms(contexts: list[int]) -> float:
+    """Of a batch whose size is that of a graph."""
+    return len(contexts) * ROW_MS + sum(contexts) * CONTEXT_MS
+
+
+def test_a_lone_request_takes_its_steps() -> None:
+    rates = made_rates(apart=Where(2.0, 3.0), copies=((1.0, 0.001), (1000.0, 1.0)))
+    (request,) = simulate(APART, Costs(rates), at_once([(1000, 4)])).requests
+    assert request.ttft_ms == pytest.approx(2.0 + STEP_MS + 1000 * TOKEN_MS)
+    assert request.first_gap_ms == pytest.approx(1.0 + 3.0 + step_ms([1000]))
+    assert request.ended_ms - request.second_ms == pytest.approx(step_ms([1001]) + step_ms([1002]))
+
+
+def test_a_leap_is_as_many_steps_as_it_stands_for() -> None:
+    """Two that begin together, of different lengths, step by step."""
+    outcome = simulate(APART, Costs(made_rates()), at_once([(100, 300), (100, 500)]))
+    time_ms, contexts = outcome.requests[0].first_ms, [100, 100]
+    assert outcome.requests[1].first_ms > time_ms
+    # The second one's prompt is complete while the first decodes alone: from there on both are in each step.
+    alone = 0
+    while time_ms < outcome.requests[1].first_ms:
+        time_ms += step_ms([contexts[0] + alone])
+        alone += 1
+    contexts[0] += alone
+    for _ in range(300 - 1 - alone):
+        time_ms += step_ms(contexts)
+        contexts = [context + 1 for context in contexts]
+    assert outcome.requests[0].ended_ms == pytest.approx(time_ms)
+    for _ in range(500 - 300 + alone):
+        time_ms += step_ms([contexts[1]])
+        contexts[1] += 1
+    assert outcome.requests[1].ended_ms == pytest.approx(time_ms)
+    assert sum(count for _, count in outcome.gaps) == 298 + 498, "a gap for each token but the first two"
+    assert sum(ms * count for ms, count in outcome.gaps) == pytest.approx(
+        sum(each.ended_ms - each.second_ms for each in outcome.requests)
+    )
+
+
+def test_steps_that_share_a_gpu_slow_each_other_down_and_nobody_alone() -> None:
+    rates = made_rates()
+    alone = simulate(SHARED, Costs(rates), at_once([(1000, 2)])).requests[0]
+    assert alone.ttft_ms == pytest.approx(STEP_MS + 1000 * TOKEN_MS)
+    streaming, late = simulate(SHARED, Costs(rates), Load([Arrival(0.0, 100, 1000), Arrival(100.0, 1000, 2)])).requests
+    assert late.ttft_ms == pytest.approx(1.25 * (STEP_MS + 1000 * TOKEN_MS))
+    before = simulate(SHARED, Costs(rates), at_once([(100, 1000)])).requests[0]
+    # What the prompt step lasts the stream is at half its speed; then they share a step.
+    assert streaming.e2e_ms - before.e2e_ms == pytest.approx(late.ttft_ms / 2 + step_ms([1000]), rel=0.05)
+
+
+def test_prompts_come_as_from_the_dispatcher_and_the_prompt_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole first tokens' times of random loads equal those of the real ones in model time, prompt by prompt."""
+    monkeypatch.setattr(real, "MESSAGE_S", 0.0)
+    for seed in range(6):
+        rng = random.Random(seed)
+        lengths = [rng.choice([rng.randint(1, 200), rng.randint(1, 3000), rng.randint(1, 40_000)]) for _ in range(150)]
+        times_s = sorted(rng.uniform(0, sum(lengths) * real.TOKEN_S / rng.choice([1, 2, 0.8])) for _ in lengths)
+        num_workers = rng.choice([1, 3])
+        asked = [real.Asked(time_s, length) for time_s, length in zip(times_s, lengths, strict=True)]
+        expected = [each.ttft_s * 1e3 for each in real.Simulation(num_workers=num_workers).run(asked)]
+        load = Load([Arrival(time_s * 1e3, length, 1) for time_s, length in zip(times_s, lengths, strict=True)])
+        layout = Layout(num_workers, 1, num_workers + 1)
+        outcome = simulate(layout, Costs(made_rates()), load, kv_tokens=1 << 40)
+        assert [each.ttft_ms for each in outcome.requests] == pytest.approx(expected), f"seed {seed}"
+
+
+class Pools:
+    """The same workers in a real router's pool and in a simulated host."""
+
+    def __init__(self, layout: Layout) -> None:
+        costs, events = Costs(made_rates()), Events()
+        self.pool = WorkerPool(NetSection(), 3.0)
+        gpus = [Gpu(0, costs, 160_000) for _ in range(layout.num_gpus)]
+        places = {role: layout.places(role) for role in Role}
+        self.decodes = [DecodeWorker(gpus[i], costs, events, print) for i in places[Role.DECODE]]
+        self.prefills = [PrefillWorker(gpus[i], costs, events, print) for i in places[Role.PREFILL]]
+        self.members = {role: [self._member(role, n, gpu) for n, gpu in enumerate(places[role])] for role in Role}
+        for prefill in self.members[Role.PREFILL]:
+            for decode in self.members[Role.DECODE]:
+                self.pool.set_path(kv_path(prefill.id, decode.id))
+        self.router = Router([Host(list(self.prefills), self.decodes)])
+
+    def _member(self, role: Role, number: int, gpu: int) -> Member:
+        budget, rows = (STEP_TOKENS, 64) if role is Role.PREFILL else (0, 256)
+        return self.pool.add(
+            worker_ready(
+                f"{role.name}{number}", role, device=f"GPU {gpu}", num_blocks=(10_000,), max_model_len=1 << 20,
+                max_batch_tokens=budget, max_num_seqs=rows, memory_server_id=f"m{gpu}", memory_server_epoch=1,
+                pool_id=1,
+            ),
+            0.0,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["2P2D 4", "3P1D 4", "2P2D 2", "4P4D 4", "3P2D 4"])
+def test_the_pair_that_is_chosen_is_the_router_s(layout: str) -> None:
+    name, num_gpus = layout.split()
+    pools, rng = Pools(parse_layout(name, int(num_gpus))), random.Random(layout)
+    running: list[tuple[Request, Route, bool]] = []
+    for number in range(400):
+        request = Request(number, 0.0, 16 * rng.randint(1, 600), 16 * rng.randint(1, 100))
+        demand = Demand(request.num_inputs, request.num_inputs + request.num_outputs)
+        overtakes = rng.random() < 0.3
+        pair = pools.router.choose(request, overtakes=overtakes)
+        route = pools.pool.choose(demand, overtakes=overtakes)
+        assert (pair is None) == (route is None)
+        if pair is not None and route is not None:
+            prefill, decode = pair
+            assert f"PREFILL{pools.prefills.index(prefill)}" == route.prefill.id
+            assert f"DECODE{pools.decodes.index(decode)}" == route.decode.id
+            request.overtakes = overtakes
+            pools.router.assign(request, pair)
+            pools.pool.assign(route, request.num_inputs)
+            assert request.whole_gpu == pools.pool.has_gpu_alone(route)
+            running.append((request, route, True))
+        while running and rng.random() < 0.6:
+            place = rng.randrange(len(running))
+            gone, its_route, is_prompt = running[place]
+            if is_prompt:
+                pools.router.prompt_is_over(gone)
+                pools.pool.release_prompt(its_route, gone.num_inputs)
+                running[place] = gone, its_route, False
+            else:
+                pools.router.is_over(gone)
+                pools.pool.release(its_route)
+                running.pop(place)
+
+
+def draw(rng: random.Random) -> tuple[int, int]:
+    """Lengths that have little in common."""
+    return rng.choice([1, 50, 3000, 20_000]), rng.choice([1, 2, 30, 700])
+
+
+def _outcomes(layout: Layout, load: Load, **options: int) -> Iterator[Outcome]:
+    for _ in range(2):
+        yield simulate(layout, Costs(made_rates()), load, **options)
+
+
+@pytest.mark.parametrize("layout", [APART, SHARED, Layout(3, 2, 4), Layout(2, 2, 2), Layout(2, 2, 3, 5)])
+def test_whatever_is_sent_ends_once_and_the_same_twice(layout: Layout) -> None:
+    for load in (poisson(60.0, 400, draw, "s"), streams(40, [draw(random.Random(n)) for n in range(200)])):
+        kv_tokens = 60_000 if layout.num_hosts == 1 and not (layout.is_shared and layout.num_gpus > 1) else 300_000
+        first, second = _outcomes(layout, load, kv_tokens=kv_tokens)
+        assert len(first.requests) == len(load.arrivals)
+        for one, other in zip(first.requests, second.requests, strict=True):
+            assert one.arrived_ms <= one.first_ms <= one.ended_ms == other.ended_ms
+            assert one.num_outputs == 1 or one.first_ms < one.second_ms <= one.ended_ms
+        num_gaps = sum(max(0, each.num_outputs - 2) for each in first.requests)
+        assert sum(count for _, count in first.gaps) == num_gaps
+
+
+def test_pools_of_kv_are_never_overdrawn_and_empty_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus: list[Gpu] = []
+    begin, give_back = Gpu.__post_init__, Gpu.give_back
+
+    def begun(self: Gpu) -> None:
+        begin(self)
+        gpus.append(self)
+
+    def checked(self: Gpu, num_tokens: int) -> None:
+        assert 0 <= self.free_tokens <= self.free_tokens + num_tokens <= 30_000
+        give_back(self, num_tokens)
+
+    monkeypatch.setattr(Gpu, "__post_init__", begun)
+    monkeypatch.setattr(Gpu, "give_back", checked)
+    for layout in (APART, SHARED, Layout(3, 1, 4)):
+        simulate(layout, Costs(made_rates()), at_once([(4000, 500)] * 60), kv_tokens=30_000)
+    assert gpus and all(gpu.free_tokens == 30_000 for gpu in gpus)
+
+
+def test_prompts_that_wait_for_one_another_s_pools_are_told_of() -> None:
+    """Each of two GPUs is full of prompts for whoever decodes on the other."""
+    with pytest.raises(Stuck, match=r"wait for one another's KV blocks: pools of 60000 tokens"):
+        simulate(Layout(2, 2, 2), Costs(made_rates()), poisson(60.0, 400, draw, "s"), kv_tokens=60_000)
+
+
+def test_a_request_longer_than_a_pool_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match=r"a request of 1100 tokens: a GPU has room for 1000 tokens"):
+        simulate(APART, Costs(made_rates()), at_once([(1000, 100)]), kv_tokens=1000)
+
+
+def test_figures_count_what_keeps_its_objectives() -> None:
+    outcome = simulate(APART, Costs(made_rates()), at_once([(1000, 3)] * 4))
+    figures = Figures(outcome)
+    slowest = max(each.ttft_ms for each in outcome.requests)
+    assert figures.attainment(Objectives(ttft_ms=slowest)) == 100
+    assert figures.attainment(Objectives(ttft_ms=slowest - 1)) in (25, 50, 75)
+    assert figures.of("ttft_p99") <= slowest
+    assert figures.tokens_per_s == pytest.approx(12 / outcome.span_ms * 1e3)
+    with pytest.raises(ValueError, match="figure 'x_p50'"):
+        figures.of("x_p50")
+
+
+def test_names_of_layouts() -> None:
+    assert parse_layout("2P3D", 5, 4).name == "2P3D, 5 GPUs on each of 4 hosts"
+    assert Layout(2, 2, 2).is_shared and not Layout(2, 2, 4).is_shared
+    for text in ("2P", "P2D", "2P2Dx", "0P1D", "3P1D"):
+        with pytest.raises(ConfigError):
+            parse_layout(text, 2)
