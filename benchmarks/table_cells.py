@@ -7,6 +7,7 @@ from benchmarks.results import Row
 
 ONE_GPU, TWO_GPUS, FOUR_GPUS = "NVIDIA H200", "2 x NVIDIA H200", "4 x NVIDIA H200"
 SMALL_GPU = "24 GB of an NVIDIA H200"
+H100 = "NVIDIA H100 80GB HBM3"
 MODEL = "qwen3-4b"
 
 

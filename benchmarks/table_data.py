@@ -7,6 +7,8 @@ from benchmarks import simulated
 from benchmarks.results import Row
 from benchmarks.table_cells import (
     FOUR_GPUS,
+    H100,
+    MODEL,
     ONE_GPU,
     SMALL_GPU,
     TWO_GPUS,
@@ -39,9 +41,9 @@ REUSE = {
     "16 new of 16,000": "concurrency 1, primed 1x15984+16/2,",
     "16 new of 16,000, text": "concurrency 1, text of primed 1x15984+16/2,",
     "32 users, 8 turns of 200/200 after 1,024": "32 users x 8 turns, 1x1024+200/200,",
-    "64 users": "64 users x 8 turns, 1x1024+200/200,",
+    "64 users, 8 turns of 200/200 after 1,024": "64 users x 8 turns, 1x1024+200/200,",
     "512 at once, 8 prefixes of 4,096 + 256/128": "at once, 8x4096+256/128,",
-    "12 requests/s, 400 prefixes of 4,096 (Zipf 1) + 256/128": "12 req/s, 400x4096 (Zipf 1)+256/128,",
+    "24 requests/s, 400 prefixes of 4,096 (Zipf 1) + 256/128": "24 req/s, 400x4096 (Zipf 1)+256/128,",
 }
 """The same of loads whose prompts were partly seen before."""
 
@@ -86,6 +88,38 @@ def serving(hardware: str, system: str, subject: str, rows: Sequence[Row]) -> Ta
 def reuse(hardware: str, system: str, beside: str, subject: str, rows: Sequence[Row]) -> TableData:
     """Every load whose prompts were partly seen before."""
     lines = by_load(REUSE, REUSING.values(), rows, hardware, system, beside)
+    return TableData(subject, "load (input/output tokens)", list(REUSING), lines)
+
+
+def moved(rows: Sequence[Row]) -> TableData:
+    """The second turn of a conversation whose reply is on the other GPU."""
+    columns = {
+        "TTFT p50, ms": "later_turns_ttft_p50",
+        "TTFT p99, ms": "later_turns_ttft_p99",
+        "first gap p50, ms": "later_turns_first_gap_p50",
+        "hit rate, %": "later_turns_hit_rate",
+        "MB to decode, both turns": "moved_prompts",
+        "MB back": "moved_replies",
+    }
+    load = "1 users x 2 turns, 1x16000+100/400,"
+    cells = [newest(rows, TWO_GPUS, "baton 1P1D", load, figure) for figure in columns.values()]
+    lines = present([("100 new behind 16,000 + 100/400", cells)])
+    return TableData("two H200s, a worker on each, six conversations", "second turn", list(columns), lines)
+
+
+def host_tier(rows: Sequence[Row]) -> TableData:
+    """A pool too small for a load, with host memory behind it and without."""
+    loads = {
+        "16 new of 16,000, which others drove out": "concurrency 1, crowded out, primed 8x16000+16/2,",
+        "8 streams, 1024/128": "concurrency 8, 1024/128,",
+        "64 streams, 1024/128": "concurrency 64, 1024/128,",
+    }
+    systems = ("baton, host tier", "baton, no tier")
+    lines = present(
+        (label, [_pair(rows, ONE_GPU, load, figure, MODEL, systems) for figure in REUSING.values()])
+        for label, load in loads.items()
+    )
+    subject = "one H200, 16 GB of KV blocks; 48 GB of host memory · none"
     return TableData(subject, "load (input/output tokens)", list(REUSING), lines)
 
 
@@ -136,18 +170,24 @@ def by_turns(rows: Sequence[Row]) -> TableData:
     loads = {"one stream, 1024/128": "concurrency 1, 1024/128,"} | {
         f"{count} streams, 1024/128": f"concurrency {count}, 1024/128," for count in (8, 16, 32)
     }
+    systems = ("baton", "vllm 0.26.0")
     models = {"Qwen3-32B": (ONE_GPU, "qwen3-32b"), "Qwen3-8B in 24 GB": (SMALL_GPU, "qwen3-8b")}
     lines = present(
-        (f"{name}, {label}", [_pair(rows, hardware, load, figure, model) for figure in SERVING.values()])
+        (
+            f"{name}, {label}",
+            [_pair(rows, hardware, load, figure, model, systems) for figure in SERVING.values()],
+        )
         for name, (hardware, model) in models.items()
         for label, load in (loads | {"one stream, 8192/32": LOADS["one stream, 8192/32"]}).items()
     )
     return TableData("one H200, Baton · vLLM 0.26.0, each by itself", "model and load", list(SERVING), lines)
 
 
-def _pair(rows: Sequence[Row], hardware: str, load: str, figure: str, model: str) -> Cell | None:
+def _pair(
+    rows: Sequence[Row], hardware: str, load: str, figure: str, model: str, systems: tuple[str, str]
+) -> Cell | None:
     """What two systems had, each in a run of its own."""
-    ours, theirs = (newest(rows, hardware, system, load, figure, model=model) for system in ("baton", "vllm 0.26.0"))
+    ours, theirs = (newest(rows, hardware, system, load, figure, model=model) for system in systems)
     return Cell(ours.row, ours.value, theirs.value) if ours and theirs else None
 
 
@@ -194,6 +234,9 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "reuse": partial(reuse, ONE_GPU, "baton", "", "one H200, a worker of each kind on it"),
     "reuse-beside-vllm": partial(reuse, ONE_GPU, "baton", VLLM, "one H200, Baton · vLLM 0.26.0"),
     "reuse-two-gpus": partial(reuse, TWO_GPUS, "baton 2P2D", "", "two H200s, a worker of each kind on both"),
+    "moved": moved,
+    "host-tier": host_tier,
+    "h100": partial(serving, H100, "baton", "one H100 with 80 GB, a worker of each kind on it"),
     "other-models": other_models,
     "by-turns": by_turns,
     "workers": workers,

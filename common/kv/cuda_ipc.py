@@ -34,7 +34,7 @@ class CudaPeerPool:
         if status != runtime.cudaError_t.cudaSuccess:
             raise TransferFailed(
                 f"cannot map the pool of worker {worker_id}: {_text(status)}; both workers need to see both GPUs and "
-                "to share the PID and IPC namespaces (docker: pid: host, ipc: host) with its memory server"
+                "process ids that differ from its memory server's (docker: pid: host)"
             )
         try:
             if (num_bytes := _mapped_bytes(self.address)) is not None:

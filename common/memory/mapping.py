@@ -63,6 +63,6 @@ def _opened(handle: bytes, device: torch.device) -> int:
     if status != runtime.cudaError_t.cudaSuccess:
         raise ConfigError(
             f"cannot map memory of the memory server on {device}: {status.name}; both need to see the same GPU, "
-            "and to share the PID and IPC namespaces (docker: pid: host, ipc: host)"
+            "and process ids that differ, as CUDA IPC takes equal ones for one process (docker: pid: host)"
         )
     return int(address)

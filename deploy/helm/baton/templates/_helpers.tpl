@@ -47,7 +47,7 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{/* CUDA IPC and MPS need one IPC namespace, and process ids that differ between pods: hence the node's, on GPUs only. */}}
+{{/* CUDA IPC needs process ids that differ between pods: hence the node's, on GPUs only. */}}
 {{- define "baton.onNode" -}}
 nodeSelector:
   kubernetes.io/hostname: {{ required "node: the kubernetes.io/hostname of the node with the GPUs" .Values.node | quote }}
@@ -56,7 +56,6 @@ tolerations: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- if .Values.gpu.enabled }}
 hostPID: true
-hostIPC: true
 {{- with .Values.gpu.runtimeClass }}
 runtimeClassName: {{ . }}
 {{- end }}
