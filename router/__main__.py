@@ -12,7 +12,8 @@ from common import options
 from common.config import ROUTER_SECTIONS, Config
 from common.errors import ConfigError, RequestError
 from common.log import setup_logging
-from common.serving.settle import settle_memory, tame_allocator
+from common.malloc import tame_allocator
+from common.serving.settle import settle_memory
 from common.wire import whereabouts
 from router.app import start_server
 from router.http_request import SERVICE

@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from common.config import RouterSection
 from common.errors import RequestError
-from common.serving.settle import trim_memory
+from common.malloc import trim_memory
 from router.waiting_queue import busy
 
 NUM_FREE_BYTES = 32_768

@@ -13,7 +13,8 @@ from io import BufferedReader, BufferedWriter
 from common import options
 from common.config import Config
 from common.log import setup_logging
-from common.serving.settle import settle_memory, tame_allocator, trim_memory
+from common.malloc import tame_allocator, trim_memory
+from common.serving.settle import settle_memory
 from router.helper_frames import bodies, send
 from router.memory_limit import limit_memory
 from router.reading import read

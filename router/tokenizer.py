@@ -17,7 +17,7 @@ from common.config import MAX_TOKENS, ModelSection
 from common.errors import ConfigError
 from common.grammar.end_tokens import end_token_ids
 from common.json_file import read_json
-from common.serving.settle import trim_memory
+from common.malloc import trim_memory
 from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.chat_template import load_chat_template
 from router.control_tokens import ControlTokens

@@ -19,6 +19,7 @@ from common.device.fault import device_fault
 from common.device.pool_budget import log_use
 from common.errors import BatonError, ConfigError, MemoryLost, ModelError
 from common.log import setup_logging
+from common.malloc import tame_allocator
 from common.memory.client import MemoryClient
 from common.memory.starter import Starter
 from common.options import parse
@@ -79,6 +80,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
         print(f"{prog}: {error}", file=sys.stderr)  # noqa: T201 - there is no log before there are settings
         return 2
     keep_imports()
+    tame_allocator()  # compilers of kernels and readers of weights are many threads
     worker_id = make_worker_id(role, config.worker.id)
     setup_logging(worker_id, config.log.level, config.log.format)
     raise_open_files()

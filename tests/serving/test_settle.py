@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.serving.settle import MAX_ARENAS, TIMER_SLACK_NS
+from common.malloc import MAX_ARENAS
+from common.serving.settle import TIMER_SLACK_NS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -31,7 +32,7 @@ print(before - resident_mb(), gc.get_freeze_count())
 
 ARENAS = """
 import ctypes, threading
-from common.serving.settle import tame_allocator
+from common.malloc import tame_allocator
 
 def allocate():
     libc.malloc(1000)
