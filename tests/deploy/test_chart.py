@@ -65,7 +65,7 @@ def test_every_pod_is_bounded_and_every_container_hardened() -> None:
     assert "enableServiceLinks: false" in pod and "runAsNonRoot: true" in pod
     on_node = {name for name, text in TEMPLATES.items() if 'include "baton.onNode"' in text}
     assert on_node == {"memory.yaml", "workers.yaml"}, "the router needs nothing of the node"
-    assert len(re.findall("host(?:PID|IPC): true", ALL)) == 2
+    assert re.findall("host(?:PID|IPC|Network): true", ALL) == ["hostPID: true"]
     images = len(re.findall(r'include "baton\.(?:image|workerImage)"', ALL))
     # memory chooses one of two images; the init container of the directory has a security context of its own, and a
     # helper names an image
