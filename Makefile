@@ -55,5 +55,5 @@ $(VENV)/.runtime: $(VENV)/.python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]" --group dev
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench,otel]" --group dev
 	@touch $@

@@ -147,6 +147,10 @@ class RouterSection:
     cors_origins: str = option(
         "", "origins whose pages a browser lets call, separated by commas; * is any", form=ORIGINS
     )
+    otlp_endpoint: str = option(
+        "", "OpenTelemetry collector that gets a span of each request and its phases, over HTTP; needs the otel extra",
+        form=(r"(https?://[!-~]{1,200})?", "a URL such as http://127.0.0.1:4318"),
+    )  # fmt: skip
     stream_keepalive_s: float = option(
         0.0, "a stream silent for this long gets a comment, its first token or not; 0: never", within=(0.0, DAY_S)
     )

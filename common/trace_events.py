@@ -6,6 +6,7 @@ first or the last: who merges files does.
 """
 
 import hashlib
+import heapq
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,20 +45,21 @@ class Tracer:
 
 
 class Lanes:
-    """Tracks for what overlaps: each stretch gets the first on which nothing else was since its beginning."""
+    """Tracks for what overlaps: a stretch gets one on which nothing else was since its beginning."""
 
     def __init__(self) -> None:
-        self._ends: list[float] = []  # by lane, when it was last let go of
+        self._num_lanes = 0
+        self._free: list[tuple[float, int]] = []  # a heap of when each was let go of, and the track
 
     def take(self, begin_s: float) -> int:
         """A track that is free from then on, until it is let go of."""
-        free = (lane for lane, end_s in enumerate(self._ends) if end_s <= begin_s)
-        lane = next(free, len(self._ends))
-        self._ends[lane : lane + 1] = [float("inf")]
-        return FIRST_LANE + lane
+        if self._free and self._free[0][0] <= begin_s:
+            return heapq.heappop(self._free)[1]
+        self._num_lanes += 1
+        return FIRST_LANE + self._num_lanes - 1
 
     def let_go(self, track: int, end_s: float) -> None:
-        self._ends[track - FIRST_LANE] = end_s
+        heapq.heappush(self._free, (end_s, track))
 
 
 def flow_id(request_id: str) -> str:

@@ -97,7 +97,7 @@ def read_parts(directory: Path) -> Recording:
         part.slices += slices
         part.points += points
     if not any(part.slices for part in parts.values()):
-        why = "; ".join(skipped) or f"no {SUFFIX} file"
+        why = "; ".join(skipped) or ("nothing has happened yet" if paths else f"no {SUFFIX} file")
         raise ConfigError(f"{directory}: nothing was traced there ({why}); name the one that was given to --trace")
     return Recording(_in_order(parts.values()), skipped)
 

@@ -10,7 +10,7 @@ from deploy.trace_merge import process_names
 from deploy.trace_parts import Part, Recording, Slice
 from deploy.trace_summary import requests
 
-HIDDEN = ("request", "requests")
+HIDDEN = ("request", "requests", "request_id")
 """Of the arguments of a slice: who it is of is known."""
 MAX_TOLD = 8
 """Completions of which the way is told at once."""

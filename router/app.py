@@ -4,6 +4,7 @@
 aborts its completions.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 
@@ -25,6 +26,7 @@ from router.page_handlers import OPEN_PAGES, page_routes
 from router.responses import error_response
 from router.service import Service
 from router.status_handlers import OPEN_TO_ALL, status_routes
+from router.telemetry import TELEMETRY, make_telemetry, with_span
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ SHUTDOWN_S = 2.0
 
 def make_app(config: Config) -> web.Application:
     """An application that makes its `Service` at startup and closes it at cleanup."""
-    app = web.Application(middlewares=[shape_errors, answer_preflights, guarded(*OPEN_TO_ALL, *OPEN_PAGES)])
+    app = web.Application(middlewares=[shape_errors, with_span, answer_preflights, guarded(*OPEN_TO_ALL, *OPEN_PAGES)])
     app[API_KEYS] = ApiKeys(config.router.api_key_file)
     app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
     app[PLACES] = open_places()
@@ -46,9 +48,11 @@ def make_app(config: Config) -> web.Application:
 
     async def life(app: web.Application) -> AsyncIterator[None]:
         app[SERVICE] = service = Service(config)
+        app[TELEMETRY] = telemetry = make_telemetry(config.router, service.tokenizer.info.name)
         service.start()
         yield
         await service.close()
+        await asyncio.to_thread(telemetry.close)
 
     app.cleanup_ctx.append(life)
     return app

@@ -22,6 +22,7 @@ from router.json_rules import wrong
 from router.prompt_shapes import NOTHING
 from router.request_state import Delivery, Mailbox
 from router.responses import DONE, JSON, ChunkWriter, choice_json, error_body, event
+from router.telemetry import SPAN
 
 SLOW_CLIENT_S = 60.0
 """Time beyond router.request_timeout_s that a client may take to read its response."""
@@ -62,6 +63,8 @@ async def _respond(request: web.Request, front: Front) -> web.StreamResponse:
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError(f"{request[REQUEST_ID]}: the client reads too slowly") from None
+    finally:
+        request[SPAN].answer(job)
 
 
 async def _job(request: web.Request, front: Front) -> Job:
@@ -78,7 +81,8 @@ async def _job(request: web.Request, front: Front) -> Job:
         if request[OWNER]:
             checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a user's name is easily invented
         head = front.head(request[REQUEST_ID], service.tokenizer.info.name, stream=checked.response.stream)
-        return make_job(service, checked, head, request[CLIENT_REQUEST_ID], arrival)
+        request[SPAN].describe(checked, arrival)
+        return make_job(service, checked, head, request[CLIENT_REQUEST_ID], arrival, request[SPAN].watch)
     except RequestError as error:
         if error.param == "prompt" and error.code != "unknown_field":
             error.param = front.prompt_field

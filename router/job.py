@@ -9,7 +9,7 @@ from typing import Any
 from common.wire.messages import FinishReason
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
-from router.journey import UNNOTED, Arrival
+from router.journey import UNNOTED, Arrival, Watch, no_watch
 from router.logprobs import LogprobLog, TokenStrings
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
 from router.prompt_log import PromptLog
@@ -53,10 +53,12 @@ def make_job(
     head: dict[str, Any],
     client_request_id: str = "",
     arrival: Arrival = UNNOTED,
+    watch: Watch = no_watch,
 ) -> Job:
     """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now.
 
-    `head` are the fields that all parts of the response share, its id among them; `arrival`: how the request came.
+    `head` are the fields that all parts of the response share, its id among them; `arrival`: how the request came;
+    `watch`: who is told of each choice.
     """
     num_prompt_tokens = sum(map(len, request.prompts))
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
@@ -88,7 +90,7 @@ def make_job(
                 client=request.client,
                 client_request_id=client_request_id,
                 received_s=arrival.received_s,
-                journey=service.journey(request_id, UNNOTED if completions else arrival),
+                journey=service.journey(request_id, UNNOTED if completions else arrival, watch(len(completions))),
                 priority=request.priority,
                 salt=request.salt,
                 stop_token_ids=request.text.stop_token_ids,

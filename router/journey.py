@@ -1,6 +1,6 @@
 """Where a completion was and when, told as it happens to those who watch; without any there is no journey."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from router.phases import Phase
@@ -41,6 +41,15 @@ class Watcher(Protocol):
     def left(self, leg: Leg, end_s: float) -> None: ...
 
     def ended(self, end: End) -> None: ...
+
+
+Watch = Callable[[int], Watcher | None]
+"""Of a choice of an HTTP request, by its index."""
+
+
+def no_watch(index: int) -> Watcher | None:
+    """Nobody."""
+    return None
 
 
 class Journey:

@@ -45,7 +45,7 @@ from router.grammar_checks import GrammarChecks
 from router.hub import AsyncHub, Undelivered
 from router.incidents import Incidents
 from router.inquiries import Inquiries
-from router.journey import Arrival, Journey
+from router.journey import Arrival, Journey, Watcher
 from router.kv_events import KVEventReader
 from router.membership import Membership
 from router.memory_servers import MemoryServers
@@ -116,9 +116,12 @@ class Service:
         """Prompt plus output that every worker can take, tokens."""
         return self.pool.max_model_len(self.tokenizer.info.max_model_len)
 
-    def journey(self, request_id: str, arrival: Arrival) -> Journey | None:
-        """Of a completion, if somebody watches."""
-        return None if self._trace is None else Journey([self._trace.watch(request_id, arrival)])
+    def journey(self, request_id: str, arrival: Arrival, watcher: Watcher | None) -> Journey | None:
+        """Of a completion, if somebody watches: `watcher`, or a trace."""
+        watchers = [] if watcher is None else [watcher]
+        if self._trace is not None:
+            watchers.append(self._trace.watch(request_id, arrival))
+        return Journey(watchers) if watchers else None
 
     def start(self) -> None:
         """Begin to serve workers; call on the event loop."""

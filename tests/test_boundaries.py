@@ -29,7 +29,16 @@ ROOMS_BELOW = {
 }
 
 FORBIDDEN = {
-    "router.__main__": {"torch", "triton", "safetensors", "transformers", "prefill_worker", "decode_worker", "deploy"},
+    "router.__main__": {
+        "torch",
+        "triton",
+        "safetensors",
+        "transformers",
+        "prefill_worker",
+        "decode_worker",
+        "deploy",
+        "opentelemetry",
+    },
     "router.reader_main": {"torch", "triton", "safetensors", "transformers", "aiohttp", "zmq"},
     "router.template_main": {"torch", "triton", "safetensors", "transformers", "tokenizers", "numpy", "aiohttp", "zmq"},
     "router.grammar_main": {

@@ -11,14 +11,17 @@ import torch
 
 from common.config import TraceSection
 from common.device import step_trace
+from common.device.gpu_share import limited_stream
 from common.device.loop_trace import WAIT, Trace
-from common.device.step_trace import StepTrace, make_trace
+from common.device.step_trace import StepTrace, device_timer, make_trace
 from common.errors import ConfigError
 from common.trace_events import DEVICE, FIRST_LANE, LOOP, Key, Tracer, flow_id
 from common.trace_file import Process
 
 Event = dict[str, Any]
 DECODE = Process("decode", "decode-0", 1)
+CLOCKS_US = 200.0
+"""To which those of host and GPU surely agree."""
 
 
 class Machine:
@@ -238,6 +241,30 @@ def test_at_the_end_the_file_is_written_and_the_log_sums_it_up(
         trace.finish()
     assert "traced 1 steps" in caplog.text
     assert '"name":"turn"' in (tmp_path / "decode.decode-0.1.jsonl").read_text()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("share", [False, True], ids=["whole GPU", "green context"])
+def test_steps_of_a_gpu_lie_between_their_launch_and_when_the_host_sees_their_end(share: bool, tmp_path: Path) -> None:
+    device = torch.device("cuda:0")
+    stream = limited_stream(16, device) if share else torch.cuda.current_stream(device)
+    lines: list[str] = []
+    trace = StepTrace(Tracer(lines.append), device_timer(device))
+    seen: list[tuple[float, float]] = []
+    for _ in range(5):
+        with trace.turn(), torch.cuda.stream(stream):
+            begin_s = trace.clock()
+            with trace.device(1, "rows"):
+                torch.cuda._sleep(20_000_000)
+            stream.synchronize()
+            seen.append((begin_s, trace.clock()))
+    trace.finish()
+    steps = [e for e in map(json.loads, lines) if e["ph"] == "X" and e["tid"] == DEVICE]
+    assert len(steps) == len(seen)
+    for step, (begin_s, end_s) in zip(steps, seen, strict=True):
+        assert step["dur"] > 2_000, "twenty million cycles"
+        assert begin_s * 1e6 - CLOCKS_US <= step["ts"]
+        assert step["ts"] + step["dur"] <= end_s * 1e6 + CLOCKS_US
 
 
 def test_untraced_nothing_is_made_kept_or_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,122 @@
+"""What tracing takes of the host: of a turn of a decode worker's loop, and of a request in the router.
+
+    python -m benchmarks.trace_cost [--device cuda] [--turns 20000] [--results FILE --hardware NAME]
+
+A turn has the phases of a real one and nothing in them; on a GPU its step is two CUDA events, which are looked at in
+later turns. A request is in each phase once; untraced there is nothing to be told. Both are traced to files, as when
+serving.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import append_rows, row_of
+from benchmarks.stats import Figure
+from common.config import TraceSection
+from common.device.loop_trace import WAIT, Trace
+from common.device.step_trace import make_trace
+from common.trace_file import Process
+from router.journey import Arrival, End, Journey
+from router.phases import Phase
+from router.request_trace import RequestTrace, make_request_trace
+from router.route import Route
+
+PHASES_BEFORE, PHASES_AFTER = ("receive", WAIT, "apply"), (WAIT, "collect", "emit", "local prompt")
+REST_TURNS, REST_S = 200, 2e-3
+"""After so many turns the thread that writes gets its turn, as it does while a loop waits for its device."""
+UNTRACED = Trace()
+
+
+def turn(trace: Trace) -> None:
+    """One turn, in which a step is launched."""
+    with trace.turn():
+        for name in PHASES_BEFORE:
+            with trace.phase(name):
+                pass
+        with trace.phase("launch"), trace.device(64, "rows"):
+            pass
+        for name in PHASES_AFTER:
+            with trace.phase(name):
+                pass
+
+
+def request(journey: Journey) -> None:
+    """One completion's way, as the dispatcher tells it."""
+    worker = SimpleNamespace(id="worker-0")
+    route, now_s = cast(Route, SimpleNamespace(prefill=worker, decode=worker)), time.monotonic()
+    for phase in Phase:
+        journey.enter(phase, now_s, 0, route)
+    journey.end(End(now_s, now_s, {"e2e_ms": 1.0}))
+
+
+def median_us(act: Callable[[], None], num_times: int) -> float:
+    """Of so many times."""
+    took_us = []
+    for number in range(num_times):
+        begin_s = time.perf_counter()
+        act()
+        took_us.append((time.perf_counter() - begin_s) * 1e6)
+        if number % REST_TURNS == 0:
+            time.sleep(REST_S)
+    return statistics.median(took_us)
+
+
+def figures(directory: Path, device: torch.device, num_turns: int) -> Iterator[Figure]:
+    """Of a turn, off and on, and of a request."""
+    section = TraceSection(dir=str(directory))
+    yield Figure("turn_untraced", median_us(lambda: turn(UNTRACED), num_turns), "us")
+    traced = make_trace(section, Process("decode", "decode-0", 1), device)
+    yield Figure("turn_traced", median_us(lambda: turn(traced), num_turns), "us")
+    traced.finish()
+    requests = make_request_trace(section, 1)
+    assert requests is not None, "there is a directory"
+    numbers = count()
+    yield Figure("request_traced", median_us(lambda: request(_journey(requests, next(numbers))), num_turns), "us")
+    requests.close()
+
+
+def _journey(requests: RequestTrace, number: int) -> Journey:
+    return Journey([requests.watch(f"cmpl-{number:016x}-0", Arrival(*[time.monotonic()] * 3))])
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.trace_cost",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda for steps with events (default: cpu)")
+    parser.add_argument("--turns", type=int, default=20_000, help="of each kind (default: 20000)")
+    parser.add_argument("--results", type=Path, help="CSV file to append a row a figure to")
+    parser.add_argument("--hardware", default="", help="what it ran on, for the rows")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    args = parse_args(argv)
+    with tempfile.TemporaryDirectory() as directory:
+        found = list(figures(Path(directory), torch.device(args.device), args.turns))
+    table = Table("figure", "p50, us", title=f"tracing, {args.device}")
+    for each in found:
+        table.add_row(each.name, f"{each.value:.1f}")
+    Console().print(table)
+    if args.results:
+        rows: list[Any] = [row_of(args.hardware, "none", f"tracing, {args.device}", each) for each in found]
+        append_rows(args.results, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
