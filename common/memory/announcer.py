@@ -14,6 +14,7 @@ import zmq
 
 from common.config import NetSection
 from common.memory.event_log import EventLog
+from common.version import VERSION
 from common.wire.endpoints import ROUTER_SOCKET, resolved
 from common.wire.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, WorkerEnded
 from common.wire.messages import Knock, KVEventsWanted, Message, Refused, Reregister, Welcome
@@ -96,8 +97,8 @@ class Announcer:
     def _complain(self) -> None:
         self.complain_s = math.inf
         logger.warning(
-            "no answer yet from a router at %s; is one running, with the same net.secret_file? Workers are served "
-            "all the same", self.endpoint,
+            "no answer yet from a router at %s; is one running, of this version, %s, with the same net.secret_file? "
+            "Workers are served all the same", self.endpoint, VERSION,
         )  # fmt: skip
 
     def _tell_events(self, now_s: float, is_beat: bool) -> None:

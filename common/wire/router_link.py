@@ -14,6 +14,7 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ConfigError, WireError
+from common.version import VERSION
 from common.wire.endpoints import ROUTER_SOCKET, resolved
 from common.wire.frames import decode, encode
 from common.wire.kv_layout import Counts
@@ -151,8 +152,9 @@ class RouterLink:
         if now_s - self.complained_s > COMPLAINT_INTERVAL_S:
             self.complained_s = now_s
             logger.warning(
-                "no answer yet from a router at %s; is it running, with the same net.secret_file?", self.endpoint
-            )
+                "no answer yet from a router at %s; is it running, of this version, %s, with the same net.secret_file?",
+                self.endpoint, VERSION,
+            )  # fmt: skip
 
     def _welcomed(self, router_epoch: int) -> None:
         logger.info("registered with the router")

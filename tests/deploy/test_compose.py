@@ -94,6 +94,16 @@ def test_every_program_knows_its_flags_and_finds_the_router(overlay: str) -> Non
         assert worker.worker.device == "auto"
 
 
+def test_clients_need_a_key_where_there_is_a_file_of_them() -> None:
+    files = {given: document("compose.yaml", BATON_API_KEYS=given)["secrets"]["api_keys"] for given in ("", "/k")}
+    assert files == {"": {"file": "/dev/null"}, "/k": {"file": "/k"}}
+    assert "api_keys" in services("compose.yaml")["router"]["secrets"]
+    assert started_with(services("compose.yaml")["router"]).router.api_key_file == ""
+    assert started_with(services("compose.yaml", BATON_API_KEYS="/k")["router"]).router.api_key_file == (
+        "/run/secrets/api_keys"
+    )
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_workers_find_the_memory_server_of_their_device_and_agree_on_its_pool(overlay: str) -> None:
     found = services(overlay)
