@@ -65,6 +65,11 @@ class _Rows:
         self.used.append(cell.row)
         return cell.value
 
+    def all(self, figure: str) -> list[float]:
+        """Of every load on this model."""
+        return [float(row.value) for row in self.rows
+                if row.figure == figure and row.model == MODEL and row.system.startswith("baton")]  # fmt: skip
+
     def points(self, point_of: Callable[[Row], tuple[float, ...] | None]) -> Points:
         """The newest row of each place; a point begins with its place, which is all but the last number it `point_of`
         was given and those behind it."""
@@ -102,6 +107,7 @@ def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
         whole_wait=0.0,
         shared=nothing,
         apart=nothing,
+        router_tokens_per_s=max(of.all("output_throughput")),
         origin=(),
     )
     return _filled(rates, of, beside_ms)

@@ -20,6 +20,7 @@ from deploy.fleet_table import fleet_table
 from deploy.healthcheck import fetch
 from deploy.launch_plan import STANDBYS
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
+from deploy.planning.command import add_plan, plan
 from deploy.serve import Fleet, serve, with_model, with_port
 from deploy.spares import SPARE_MODES
 from deploy.trace_command import add_trace, trace
@@ -50,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_drain(commands)
     _add_bench(commands)
     add_trace(commands)
+    add_plan(commands)
     return parser
 
 
@@ -283,7 +285,9 @@ def _bench(args: argparse.Namespace) -> int:
     return bench([*mode, *ids, *args.flags], "baton bench")
 
 
-COMMANDS = {"serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench, "trace": trace}
+COMMANDS = {
+    "serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench, "trace": trace, "plan": plan,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

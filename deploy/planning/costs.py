@@ -45,6 +45,10 @@ class PromptCosts:
             pairs += count * (before + count / 2)
         return self._products.at(num_tokens) + self.pair_ms * pairs
 
+    def full_ms(self, num_tokens: int, step_tokens: int) -> float:
+        """Of full steps of such prompts, what one of them takes: no worker computes them faster."""
+        return self._products.at(step_tokens) * num_tokens / step_tokens + self.pair_ms * num_tokens**2 / 2
+
     def prompt_ms(self, num_tokens: int, step_tokens: int = 0) -> float:
         """A whole prompt by itself, in steps of so many tokens, or of those that it was measured in."""
         step_tokens = step_tokens or self.step_tokens

@@ -41,6 +41,7 @@ class Rates:
         their steps are longer than alone.
     beside_prompt: factor by which that prompt is longer than alone with that share.
     beside_prompt_ms: and what is added to each of its steps, whatever their tokens.
+    router_tokens_per_s: output tokens a second that a router was measured with, at most.
     whole_wait: beside a prompt step that has the whole GPU, what is added to a decode step, of what that prompt step
         takes alone.
     """
@@ -60,6 +61,7 @@ class Rates:
     whole_wait: float
     shared: Where
     apart: Where
+    router_tokens_per_s: float
     origin: tuple[str, ...]  # which rows
 
     def __post_init__(self) -> None:
@@ -111,5 +113,7 @@ def read_rates(name: str) -> Rates:
             text = file.read(MAX_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(shipped())
-        raise ConfigError(f"rates {name!r}: {error}; a file, or one of {known}") from None
+        raise ConfigError(
+            f"rates {name!r}: {error}; a file, or one of {known}. How to measure others says baton plan --help"
+        ) from None
     return from_json(text, name)

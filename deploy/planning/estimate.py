@@ -1,0 +1,127 @@
+"""How many workers a load takes, by formula: where the search begins, and what its result can be held against.
+
+**Prefill.** With a rate of λ prompts a second that take t seconds each, λ·E[t] GPUs are busy. One that is busy for a
+share ρ of the time lets those that wait at all wait E[t²] / (2·E[t]·(1 - ρ)) on average (Pollaczek and Khinchine),
+about exponentially long, so that 1 - p of all prompts wait longer than that times ln(ρ / (1 - p)) (Kingman, "The single
+server queue in heavy traffic", 1961). ρ is the largest for which that and the prompt itself keep the limit of the first
+token.
+
+**Decode.** B is the most rows whose step keeps the limit of a token, and whose KV a GPU has room for. It makes B tokens
+a step; λ times the tokens of a reply but the first are wanted.
+
+Both leave out what the simulator knows: several prompts in a step, chunks, windows, what a GPU that does both loses.
+"""
+
+import math
+from dataclasses import dataclass
+
+from deploy.planning.costs import Costs
+from deploy.planning.figures import Objectives, percentile
+from deploy.planning.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Times in milliseconds, of GPUs that do one thing each."""
+
+    prompt_ms: float  # on average
+    slowest_prompt_ms: float  # of as many percent as are to keep their limits
+    prompt_busy: float  # GPUs that computing prompts takes
+    most_busy: float  # of each at most; 0: the limit cannot be kept
+    num_rows: int  # of a decode step that keeps the limit; 0: none does
+    context: float  # tokens of a row, on average
+    step_ms: float  # of so many rows, or of one
+    decode_busy: float  # GPUs that decode takes with so many rows; infinite if none keeps the limit
+    least_prefill: float  # workers that are always busy with full steps of prompts
+    least_decode: float  # workers that are always busy with as many rows as they have room for
+    request_ms: float  # from arrival to the last token, without waiting
+
+    @property
+    def num_prefill(self) -> int:
+        """Workers; at least one."""
+        return max(1, math.ceil(self.prompt_busy / self.most_busy)) if self.most_busy else 0
+
+    @property
+    def num_decode(self) -> int:
+        return max(1, math.ceil(self.decode_busy)) if self.num_rows else 0
+
+
+def estimate(costs: Costs, workload: Workload, objectives: Objectives) -> Estimate:
+    """For GPUs that do one thing each."""
+    lengths, request_ms = workload.lengths, costs.rates.apart.request_ms
+    prompts = [costs.whole.prompt_ms(num_inputs, costs.step_tokens) for num_inputs, _ in lengths]
+    mean_ms = sum(prompts) / len(prompts)
+    square_ms = sum(ms * ms for ms in prompts) / len(prompts)
+    slowest_ms = percentile(prompts, objectives.percent)
+    left_ms = objectives.ttft_ms - request_ms - slowest_ms
+    num_steps = sum(num_outputs - 1 for _, num_outputs in lengths)
+    tokens = sum((outputs - 1) * (inputs + outputs / 2) for inputs, outputs in lengths)
+    context = tokens / num_steps if num_steps else 0.0
+    num_rows = _rows(costs, context, objectives.tpot_ms)
+    step_ms = costs.steps.ms(max(1, num_rows), max(1, num_rows) * context)
+    steps_per_s = workload.rate * num_steps / len(lengths)
+    full_ms = sum(costs.whole.full_ms(inputs, costs.step_tokens) for inputs, _ in lengths) / len(lengths)
+    most_rows = max(1, _rows(costs, context, math.inf))
+    return Estimate(
+        prompt_ms=mean_ms,
+        slowest_prompt_ms=slowest_ms,
+        prompt_busy=workload.rate * mean_ms / 1e3,
+        most_busy=_most_busy(mean_ms, square_ms, left_ms, 1 - objectives.percent / 100),
+        num_rows=num_rows,
+        context=context,
+        step_ms=step_ms,
+        decode_busy=steps_per_s * step_ms / 1e3 / num_rows if num_rows else math.inf,
+        least_prefill=workload.rate * full_ms / 1e3,
+        least_decode=steps_per_s * costs.steps.ms(most_rows, most_rows * context) / 1e3 / most_rows,
+        request_ms=request_ms + mean_ms + num_steps / len(lengths) * step_ms,
+    )
+
+
+def _most_busy(mean_ms: float, square_ms: float, left_ms: float, late: float) -> float:
+    """The largest ρ with which no more than a share `late` of prompts wait longer than what is left."""
+    if left_ms < 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        busy = (low + high) / 2
+        mean_wait_ms = square_ms / (2 * mean_ms * (1 - busy))
+        wait_ms = mean_wait_ms * math.log(busy / late) if busy > late > 0 else math.inf if late <= 0 else 0.0
+        low, high = (busy, high) if wait_ms <= left_ms else (low, busy)
+    return low
+
+
+def _rows(costs: Costs, context: float, tpot_ms: float) -> int:
+    """The most rows whose step takes no longer, and whose tokens a GPU that decodes has room for."""
+    room = costs.room.kv_tokens(0, 1)
+    low, high = 0, costs.max_rows
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = costs.steps.ms(middle, middle * context) <= tpot_ms and middle * context <= room
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def obstacles(costs: Costs, workload: Workload, objectives: Objectives) -> list[str]:
+    """Why no number of GPUs can keep the limits, one sentence each; empty if nothing says so."""
+    found, request_ms = [], costs.rates.apart.request_ms
+    lone = [request_ms + costs.whole.prompt_ms(inputs, costs.step_tokens) for inputs, _ in workload.lengths]
+    least_ms = percentile(lone, objectives.percent)
+    if least_ms > objectives.ttft_ms:
+        found.append(
+            f"a first token within {objectives.ttft_ms:g} ms: a prompt alone on a GPU takes {least_ms:.1f} ms for "
+            f"{objectives.percent:g} % of them; ask for at least that, or for shorter prompts"
+        )
+    alone = [costs.steps.ms(1, inputs + outputs / 2) for inputs, outputs in workload.lengths if outputs > 1]
+    step_ms = percentile(alone, objectives.percent) if alone else 0.0
+    if step_ms > objectives.tpot_ms:
+        found.append(
+            f"{objectives.tpot_ms:g} ms a token: a decode step of one sequence takes {step_ms:.2f} ms; ask for at "
+            "least that"
+        )
+    room, longest = costs.room.kv_tokens(1, 1), max(inputs + outputs for inputs, outputs in workload.lengths)
+    if longest > room:
+        found.append(
+            f"a request of {longest:,} tokens: a GPU that does both has room for {room:,} tokens of KV beside the "
+            "weights; give plan a GPU with more memory, or shorten it"
+        )
+    return found

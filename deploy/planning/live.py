@@ -1,0 +1,148 @@
+"""What a running system tells of itself: how long its steps take, and what it is asked for.
+
+Of steps it tells means (`baton_worker_step_seconds`, `_tokens`, `_sequences` of GET /metrics). So what is taken from it
+is how much faster or slower its steps are than the rates say of steps of that size: one factor for prompts, one for
+decode. The load is what ended between two looks.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.errors import ConfigError
+from deploy.healthcheck import fetch
+from deploy.planning.costs import Costs
+from deploy.planning.rates import Rates
+
+DEADLINE_S = 5.0
+MAX_BYTES = 64 << 20
+FEWEST_STEPS = 20
+"""Of a kind, of which a mean says something."""
+FEWEST_REQUESTS = 10
+PREFIXES = ("baton_worker_step_", "baton_worker_running", "baton_requests_total", "baton_request_", "baton_kv_usage")
+
+Sample = tuple[str, str]
+"""A name, and the role of the workers that it is of, or nothing."""
+Told = Mapping[Sample, float]
+"""Sums over all workers of a role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Of all workers of a role, on average."""
+
+    count: float
+    ms: float
+    tokens: float
+    sequences: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Finished completions between two looks, on average."""
+
+    rate: float  # a second
+    num_inputs: int
+    num_outputs: int
+
+
+def fetched(url: str) -> str:
+    """GET /metrics; raises ConfigError if nobody answers."""
+    try:
+        with urlopen(f"{url.rstrip('/')}/metrics", timeout=DEADLINE_S) as response:
+            body: bytes = response.read(MAX_BYTES)
+    except (OSError, URLError, ValueError) as error:
+        raise ConfigError(f"no router answers at {url}: {error}; start one, or leave --from out") from None
+    return body.decode("utf-8", "replace")
+
+
+def devices(url: str) -> set[str]:
+    """What workers say that they compute on, without a GPU's number and UUID; raises ConfigError if nobody answers."""
+    try:
+        workers = fetch(url.rstrip("/"))["workers"]
+        names = [str(each["device"]) for members in workers.values() for each in members]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"no router answers at {url}: {error}; start one, or leave --from out") from None
+    return {" ".join(name.split()[1:-1]) or name for name in names}
+
+
+def told(text: str) -> Told:
+    """What /metrics says, summed up by role; raises ConfigError for what is no such text."""
+    sums: dict[Sample, float] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name.startswith(PREFIXES):
+                    key = sample.name, sample.labels.get("role", "")
+                    sums[key] = sums.get(key, 0.0) + sample.value
+    except ValueError as error:
+        raise ConfigError(f"/metrics says what is no text for Prometheus: {error}") from None
+    if not any(name.startswith("baton_") for name, _ in sums):
+        raise ConfigError("/metrics has nothing of Baton: name the router, as http://HOST:8000")
+    return sums
+
+
+def steps_of(metrics: Told, role: str) -> Steps:
+    """Since the start of those workers; raises ConfigError if there were too few."""
+
+    def total(name: str) -> float:
+        return metrics.get((f"baton_worker_step_{name}", role), 0.0)
+
+    count = total("seconds_count")
+    if count < FEWEST_STEPS:
+        raise ConfigError(
+            f"{count:.0f} steps of {role} workers so far: {FEWEST_STEPS} at least; send requests, with baton bench for "
+            "example, or leave --from out"
+        )
+    return Steps(
+        count, total("seconds_sum") * 1e3 / count, total("tokens_sum") / count, total("sequences_total") / count
+    )
+
+
+def calibrated(rates: Rates, prefill: Steps, decode: Steps, mean_tokens: float) -> Rates:
+    """Rates of which a mean step takes what it takes there.
+
+    Args:
+        mean_tokens: prompt and half of the reply of a request, on average: the context of a row.
+    """
+    costs = Costs(rates)
+    num_prompts = max(1, round(prefill.sequences))
+    length = max(1, round(prefill.tokens / num_prompts))
+    prompt_factor = prefill.ms / costs.part.ms([(length, 0)] * num_prompts)
+    num_rows = max(1, min(costs.max_rows, round(decode.sequences)))
+    step_factor = decode.ms / costs.steps.ms(num_rows, num_rows * mean_tokens)
+    told_of = f"as a running system: prompts x {prompt_factor:.2f}, decode steps x {step_factor:.2f}"
+    return replace(
+        rates,
+        prompts=tuple((tokens, share, ms * prompt_factor) for tokens, share, ms in rates.prompts),
+        steps=tuple((rows, context, ms * step_factor, least * step_factor) for rows, context, ms, least in rates.steps),
+        origin=(*rates.origin, told_of),
+    )
+
+
+def asked_between(before: Told, after: Told, seconds: float) -> Asked:
+    """The load between two looks; raises ConfigError if hardly anything came."""
+
+    def grown(name: str) -> float:
+        return after.get((name, ""), 0.0) - before.get((name, ""), 0.0)
+
+    count = grown("baton_request_prompt_tokens_count")
+    if count < FEWEST_REQUESTS:
+        raise ConfigError(
+            f"{count:.0f} completions ended within {seconds:g} s: {FEWEST_REQUESTS} at least; raise --watch-s, or say "
+            "--rate, --input-len and --output-len"
+        )
+    inputs, outputs = grown("baton_request_prompt_tokens_sum"), grown("baton_request_generation_tokens_sum")
+    return Asked(count / seconds, max(1, round(inputs / count)), max(1, round(outputs / count)))
+
+
+def watch(url: str, seconds: float, sleep: Callable[[float], None] = time.sleep) -> tuple[Told, Asked]:
+    """What it tells at the end of that time, and what it was asked for within it."""
+    before, begun_s = told(fetched(url)), time.monotonic()
+    sleep(seconds)
+    after = told(fetched(url))
+    return after, asked_between(before, after, time.monotonic() - begun_s)

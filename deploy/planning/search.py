@@ -1,0 +1,166 @@
+"""Which workers to start: candidates are simulated, smaller ones first, until one keeps the limits.
+
+Up to a host, every number of GPUs is tried with the splits that are next to the formula's, and with a worker of each
+kind on all of them. Beyond it hosts are alike: of each split one host is simulated with its part of the load, until it
+keeps the limits, then all hosts together, as many, and one fewer or more until that is the least.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from common.errors import ConfigError
+from deploy.planning.costs import Costs
+from deploy.planning.estimate import Estimate
+from deploy.planning.figures import Figures, Objectives
+from deploy.planning.layout import Layout
+from deploy.planning.simulator import Stuck, simulate
+from deploy.planning.workload import Workload
+
+Tell = Callable[[str], None]
+MOST_BUSY = 0.97
+"""Of a worker, with full steps: nearer to 1 a queue grows for longer than is simulated."""
+NEIGHBOURS = 1
+"""Workers more or fewer than the formula's split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a simulation of a candidate showed; without figures if it came to a standstill, or there was no room."""
+
+    layout: Layout
+    attainment: float = 0.0  # percent of requests within all limits
+    goodput: float = 0.0  # of those, a second
+    tokens_per_s: float = 0.0
+    ttft_ms: tuple[float, float] = (0.0, 0.0)  # median, and at the percentile of the objectives
+    tpot_ms: tuple[float, float] = (0.0, 0.0)
+    most_at_once: int = 0
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class Search:
+    """Tries layouts; `trials` has all that were simulated under the whole load, in the order in which they were."""
+
+    costs: Costs
+    workload: Workload
+    objectives: Objectives
+    estimate: Estimate
+    most_gpus: int
+    gpus_per_host: int
+    tell: Tell = lambda text: None
+    trials: list[Trial] = field(default_factory=list)
+
+    def run(self) -> Trial | None:
+        """The chosen one: of the fewest GPUs that keep the limits, who keeps them by the widest margin."""
+        found = self._fewest_gpus()
+        self._show_neighbours(found)
+        return found
+
+    def _fewest_gpus(self) -> Trial | None:
+        for num_gpus in range(1, min(self.most_gpus, self.gpus_per_host) + 1):
+            if num_gpus >= self._fewest() and (found := self._best(self._layouts(num_gpus, 1))):
+                return found
+        most_hosts = self.most_gpus // self.gpus_per_host
+        return self._hosts(most_hosts) if most_hosts > 1 else None
+
+    def attains(self, trial: Trial) -> bool:
+        return not trial.problem and trial.attainment >= self.objectives.percent
+
+    def try_layout(self, layout: Layout) -> Trial:
+        """Simulate it under the whole load."""
+        trial = self._simulated(layout, self.workload)
+        self.trials.append(trial)
+        return trial
+
+    def _fewest(self) -> float:
+        """GPUs below which nothing can do: as if prompts and decode took nothing from each other."""
+        return max(self.estimate.least_prefill, self.estimate.least_decode)
+
+    def _show_neighbours(self, found: Trial | None) -> None:
+        """What the formula says, and a GPU more, have a trial, too, where there are so many."""
+        estimate, known = self.estimate, {trial.layout for trial in self.trials}
+        most, wanted = min(self.most_gpus, self.gpus_per_host), estimate.num_prefill + estimate.num_decode
+        is_possible = estimate.num_prefill and estimate.num_decode and wanted <= most
+        more = [Layout(estimate.num_prefill, estimate.num_decode, wanted)] if is_possible else []
+        if found is not None and found.layout.num_hosts == 1 and found.layout.num_gpus < most:
+            more += self._layouts(found.layout.num_gpus + 1, 1)
+        for layout in dict.fromkeys(more):
+            if layout not in known:
+                self.try_layout(layout)
+
+    def _overload(self, layout: Layout, workload: Workload) -> str:
+        """Whose work is more than there is time for, whatever the order."""
+        part = workload.rate / self.workload.rate
+        prefill = part * self.estimate.least_prefill / (layout.num_prefill * layout.num_hosts)
+        decode = part * self.estimate.least_decode / (layout.num_decode * layout.num_hosts)
+        if prefill > MOST_BUSY:
+            return f"prompts take {prefill:.0%} of the time of their workers"
+        return f"decode takes {decode:.0%} of the time of its workers" if decode > MOST_BUSY else ""
+
+    def _best(self, layouts: Iterable[Layout]) -> Trial | None:
+        good = [trial for layout in layouts if self.attains(trial := self.try_layout(layout))]
+        return min(good, key=self._margin, default=None)
+
+    def _margin(self, trial: Trial) -> float:
+        """How near it comes to a limit; less is better."""
+        return max(trial.ttft_ms[1] / self.objectives.ttft_ms, trial.tpot_ms[1] / self.objectives.tpot_ms)
+
+    def _hosts(self, most_hosts: int) -> Trial | None:
+        """The fewest hosts, all alike."""
+        splits = list(self._layouts(self.gpus_per_host, 1))
+        needed = {split: self._hosts_of(split, most_hosts) for split in splits}
+        fewest = min(needed.values())
+        if fewest > most_hosts:
+            self._best(Layout(*_workers(split), self.gpus_per_host, most_hosts) for split in splits)
+            return next((trial for trial in self.trials if self.attains(trial)), None)
+        close = [split for split in splits if needed[split] <= fewest + max(1, fewest // 20)]
+        count, found = fewest, self._all_hosts(close, fewest)
+        while found is None and count < most_hosts:
+            count += 1
+            found = self._all_hosts(close, count)
+        while found is not None and count > 2 and (fewer := self._all_hosts(close, count - 1)) is not None:
+            count, found = count - 1, fewer
+        return found
+
+    def _all_hosts(self, splits: Iterable[Layout], num_hosts: int) -> Trial | None:
+        return self._best(Layout(*_workers(split), self.gpus_per_host, num_hosts) for split in splits)
+
+    def _hosts_of(self, split: Layout, most_hosts: int) -> int:
+        """Hosts among which the load is to be divided so that one keeps the limits with its part."""
+        low, high = 1, most_hosts + 1  # at `low` it does not, or is not known to
+        while low < high - 1:
+            middle = (low + high) // 2
+            trial = self._simulated(split, self.workload.of(middle))
+            low, high = (low, middle) if self.attains(trial) else (middle, high)
+        return high
+
+    def _layouts(self, num_gpus: int, num_hosts: int) -> Iterator[Layout]:
+        """A worker of each kind on each GPU, and splits next to the formula's."""
+        yield Layout(num_gpus, num_gpus, num_gpus, num_hosts)
+        wanted = self.estimate.prompt_busy + self.estimate.decode_busy
+        near = round(num_gpus * self.estimate.prompt_busy / wanted)
+        splits = {min(max(1, near + more), num_gpus - 1) for more in range(-NEIGHBOURS, NEIGHBOURS + 1)}
+        yield from (Layout(count, num_gpus - count, num_gpus, num_hosts) for count in sorted(splits) if count > 0)
+
+    def _simulated(self, layout: Layout, workload: Workload) -> Trial:
+        if problem := self._overload(layout, workload):
+            return Trial(layout, problem=problem)
+        self.tell(f"simulating {layout.name} under {workload.name}")
+        try:
+            outcome = simulate(layout, self.costs, workload.load(self.estimate.request_ms / 1e3))
+        except (Stuck, ConfigError) as error:
+            return Trial(layout, problem=str(error))
+        figures, percent = Figures(outcome), self.objectives.percent
+        return Trial(
+            layout,
+            attainment=figures.attainment(self.objectives),
+            goodput=figures.goodput(self.objectives),
+            tokens_per_s=figures.tokens_per_s,
+            ttft_ms=(figures.of("ttft_p50"), figures.of(f"ttft_p{percent:g}")),
+            tpot_ms=(figures.of("tpot_p50"), figures.of(f"tpot_p{percent:g}")),
+            most_at_once=outcome.most_at_once,
+        )
+
+
+def _workers(layout: Layout) -> tuple[int, int]:
+    return layout.num_prefill, layout.num_decode

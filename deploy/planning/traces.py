@@ -1,0 +1,182 @@
+"""Arrivals and lengths from a file: JSON lines, CSV with a header, or a router's log in JSON.
+
+Of each line three things are wanted, by these names, in capitals or not, with or without spaces, `-` and `_`:
+
+- when: `arrived_s`, `time_s`, `arrived_ms`, `time_ms`, or `timestamp`: milliseconds beside `input_length`, as in
+  Mooncake's public traces, a date and time, as in Azure's, or else seconds;
+- prompt tokens: `input_length`, `input_len`, `input_tokens`, `prompt_tokens`, `context_tokens`, `request_tokens`;
+- output tokens: `output_length`, `output_len`, `output_tokens`, `generated_tokens`, `response_tokens`.
+
+Lines of a router's log (`--log-format json`) that end a request have all three: it arrived `e2e_ms` before `time`; the
+log's other lines are passed over, and so are requests without an output. What else a line has, as the blocks of
+Mooncake's, is not looked at: nothing is taken to be computed already.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from deploy.planning.loads import Arrival
+
+MAX_LINE_BYTES = 1 << 20
+MAX_BYTES = 1 << 30
+"""Of a file."""
+MAX_REQUESTS = 1_000_000
+MAX_TOKENS = 1 << 24
+"""Of a prompt or a reply."""
+INPUTS = ("inputlength", "inputlen", "inputtokens", "prompttokens", "contexttokens", "requesttokens")
+OUTPUTS = ("outputlength", "outputlen", "outputtokens", "generatedtokens", "responsetokens")
+SECONDS, MILLISECONDS = ("arriveds", "times"), ("arrivedms", "timems")
+
+
+class BadLine(Exception):
+    """What is wrong with a line."""
+
+
+def read_trace(path: Path) -> list[Arrival]:
+    """All requests, in the order of their arrivals, the first at 0.
+
+    Raises ConfigError, with the number of the line, for one that has not what is wanted; and for too much.
+    """
+    arrivals = []
+    try:
+        with path.open("rb") as file:
+            for number, fields in _numbered(_lines(file, path), path):
+                try:
+                    arrival = _arrival(fields)
+                except BadLine as error:
+                    raise ConfigError(f"{path}, line {number}: {error}") from None
+                arrivals += [arrival] if arrival else []
+                if len(arrivals) > MAX_REQUESTS:
+                    raise ConfigError(f"{path}, line {number}: more than {MAX_REQUESTS:,} requests; give a part of it")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not arrivals:
+        raise ConfigError(f"{path}: no request in it; `baton plan --help` says which lines are")
+    arrivals.sort(key=lambda arrival: arrival.time_ms)
+    first_ms = arrivals[0].time_ms
+    return [Arrival(each.time_ms - first_ms, each.num_inputs, each.num_outputs) for each in arrivals]
+
+
+def busiest(arrivals: list[Arrival], count: int) -> list[Arrival]:
+    """Of those in order so many one after the other, within the shortest time; all if there are no more."""
+    if len(arrivals) <= count:
+        return arrivals
+    start = min(range(len(arrivals) - count + 1), key=lambda i: arrivals[i + count - 1].time_ms - arrivals[i].time_ms)
+    first_ms = arrivals[start].time_ms
+    return [
+        Arrival(each.time_ms - first_ms, each.num_inputs, each.num_outputs) for each in arrivals[start : start + count]
+    ]
+
+
+def _lines(file: Any, path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not empty, by their numbers."""
+    num_bytes, number = 0, 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        num_bytes += len(line)
+        if len(line) > MAX_LINE_BYTES or num_bytes > MAX_BYTES:
+            limit = MAX_LINE_BYTES if len(line) > MAX_LINE_BYTES else MAX_BYTES
+            what = "a line" if limit == MAX_LINE_BYTES else "a trace"
+            raise ConfigError(f"{path}, line {number}: more than {limit:,} bytes in {what}; give a part of it")
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+        if text:
+            yield number, text
+
+
+def _numbered(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Lines as fields: JSON if the first one is an object, else CSV, of which that is the header."""
+    first = next(lines, None)
+    if first is None:
+        return
+    if first[1].startswith("{"):
+        for number, text in chain([first], lines):
+            try:
+                fields = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{path}, line {number}: no JSON: {error}") from None
+            if not isinstance(fields, dict):
+                raise ConfigError(f"{path}, line {number}: no JSON object, as other lines are")
+            yield number, {_plain(name): value for name, value in fields.items()}
+        return
+    header = [_plain(name) for name in _row(first, path)]
+    for number, text in lines:
+        row = _row((number, text), path)
+        if len(row) != len(header):
+            raise ConfigError(f"{path}, line {number}: {len(row)} columns, the header has {len(header)}")
+        yield number, dict(zip(header, row, strict=True))
+
+
+def _row(line: tuple[int, str], path: Path) -> list[str]:
+    try:
+        return next(csv.reader([line[1]]))
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {line[0]}: no CSV: {error}") from None
+
+
+def _plain(name: str) -> str:
+    return "".join(each for each in name.lower() if each.isalnum())
+
+
+def _arrival(fields: Mapping[str, Any]) -> Arrival | None:
+    """The request of a line, if it is one that was answered."""
+    if "message" in fields and "level" in fields and "e2ems" not in fields:
+        return None
+    num_inputs, num_outputs = _tokens(fields, INPUTS), _tokens(fields, OUTPUTS)
+    time_ms = _time_ms(fields)
+    return Arrival(time_ms, num_inputs, num_outputs) if num_inputs and num_outputs else None
+
+
+def _tokens(fields: Mapping[str, Any], names: Iterable[str]) -> int:
+    for name in names:
+        if name in fields:
+            value = _number(fields[name], name)
+            if value != int(value) or not 0 <= value <= MAX_TOKENS:
+                raise BadLine(f"{name} = {fields[name]!r}: a number of tokens, 0 to {MAX_TOKENS}")
+            return int(value)
+    raise BadLine(f"none of {', '.join(names)} among {', '.join(fields) or 'no fields'}")
+
+
+def _time_ms(fields: Mapping[str, Any]) -> float:
+    if "e2ems" in fields and "time" in fields:
+        return _moment_ms(fields["time"]) - _number(fields["e2ems"], "e2e_ms")
+    for names, factor in ((SECONDS, 1e3), (MILLISECONDS, 1.0)):
+        for name in names:
+            if name in fields:
+                return _number(fields[name], name) * factor
+    if "timestamp" not in fields:
+        raise BadLine(f"none of arrived_s, time_s, arrived_ms, time_ms, timestamp among {', '.join(fields)}")
+    stamp = fields["timestamp"]
+    try:
+        float(stamp)
+    except (TypeError, ValueError, OverflowError):
+        return _moment_ms(stamp)
+    return _number(stamp, "timestamp") * (1.0 if "inputlength" in fields else 1e3)
+
+
+def _moment_ms(text: Any) -> float:
+    """Of a date and time; without a zone it is UTC."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        raise BadLine(f"{text!r}: no time; seconds, or a date and time such as 2026-01-31 12:00:00.5") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e3
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadLine(f"{name} = {value!r}: no number")
+    return number

@@ -1,0 +1,105 @@
+"""What a system is to be sized for: requests of drawn lengths at a rate, or those of a trace."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.errors import ConfigError
+from deploy.planning.loads import Arrival, Lengths, Load, poisson
+
+LEAST_REQUESTS, MOST_REQUESTS = 1_500, 40_000
+"""That are looked at in one simulation: of fewer a 99th percentile says little, more take long."""
+SPANS, LEAST_S = 3.0, 20.0
+"""For so many times as long as a request lasts requests are looked at, and for so long, unless they are too many."""
+NUM_DRAWN = 1_000
+"""Requests of which means are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Lengths in tokens, any of an inclusive range alike."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.randint(self.low, self.high)
+
+    def __str__(self) -> str:
+        return f"{self.low:,}" if self.low == self.high else f"{self.low:,} to {self.high:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """`rate` requests a second that arrive at random (Poisson)."""
+
+    rate: float
+    inputs: Span
+    outputs: Span
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.rate:g} requests/s of {self.inputs} prompt and {self.outputs} output tokens"
+
+    @property
+    def lengths(self) -> Sequence[Lengths]:
+        """Of a few requests as they are sent."""
+        rng = random.Random(f"{self.seed}, lengths")
+        return [self._draw(rng) for _ in range(NUM_DRAWN)]
+
+    def of(self, num_parts: int) -> "Steady":
+        """One part in so many."""
+        return Steady(self.rate / num_parts, self.inputs, self.outputs, self.seed)
+
+    def load(self, request_s: float) -> Load:
+        """Requests to simulate, each of which lasts about so long; those at both ends are not looked at."""
+        around_s = 1.5 * request_s
+        span_s = max(LEAST_REQUESTS / self.rate, SPANS * request_s, LEAST_S)
+        span_s = min(span_s, max(MOST_REQUESTS / self.rate, request_s))
+        count = int(self.rate * (span_s + 2 * around_s)) + 1
+        arrivals = poisson(self.rate, count, self._draw, f"{self.seed}, {self.rate:g}").arrivals
+        return Load(arrivals, first_ms=around_s * 1e3, last_ms=(around_s + span_s) * 1e3)
+
+    def _draw(self, rng: random.Random) -> Lengths:
+        return self.inputs.draw(rng), self.outputs.draw(rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Requests of a trace, in the order of their arrivals, of which there are two at least."""
+
+    arrivals: Sequence[Arrival]
+    source: str
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.arrivals) < 2 or self.arrivals[-1].time_ms <= self.arrivals[0].time_ms:
+            raise ConfigError(f"{self.source}: {len(self.arrivals)} requests at one moment: at least two, one later")
+
+    @property
+    def name(self) -> str:
+        span_s = (self.arrivals[-1].time_ms - self.arrivals[0].time_ms) / 1e3
+        return f"{len(self.arrivals):,} requests of {self.source} in {span_s:,.1f} s, {self.rate:.3g} a second"
+
+    @property
+    def rate(self) -> float:
+        return len(self.arrivals) / (self.arrivals[-1].time_ms - self.arrivals[0].time_ms) * 1e3
+
+    @property
+    def lengths(self) -> Sequence[Lengths]:
+        """Of some of them, evenly."""
+        step = max(1, len(self.arrivals) // NUM_DRAWN)
+        return [(each.num_inputs, each.num_outputs) for each in self.arrivals[::step]]
+
+    def of(self, num_parts: int) -> "Replay":
+        """Each of them with a probability of one in so many."""
+        rng = random.Random(f"{self.seed}, {num_parts}")
+        return Replay([each for each in self.arrivals if rng.random() * num_parts < 1], self.source, self.seed)
+
+    def load(self, request_s: float) -> Load:
+        """All of them."""
+        return Load(self.arrivals)
+
+
+Workload = Steady | Replay
