@@ -1,6 +1,12 @@
-"""Which completion goes to which workers next: late binding, by turn, and what is short ahead of its turn."""
+"""Which completion goes to which workers next: late binding, by turn, and what is short ahead of its turn.
+
+Where there are several pools of KV blocks and those that have the beginning of whose turn it is are busy, others pass
+whose beginning is where there is room: nothing is computed twice for want of a place. Nobody is passed by more than so
+many tokens.
+"""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from common.wire.messages import PrefillRequest
 from common.wire.packing import pack_ids
@@ -11,20 +17,32 @@ from router.worker_pool import WorkerPool
 
 MAX_TRIED = 8
 """Short prompts that are tried ahead of their turn when the shortest finds no worker."""
+MAX_LOOKED_AT = 16
+"""In the queue, for who may pass."""
+WASTED_TOKENS = 512
+"""That are computed again where there is room, so that others are looked for; and that these find there."""
+MOST_PASSING_TOKENS = 32_768
+"""Computed of those that pass one prompt: four full steps."""
 
 
 def starts(queue: WaitingQueue, pool: WorkerPool) -> Iterator[tuple[Completion, Route]]:
     """What some pair of workers has room for; each is to be taken from the queue and assigned before the next is asked.
 
-    What no pair with room takes, being too long for it, lets others pass. For a trial all wait, so that some pair
-    comes to have nothing that has not got on; then only what could use that one waits.
+    What no pair with room takes, being too long for it, lets others pass, and so does what would be computed again
+    there (see `_passing`). For a trial all wait, so that some pair comes to have nothing that has not got on; then only
+    what could use that one waits.
     """
     refused: list[Demand] = []
     for completion in queue.by_turn():
         demand = completion.demand()
         if any(demand.covers(other) for other in refused):
             continue
-        if (route := pool.choose(demand)) is not None:
+        route = pool.choose(demand)
+        while route is not None and (start := _passing(completion, route, queue, pool)) is not None:
+            completion.num_passing += start[1].cost.num_computed
+            yield start
+            route = pool.choose(demand)
+        if route is not None:
             yield completion, route
         elif pool.choose(LEAST) is None:
             break
@@ -34,6 +52,29 @@ def starts(queue: WaitingQueue, pool: WorkerPool) -> Iterator[tuple[Completion, 
             refused.append(demand)
     while (start := _ahead(queue, pool)) is not None:
         yield start
+
+
+def _passing(first: Completion, route: Route, queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | None:
+    """Who passes one whose turn it is: behind it in its order, and nowhere is more of it than where there is room.
+
+    None where `first` itself finds enough there, or has let enough pass.
+    """
+    is_patient = first.num_passing < MOST_PASSING_TOKENS and not first.is_suspect
+    if not is_patient or _num_wasted(first, route, pool) <= WASTED_TOKENS:
+        return None
+    for completion in islice(queue.by_turn(), MAX_LOOKED_AT):
+        if completion is first or completion.priority != first.priority:
+            continue
+        other = pool.choose(completion.demand())
+        if other and other.cost.num_expected > WASTED_TOKENS and not _num_wasted(completion, other, pool):
+            return completion, other
+    return None
+
+
+def _num_wasted(completion: Completion, route: Route, pool: WorkerPool) -> int:
+    """Tokens that are computed there, and would not be where most of it is."""
+    demand = completion.demand()
+    return route.cost.num_computed - pool.least_computed(demand) if demand.texts else 0
 
 
 def _ahead(queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | None:

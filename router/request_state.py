@@ -124,6 +124,7 @@ class Completion:
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     avoided: Member | None = None  # gave the last attempt back
     takes_trip: bool = False  # a decode worker gave it back, as too little of it was there
+    num_passing: int = 0  # tokens computed of those that passed it, as their beginnings were where there was room
     is_unproven: bool = False  # this attempt has been sent, and has not got on
     predictions: list[Prediction] = field(default_factory=list)  # of what this attempt leaves in pools
     sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token

@@ -185,6 +185,12 @@ class WorkerPool:
             route = Route(prefill, decode, num_blocks, overtakes, cost, len(pairs), holder)
         return own_route((decode for decode, _ in takers), demand, costs, route) or route
 
+    def least_computed(self, demand: Demand) -> int:
+        """Tokens of a prompt that are computed where that is least, whether there is room or not."""
+        costs, pairs = Costs(demand, self.prefixes, self._reached), self._pairs(demand)
+        usable = ((prefill, decode) for decode, some in pairs for prefill in some if _is_open(prefill, demand))
+        return min((costs.of(pair).num_computed for pair in usable), default=demand.num_tokens)
+
     @property
     def has_choice(self) -> bool:
         """Whether it makes a difference what lies where."""
