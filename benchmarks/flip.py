@@ -15,8 +15,10 @@ import re
 import string
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import aiohttp
@@ -139,22 +141,25 @@ async def run(args: argparse.Namespace, console: Console) -> bool:
         before = await num_changes(session, args.url)
         seen = await flip(args, target)
         changes = await num_changes(session, args.url) - before
-    figures = [
-        figure for name, each in zip(string.ascii_lowercase, seen, strict=False) for figure in each.figures(name)
-    ]
-    figures.append(Figure("role_changes", changes, ""))
-    told = [figure for figure in figures if not math.isnan(figure.value)]
+    figures = [each.figures(name) for name, each in zip(string.ascii_lowercase, seen, strict=False)]
+    told = [figure for figure in chain(*figures, [Figure("role_changes", changes, "")]) if not math.isnan(figure.value)]
     workload = f"flip: {', then '.join(map(str, args.phases))}, {args.phase_s:g} s each, {args.rounds} times"
-    table = Table("figure", args.system, title=workload)
-    for figure in told:
-        table.add_row(
-            f"{figure.name} {figure.unit}".strip(), f"{figure.value:,.2f}" if figure.unit else f"{figure.value:,.0f}"
-        )
-    console.print(table)
+    show(console, args.system, workload, told)
+    errors = Counter(record.error for each in seen for record in each.records if record.error)
+    for error, count in errors.most_common(5):
+        console.print(f"{count} x {error}", style="red", markup=False)
     if args.results:
         name = args.hardware or hardware()
         append_rows(args.results, [row_of(name, model, workload, figure, system=args.system) for figure in told])
-    return not any(record.error for each in seen for record in each.records)
+    return not errors
+
+
+def show(console: Console, system: str, workload: str, figures: Sequence[Figure]) -> None:
+    table = Table("figure", system, title=workload)
+    for figure in figures:
+        value = f"{figure.value:,.2f}" if figure.unit else f"{figure.value:,.0f}"
+        table.add_row(f"{figure.name} {figure.unit}".strip(), value)
+    console.print(table)
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -187,11 +192,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     """Exit code 1 when a request failed."""
-    args, console = parse_args(argv), Console()
-    if uvloop.run(run(args, console)):
-        return 0
-    console.print("requests failed, see the errors above", style="red", markup=False)
-    return 1
+    return 0 if uvloop.run(run(parse_args(argv), Console())) else 1
 
 
 if __name__ == "__main__":
