@@ -56,6 +56,11 @@ class Phase:
         return f"{self.num_streams} streams of {self.num_inputs}/{self.num_outputs}"
 
 
+def parse_phases(text: str) -> list[Phase]:
+    """A list with commas; raises ValueError."""
+    return [Phase.parse(part) for part in text.split(",")]
+
+
 @dataclass(slots=True)
 class Seen:
     """Requests of one kind of phase, and the spans of time in which it was on."""
@@ -181,7 +186,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
     args = parser.parse_args(argv)
     try:
-        args.phases = [Phase.parse(text) for text in args.phases.split(",")]
+        args.phases = parse_phases(args.phases)
     except ValueError as error:
         parser.error(f"--phases {error}")
     if args.phase_s <= 0 or min(args.rounds, args.vocab_size) < 1 or len(args.phases) > len(string.ascii_lowercase):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flip import Phase, Seen, main
+from benchmarks.flip_simulated import main as simulated
 from benchmarks.stats import RequestRecord
 from tests.benchmarks.fake_server import FakeServer, Running, figures
 
@@ -49,3 +50,14 @@ def test_what_is_no_phase_is_refused(text: str, capsys: pytest.CaptureFixture[st
         main(["--phases", text])
     assert "for example 64x8000/32" in capsys.readouterr().err
     assert str(Phase.parse("64x8000/32")) == "64 streams of 8000/32"
+
+
+def test_the_simulator_shows_each_phase_on_each_choice_of_roles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulated(["--layouts", "2P2D,3P1D", "--gpus", "4", "--phases", "8x4000/8,64x64/128"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "4 GPUs" in line]
+    prompts, replies = lines[:2], lines[2:]
+    rates = [[float(line.split("│")[3].replace(",", "")) for line in phase] for phase in (prompts, replies)]
+    assert rates[0][0] < rates[0][1], "long prompts are served faster by three prefill workers"
+    assert rates[1][0] > rates[1][1], "long replies by two decode workers"
+    with pytest.raises(SystemExit):
+        simulated(["--layouts", "2P"])

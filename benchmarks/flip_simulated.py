@@ -1,0 +1,73 @@
+"""What a change of roles could win on the phases of `flip`, by the simulator of `baton plan`.
+
+    python -m benchmarks.flip_simulated --layouts 2P2D,3P1D,1P3D,4P4D --gpus 4 --phases 64x8000/32,600x128/512
+
+A server that keeps its roles has one of these rows in all phases; one that follows the load has, once it has changed,
+in each phase that of the roles it has then. The way from one to the next, and who decides when, is not simulated.
+"""
+
+import argparse
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.flip import Phase, parse_phases
+from common.errors import ConfigError
+from deploy.planning.costs import Costs
+from deploy.planning.figures import Figures
+from deploy.planning.layout import Layout, parse_layout
+from deploy.planning.loads import streams
+from deploy.planning.rates import read_rates
+from deploy.planning.simulator import simulate
+
+REQUESTS_A_STREAM = 4
+SHOWN = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99")
+
+
+def played(layout: Layout, costs: Costs, phase: Phase) -> Figures:
+    """Streams of one phase on workers that keep their roles."""
+    lengths = [(phase.num_inputs, phase.num_outputs)] * (phase.num_streams * REQUESTS_A_STREAM)
+    return Figures(simulate(layout, costs, streams(phase.num_streams, lengths)))
+
+
+def table(layouts: list[Layout], costs: Costs, phases: list[Phase]) -> Table:
+    """A row for each phase and each choice of roles."""
+    shown = Table("phase", "roles", "requests/s", "output tokens/s", *(f"{name}, ms" for name in SHOWN))
+    for phase in phases:
+        for layout in layouts:
+            figures = played(layout, costs, phase)
+            rate = figures.tokens_per_s
+            cells = [
+                f"{rate / phase.num_outputs:,.1f}",
+                f"{rate:,.0f}",
+                *(f"{figures.of(name):,.1f}" for name in SHOWN),
+            ]
+            shown.add_row(str(phase), layout.name, *cells)
+    return shown
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.flip_simulated", description=description)
+    parser.add_argument("--layouts", default="2P2D,3P1D,1P3D,4P4D", help="roles to compare (default: %(default)s)")
+    parser.add_argument("--gpus", type=int, default=4, help="of each of them (default: %(default)s)")
+    parser.add_argument("--phases", default="64x8000/32,600x128/512", help="as of flip (default: %(default)s)")
+    parser.add_argument("--rates", default="h200-qwen3-4b", help="of deploy/planning/rates (default: %(default)s)")
+    args = parser.parse_args(argv)
+    try:
+        args.phases = parse_phases(args.phases)
+        args.layouts = [parse_layout(text, args.gpus) for text in args.layouts.split(",")]
+    except (ValueError, ConfigError) as error:
+        parser.error(str(error))
+    return args
+
+
+def main(argv: list[str]) -> int:
+    args = parse_args(argv)
+    Console(width=140).print(table(args.layouts, Costs(read_rates(args.rates)), args.phases))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
