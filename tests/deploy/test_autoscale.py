@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common.wire.messages import Role
 from common.wire.operator_messages import LoadReport, WorkerLoad
 from deploy.autoscale.judge import LONGEST_PAUSE_S, NUM_WINDOWS, Judge, Pace
-from deploy.autoscale.load import Sample, Window
+from deploy.autoscale.load import Sample, Window, measured
 from deploy.autoscale.proposal import SHORT, Machine, Proposal, Seat, capacities, needs, propose, shares
 from deploy.autoscale.staff import Staff
 from deploy.placement import Gpu, Placement, in_either_role, place_standbys, place_workers
@@ -157,13 +157,26 @@ def test_names_come_back_so_that_no_more_of_them_come_up_than_there_are_workers(
         IDLE,
         Demand(prompts=1.3, num_prompts=3, rows=200),  # both have enough
         Demand(prompts=2.0, num_prompts=40, rows=500),  # both have too little
-        Demand(prompts=0.99, num_prompts=1, rows=1),  # one stream after the other: nobody waits
         Demand(prompts=2.0, num_prompts=40, rows=180),  # decode could spare none: 180 of 256 rows is too full
         Demand(prompts=0.7, num_prompts=1, rows=500),  # nor prefill: 70 % of the worker that would stay
     ],
 )
 def test_a_load_that_another_mix_does_not_serve_better_changes_nothing(demand: Demand) -> None:
     assert not Fleet().run(demand, 600).changes
+
+
+def test_one_stream_keeps_a_worker_busy_and_a_second_one_would_not_help() -> None:
+    one = Demand(prompts=0.99, num_prompts=1, rows=1)
+    assert not Fleet(1, 3).run(one, 600).changes
+    assert Fleet(1, 3).run(replace(one, num_prompts=2), 600).changes, "for two it would"
+
+
+def test_a_step_that_took_longer_than_the_window_keeps_one_worker_busy() -> None:
+    fleet = Fleet()
+    samples = [fleet.passed(IDLE)]
+    fleet.busy_s["prefill-0"] += 30.0
+    samples += [fleet.passed(IDLE) for _ in range(10)]
+    assert measured(samples).num_busy == 1.0
 
 
 def test_a_burst_changes_nothing_and_neither_does_what_alternates_faster_than_windows_agree() -> None:

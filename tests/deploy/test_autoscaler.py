@@ -41,6 +41,7 @@ class Scene(stand_ins.Stage):
         super().__init__(directory)
         self.acts: dict[str, str] = {}
         self.idle: set[str] = set()
+        self.router_is_away = False
         self.told: list[tuple[Stage, str]] = []
         self.begun: list[ProcessSpec] = []
         self.proposals: list[Proposal] = []
@@ -75,6 +76,8 @@ class Scene(stand_ins.Stage):
         return {name: pid for name, pid in pids.items() if is_alive(pid)}
 
     async def sample(self) -> Sample | None:
+        if self.router_is_away:
+            return None
         loads = [
             WorkerLoad(
                 name=name, incarnation=pid, role=Role[name.split("-")[0].upper()], pid=pid,
@@ -202,6 +205,21 @@ async def test_whoever_dies_while_the_new_one_starts_in_the_end_as_many_run_as_b
         scene.idle.clear()
         await eventually(lambda: Stage.DONE in scene.stages)
         assert set(scene.alive()) == set(scaler.staff.workers) == AFTER
+
+
+async def test_a_router_that_is_away_for_a_while_holds_a_change_up(scene: Scene) -> None:
+    supervisor, _ = scene.start()
+    async with served(supervisor, scene):
+        scene.idle.add("decode-2")
+        scene.proposals.append(CHANGE)
+        await eventually(lambda: "decode-2" in scene.alive())
+        scene.router_is_away = True
+        scene.idle.clear()
+        await asyncio.sleep(0.2)
+        assert scene.stages == [Stage.BEGUN] and set(scene.alive()) == BEFORE | {"decode-2"}
+        scene.router_is_away = False
+        await eventually(lambda: Stage.DONE in scene.stages)
+        assert set(scene.alive()) == AFTER
 
 
 @pytest.mark.parametrize("victim", ["prefill-1", "decode-2"])

@@ -19,6 +19,8 @@ from common.config import Config, ModelSection, PrefillSection
 from common.errors import ConfigError
 from common.options import parse
 from deploy import mps
+from deploy.autoscale.judge import Pace
+from deploy.autoscale.options import AutoscaleOptions
 from deploy.cli import ALL_SECTIONS
 from deploy.console import Console
 from deploy.demo import DEMO_MODEL
@@ -326,6 +328,12 @@ async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
     config = replace(config, prefill=PrefillSection(sm_share=60))
     async with prepared(config, Fleet(1, 1, "", 10.0), Console(fake.log, None)) as (supervisor, _):
         assert sm_share(supervisor._specs[2]) == 60, "what the user set wins"
+    fake.monkeypatch.setattr("deploy.serve.detect_gpus", lambda environ: [Gpu(0, 0), Gpu(1, 0), Gpu(2, 0)])
+    fleet = Fleet(1, 2, "", 10.0, autoscale=AutoscaleOptions(Pace()))
+    async with prepared(config, fleet, Console(fake.log, None)) as (_, changing):
+        assert {"prefill-0", "prefill-1", "decode-2"} <= set(changing.environs) and "prefill-1" in changing.flags, (
+            "where roles change, both may be on any of their GPUs for a while"
+        )
     health = Health("ok", "", (), ())
     assert ready_text(config, health, opened).splitlines()[0].endswith(opened.text)
     assert "no MPS (decode steps share the GPU by time slices)" in ready_text(config, health, NO_MPS)
