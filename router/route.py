@@ -10,8 +10,9 @@ from router.text_keys import TextKeys
 FORESEEN_TOKENS = 1024
 """Outputs that a sequence is expected to have at most: few come near their max_tokens. Of those that grow on, workers
 tell by the blocks that they have left."""
-MOVED_AT_ONCE = 16
-"""Tokens whose KV is moved to another pool in the time that one is computed in, at least."""
+MOVED_AT_ONCE = 4
+"""Tokens whose KV is moved to another pool, that count as much as one to compute. A copy takes less, but what is moved
+lies in two pools then, and others have less room."""
 LOAD_TOKENS = 32_768
 """What a decode worker that is full counts as, and one that is half full as half of it."""
 
