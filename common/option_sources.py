@@ -37,15 +37,25 @@ def variable_name(section: str, name: str) -> str:
 def from_environment(
     environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, str, str]]:
-    """Section, key and text of each option that is set there; raises ConfigError for one that is none of ours."""
-    options = {variable_name(section, name): (section, name) for section in known for name in known[section]}
+    """Section, key and text of each option that is set there."""
+    options = _variables(known)
+    return ((*options[variable], environ[variable]) for variable in sorted(environ) if variable in options)
+
+
+def strangers(environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What is wrong with variables that look like options, and are none of ours."""
+    options, problems = _variables(known), []
     for variable in sorted(environ):
-        if variable in options:
-            yield (*options[variable], environ[variable])
-        elif variable.startswith(PREFIX) and BETWEEN in variable:
+        if variable.startswith(PREFIX) and BETWEEN in variable and variable not in options:
             near = difflib.get_close_matches(variable, options, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"{variable} is set in the environment, and no option{meant}")
+            problems.append(f"{variable} is set in the environment, and no option{meant}")
+    return problems
+
+
+def _variables(known: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Section and key of each option, by its variable."""
+    return {variable_name(section, name): (section, name) for section in known for name in known[section]}
 
 
 def read_toml(path: str) -> dict[str, Table]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from common.errors import ConfigError
-from common.option_sources import Given, Table, flag_name, from_environment, read_toml, variable_name
+from common.option_sources import Given, Table, flag_name, from_environment, read_toml, strangers, variable_name
 
 Config = TypeVar("Config")
 Number = TypeVar("Number", int, float)
@@ -103,7 +103,7 @@ def from_flags(config_cls: type[Config], args: argparse.Namespace, environ: Mapp
         if dot and text is not None:
             value = _read(text, known[section][name].default)
             given.setdefault(section, {})[name] = Given(value, flag_name(section, name))
-    config = _built(config_cls, given)
+    config = _built(config_cls, given, strangers(environ, known))
     if getattr(args, "print_config", False):
         sys.stdout.write(_as_toml(config, sections, given))
         raise SystemExit(0)
@@ -116,9 +116,10 @@ def from_tables(config_cls: type[Config], tables: dict[str, dict[str, Any]]) -> 
     return _built(config_cls, given)
 
 
-def _built(config_cls: type[Config], given: dict[str, Table]) -> Config:
+def _built(config_cls: type[Config], given: dict[str, Table], found: Sequence[str] = ()) -> Config:
+    """Raises ConfigError with what was `found` to be wrong before, and all else that is."""
     classes = _section_classes(config_cls)
-    problems = _unknown("section", given, classes)
+    problems = [*found, *_unknown("section", given, classes)]
     built = {}
     for section, section_cls in classes.items():
         fields = {field.name: field for field in dataclasses.fields(section_cls)}

@@ -4,6 +4,7 @@ Nothing is assigned to one, so its loss costs nothing here: its workers notice b
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class MemoryServer:
     last_seen_s: float
     joined_s: float
     beat: MemoryHeartbeat | None = None
+    asked_to_leave_s: float = -math.inf  # last
 
     @property
     def id(self) -> str:

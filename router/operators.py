@@ -1,6 +1,7 @@
 """What operators ask for: how busy everybody is, and that a worker or memory server finishes what it has, and ends."""
 
 import logging
+import time
 from collections.abc import Callable
 
 from common.wire.messages import Message, Role
@@ -15,13 +16,15 @@ from common.wire.operator_messages import (
 )
 from router.dispatcher import Dispatcher
 from router.member import Member
-from router.memory_servers import MemoryServers
+from router.memory_servers import MemoryServer, MemoryServers
 from router.role_changes import RoleChanges
 from router.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
 REASON = "an operator asked for it (baton drain)"
+ASK_AGAIN_S = 10.0
+"""A memory server that does not say that it leaves, in case it has not heard of it."""
 
 
 class Operators:
@@ -38,9 +41,10 @@ class Operators:
         dispatcher: Dispatcher,
         role_changes: RoleChanges,
         send: Callable[[bytes, Message], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool, self._memory_servers, self._dispatcher, self._send = pool, memory_servers, dispatcher, send
-        self._role_changes = role_changes
+        self._role_changes, self._clock = role_changes, clock
 
     def heed(self, identity: bytes, message: DrainWanted | LoadWanted | RoleChange) -> None:
         """Whatever an operator says."""
@@ -64,11 +68,17 @@ class Operators:
             self._send(identity, DrainAnswer(wanted.name, worker.epoch, num_requests))
         elif (server := self._memory_servers.find(wanted.name)) is not None:
             if wanted.incarnation in (0, server.ready.epoch):
-                logger.info("%s is asked to leave: %s", server, REASON)
-                self._send(server.connection, Leave(REASON))
+                self._dismiss(server)
             self._send(identity, DrainAnswer(wanted.name, server.ready.epoch, 0))
         else:
             self._send(identity, DrainAnswer(wanted.name, 0, 0))
+
+    def _dismiss(self, server: MemoryServer) -> None:
+        """Whoever waits for its end asks several times a second, and it hears of that once."""
+        if self._clock() - server.asked_to_leave_s >= ASK_AGAIN_S:
+            server.asked_to_leave_s = self._clock()
+            logger.info("%s is asked to leave: %s", server, REASON)
+            self._send(server.connection, Leave(REASON))
 
 
 def _load(worker: Member, num_partners: int) -> WorkerLoad:

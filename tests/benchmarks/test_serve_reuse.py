@@ -99,10 +99,11 @@ def test_a_conversation_ends_where_a_turn_fails(
     servers: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, results = servers.start(FakeServer(fault="no ids")), tmp_path / "results.csv"
-    flags = shlex.split("--users 2 --turns 3 --input-len 10 --output-len 6 --deadline-s 20")
+    flags = shlex.split("--users 2 --turns 4 --input-len 10 --output-len 6 --deadline-s 60")
     assert main(["--url", server.url, *COMMON, *flags, "--results", str(results)]) == 1
     rows = figures(results)
-    assert int(rows["requests"]["value"]) + int(rows["errors"]["value"]) == len(server.requests) < 6
+    num_answered = int(rows["requests"]["value"]) + int(rows["errors"]["value"])
+    assert num_answered == len(server.requests) < 8, "the third of all is nobody's fourth, whoever is faster"
     assert "asked for the ids of 6 tokens, got 0" in capsys.readouterr().out
 
 

@@ -61,16 +61,20 @@ def test_all_that_is_wrong_is_said_at_once_with_where_it_is_from(
     path = tmp_path / "baton.toml"
     path.write_text('[kv]\nblock_size = 7\n[log]\nlevle = "INFO"\n')
     monkeypatch.setenv("BATON_WORKER__BATCHING", "yes")
+    monkeypatch.setenv("BATON_KV__BLOKSIZE", "32")
+    monkeypatch.setenv("BATON_x__y", "1")
     with pytest.raises(ConfigError) as raised:
         parsed("--config", str(path), "--router-port", "x", "--net-worker-timeout-s", "0.1")
     lines = str(raised.value).splitlines()
-    assert lines[0] == "5 settings are wrong:" and len(lines) == 6
+    assert lines[0] == "7 settings are wrong:" and len(lines) == 8
     for part in (
         "router.port = 'x': wants int",
         "net.worker_timeout_s = 0.1: at least two heartbeats",
         "worker.batching = 'yes': wants bool, got str [BATON_WORKER__BATCHING]",
         f"kv.block_size = 7: one of 16, 32, 64 [{path}]",
         "unknown key in [log]: levle",
+        "BATON_KV__BLOKSIZE is set in the environment, and no option; did you mean BATON_KV__BLOCK_SIZE?",
+        "BATON_x__y is set in the environment, and no option",
     ):
         assert any(part in line for line in lines), part
 

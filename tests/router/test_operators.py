@@ -1,64 +1,43 @@
-"""What operators ask of a router, over the wire: how busy everybody is; and role changes, which they tell."""
+"""Who is to leave hears of it, and is not told again and again."""
 
-import asyncio
-import urllib.request
+from typing import cast
 
-from common.wire.messages import Role
-from common.wire.operator_messages import LoadReport, LoadWanted, RoleChange, Stage
-from deploy.operator import dialed
-from tests.router.conftest import Cluster
-
-WHY = "prefill-1 on cuda:1 becomes decode-2: prompts keep 0.4 of 2 prefill workers busy"
-
-
-async def asked(cluster: Cluster) -> LoadReport:
-    def ask() -> LoadReport | None:
-        with dialed(cluster.net) as operator:
-            return operator.ask(LoadWanted, LoadReport, 60.0)
-
-    report = await asyncio.to_thread(ask)
-    assert report is not None
-    return report
+from common.config import NetSection
+from common.wire.memory_reports import MemoryReady
+from common.wire.messages import Message
+from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave
+from router.dispatcher import Dispatcher
+from router.memory_servers import MemoryServers
+from router.operators import ASK_AGAIN_S, Operators
+from router.role_changes import RoleChanges
+from router.worker_pool import WorkerPool
 
 
-async def test_an_operator_hears_how_busy_everybody_is(cluster: Cluster) -> None:
-    cluster.decode("decode-standby-0", standby=1)
-    pool = cluster.service.pool
-    await cluster.until(lambda: len(pool.paths) == 2 and all(worker.beat for worker in pool), "all are there")
-    decode = pool.find("decode-0")
-    assert decode is not None and decode.beat is not None
-    report = await asked(cluster)
-    loads = {load.name: load for load in report.workers}
-    assert report.num_queued == 0
-    assert {name: (load.role, load.is_serving, load.num_partners) for name, load in loads.items()} == {
-        "prefill-0": (Role.PREFILL, True, 2),
-        "decode-0": (Role.DECODE, True, 1),
-        "decode-standby-0": (Role.DECODE, False, 1),
-    }
-    load = loads["decode-0"]
-    assert (load.incarnation, load.pid, load.has_spoken) == (decode.epoch, decode.ready.pid, True)
-    assert (load.most_rows, load.num_blocks) == (decode.ready.max_num_seqs, sum(decode.ready.num_blocks))
-    assert load.num_steps == sum(decode.beat.steps.durations) and load.step_us == decode.beat.steps.total_us
+def test_a_memory_server_is_asked_to_leave_once_and_seldom_again() -> None:
+    now_s, sent = 100.0, list[Message]()
 
+    def send(connection: bytes, message: Message) -> bool:
+        sent.append(message)
+        return True
 
-async def test_role_changes_are_shown_and_counted(cluster: Cluster) -> None:
-    def tell(stage: Stage, text: str) -> None:
-        with dialed(cluster.net) as operator:
-            operator.tell(
-                lambda name, epoch: RoleChange(name, epoch, "prefill-1", "decode-2", Role.DECODE, stage, text)
-            )
+    net = NetSection()
+    servers = MemoryServers(net, 1, send, lambda: now_s)
+    operators = Operators(
+        WorkerPool(net, 2.0), servers, cast(Dispatcher, None), cast(RoleChanges, None), send, lambda: now_s
+    )
 
-    changes = cluster.service.role_changes
-    await asyncio.to_thread(tell, Stage.BEGUN, WHY)
-    await cluster.until(lambda: list(changes), "it is noted")
-    [begun] = changes.report(0.0)
-    assert (begun["from"], begun["to"], begun["state"], begun["reason"]) == ("prefill-1", "decode-2", "under way", WHY)
-    await asyncio.to_thread(tell, Stage.DONE, "decode-2 is in the place of prefill-1 after 6.0 s")
-    await cluster.until(lambda: changes.num[Role.DECODE, Stage.DONE], "so is its end")
-    [done] = changes.report(0.0)
-    assert (done["state"], done["reason"]) == ("done", WHY)
-    told = [incident["text"] for incident in cluster.service.status.report(0.0)["incidents"]]
-    assert told[:2] == ["decode-2 is in the place of prefill-1 after 6.0 s", WHY]
-    metrics = await asyncio.to_thread(lambda: urllib.request.urlopen(f"{cluster.url}/metrics").read().decode())
-    assert 'baton_role_changes_total{role="decode",stage="done"} 1.0' in metrics
-    assert 'baton_role_changes_total{role="prefill",stage="done"} 0.0' in metrics
+    def asked(epoch: int = 0) -> list[type[Message]]:
+        sent.clear()
+        operators.heed(b"operator", DrainWanted("operator", 1, "memory-0", epoch))
+        return [type(message) for message in sent]
+
+    assert asked() == [DrainAnswer], "there is none"
+    servers.on_ready(b"", MemoryReady("memory-0", 7, 1, "1", "cpu"))
+    assert asked() == [Leave, DrainAnswer] and asked(7) == [DrainAnswer]
+    now_s += 0.9 * ASK_AGAIN_S
+    assert asked(7) == [DrainAnswer]
+    now_s += 0.2 * ASK_AGAIN_S
+    assert asked(7) == [Leave, DrainAnswer], "it has perhaps not heard"
+    servers.on_ready(b"", MemoryReady("memory-0", 8, 1, "1", "cpu"))
+    assert asked(7) == [DrainAnswer], "that is the next one"
+    assert asked(8) == [Leave, DrainAnswer]
