@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import json
+import os
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -17,7 +19,7 @@ from deploy.autoscale.options import add_autoscale, autoscale_of
 from deploy.demo import DEMO_MODEL, Verse, demo
 from deploy.draining import Wish, drain, router_of
 from deploy.fleet_table import fleet_table
-from deploy.healthcheck import fetch
+from deploy.healthcheck import NOT_OURS, OTHERS_ANSWER, fetch
 from deploy.launch_plan import STANDBYS
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.planning.command import add_plan, plan
@@ -27,19 +29,32 @@ from deploy.trace_command import add_trace, trace
 
 MAX_WORKERS = 256
 """Of one kind on a machine."""
+UNREAD = 141
+"""Exit status of who is ended by SIGPIPE in a shell."""
 ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + WORKER_SECTIONS + MEMORY_SECTIONS))
 
 
 def main() -> None:
-    """Entry point: 0 after a clean drain, 1 after a failure, 2 for a wrong setting, 130 for an early Ctrl-C."""
+    """Entry point: 0 after a clean drain, 1 after a failure, 2 for a wrong setting, 130 for an early Ctrl-C, 141 when
+    nobody reads what is printed."""
     args = build_parser().parse_args()
     try:
-        sys.exit(COMMANDS[args.command](args))
+        sys.exit(_run(args))
     except ConfigError as error:
         print(f"baton: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # nobody reads on, as behind `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        sys.exit(UNREAD)
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        return COMMANDS[args.command](args)
+    finally:
+        sys.stdout.flush()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -119,10 +134,8 @@ def _add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "after the other is a rolling restart. Workers of a memory server that ends finish, and start again, too.",
         allow_abbrev=False,
     )
-    parser.add_argument("name", metavar="WORKER", help="as baton workers shows it")
-    parser.add_argument(
-        "--port", type=number(int, 1, 65535), default=8000, help="of the router on this machine (default: %(default)s)"
-    )
+    parser.add_argument("name", type=_name, metavar="WORKER", help="as baton workers shows it")
+    parser.add_argument("--port", type=number(int, 1, 65535), help="of the router on this machine (default: 8000)")
     parser.add_argument("--until-back", action="store_true", help="wait for another under its name, too")
     parser.add_argument(
         "--timeout-s",
@@ -132,6 +145,13 @@ def _add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help=f"wait for at most so long (1 to {DAY_S:.0f}, default: %(default)g)",
     )
     add_flags(parser, Config, ("net",))
+
+
+def _name(text: str) -> str:
+    """As one may be on the wire, where another would be dropped without a word."""
+    if not re.fullmatch(r"[!-~]{1,100}", text):
+        raise argparse.ArgumentTypeError(f"{text!r:.40}: 1 to 100 ASCII characters, as baton workers shows it")
+    return text
 
 
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -260,11 +280,13 @@ def _demo(args: argparse.Namespace) -> int:
 def _workers(args: argparse.Namespace) -> int:
     try:
         health = fetch(args.url.rstrip("/"))
-        print(json.dumps(health, indent=2) if args.json else fleet_table(health))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"baton: no router answers at {args.url}: {error}", file=sys.stderr)
+        shown, is_ok = fleet_table(health), health["status"] == "ok"
+    except (OSError, ValueError, *NOT_OURS) as error:
+        why = OTHERS_ANSWER if isinstance(error, NOT_OURS) else error
+        print(f"baton: no router answers at {args.url}: {why}; --url is its HTTP address", file=sys.stderr)
         return 1
-    return 0 if health["status"] == "ok" else 1
+    print(json.dumps(health, indent=2) if args.json else shown)
+    return 0 if is_ok else 1
 
 
 def _drain(args: argparse.Namespace) -> int:

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.config import NetSection
+from common.config import NetSection, RouterSection
+from common.errors import ConfigError
 from common.wire.endpoints import AUTO, ROUTER_SOCKET, resolved
 from common.wire.operator_messages import DrainAnswer, DrainWanted
 from common.wire.whereabouts import found
 from deploy.operator import Operator, dialed
 
+USUAL_PORT = RouterSection().port
 ANSWER_S = 10.0
 """For a router to answer; one that is busy does so within milliseconds."""
 ASK_INTERVAL_S = 0.3
@@ -29,11 +31,20 @@ class Wish:
     until_back: bool  # another under that name is there
 
 
-def router_of(net: NetSection, port: int) -> NetSection:
-    """Where to dial: as configured, or else as the router noted that has that HTTP port here."""
+def router_of(net: NetSection, port: int | None) -> NetSection:
+    """Where to dial: as configured, or else as the router noted that has that HTTP port here, the usual one without.
+
+    Raises ConfigError for a port that no router noted: another router may have a worker of the same name.
+    """
     if net.router_endpoint != AUTO:
         return net
-    return found(port) or net
+    noted = found(USUAL_PORT if port is None else port)
+    if noted is None and port is not None:
+        raise ConfigError(
+            f"--port {port}: no router of this user has it on this machine; name its HTTP port, or where workers "
+            "dial it (--net-router-endpoint)"
+        )
+    return noted or net
 
 
 def drain(net: NetSection, wish: Wish, say: Say) -> int:

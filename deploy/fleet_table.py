@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.tables import BLANK, aligned
+from deploy.tables import BLANK, aligned, printable
 
 COLUMNS = ("ROLE", "NAME", "DEVICE", "STATE", "LOAD", "KV BLOCKS", "VERSION", "SINCE")
 
@@ -18,7 +18,8 @@ def fleet_table(health: Mapping[str, Any]) -> str:
     failed = [path for path in health["kv_paths"] if path["error"]]
     problems = [f"KV path {path['prefill']} -> {path['decode']}: {path['error']}" for path in failed]
     changes = [f"{_span(each['ago_s'])} ago, {each['state']}: {each['reason']}" for each in health["role_changes"]]
-    return "\n".join([*aligned([COLUMNS, *rows]), *health["missing"], *problems, *changes])
+    below = map(printable, [*health["missing"], *problems, *changes])
+    return "\n".join([*aligned([COLUMNS, *rows]), *below])
 
 
 def _worker(role: str, worker: Mapping[str, Any]) -> tuple[str, ...]:

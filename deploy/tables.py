@@ -5,7 +5,13 @@ from collections.abc import Sequence
 BLANK = "-"
 
 
+def printable(text: str) -> str:
+    """As it is if a terminal shows it as it is, else with escapes: what others named moves no cursor."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """A line for each row, the first of which is the head; all have as many cells."""
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

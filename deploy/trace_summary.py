@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from common.trace_events import DEVICE, LOOP
-from deploy.tables import BLANK, aligned
+from deploy.tables import BLANK, aligned, printable
 from deploy.trace_merge import process_names
 from deploy.trace_parts import Part, Recording, Slice
 
@@ -26,7 +26,7 @@ SLOWEST_HEAD = (
 def summary(recording: Recording) -> str:
     """Several tables; those of which nothing was traced are left out."""
     tables = [_processes(recording.parts), _requests(recording.parts), _slowest(recording.parts)]
-    problems = [f"left out: {problem}" for problem in recording.skipped]
+    problems = [printable(f"left out: {problem}") for problem in recording.skipped]
     return "\n\n".join(["\n".join(lines) for lines in tables if lines] + ["\n".join(problems)] * bool(problems))
 
 
@@ -80,7 +80,8 @@ def _requests(parts: Sequence[Part]) -> list[str]:
         return []
     states = Counter(str(args.get("state")) for args in found)
     replayed = sum(args.get("attempts", 1) > 1 for args in found)
-    lines = [f"{len(found)} requests: {', '.join(f'{n} {state}' for state, n in states.items())}; {replayed} replayed"]
+    ended = ", ".join(f"{n} {printable(state)}" for state, n in states.items())
+    lines = [f"{len(found)} requests: {ended}; {replayed} replayed"]
     rows: list[tuple[str, ...]] = [("PHASE", "p50", "p99", "MOST")]
     for phase in PHASES:
         values = [float(args[phase]) for args in found if isinstance(args.get(phase), int | float)]

@@ -90,3 +90,18 @@ def test_the_supervisor_never_imports_torch() -> None:
 def test_roles_change_only_where_that_is_asked_for(argv: str, expected: AutoscaleOptions | None) -> None:
     args = build_parser().parse_args(["serve", "m", *argv.split()])
     assert autoscale_of(args, 1, args.decode) == expected
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\nb", "x" * 101, "\u00fc"])
+def test_a_name_that_nobody_has_is_not_sent_to_a_router(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        build_parser().parse_args(["drain", name])
+    assert "1 to 100 ASCII characters" in capsys.readouterr().err
+
+
+def test_who_reads_no_further_sees_no_error() -> None:
+    command = [sys.executable, "-m", "deploy.cli", "serve", str(DEMO_MODEL), "--print-config"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == (b"", 141)

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from common.config import NetSection
+from common.errors import ConfigError
 from common.wire import endpoints, whereabouts
 from deploy import draining
 from deploy.draining import Wish, drain, router_of
@@ -11,14 +12,22 @@ from deploy.draining import Wish, drain, router_of
 def test_a_router_is_found_by_its_port_unless_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "PARENT", tmp_path)
     usual = NetSection()
-    assert router_of(usual, 8000) == usual
+    assert router_of(usual, None) == usual
     whereabouts.note(8000, f"ipc://{tmp_path}/r.sock", NetSection(secret_file="s"))
     found = router_of(usual, 8000)
+    assert found == router_of(usual, None)
     assert found.router_endpoint == f"ipc://{tmp_path}/r.sock" and found.secret_file == str(Path("s").absolute())
     named = NetSection(router_endpoint="ipc:///elsewhere.sock")
-    assert router_of(named, 8000) == named and router_of(usual, 8001) == usual
+    assert router_of(named, 8000) == named
     whereabouts.forget(8000)
-    assert router_of(usual, 8000) == usual
+    assert router_of(usual, None) == usual
+
+
+def test_a_port_without_a_router_leads_to_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "PARENT", tmp_path)
+    whereabouts.note(8000, f"ipc://{tmp_path}/r.sock", NetSection())
+    with pytest.raises(ConfigError, match="--port 8001: no router of this user has it"):
+        router_of(NetSection(), 8001)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": 1}', "\xff{"])

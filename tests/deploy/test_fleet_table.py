@@ -51,3 +51,8 @@ def test_each_has_a_line_and_what_is_wrong_stands_below() -> None:
 def test_another_body_is_told() -> None:
     with pytest.raises(KeyError):
         fleet_table({"status": "ok"})
+
+
+def test_what_a_terminal_would_obey_is_shown() -> None:
+    body = health() | {"missing": ["\x1b[2J\ud800"]}
+    assert "\\x1b[2J\\ud800" in fleet_table(body)

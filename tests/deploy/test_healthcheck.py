@@ -1,4 +1,7 @@
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -8,8 +11,8 @@ import pytest
 from common.memory.host_backing import HostBacking
 from common.memory.server import MemoryServer
 from common.memory_sections import MemorySection
-from deploy import healthcheck
-from deploy.healthcheck import main, problem
+from deploy import cli, healthcheck
+from deploy.healthcheck import fetch, main, problem
 from tests.announcing import announcer
 
 
@@ -30,6 +33,61 @@ def test_a_worker_is_healthy_when_the_router_knows_it() -> None:
 def test_nobody_there_is_unhealthy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["http://127.0.0.1:9"]) == 1
     assert "refused" in capsys.readouterr().out
+
+
+@contextmanager
+def answering(answer: bytes, times: int = 1) -> Iterator[str]:
+    """A URL where everybody is told that, so many times; and no end of it after more than one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_one() -> None:
+            with listener.accept()[0] as connection, suppress(OSError):
+                connection.recv(65536)
+                for _ in range(times):
+                    connection.sendall(answer)
+                if times > 1:
+                    connection.recv(1)
+
+        thread = Thread(target=answer_one)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(60)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+OTHERS = [b"SSH-2.0-OpenSSH_9.2\r\n", HEAD + b"<html>", HEAD + b"[" * 100_000, HEAD + b"[]", HEAD + b"{}"]
+
+
+@pytest.mark.parametrize("answer", [*OTHERS, HEAD + b'{"workers": []}', HEAD + b'{"workers": {}, "status": 3}'])
+def test_another_program_is_no_router(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(answer) as url:
+        assert main([url, "worker-0"]) == 1
+    with answering(answer) as url, pytest.raises(SystemExit, match="1"):
+        monkeypatch.setattr(sys, "argv", ["baton", "workers", "--url", url])
+        cli.main()
+    assert "no router of this version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("num_bytes", "why"), [(1 << 20, "no whole answer within 0.5 s"), (64, "more than 64 bytes")])
+def test_an_answer_without_end_is_not_read_for_ever(num_bytes: int, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healthcheck, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(healthcheck, "MAX_BYTES", num_bytes)
+    with answering(HEAD + b"[1,", times=64) as url, pytest.raises((OSError, ValueError), match=why):
+        fetch(url)
+
+
+@pytest.mark.parametrize("url", ["", "router", "ftp://a", "file:///etc/passwd", "http://", "http://a b", "http://a:b"])
+def test_a_url_is_one_of_http(url: str) -> None:
+    with pytest.raises(ValueError, match=r"a URL is like|[Pp]ort"):
+        fetch(url)
+
+
+def test_proxies_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with answering(HEAD + b'{"status": "ok"}') as url:
+        assert fetch(url) == {"status": "ok"}
 
 
 def test_a_memory_server_is_healthy_while_its_loop_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
