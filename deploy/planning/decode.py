@@ -13,6 +13,9 @@ from deploy.planning.events import Events
 from deploy.planning.gpu import Gpu
 from deploy.planning.request import Request
 
+LAUNCH_MS = 0.7
+"""Before a step ends, when the next is launched, with whoever is there by then (`decode_worker/pace.py`)."""
+
 
 class DecodeWorker:
     """Decodes; what `router` counts of it stands here, too.
@@ -31,7 +34,7 @@ class DecodeWorker:
         self.link_free_ms = 0.0  # when what is copied here is over
         self._offered: deque[tuple[Request, Gpu]] = deque()  # no row or no blocks yet
         self._num_taken = 0  # rows that are taken, or will be
-        self._joining: list[Request] = []  # from the next step on
+        self._joining: list[tuple[float, Request]] = []  # since when, for the next step that is launched
         self._fresh: list[Request] = []  # in their first step
         self._rows: list[tuple[int, int, Request]] = []  # a heap, by the step after which they are over
         self._num_steps, self._num_tokens = 0, 0  # steps that are over; tokens of context of all rows
@@ -99,7 +102,7 @@ class DecodeWorker:
     def _join(self, request: Request, source: Gpu) -> None:
         if source is not self.gpu:
             source.give_back(source.held_by(request))
-        self._joining.append(request)
+        self._joining.append((self.events.now_ms, request))
         if self._length:
             self.settle()
             self.hasten()
@@ -108,12 +111,14 @@ class DecodeWorker:
             self._begin()
 
     def _begin(self) -> None:
-        """The next leap, with whoever joins; up to the end of the first row."""
-        for request in self._joining:
+        """The next leap, with whoever was there when it was launched; up to the end of the first row."""
+        launched_ms = self.events.now_ms - LAUNCH_MS if self._rows else self.events.now_ms
+        self._fresh = [request for since_ms, request in self._joining if since_ms <= launched_ms]
+        self._joining = [each for each in self._joining if each[0] > launched_ms]
+        for request in self._fresh:
             request.last_step = self._num_steps + request.num_outputs - 1
             heappush(self._rows, (request.last_step, request.number, request))
             self._num_tokens += request.num_inputs
-        self._fresh, self._joining = self._joining, []
         num_rows, self._since_ms = len(self._rows), self.events.now_ms
         if not num_rows:
             self._length = 0

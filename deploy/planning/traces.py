@@ -7,8 +7,8 @@ Of each line three things are wanted, by these names, in capitals or not, with o
 - prompt tokens: `input_length`, `input_len`, `input_tokens`, `prompt_tokens`, `context_tokens`, `request_tokens`;
 - output tokens: `output_length`, `output_len`, `output_tokens`, `generated_tokens`, `response_tokens`.
 
-Lines of a router's log (`--log-format json`) that end a request have all three: it arrived `e2e_ms` before `time`; the
-log's other lines are passed over, and so are requests without an output. What else a line has, as the blocks of
+Lines of a router's log that end a request (stderr, with `--log-format json`) have all three: it arrived `e2e_ms` before
+`time`; the log's other lines are passed over, and so are requests without an output. What else a line has, as the blocks of
 Mooncake's, is not looked at: nothing is taken to be computed already.
 """
 

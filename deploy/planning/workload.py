@@ -40,7 +40,7 @@ class Steady:
 
     @property
     def name(self) -> str:
-        return f"{self.rate:g} requests/s of {self.inputs} prompt and {self.outputs} output tokens"
+        return f"{self.rate:.4g} requests/s of {self.inputs} prompt and {self.outputs} output tokens"
 
     @property
     def lengths(self) -> Sequence[Lengths]:
