@@ -11,6 +11,8 @@ The others are what is left of a load's figure when those are taken off:
   (`request_ms`, `handoff_ms`);
 - of a first token on one GPU at 16 requests/s, mostly beside streams, what is no prompt step beside them by the factor
   of a long one (`beside_prompt_ms`);
+- of the first tokens of prompts of which all but 16 tokens are there, what 16,000 take longer than 1,024
+  (`found_ms_per_1000`);
 - of the gaps of 512 requests at once on one GPU while prompts have all of it (their 90th percentile), what is no
   decode step, in parts of the prompt step (`whole_wait`).
 
@@ -47,6 +49,7 @@ SHARE = 80
 """Percent of a GPU for prompts beside streams in the rows of `one_long`: what `baton serve` asks for."""
 STREAMS, STREAM_TOKENS, LONG_TOKENS = (8, 32, 64), 1000, 32_000
 AT_ONCE, LONE, STEADY = "at once, 1024/128, 512 requests", "concurrency 1, 128/256,", "16 req/s, 1024/128,"
+SHORT_CACHED, LONG_CACHED = 1008, 15_984
 LONE_TOKENS, STEP_PROMPTS, PROMPT_TOKENS, MEAN_CONTEXT = 128, 8, 1024, 1088
 
 
@@ -107,6 +110,7 @@ def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
         whole_wait=0.0,
         shared=nothing,
         apart=nothing,
+        found_ms_per_1000=0.0,
         router_tokens_per_s=max(of.all("output_throughput")),
         origin=(),
     )
@@ -128,11 +132,16 @@ def _filled(rates: Rates, of: _Rows, beside_ms: float) -> Rates:
 
     shared, factor = left(ONE_GPU, "baton", 0.0), beside_ms / part.prompt_ms(LONG_TOKENS)
     steady_ms = of.figure(ONE_GPU, "baton", STEADY, "ttft_p50")
+    short_ms, long_ms = (
+        of.figure(ONE_GPU, "baton", f"concurrency 1, primed 1x{cached}+16/2,", "ttft_p50")
+        for cached in (SHORT_CACHED, LONG_CACHED)
+    )
     return replace(
         rates,
         beside_prompt=_rounded(factor),
         beside_prompt_ms=_rounded(steady_ms - shared.request_ms - factor * part.prompt_ms(PROMPT_TOKENS)),
         whole_wait=_rounded(wait_ms / batch_ms),
+        found_ms_per_1000=_rounded(1e3 * (long_ms - short_ms) / (LONG_CACHED - SHORT_CACHED)),
         shared=shared,
         apart=left(TWO_GPUS, "baton 1P1D", copy_ms),
         origin=of.origin(),

@@ -6,6 +6,7 @@ Loads are those of the rows' own commands, with the same arrivals. Rates come fr
 models than Qwen3-4B are scaled by their shapes, and nothing of these was measured by itself.
 """
 
+import argparse
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from benchmarks.table_cells import (
 from deploy.planning.costs import Costs
 from deploy.planning.figures import Figures
 from deploy.planning.layout import parse_layout
-from deploy.planning.loads import Arrival, Load
+from deploy.planning.loads import Arrival, Lengths, Load
 from deploy.planning.memory import MEMORY_FRACTION
 from deploy.planning.rates import Rates, read_rates
 from deploy.planning.scaling import scaled
@@ -76,7 +77,9 @@ def _cases() -> Iterator[Case]:
     loads = ["concurrency 8, 1024/128,", "concurrency 64, 1024/128,", "16 req/s, 1024/128,",
              "32 req/s, 1024/128,", "at once, 1024/128,"]  # fmt: skip
     small = ["64 req/s, 64/64,", "at once, 64/64,", "at once, 8192/1,", "at once, 100-8000/1,"]
-    yield from (Case(load, ONE_GPU, "baton", "1P1D", 1) for load in (*lone, *loads, *small))
+    known = [f"concurrency 1, primed 1x{cached}+16/2," for cached in (1008, 8176, 15984)]
+    known.append("at once, 8x4096+256/128,")
+    yield from (Case(load, ONE_GPU, "baton", "1P1D", 1) for load in (*lone, *loads, *small, *known))
     yield from (Case(load, TWO_GPUS, "baton 1P1D", "1P1D", 2) for load in (*lone, *loads))
     shared = ("concurrency 1, 1024/128,", "32 req/s, 1024/128,", "at once, 1024/128,")
     yield from (Case(load, TWO_GPUS, "baton 2P2D", "2P2D", 2) for load in shared)
@@ -143,12 +146,21 @@ def load_of(command: str) -> Load:
     args = parse_args(shlex.split(command)[3:], "")
     sent = SentLoad(args)
     if args.input_range or args.output_range:
-        lengths = [(prompt.num_tokens or 0, prompt.max_tokens) for prompt in sent.prompts(0)]
+        lengths = [Lengths(prompt.num_tokens or 0, prompt.max_tokens) for prompt in sent.prompts(0)]
     else:
-        lengths = [(args.input_len, args.output_len)] * args.num_prompts
+        lengths = [_with_prefix(args, number) for number in range(args.num_prompts)]
     times_s = sent.arrivals_s(0, len(lengths))
     arrivals = [Arrival(time_s * 1e3, *each) for time_s, each in zip(times_s, lengths, strict=True)]
     return Load(arrivals, num_streams=args.concurrency or 0)
+
+
+def _with_prefix(args: argparse.Namespace, number: int) -> Lengths:
+    """Of the request of that number: its prefix is there if it was primed, or is not the first that begins so."""
+    if args.prefixes is None:
+        return Lengths(args.input_len, args.output_len)
+    is_there = args.primed or number >= args.prefixes.count
+    num_tokens = args.prefixes.num_tokens
+    return Lengths(num_tokens + args.input_len, args.output_len, num_tokens * is_there)
 
 
 @cache

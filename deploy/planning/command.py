@@ -3,6 +3,7 @@
 import argparse
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -13,7 +14,6 @@ from deploy.planning.costs import Costs
 from deploy.planning.estimate import estimate, obstacles
 from deploy.planning.figures import Objectives
 from deploy.planning.layout import Layout, parse_layout
-from deploy.planning.loads import Arrival
 from deploy.planning.memory import MEMORY_FRACTION
 from deploy.planning.rates import Rates, read_rates, shipped
 from deploy.planning.scaling import scaled
@@ -54,6 +54,13 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--rate", type=number(float, 1e-3, 1e6), metavar="R", help="requests a second (Poisson)")
     load.add_argument("--input-len", type=_span, metavar="N[-M]", help="prompt tokens (default: 1024)")
     load.add_argument("--output-len", type=_span, metavar="N[-M]", help="output tokens (default: 128)")
+    load.add_argument(
+        "--cached-len",
+        type=number(int, 0, traces.MAX_TOKENS),
+        default=0,
+        metavar="N",
+        help="tokens that each prompt begins with and that are there already, as a system prompt is (default: 0)",
+    )
     load.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and lengths instead: see below")
     load.add_argument(
         "--speed",
@@ -187,11 +194,12 @@ def _observed(args: argparse.Namespace, rates: Rates) -> tuple[Rates, Workload]:
         _tell(f"watching {args.url} for {args.watch_s:g} s")
         metrics, asked = live.watch(args.url, args.watch_s)
         inputs, outputs = (Span(tokens, tokens) for tokens in (asked.num_inputs, asked.num_outputs))
-        workload: Workload = Steady(asked.rate, args.input_len or inputs, args.output_len or outputs, args.seed)
+        lengths = (args.input_len or inputs, args.output_len or outputs)
+        workload: Workload = Steady(asked.rate, *lengths, args.seed, args.cached_len)
     else:
         metrics, workload = live.told(live.fetched(args.url)), _workload(args)
-    lengths = workload.lengths
-    mean_tokens = sum(inputs + outputs / 2 for inputs, outputs in lengths) / len(lengths)
+    drawn = workload.lengths
+    mean_tokens = sum(each.inputs + each.outputs / 2 for each in drawn) / len(drawn)
     if others := live.devices(args.url) - {rates.gpu}:
         where = ", ".join(sorted(others))
         print(
@@ -205,13 +213,14 @@ def _workload(args: argparse.Namespace) -> Workload:
     if (args.rate is None) == (args.trace is None):
         raise ConfigError("what to plan for: --rate, or --trace, or the load of a running router with --from")
     if args.trace is None:
-        return Steady(args.rate, args.input_len or Span(1024, 1024), args.output_len or Span(128, 128), args.seed)
-    if args.input_len or args.output_len:
-        raise ConfigError("--input-len and --output-len: not with --trace, which has them")
+        lengths = (args.input_len or Span(1024, 1024), args.output_len or Span(128, 128))
+        return Steady(args.rate, *lengths, args.seed, args.cached_len)
+    if args.input_len or args.output_len or args.cached_len:
+        raise ConfigError("--input-len, --output-len and --cached-len: not with --trace, which has them")
     read = traces.read_trace(args.trace)
     busiest = traces.busiest(read, MOST_REQUESTS)
     part = f"the busiest {len(busiest):,} of {len(read):,} of " if len(busiest) < len(read) else ""
-    arrivals = [Arrival(each.time_ms / args.speed, each.num_inputs, each.num_outputs) for each in busiest]
+    arrivals = [replace(each, time_ms=each.time_ms / args.speed) for each in busiest]
     return Replay(arrivals, f"{part}{args.trace.name}", args.seed)
 
 

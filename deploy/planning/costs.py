@@ -45,14 +45,15 @@ class PromptCosts:
             pairs += count * (before + count / 2)
         return self._products.at(num_tokens) + self.pair_ms * pairs
 
-    def full_ms(self, num_tokens: int, step_tokens: int) -> float:
+    def full_ms(self, num_tokens: int, step_tokens: int, num_cached: int = 0) -> float:
         """Of full steps of such prompts, what one of them takes: no worker computes them faster."""
-        return self._products.at(step_tokens) * num_tokens / step_tokens + self.pair_ms * num_tokens**2 / 2
+        pairs = (num_tokens**2 - num_cached**2) / 2
+        return self._products.at(step_tokens) * (num_tokens - num_cached) / step_tokens + self.pair_ms * pairs
 
-    def prompt_ms(self, num_tokens: int, step_tokens: int = 0) -> float:
-        """A whole prompt by itself, in steps of so many tokens, or of those that it was measured in."""
+    def prompt_ms(self, num_tokens: int, step_tokens: int = 0, num_cached: int = 0) -> float:
+        """A prompt by itself, but for what is there, in steps of so many tokens or of those that it was measured in."""
         step_tokens = step_tokens or self.step_tokens
-        starts = range(0, num_tokens, step_tokens)
+        starts = range(num_cached, num_tokens, step_tokens)
         return sum(self.ms([(min(step_tokens, num_tokens - start), start)]) for start in starts)
 
 
@@ -97,6 +98,10 @@ class Costs:
     def copy_ms(self, num_tokens: int) -> float:
         """KV blocks from one GPU of a host to another."""
         return self._copies.at(num_tokens)
+
+    def found_ms(self, num_tokens: int) -> float:
+        """To find so many tokens of a prompt that are there already, and to go on behind them."""
+        return self.rates.found_ms_per_1000 * num_tokens / 1000
 
     def beside_step(self, num_rows: int) -> float:
         """Factor of a decode step beside a prompt that keeps to its share."""

@@ -52,7 +52,7 @@ class DecodeWorker:
         """Take what was offered, as far as there is room."""
         while self._offered and self._num_taken < self.costs.max_rows:
             request, source = self._offered[0]
-            lacking = 0 if source is self.gpu else request.num_total
+            lacking = 0 if source is self.gpu else request.num_held
             if lacking > self.gpu.free_tokens:
                 return
             self.gpu.free_tokens -= lacking
@@ -91,7 +91,7 @@ class DecodeWorker:
         if source is self.gpu:
             events.at(events.now_ms + rates.shared.handoff_ms, lambda: self._join(request, source))
             return
-        copy_ms = self.costs.copy_ms((request.num_inputs - 1) % self.costs.step_tokens + 1)
+        copy_ms = self.costs.copy_ms((request.num_computed - 1) % self.costs.step_tokens + 1)
         self.link_free_ms = max(self.link_free_ms, events.now_ms) + copy_ms
         if self._length:
             self.settle()
@@ -146,7 +146,7 @@ class DecodeWorker:
         self._num_taken -= len(over)
         self._begin()
         for request in over:
-            self.gpu.give_back(request.num_total)
+            self.gpu.give_back(request.num_held)
             self._on_end(request)
         self.resume()
 

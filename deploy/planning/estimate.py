@@ -49,18 +49,20 @@ class Estimate:
 def estimate(costs: Costs, workload: Workload, objectives: Objectives) -> Estimate:
     """For GPUs that do one thing each."""
     lengths, request_ms = workload.lengths, costs.rates.apart.request_ms
-    prompts = [costs.whole.prompt_ms(num_inputs, costs.step_tokens) for num_inputs, _ in lengths]
+    prompts = [costs.whole.prompt_ms(inputs, costs.step_tokens, cached) for inputs, _, cached in lengths]
     mean_ms = sum(prompts) / len(prompts)
     square_ms = sum(ms * ms for ms in prompts) / len(prompts)
     slowest_ms = percentile(prompts, objectives.percent)
     left_ms = objectives.ttft_ms - request_ms - slowest_ms
-    num_steps = sum(num_outputs - 1 for _, num_outputs in lengths)
-    tokens = sum((outputs - 1) * (inputs + outputs / 2) for inputs, outputs in lengths)
+    num_steps = sum(each.outputs - 1 for each in lengths)
+    tokens = sum((each.outputs - 1) * (each.inputs + each.outputs / 2) for each in lengths)
     context = tokens / num_steps if num_steps else 0.0
     num_rows = _rows(costs, context, objectives.tpot_ms)
     step_ms = costs.steps.ms(max(1, num_rows), max(1, num_rows) * context)
     steps_per_s = workload.rate * num_steps / len(lengths)
-    full_ms = sum(costs.whole.full_ms(inputs, costs.step_tokens) for inputs, _ in lengths) / len(lengths)
+    full_ms = sum(costs.whole.full_ms(inputs, costs.step_tokens, cached) for inputs, _, cached in lengths) / len(
+        lengths
+    )
     most_rows = max(1, _rows(costs, context, math.inf))
     return Estimate(
         prompt_ms=mean_ms,
@@ -104,21 +106,24 @@ def _rows(costs: Costs, context: float, tpot_ms: float) -> int:
 def obstacles(costs: Costs, workload: Workload, objectives: Objectives) -> list[str]:
     """Why no number of GPUs can keep the limits, one sentence each; empty if nothing says so."""
     found, request_ms = [], costs.rates.apart.request_ms
-    lone = [request_ms + costs.whole.prompt_ms(inputs, costs.step_tokens) for inputs, _ in workload.lengths]
+    lone = [
+        request_ms + costs.found_ms(cached) + costs.whole.prompt_ms(inputs, costs.step_tokens, cached)
+        for inputs, _, cached in workload.lengths
+    ]
     least_ms = percentile(lone, objectives.percent)
     if least_ms > objectives.ttft_ms:
         found.append(
             f"a first token within {objectives.ttft_ms:g} ms: a prompt alone on a GPU takes {least_ms:.1f} ms for "
             f"{objectives.percent:g} % of them; ask for at least that, or for shorter prompts"
         )
-    alone = [costs.steps.ms(1, inputs + outputs / 2) for inputs, outputs in workload.lengths if outputs > 1]
+    alone = [costs.steps.ms(1, inputs + outputs / 2) for inputs, outputs, _ in workload.lengths if outputs > 1]
     step_ms = percentile(alone, objectives.percent) if alone else 0.0
     if step_ms > objectives.tpot_ms:
         found.append(
             f"{objectives.tpot_ms:g} ms a token: a decode step of one sequence takes {step_ms:.2f} ms; ask for at "
             "least that"
         )
-    room, longest = costs.room.kv_tokens(1, 1), max(inputs + outputs for inputs, outputs in workload.lengths)
+    room, longest = costs.room.kv_tokens(1, 1), max(each.inputs + each.outputs for each in workload.lengths)
     if longest > room:
         found.append(
             f"a request of {longest:,} tokens: a GPU that does both has room for {room:,} tokens of KV beside the "

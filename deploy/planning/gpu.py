@@ -48,7 +48,7 @@ class Gpu:
 
     def held_by(self, request: Request) -> int:
         """Tokens for which a prompt takes room here: where it may stay, for all that it will have."""
-        return request.num_total if self.is_shared else request.num_inputs
+        return request.num_held if self.is_shared else request.num_computed
 
     def give_back(self, num_tokens: int) -> None:
         """Room for so many tokens: whoever waits for some may go on."""

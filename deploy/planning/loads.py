@@ -4,9 +4,15 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
-Lengths = tuple[int, int]
-"""Tokens of a prompt and of its reply."""
+
+class Lengths(NamedTuple):
+    """Tokens of a request."""
+
+    inputs: int
+    outputs: int
+    cached: int = 0  # of the prompt, that are there already; less than all
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +22,11 @@ class Arrival:
     time_ms: float
     num_inputs: int
     num_outputs: int
+    num_cached: int = 0  # of the prompt, where it is computed and decoded; less than all
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(self.num_inputs, self.num_outputs, self.num_cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +47,17 @@ class Load:
         return max(each.num_inputs + each.num_outputs for each in self.arrivals)
 
 
-def at_once(lengths: Iterable[Lengths]) -> Load:
+def at_once(lengths: Iterable[Sequence[int]]) -> Load:
     """All at the beginning."""
     return Load([Arrival(0.0, *each) for each in lengths])
 
 
-def streams(count: int, lengths: Iterable[Lengths]) -> Load:
+def streams(count: int, lengths: Iterable[Sequence[int]]) -> Load:
     """One after the other, `count` at a time."""
     return Load([Arrival(0.0, *each) for each in lengths], num_streams=count)
 
 
-def poisson(rate: float, num_requests: int, draw: Callable[[random.Random], Lengths], seed: str) -> Load:
+def poisson(rate: float, num_requests: int, draw: Callable[[random.Random], Sequence[int]], seed: str) -> Load:
     """`rate` a second on average."""
     rng = random.Random(seed)
     times_s = accumulate(rng.expovariate(rate) for _ in range(num_requests))

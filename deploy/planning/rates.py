@@ -41,6 +41,7 @@ class Rates:
         their steps are longer than alone.
     beside_prompt: factor by which that prompt is longer than alone with that share.
     beside_prompt_ms: and what is added to each of its steps, whatever their tokens.
+    found_ms_per_1000: of the time to a first token, for each thousand tokens of the prompt that are there already.
     router_tokens_per_s: output tokens a second that a router was measured with, at most.
     whole_wait: beside a prompt step that has the whole GPU, what is added to a decode step, of what that prompt step
         takes alone.
@@ -61,6 +62,7 @@ class Rates:
     whole_wait: float
     shared: Where
     apart: Where
+    found_ms_per_1000: float
     router_tokens_per_s: float
     origin: tuple[str, ...]  # which rows
 

@@ -90,7 +90,7 @@ def start(trial: Trial, model: str) -> str:
 def cautions(trial: Trial, costs: Costs, workload: Workload) -> list[str]:
     """What the simulation does not know, and this plan rests on."""
     said = []
-    wanted = workload.rate * sum(outputs for _, outputs in workload.lengths) / len(workload.lengths)
+    wanted = workload.rate * sum(each.outputs for each in workload.lengths) / len(workload.lengths)
     seen = costs.rates.router_tokens_per_s
     if wanted > seen:
         said.append(

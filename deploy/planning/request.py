@@ -11,9 +11,10 @@ class Request:
     arrived_ms: float
     num_inputs: int
     num_outputs: int
+    num_cached: int = 0  # of the prompt, that are there already
     priority: int = 0
     turn: int = 0
-    num_done: int = 0  # of the prompt, in steps that are launched
+    num_done: int = field(init=False)  # of the prompt, there already or in steps that are launched
     is_started: bool = False  # has KV blocks for all of its prompt
     whole_gpu: bool = False  # its prompt may have all of the GPU
     overtakes: bool = False  # sent ahead of its turn
@@ -22,14 +23,23 @@ class Request:
     ended_ms: float = -1.0
     last_step: int = field(default=-1)  # of its decode worker
 
+    def __post_init__(self) -> None:
+        self.num_done = self.num_cached
+
+    @property
+    def num_computed(self) -> int:
+        """Prompt tokens that are not there already."""
+        return self.num_inputs - self.num_cached
+
     @property
     def num_left(self) -> int:
         """Prompt tokens to launch."""
         return self.num_inputs - self.num_done
 
     @property
-    def num_total(self) -> int:
-        return self.num_inputs + self.num_outputs
+    def num_held(self) -> int:
+        """Tokens for which it takes KV blocks of its own."""
+        return self.num_computed + self.num_outputs
 
     @property
     def ttft_ms(self) -> float:

@@ -1,8 +1,8 @@
 """The router of a simulation: its queue, how much it sends ahead, and which pair it chooses.
 
-The rules are those of `router/worker_pool.py`, `router/binding.py` and `router/waiting_queue.py`, of one client whose
-prompts have nothing in common; a test holds the choice against the router's own. What the router looks for among all
-pairs is looked for on one host after the other here, while there is one that could have a better pair.
+The rules are those of `router/worker_pool.py`, `router/binding.py` and `router/waiting_queue.py`, of one client; what
+is there of a prompt is there wherever it goes. A test holds the choice against the router's own. What the router looks
+for among all pairs is looked for on one host after the other here, while there is one that could have a better pair.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -57,10 +57,10 @@ class Router:
 
     def submit(self, request: Request) -> None:
         """A request has come."""
-        request.turn, self._num_turns = self._num_turns, self._num_turns + request.num_inputs
+        request.turn, self._num_turns = self._num_turns, self._num_turns + request.num_computed
         self._by_turn.append(request)
-        insort(self._by_length, (request.num_inputs, request.number, request))
-        self._num_tokens += request.num_inputs
+        insort(self._by_length, (request.num_computed, request.number, request))
+        self._num_tokens += request.num_computed
         self.pump()
 
     def pair_of(self, request: Request) -> Pair:
@@ -70,10 +70,10 @@ class Router:
     def prompt_is_over(self, request: Request) -> None:
         """Its first token is there."""
         prefill, _ = self._pairs[request.number]
-        prefill.outstanding_tokens -= request.num_inputs
+        prefill.outstanding_tokens -= request.num_computed
         prefill.num_outstanding -= 1
         if request.overtakes:
-            prefill.overtaking.remove(request.num_inputs)
+            prefill.overtaking.remove(request.num_computed)
         self._review(prefill)
 
     def is_over(self, request: Request) -> None:
@@ -95,7 +95,7 @@ class Router:
     def choose(self, request: Request, *, overtakes: bool = False) -> Pair | None:
         """The pair with room that has it done at the least cost."""
         floors = self._floors_ahead if overtakes else self._floors
-        least_moved = 0 if self._is_shared else request.num_inputs / MOVED_AT_ONCE
+        least_moved = 0 if self._is_shared else request.num_computed / MOVED_AT_ONCE
         best = NOWHERE_KEY
         chosen: Pair | None = None
         tried: list[tuple[int, Floor]] = []
@@ -116,12 +116,12 @@ class Router:
         for prefill in host.prefills:
             if fits_ahead(prefill, request) if overtakes else has_window(prefill):
                 for weight, decode in loads:
-                    moved = 0 if prefill.gpu is decode.gpu else request.num_inputs
+                    moved = 0 if prefill.gpu is decode.gpu else request.num_computed
                     cost = prefill.outstanding_tokens + moved / MOVED_AT_ONCE + weight
                     yield (cost, decode.last_turn, prefill.last_turn), (prefill, decode)
 
     def _ahead(self) -> tuple[Request, Pair] | None:
-        tried = {num_inputs: request for num_inputs, _, request in reversed(self._by_length[:MAX_TRIED])}
+        tried = {num_tokens: request for num_tokens, _, request in reversed(self._by_length[:MAX_TRIED])}
         for request in reversed(tried.values()):
             if (pair := self.choose(request, overtakes=True)) is not None:
                 return request, pair
@@ -137,10 +137,10 @@ class Router:
         prefill, decode = self._pairs[request.number] = pair
         self._num_sent += 1
         prefill.last_turn = decode.last_turn = self._num_sent
-        prefill.outstanding_tokens += request.num_inputs
+        prefill.outstanding_tokens += request.num_computed
         prefill.num_outstanding += 1
         if request.overtakes:
-            insort(prefill.overtaking, request.num_inputs)
+            insort(prefill.overtaking, request.num_computed)
         decode.num_assigned += 1
         decode.expected_tokens += expected(request)
         neighbour = prefill.gpu.decode
@@ -155,8 +155,8 @@ class Router:
             self._by_turn.popleft()
         else:
             self._by_turn.remove(request)
-        del self._by_length[bisect_left(self._by_length, (request.num_inputs, request.number))]
-        self._num_tokens -= request.num_inputs
+        del self._by_length[bisect_left(self._by_length, (request.num_computed, request.number))]
+        self._num_tokens -= request.num_computed
 
     def _review(self, worker: PrefillWorker | DecodeWorker) -> None:
         """Find the floors of its host."""
@@ -187,6 +187,6 @@ def has_window(prefill: PrefillWorker) -> bool:
 
 def fits_ahead(prefill: PrefillWorker, request: Request) -> bool:
     """Whether a prompt may be sent there ahead of its turn."""
-    is_shorter = request.num_inputs * prefill.num_outstanding < prefill.outstanding_tokens
-    before = prefill.overtaking[: bisect_right(prefill.overtaking, request.num_inputs)]
+    is_shorter = request.num_computed * prefill.num_outstanding < prefill.outstanding_tokens
+    before = prefill.overtaking[: bisect_right(prefill.overtaking, request.num_computed)]
     return is_shorter and sum(before) < prefill.costs.step_tokens

@@ -4,8 +4,9 @@
 
 What it knows: the order of prompts (the workers' own code), how much the router sends ahead and which pair it chooses,
 chunks, two prompt steps in flight, rows, KV blocks, who joins which decode step, and how steps that share a GPU slow
-each other down. What it leaves out: prefixes that are there already, stop tokens, preemption, deaths, several clients,
-limits of the queue, and what the router's own process takes when it is busy. The same load gives the same figures.
+each other down. What it leaves out: which prefixes are where (a request says how much of its prompt is there), stop
+tokens, preemption, deaths, several clients, limits of the queue, and what the router's own process takes when it is
+busy. The same load gives the same figures.
 """
 
 from dataclasses import dataclass
@@ -93,9 +94,13 @@ class Simulation:
         return [self._left.pop() for _ in range(min(count, len(self._left)))]
 
     def _arrive(self, arrival: Arrival, time_ms: float) -> None:
-        request = Request(len(self._requests), time_ms, arrival.num_inputs, arrival.num_outputs)
+        request = Request(
+            len(self._requests), time_ms, arrival.num_inputs, arrival.num_outputs, num_cached=arrival.num_cached
+        )
         self._requests.append(request)
-        self._events.at(time_ms + self._request_ms, lambda: self._submit(request))
+        self._events.at(
+            time_ms + self._request_ms + self._costs.found_ms(arrival.num_cached), lambda: self._submit(request)
+        )
 
     def _submit(self, request: Request) -> None:
         self._num_active += 1

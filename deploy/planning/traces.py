@@ -7,15 +7,18 @@ Of each line three things are wanted, by these names, in capitals or not, with o
 - prompt tokens: `input_length`, `input_len`, `input_tokens`, `prompt_tokens`, `context_tokens`, `request_tokens`;
 - output tokens: `output_length`, `output_len`, `output_tokens`, `generated_tokens`, `response_tokens`.
 
-Lines of a router's log that end a request (stderr, with `--log-format json`) have all three: it arrived `e2e_ms` before
-`time`; the log's other lines are passed over, and so are requests without an output. What else a line has, as the blocks of
-Mooncake's, is not looked at: nothing is taken to be computed already.
+A line may also say how many of the prompt's tokens are there already: `cached_tokens`.
+
+Lines of a router's log that end a request (stderr, with `--log-format json`) have all of it: it arrived `e2e_ms` before
+`time`; other lines of a log are passed over, and so are requests without an output. What else a line has, as the blocks
+of Mooncake's, is not looked at.
 """
 
 import csv
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -32,6 +35,7 @@ MAX_TOKENS = 1 << 24
 """Of a prompt or a reply."""
 INPUTS = ("inputlength", "inputlen", "inputtokens", "prompttokens", "contexttokens", "requesttokens")
 OUTPUTS = ("outputlength", "outputlen", "outputtokens", "generatedtokens", "responsetokens")
+CACHED = ("cachedtokens", "cachedlength")
 SECONDS, MILLISECONDS = ("arriveds", "times"), ("arrivedms", "timems")
 
 
@@ -61,7 +65,7 @@ def read_trace(path: Path) -> list[Arrival]:
         raise ConfigError(f"{path}: no request in it; `baton plan --help` says which lines are")
     arrivals.sort(key=lambda arrival: arrival.time_ms)
     first_ms = arrivals[0].time_ms
-    return [Arrival(each.time_ms - first_ms, each.num_inputs, each.num_outputs) for each in arrivals]
+    return [replace(each, time_ms=each.time_ms - first_ms) for each in arrivals]
 
 
 def busiest(arrivals: list[Arrival], count: int) -> list[Arrival]:
@@ -70,9 +74,7 @@ def busiest(arrivals: list[Arrival], count: int) -> list[Arrival]:
         return arrivals
     start = min(range(len(arrivals) - count + 1), key=lambda i: arrivals[i + count - 1].time_ms - arrivals[i].time_ms)
     first_ms = arrivals[start].time_ms
-    return [
-        Arrival(each.time_ms - first_ms, each.num_inputs, each.num_outputs) for each in arrivals[start : start + count]
-    ]
+    return [replace(each, time_ms=each.time_ms - first_ms) for each in arrivals[start : start + count]]
 
 
 def _lines(file: Any, path: Path) -> Iterator[tuple[int, str]]:
@@ -133,7 +135,10 @@ def _arrival(fields: Mapping[str, Any]) -> Arrival | None:
         return None
     num_inputs, num_outputs = _tokens(fields, INPUTS), _tokens(fields, OUTPUTS)
     time_ms = _time_ms(fields)
-    return Arrival(time_ms, num_inputs, num_outputs) if num_inputs and num_outputs else None
+    num_cached = _tokens(fields, CACHED) if fields.keys() & set(CACHED) else 0
+    if not num_inputs or not num_outputs:
+        return None
+    return Arrival(time_ms, num_inputs, num_outputs, min(num_cached, num_inputs - 1))
 
 
 def _tokens(fields: Mapping[str, Any], names: Iterable[str]) -> int:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.errors import ConfigError
 from deploy.planning.loads import Arrival, Lengths, Load, poisson
@@ -37,10 +37,12 @@ class Steady:
     inputs: Span
     outputs: Span
     seed: int = 0
+    num_cached: int = 0  # tokens that each prompt begins with and that are there already, as far as it has so many
 
     @property
     def name(self) -> str:
-        return f"{self.rate:.4g} requests/s of {self.inputs} prompt and {self.outputs} output tokens"
+        cached = f", of the prompt's {self.num_cached:,} there already" if self.num_cached else ""
+        return f"{self.rate:.4g} requests/s of {self.inputs} prompt and {self.outputs} output tokens{cached}"
 
     @property
     def lengths(self) -> Sequence[Lengths]:
@@ -50,7 +52,7 @@ class Steady:
 
     def of(self, num_parts: int) -> "Steady":
         """One part in so many."""
-        return Steady(self.rate / num_parts, self.inputs, self.outputs, self.seed)
+        return replace(self, rate=self.rate / num_parts)
 
     def load(self, request_s: float) -> Load:
         """Requests to simulate, each of which lasts about so long; those at both ends are not looked at."""
@@ -62,7 +64,8 @@ class Steady:
         return Load(arrivals, first_ms=around_s * 1e3, last_ms=(around_s + span_s) * 1e3)
 
     def _draw(self, rng: random.Random) -> Lengths:
-        return self.inputs.draw(rng), self.outputs.draw(rng)
+        inputs = self.inputs.draw(rng)
+        return Lengths(inputs, self.outputs.draw(rng), min(self.num_cached, inputs - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Replay:
     def lengths(self) -> Sequence[Lengths]:
         """Of some of them, evenly."""
         step = max(1, len(self.arrivals) // NUM_DRAWN)
-        return [(each.num_inputs, each.num_outputs) for each in self.arrivals[::step]]
+        return [each.lengths for each in self.arrivals[::step]]
 
     def of(self, num_parts: int) -> "Replay":
         """Each of them with a probability of one in so many."""

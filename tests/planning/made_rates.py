@@ -37,6 +37,7 @@ def made_rates(**changes: object) -> Rates:
         whole_wait=0.5,
         shared=Where(0.0, 0.0),
         apart=Where(0.0, 0.0),
+        found_ms_per_1000=0.0,
         router_tokens_per_s=1e4,
         origin=("made",),
     )

@@ -10,7 +10,7 @@ from common.config import NetSection
 from common.errors import ConfigError
 from common.wire.messages import Role
 from deploy.planning.costs import Costs
-from deploy.planning.decode import DecodeWorker
+from deploy.planning.decode import LAUNCH_MS, DecodeWorker
 from deploy.planning.events import Events
 from deploy.planning.figures import Figures, Objectives
 from deploy.planning.gpu import Gpu
@@ -48,9 +48,10 @@ def test_a_leap_is_as_many_steps_as_it_stands_for() -> None:
     outcome = simulate(APART, Costs(made_rates()), at_once([(100, 300), (100, 500)]))
     time_ms, contexts = outcome.requests[0].first_ms, [100, 100]
     assert outcome.requests[1].first_ms > time_ms
-    # The second one's prompt is complete while the first decodes alone: from there on both are in each step.
+    # The second one's prompt is complete while the first decodes alone: from the
+    # next step that is launched then both are in each.
     alone = 0
-    while time_ms < outcome.requests[1].first_ms:
+    while time_ms - LAUNCH_MS < outcome.requests[1].first_ms:
         time_ms += step_ms([contexts[0] + alone])
         alone += 1
     contexts[0] += alone
@@ -66,6 +67,17 @@ def test_a_leap_is_as_many_steps_as_it_stands_for() -> None:
     assert sum(ms * count for ms, count in outcome.gaps) == pytest.approx(
         sum(each.ended_ms - each.second_ms for each in outcome.requests)
     )
+
+
+def test_what_is_there_already_is_not_computed_and_takes_no_room() -> None:
+    rates = made_rates(found_ms_per_1000=0.5)
+    arrivals = [Arrival(0.0, 20_000, 3, 19_000), Arrival(1e4, 20_000, 3)]
+    known, unknown = simulate(APART, Costs(rates), Load(arrivals), kv_tokens=22_000).requests
+    assert known.ttft_ms == pytest.approx(19 * 0.5 + STEP_MS + 1000 * TOKEN_MS)
+    assert unknown.ttft_ms == pytest.approx(3 * STEP_MS + 20_000 * TOKEN_MS)
+    assert known.tpot_ms == pytest.approx(unknown.tpot_ms), "its context is as long"
+    many = at_once([(20_000, 3, 19_000)] * 12)
+    assert max(each.first_gap_ms for each in simulate(APART, Costs(rates), many, kv_tokens=22_000).requests) < 100
 
 
 def test_steps_that_share_a_gpu_slow_each_other_down_and_nobody_alone() -> None:
@@ -201,8 +213,8 @@ def test_pools_of_kv_are_never_overdrawn_and_empty_in_the_end(monkeypatch: pytes
 
 def test_prompts_that_wait_for_one_another_s_pools_are_told_of() -> None:
     """Each of two GPUs is full of prompts for whoever decodes on the other."""
-    with pytest.raises(Stuck, match=r"wait for one another's KV blocks: pools of 60000 tokens"):
-        simulate(Layout(2, 2, 2), Costs(made_rates()), poisson(60.0, 400, draw, "s"), kv_tokens=60_000)
+    with pytest.raises(Stuck, match=r"wait for one another's KV blocks: pools of 30000 tokens"):
+        simulate(Layout(2, 2, 2), Costs(made_rates()), poisson(60.0, 400, draw, "s"), kv_tokens=30_000)
 
 
 def test_a_request_longer_than_a_pool_is_refused_before_anything_runs() -> None:
