@@ -18,7 +18,7 @@ PREFILL_WINDOW = 3.0
 """Prompt tokens sent ahead, in steps: `router.prefill_window`."""
 BACKLOG_TOKENS = 32_768
 """Queued for each GPU that computes prompts, from which these take all of it: `router.backlog_tokens`."""
-FORESEEN_TOKENS, MOVED_AT_ONCE, LOAD_TOKENS = 1024, 16, 32_768
+FORESEEN_TOKENS, MOVED_AT_ONCE, LOAD_TOKENS = 1024, 4, 32_768
 """As in `router/route.py`."""
 MAX_TRIED = 8
 """Of the shortest that are queued, to overtake."""

@@ -1,0 +1,23 @@
+"""Rules of the router and of workers that the simulator has written again: they have the same numbers."""
+
+from common.config import DecodeSection, PrefillSection, RouterSection
+from common.memory_sections import MemorySection
+from decode_worker.runner import batch_buckets
+from deploy.planning import costs, prefill, routing
+from router import binding, route
+
+
+def test_the_numbers_are_the_same() -> None:
+    limits = RouterSection()
+    assert (limits.prefill_window, limits.backlog_tokens) == (routing.PREFILL_WINDOW, routing.BACKLOG_TOKENS)
+    for name in ("FORESEEN_TOKENS", "MOVED_AT_ONCE", "LOAD_TOKENS"):
+        assert getattr(routing, name) == getattr(route, name)
+    assert routing.MAX_TRIED == binding.MAX_TRIED
+    assert (
+        PrefillSection().max_num_seqs,
+        PrefillSection().max_mixed_tokens,
+    ) == (prefill.MAX_SEQS, prefill.MAX_MIXED_TOKENS)
+    assert (MemorySection().decode_reserve, DecodeSection().max_num_seqs) == (prefill.DECODE_RESERVE, costs.MAX_ROWS)
+    for rows in range(1, costs.MAX_ROWS + 1):
+        ours = next(bucket for bucket in costs.BUCKETS if bucket >= rows)
+        assert ours == next(bucket for bucket in batch_buckets(costs.MAX_ROWS) if bucket >= rows)
