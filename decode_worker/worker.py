@@ -25,19 +25,18 @@ from common.errors import ErrorCode
 from common.grammar.followers import Followers
 from common.kernels.operands import NO_CHOICE
 from common.serving.drain import Drain
-from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.serving.idling import Idling
 from common.serving.visits import Visits
-from common.wire.messages import FinishReason, WorkerReady
+from common.wire.messages import WorkerReady
 from common.wire.output_token import OutputToken
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
-from common.wire.token_columns import TokenColumns
 from decode_worker.attempts import Attempts
 from decode_worker.guides import Guides
 from decode_worker.inbox import Inbox
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.offers import Offers
+from decode_worker.outputs import Outputs
 from decode_worker.pace import Pace
 from decode_worker.pulls import Pulls
 from decode_worker.runner import DecodeRunner
@@ -76,7 +75,7 @@ class DecodeWorker:
         drain: Drain,
         followers: Followers[DecodeSequence],
     ) -> None:
-        self.worker_id, self.epoch = worker = ready.worker_id, ready.epoch
+        worker = ready.worker_id, ready.epoch
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, runner.batch, runner, hub, drain
         chunk_tokens = config.decode.local_chunk_tokens
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
@@ -88,10 +87,13 @@ class DecodeWorker:
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, engine.shared.magazine, config, worker)
         self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
         self.in_flight: DecodeStep | None = None
-        self.pace, self.columns = Pace(), TokenColumns()
+        self.pace = Pace()
         self.link = RouterLink(zmq.Context.instance(), config.net, ready, self.forget_everything)
         self.inbox = Inbox(
             self.link, hub, self.scheduler, self.pulls, self.offers, self.local_prompts, self.guides, drain
+        )
+        self.outputs = Outputs(
+            self.link, self.scheduler, self.sealing, self.guides, self.local_prompts, self.trace, self.inbox.fail
         )
         for source in (self.link.spoke.socket, hub.socket, engine.shared):
             self.poller.register(source, zmq.POLLIN)
@@ -115,10 +117,10 @@ class DecodeWorker:
         with self.trace.phase("receive"):
             self.inbox.receive()
             self.admit()
-            self.heed()
+            self.outputs.heed()
         self.step()
         with self.trace.phase("emit"):
-            self.emit()
+            self.outputs.flush()
             self.tend()
             self.beat()
         with self.trace.phase("local prompt"):
@@ -137,21 +139,6 @@ class DecodeWorker:
             self.inbox.fail(*failure)
         for report in self.sources.tend():
             self.link.send(report)
-
-    def heed(self) -> None:
-        """What grammars have said: masks are there, and tokens that waited for it can be sent."""
-        for sequence, outcome in self.guides.take():
-            token, sequence.unsent = sequence.unsent, None
-            reason = FinishReason.NOT_FINISHED
-            if token is not None:
-                reason = finish_reason(token.token_id, sequence.num_outputs, sequence.sampling)
-                reason = FinishReason.STOP if outcome.is_over else reason
-            if token is None and outcome.is_over:
-                self._give_up(sequence, "nothing can follow the text")
-            elif outcome.problem and reason is FinishReason.NOT_FINISHED:
-                self._give_up(sequence, outcome.problem)
-            elif token is not None:
-                self._tell(sequence, token, reason)
 
     def step(self) -> None:
         """Launch the next step shortly before the running one ends, then collect that one."""
@@ -182,8 +169,8 @@ class DecodeWorker:
         while not pending.ready() and wanted():
             self.inbox.receive()
             self.admit()
-            self.heed()
-            self.emit()
+            self.outputs.heed()
+            self.outputs.flush()
             self.tend()
             time.sleep(LOOK_INTERVAL_S)
 
@@ -226,56 +213,15 @@ class DecodeWorker:
                 if tokens[0].token_id == NO_CHOICE and sequence in step.unsure:
                     self.scheduler.was_late(sequence)
                 else:
-                    self._append(sequence, tokens)
+                    self.outputs.append(sequence, tokens)
             self.sealing.seal()
             self.scheduler.collected(step.sequences)
-
-    def _append(self, sequence: DecodeSequence, tokens: list[OutputToken]) -> None:
-        """Log and send what a step chose, up to the end of the sequence."""
-        for token in tokens:
-            if sequence.ended:
-                return
-            if token.token_id == NO_CHOICE and sequence.follower is not None:
-                self._give_up(sequence, NO_TOKEN_FOLLOWS)
-                return
-            if token.token_id == NO_CHOICE:
-                self.scheduler.end(sequence)
-                self.inbox.fail(sequence.key, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
-                return
-            sequence.token_ids.append(token.token_id)
-            sequence.num_outputs += 1
-            self.sealing.note(sequence)
-            if sequence.follower is not None and token.token_id not in sequence.sampling.stop_token_ids:
-                self.guides.advance(sequence, token)
-            else:
-                self._tell(sequence, token, finish_reason(token.token_id, sequence.num_outputs, sequence.sampling))
-
-    def _tell(self, sequence: DecodeSequence, token: OutputToken, reason: FinishReason) -> None:
-        """Report the last token, which may be the end."""
-        self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs - 1, token, reason)
-        if reason is not FinishReason.NOT_FINISHED:
-            self.trace.meet(sequence.key)
-            self.scheduler.end(sequence)
-
-    def _give_up(self, sequence: DecodeSequence, problem: str) -> None:
-        """Its grammar leads nowhere."""
-        if self.scheduler.active.get(sequence.key) is sequence:
-            self.scheduler.end(sequence)
-        else:
-            self.local_prompts.abort(*sequence.key)
-        self.inbox.fail(sequence.key, ErrorCode.GRAMMAR, problem)
 
     def _begin_local(self, sequence: DecodeSequence, token: OutputToken) -> None:
         """A prompt computed here: its first token is known to the host, the rest comes from steps."""
         self.guides.enter(sequence)
         self.scheduler.adopt(sequence)
-        self._append(sequence, [token])
-
-    def emit(self) -> None:
-        """This turn's tokens, in one message."""
-        if self.columns:
-            self.link.send(self.columns.batch(self.worker_id, self.epoch))
-            self.columns = TokenColumns()
+        self.outputs.append(sequence, [token])
 
     def tend(self) -> None:
         """See that blocks are at hand for every sequence to grow, and for some that may come."""
@@ -301,7 +247,7 @@ class DecodeWorker:
         if self.in_flight is not None and self.in_flight.pending.ready():  # as it always is on a CPU
             collected, self.in_flight = self.in_flight, None
             self._collect(collected)
-            self.emit()
+            self.outputs.flush()
         self.local_prompts.launch()
 
     def give_everything_back(self) -> None:

@@ -1,11 +1,9 @@
 """Who is connected to a memory server, and what it wishes for."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.memory.channel import Channel, Gone
-from common.memory.exchange import Answer
 from common.wire.memory_messages import PoolWanted, WeightsWanted
 
 
@@ -14,7 +12,6 @@ class Wish:
     """Memory for which there was no room yet."""
 
     message: WeightsWanted | PoolWanted
-    grant: Callable[[], list[Answer]]  # raises MemoryShort
     until_s: float
 
 

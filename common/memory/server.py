@@ -11,25 +11,23 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 
-from common.errors import MemoryShort
 from common.memory.announcer import Announcer
 from common.memory.backing import Backing
 from common.memory.channel import Channel, Gone, HungUp
-from common.memory.clients import Client, Wish
+from common.memory.clients import Client
 from common.memory.exchange import Answer, Misbehaved
 from common.memory.host_tier import make_tier
 from common.memory.listener import Listener
 from common.memory.pool import User
 from common.memory.pools import Pools
 from common.memory.processes import Processes
-from common.memory.refusal import refusal
-from common.memory.regions import RegionKey, Regions
+from common.memory.regions import Regions
 from common.memory.report import heartbeat
 from common.memory.taint import taint
 from common.memory.vigil import Vigil
+from common.memory.wishes import Wishes
 from common.memory_sections import MemorySection
 from common.wire.memory_messages import (
     MemoryHello,
@@ -42,14 +40,12 @@ from common.wire.memory_messages import (
     OfBlocks,
     OfGuests,
     PoolWanted,
-    RegionState,
     WeightsFilled,
     WeightsProgress,
     WeightsWanted,
 )
 from common.wire.memory_reports import MAX_WORKERS, MemoryHeartbeat
 from common.wire.messages import Message
-from common.wire.pool_shape import shown
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +53,6 @@ LOOK_INTERVAL_S = 0.5
 COPY_INTERVAL_S = 0.001
 """While blocks are on their way from or to host memory; beside a GPU a turn is shorter (see `vigil`)."""
 HELLO_S = 10.0
-PATIENCE_S = 30.0
-"""For memory: that of a process that was killed is not free at once."""
 LINGER_S = 60.0
 """For a process to end that has hung up, before the log says that its blocks wait for that."""
 HUNG_S = 60.0
@@ -79,6 +73,7 @@ class MemoryServer:
         self.regions = Regions(backing, logger.info)
         tier = make_tier(backing, section)
         self.pools = Pools(self.regions.allocate, section.decode_reserve, poisons=section.poison_blocks, tier=tier)
+        self.wishes = Wishes(self.regions, self.pools)
         self.processes = Processes(backing.settle_s)
         self.clients: dict[int, Client] = {}
         self.parted: dict[int, Client] = {}  # that have blocks until their processes are over
@@ -183,9 +178,7 @@ class MemoryServer:
     def _answers(self, client: Client, message: MemoryMessage) -> Iterable[Answer]:
         match message:
             case WeightsWanted() | PoolWanted() if client.wish is None:
-                client.wish = Wish(message, partial(self._granted, client, message), time.monotonic() + PATIENCE_S)
-                self._grant(client)
-                return []
+                return self.wishes.add(client, message)
             case WeightsProgress():
                 return self.regions.progressed(client.number, message.num_filled)
             case WeightsFilled():
@@ -200,42 +193,6 @@ class MemoryServer:
                 return self.pools.heed(client.number, message)
             case _:
                 raise Misbehaved(type(message).__name__)
-
-    def _granted(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
-        if isinstance(message, PoolWanted):
-            assert client.worker is not None, "who wants something has said who it is"
-            user = User(client.number, client.worker, is_decoding=client.is_decoding)
-            answers = self.pools.want(user, message.layout, message.num_blocks)
-            shape = self.pools.of_client[client.number].index.shape
-            logger.info(
-                "%s uses the pool of %s KV blocks, %.2f GB, of %s%s",
-                client, shown(shape.num_blocks), shape.num_bytes / 1e9, message.layout.fingerprint,
-                "" if shape.num_blocks == message.num_blocks
-                else f"; it would have made one of {shown(message.num_blocks)}",
-            )  # fmt: skip
-            return answers
-        key = RegionKey(message.fingerprint, message.layout, message.num_bytes)
-        answers = [self.regions.want(client.number, key)]
-        state = self.regions.regions[key].state_for(client.number)
-        what = {RegionState.EMPTY: "fills", RegionState.FILLING: "waits for", RegionState.FILLED: "maps"}[state]
-        logger.info("%s %s %.2f GB of weights of %s", client, what, key.num_bytes / 1e9, key.fingerprint)
-        return answers
-
-    def _grant(self, client: Client) -> None:
-        """Give what is wished for, or wait for room where there may be some, but not for ever."""
-        if client.wish is None:
-            return
-        try:
-            answers = client.wish.grant()
-        except MemoryShort as short:
-            if short.is_for_good or time.monotonic() > client.wish.until_s:
-                waited = "" if short.is_for_good else f", for {PATIENCE_S:.0f} s"
-                reason = refusal(f"{short}{waited}", client.wish.message, self.regions, self.pools)
-                client.channel.send(MemoryRefused(reason))
-                raise Gone(f"it wants more than there is: {reason}") from None
-            return
-        client.wish = None
-        self._answer(answers)
 
     def _answer(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
@@ -293,7 +250,7 @@ class MemoryServer:
         if client.gone is not None:
             raise client.gone
         self._flush(client)
-        self._grant(client)
+        self._answer(self.wishes.grant(client))
         self._await(client)
         if not client.worker and silent_s > HELLO_S:
             raise Gone(f"it has not said who it is for {HELLO_S:.0f} s")

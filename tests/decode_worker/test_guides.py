@@ -146,7 +146,8 @@ class GuidedRig(Rig):
         cast(Any, self.device.batch).apply = apply_behind_the_last_step
         cast(Any, worker).runner = self.device
         worker.batch = self.device.batch
-        worker.guides = Guides(cast(Followers[DecodeSequence], self.followers), self.device.batch.grammars)
+        followers = cast(Followers[DecodeSequence], self.followers)
+        worker.guides = worker.outputs.guides = Guides(followers, self.device.batch.grammars)
         worker.scheduler.max_num_seqs = MAX_ROWS
 
     @property

@@ -206,7 +206,7 @@ class Rig:
         return self.steps[-1]
 
     def _launch_chunk(self, chunks: list[PromptChunk]) -> Chunk:
-        assert self.worker.in_flight is None and not self.worker.columns, "a token waits for the chunk"
+        assert self.worker.in_flight is None and not self.worker.outputs.columns, "a token waits for the chunk"
         self.chunks.append(Chunk(*chunks))
         return self.chunks[-1]
 

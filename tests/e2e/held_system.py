@@ -23,6 +23,15 @@ class HeldSystem(System):
     def start_worker(self, name: str, *flags: str, module: str = "") -> None:
         super().start_worker(name, *flags, module=module or f"tests.e2e.held_{name.split('-')[0]}")
 
+    def start_with_faulty(self) -> None:
+        """Two decode workers; the device of the second meets a fault where `holds.faults` says so."""
+        self.start_router()
+        self.start_memory()
+        for name in ("prefill-0", "decode-0"):
+            self.start_worker(name)
+        self.start_worker("decode-1", module="tests.e2e.faulty_decode")
+        self.wait_ready(1, 2)
+
     def release(self) -> None:
         """Everybody goes on."""
         self.holds.texts.release()
@@ -37,15 +46,23 @@ async def begun(task: "asyncio.Task[Any]", streams: list[Completion], num_tokens
         await asyncio.sleep(0.005)
 
 
-async def killed_while_streaming(
-    system: HeldSystem, victim: str, asked: list[list[int]], max_tokens: int, **fields: Any
-) -> list[str]:
-    """The texts of streams during which `victim` is killed, once each of them has begun and before any has ended."""
+async def held_while_streaming(
+    system: HeldSystem, asked: list[list[int]], max_tokens: int, **fields: Any
+) -> "asyncio.Task[list[Completion]]":
+    """Streams that have begun and do not get on before the system is released."""
     streams = [Completion() for _ in asked]
     fields |= {"max_tokens": max_tokens, "ignore_eos": True}
     system.holds.texts.set(FEW)
     task = asyncio.create_task(complete_all(system.url, asked, streams, **fields))
     await begun(task, streams)
+    return task
+
+
+async def killed_while_streaming(
+    system: HeldSystem, victim: str, asked: list[list[int]], max_tokens: int, **fields: Any
+) -> list[str]:
+    """The texts of streams during which `victim` is killed, once each of them has begun and before any has ended."""
+    task = await held_while_streaming(system, asked, max_tokens, **fields)
     await asyncio.to_thread(system.kill, victim)
     system.release()
     completions = await task

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from tests.e2e.client import Completion, Reference, complete, complete_all, prompts
-from tests.e2e.held_system import FEW, HeldSystem, begun, killed_while_streaming
+from tests.e2e.held_system import FEW, HeldSystem, held_while_streaming, killed_while_streaming
 from tests.e2e.system import START_TIMEOUT_S, System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -128,10 +128,7 @@ async def test_a_restarted_router_finds_its_workers_again(checkpoint: Checkpoint
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(2, 10, 60, seed=10)
     with HeldSystem(directory).start() as system:
-        streams = [Completion() for _ in asked]
-        system.holds.texts.set(FEW)
-        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=400, ignore_eos=True))
-        await begun(task, streams)
+        task = await held_while_streaming(system, asked, 400)
         system.kill("router")
         with pytest.raises(aiohttp.ClientError):
             await task
@@ -147,10 +144,7 @@ async def test_terminated_processes_finish_what_runs_and_exit_0(checkpoint: Chec
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(3, 10, 60, seed=11)
     with HeldSystem(directory).start() as system:
-        streams = [Completion() for _ in asked]
-        system.holds.texts.set(FEW)
-        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=100, ignore_eos=True))
-        await begun(task, streams)
+        task = await held_while_streaming(system, asked, 100)
         end = asyncio.create_task(asyncio.to_thread(system.kill, "router", signal.SIGTERM))
         await asyncio.to_thread(system.until, lambda: "draining 3 completions" in system.log("router"))
         system.release()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from deploy.mps import CONTROL
-from tests.e2e.client import Completion, Reference, complete_all, prompts
-from tests.e2e.held_system import FEW, HeldSystem, begun
+from tests.e2e.client import Reference, prompts
+from tests.e2e.held_system import HeldSystem, held_while_streaming
 from tests.e2e.mps_daemon import mps
 from tests.e2e.programs import executed
 from tests.e2e.system import TIMEOUT_S
@@ -35,16 +35,8 @@ async def test_after_a_fault_all_texts_are_as_ever(
     programs = mps(tmp_path) if is_shared_through_mps else nullcontext(executed)
     with programs as launch, HeldSystem(directory, *FLAGS, device="cuda:0") as system:
         system.launch = launch
-        system.start_router()
-        system.start_memory()
-        for name in ("prefill-0", "decode-0"):
-            system.start_worker(name)
-        system.start_worker("decode-1", module="tests.e2e.faulty_decode")
-        system.wait_ready(1, 2)
-        streams = [Completion() for _ in asked]
-        system.holds.texts.set(FEW)
-        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=MAX_TOKENS, ignore_eos=True))
-        await begun(task, streams)
+        system.start_with_faulty()
+        task = await held_while_streaming(system, asked, MAX_TOKENS)
         system.holds.faults.set(0)
         for name in ("decode-1", "decode-0", "prefill-0"):
             status = await asyncio.to_thread(system.processes.pop(name).wait, TIMEOUT_S)

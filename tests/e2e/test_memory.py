@@ -9,7 +9,7 @@ from typing import Any
 
 from common.wire.messages import SHARED_POOL
 from tests.e2e.client import Completion, Reference, complete_all, prompts
-from tests.e2e.held_system import FEW, HeldSystem, begun
+from tests.e2e.held_system import HeldSystem, begun, held_while_streaming
 from tests.e2e.system import START_TIMEOUT_S, TIMEOUT_S, System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -127,11 +127,7 @@ async def test_without_their_memory_server_workers_finish_what_they_have_and_sta
     directory, model = checkpoint("llama")
     reference, asked = Reference(directory, model), prompts(4, 10, 60, seed=41)
     with HeldSystem(directory).start() as system:
-        streams = [Completion() for _ in asked]
-        fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
-        system.holds.texts.set(FEW)
-        task = asyncio.create_task(complete_all(system.url, asked, streams, **fields))
-        await begun(task, streams)
+        task = await held_while_streaming(system, asked, MAX_TOKENS)
         await asyncio.to_thread(system.kill, "memory")
         await asyncio.to_thread(system.until, lambda: system.log("router").count("is leaving") == 2)
         late = asyncio.create_task(complete_all(system.url, asked[:1], max_tokens=8))
@@ -154,16 +150,8 @@ async def test_after_a_fault_of_a_device_nothing_is_used_that_it_may_have_damage
     directory, model = checkpoint("qwen3-tied")
     reference, asked = Reference(directory, model), prompts(6, 10, 60, seed=47)
     with HeldSystem(directory) as system:
-        system.start_router()
-        system.start_memory()
-        for name in ("prefill-0", "decode-0"):
-            system.start_worker(name)
-        system.start_worker("decode-1", module="tests.e2e.faulty_decode")
-        system.wait_ready(1, 2)
-        streams = [Completion() for _ in asked]
-        system.holds.texts.set(FEW)
-        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=MAX_TOKENS, ignore_eos=True))
-        await begun(task, streams)
+        system.start_with_faulty()
+        task = await held_while_streaming(system, asked, MAX_TOKENS)
         system.holds.faults.set(0)
         for name, status in (("decode-1", 1), ("decode-0", 0), ("prefill-0", 0)):
             assert await asyncio.to_thread(system.processes.pop(name).wait, TIMEOUT_S) == status, system.log(name)
@@ -202,11 +190,7 @@ async def test_the_router_hears_of_a_death_from_the_memory_server_and_both_may_s
         for name in ("prefill-0", "decode-0", "decode-1"):
             system.start_worker(name)
         system.wait_ready(1, 2)
-        streams = [Completion() for _ in asked]
-        fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
-        system.holds.texts.set(FEW)
-        task = asyncio.create_task(complete_all(system.url, asked, streams, **fields))
-        await begun(task, streams)
+        task = await held_while_streaming(system, asked, MAX_TOKENS)
         await asyncio.to_thread(system.kill, "decode-1")
         system.release()
         assert [c.text for c in await task] == [reference.text(prompt, MAX_TOKENS, ignore_eos=True) for prompt in asked]

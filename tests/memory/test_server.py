@@ -29,6 +29,7 @@ from common.memory import channel as channel_module
 from common.memory import client as client_module
 from common.memory import listener as listener_module
 from common.memory import server as server_module
+from common.memory import wishes
 from common.memory.backing import Memory
 from common.memory.block_index import BlockState
 from common.memory.channel import Channel
@@ -191,7 +192,7 @@ def test_who_wants_more_than_there_is_waits_and_then_hears_why(backed: Backed, m
     threading.Timer(0.2, lambda: setattr(backed, "room", True)).start()
     assert claim(backed.connect()).state is RegionState.EMPTY, "room was found in time"
     backed.room = False
-    monkeypatch.setattr(server_module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(wishes, "PATIENCE_S", 0.1)
     with pytest.raises(ConfigError, match=r"nothing is left, for 0 s; here are weights of model, 0\.00 GB; stop who"):
         backed.connect("decode-0").claim_weights("model", "another layout", SIZE)
 
@@ -210,7 +211,7 @@ def test_a_second_pool_of_a_device_is_made_if_there_is_room_and_else_refused_wit
     backed.connect("prefill-0").claim_pool(mine, (9,))
     assert backed.connect("decode-0").claim_pool(yours, (5,)).shape.num_blocks == (5,)
     backed.room = False
-    monkeypatch.setattr(server_module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(wishes, "PATIENCE_S", 0.1)
     third = replace(mine, groups=(replace(group, num_layers=2),))
     with pytest.raises(ConfigError, match=r"num_layers: 1 here, 2 there") as refused:
         backed.connect("decode-1").claim_pool(third, (9,))
