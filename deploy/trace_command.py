@@ -1,8 +1,11 @@
 """`baton trace`: the parts of a trace made one, and what it says."""
 
 import argparse
+import math
 from pathlib import Path
 
+from common.option_limits import DAY_S
+from common.options import number
 from deploy.trace_merge import write_trace
 from deploy.trace_parts import read_parts
 from deploy.trace_request import request_ways
@@ -26,6 +29,13 @@ def add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--out", type=Path, metavar="FILE", help=f"where to write the trace, .json or .json.gz (default: DIR/{FILE})"
     )
     parser.add_argument(
+        "--last-s",
+        type=number(float, 0.001, DAY_S),
+        default=math.inf,
+        metavar="S",
+        help=f"only what ended in the last seconds that were traced (0.001 to {DAY_S:.0f}, default: all)",
+    )
+    parser.add_argument(
         "--request",
         metavar="ID",
         help="show the way of one request instead: its id as in the log, that of its response, or its X-Request-Id",
@@ -34,7 +44,7 @@ def add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 def trace(args: argparse.Namespace) -> int:
     """Exit status 0; raises ConfigError if there is nothing to show, or it cannot be written."""
-    recording = read_parts(args.directory)
+    recording = read_parts(args.directory, args.last_s)
     if args.request:
         print(request_ways(recording, args.request))
     else:

@@ -5,19 +5,26 @@ middle have whole flows, too.
 """
 
 import gzip
+import heapq
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
 from common.errors import ConfigError
 from common.trace_events import CATEGORY, DEVICE, FIRST_LANE, LOOP
-from deploy.trace_parts import Part, Point, Recording
+from deploy.trace_parts import Part, Point, Recording, Slice
 
 TRACKS_A_PROCESS = 100_000
 """Thread ids are unique over processes: viewers mix up those that are not."""
+LANES = {"router": "requests", "prefill": "prompts", "decode": "handoffs"}
+"""What is on lanes, by role."""
 Event = dict[str, Any]
+Timed = tuple[float, str]
+Steps = dict[tuple[int, Point], str]
+"""What each point is of its flow, by process."""
 
 
 def write_trace(recording: Recording, path: Path) -> int:
@@ -26,8 +33,8 @@ def write_trace(recording: Recording, path: Path) -> int:
         with _opened(path) as file:
             num_events = 0
             file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            for event in chrome_events(recording.parts):
-                file.write(f"{',' if num_events else ''}{json.dumps(event, separators=(',', ':'))}\n")
+            for event in chrome_events(recording):
+                file.write(f"{',' if num_events else ''}{event}\n")
                 num_events += 1
             file.write("]}\n")
     except OSError as error:
@@ -37,29 +44,45 @@ def write_trace(recording: Recording, path: Path) -> int:
 
 def _opened(path: Path) -> TextIO:
     if path.suffix == ".gz":
-        return gzip.open(path, "wt", compresslevel=6, encoding="utf-8")
+        return gzip.open(path, "wt", compresslevel=1, encoding="utf-8")
     return path.open("w", encoding="utf-8")
 
 
-def chrome_events(parts: list[Part]) -> Iterator[Event]:
-    """Names of processes and tracks, then events in order of time, a slice before those inside it and points in it."""
-    names = process_names(parts)
+def chrome_events(recording: Recording) -> Iterator[str]:
+    """Names of processes and tracks, then events in order of time, a slice before those inside it and points in it.
+
+    Each as JSON; times begin with the first event.
+    """
+    parts, begin = recording.parts, recording.begin
+    names, steps = process_names(parts), _flow_steps(parts)
     for number, part in enumerate(parts, 1):
-        yield from _names(number, names[number - 1], part)
-    steps = _flow_steps(parts)
-    timed: list[tuple[float, int, float, Event]] = []
-    for number, part in enumerate(parts, 1):
-        for each in part.slices:
-            event = _event("X", number, each.track, each.name, each.ts) | {"dur": round(each.dur, 3)}
-            timed.append((each.ts, 0, -each.dur, event | ({"args": each.args} if each.args else {})))
-        for point in part.points:
-            if phase := steps.get((number, point)):
-                event = _event(phase, number, point.track, CATEGORY, point.ts)
-                event |= {"cat": CATEGORY, "id": point.flow_id, "bp": "e"}
-                timed.append((point.ts, 1, 0.0, event))
-    timed.sort(key=lambda each: each[:3])
-    for *_, event in timed:
+        for named in _names(number, names[number - 1], part):
+            yield json.dumps(named)
+    streams = [stream for number, part in enumerate(parts, 1) for stream in _streams(number, part, begin, steps)]
+    for _, event in heapq.merge(*streams, key=itemgetter(0)):
         yield event
+
+
+def _streams(number: int, part: Part, begin: float, steps: Steps) -> tuple[Iterator[Timed], Iterator[Timed]]:
+    """Slices and points; where they are of the same time slices come first."""
+    slices = ((each.ts, _slice_json(each, number, begin)) for each in part.slices)
+    points = ((each.ts, _point_json(each, number, begin, steps)) for each in part.points if (number, each) in steps)
+    return slices, points
+
+
+def _slice_json(each: Slice, number: int, begin: float) -> str:
+    args = f',"args":{json.dumps(each.args)}' if each.args else ""
+    where = _where("X", number, each.track, each.ts - begin)
+    return f'{{{where},"dur":{each.dur:.3f},"name":{json.dumps(each.name)}{args}}}'
+
+
+def _point_json(each: Point, number: int, begin: float, steps: Steps) -> str:
+    where = _where(steps[number, each], number, each.track, each.ts - begin)
+    return f'{{{where},"cat":"{CATEGORY}","name":"{CATEGORY}","id":{json.dumps(each.flow_id)},"bp":"e"}}'
+
+
+def _where(phase: str, number: int, track: int, ts: float) -> str:
+    return f'"ph":"{phase}","pid":{number},"tid":{number * TRACKS_A_PROCESS + track},"ts":{ts:.3f}'
 
 
 def process_names(parts: list[Part]) -> list[str]:
@@ -73,7 +96,7 @@ def process_names(parts: list[Part]) -> list[str]:
     return names
 
 
-def _flow_steps(parts: list[Part]) -> dict[tuple[int, Point], str]:
+def _flow_steps(parts: list[Part]) -> Steps:
     """What each point is of its flow: its start, a step, or its end; a flow of one point is none."""
     flows: dict[str, list[tuple[float, int, Point]]] = defaultdict(list)
     for number, part in enumerate(parts, 1):
@@ -100,13 +123,9 @@ def _names(number: int, name: str, part: Part) -> Iterator[Event]:
 
 def _track_name(role: str, track: int) -> str:
     if track >= FIRST_LANE:
-        return f"{'requests' if role == 'router' else 'handoffs'} {track - FIRST_LANE + 1}"
+        return f"{LANES.get(role, 'lane')} {track - FIRST_LANE + 1}"
     return {LOOP: "loop", DEVICE: "device"}.get(track, f"track {track}")
 
 
 def _named(number: int, track: int, name: str, args: Event) -> Event:
     return {"ph": "M", "pid": number, "tid": number * TRACKS_A_PROCESS + track, "name": name, "args": args}
-
-
-def _event(phase: str, number: int, track: int, name: str, ts: float) -> Event:
-    return {"ph": phase, "pid": number, "tid": number * TRACKS_A_PROCESS + track, "name": name, "ts": round(ts, 3)}

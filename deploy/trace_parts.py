@@ -6,6 +6,7 @@ and counted.
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,10 @@ from common.trace_file import OLDER, PROCESS, SUFFIX
 
 ROLES = ("router", "prefill", "decode")
 """In the order in which a request meets them, which is that of the processes in a trace."""
+
+
+NOTHING: dict[str, Any] = {}
+"""What most slices say beside their name: there are millions."""
 
 
 class Slice(NamedTuple):
@@ -58,10 +63,15 @@ class Part:
 
 @dataclass(slots=True)
 class Recording:
-    """All parts, on one clock that begins with the first event; and what could not be read."""
+    """All parts, on one clock, and what could not be read."""
 
     parts: list[Part]
     skipped: list[str]
+
+    @property
+    def begin(self) -> float:
+        """Of the first event."""
+        return min(part.slices[0].ts for part in self.parts)
 
 
 class _Header(NamedTuple):
@@ -74,8 +84,8 @@ class _Header(NamedTuple):
     unix_minus_monotonic_us: float
 
 
-def read_parts(directory: Path) -> Recording:
-    """Everything that processes traced there; raises ConfigError if there is nothing."""
+def read_parts(directory: Path, last_s: float = math.inf) -> Recording:
+    """What processes traced there, or of it what ended in the last seconds; raises ConfigError if there is nothing."""
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory; name the one that was given to --trace")
     paths = sorted(directory.glob(f"*{SUFFIX}"), key=lambda path: (not path.name.endswith(OLDER), path.name))
@@ -99,18 +109,21 @@ def read_parts(directory: Path) -> Recording:
     if not any(part.slices for part in parts.values()):
         why = "; ".join(skipped) or ("nothing has happened yet" if paths else f"no {SUFFIX} file")
         raise ConfigError(f"{directory}: nothing was traced there ({why}); name the one that was given to --trace")
-    return Recording(_in_order(parts.values()), skipped)
+    end = max(each.end for part in parts.values() for each in part.slices)
+    return Recording(_in_order(parts.values(), end - last_s * 1e6), skipped)
 
 
-def _in_order(parts: Iterable[Part]) -> list[Part]:
-    """From the router on, each from the first event of all on."""
-    found = [part for part in parts if part.slices]
-    begin = min(each.ts for part in found for each in part.slices)
-    for part in found:
-        part.slices = sorted(
-            (each._replace(ts=each.ts - begin) for each in part.slices), key=lambda each: (each.ts, -each.dur)
-        )
-        part.points = sorted(each._replace(ts=each.ts - begin) for each in part.points)
+def _in_order(parts: Iterable[Part], since: float) -> list[Part]:
+    """From the router on, and events by time; without what was over before."""
+    found = []
+    for part in parts:
+        if since > -math.inf:
+            part.slices = [each for each in part.slices if each.end >= since]
+            part.points = [each for each in part.points if each.ts >= since]
+        if part.slices:
+            found.append(part)
+        part.slices.sort(key=lambda each: (each.ts, -each.dur))
+        part.points.sort()
     return sorted(found, key=lambda part: (_rank(part.role), part.id, part.slices[0].ts))
 
 
@@ -182,14 +195,14 @@ def _slice(event: dict[str, Any]) -> Slice | None:
         return None
     if not isinstance(track, int) or not isinstance(name, str) or not isinstance(args, dict | None):
         return None
-    return Slice(float(ts), float(dur), track, name, args or {})
+    return Slice(ts, dur, track, sys.intern(name), args or NOTHING)
 
 
 def _point(event: dict[str, Any]) -> Point | None:
     ts, track, flow_id = (event.get(key) for key in ("ts", "tid", "id"))
     if event.get("ph") != "t" or not _is_time(ts) or not isinstance(track, int) or not isinstance(flow_id, str):
         return None
-    return Point(float(ts), track, flow_id)
+    return Point(ts, track, flow_id)
 
 
 def _is_time(value: Any) -> TypeGuard[float]:

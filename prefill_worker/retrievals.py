@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from common.device.loop_trace import UNTRACED, Trace
 from common.kv.copies import Copies
 from common.kv.pool import KVPool
 from common.memory.magazine import Magazine
@@ -94,8 +95,10 @@ class Retrievals:
         prefixes: PromptPrefixes[PromptSequence],
         worth: Worth,
         *,
+        trace: Trace = UNTRACED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.trace = trace
         self.magazine, self.pool, self.holders, self.prefixes, self.worth = magazine, pool, holders, prefixes, worth
         self._clock = clock
         self.under_way: list[Retrieval] = []
@@ -222,6 +225,8 @@ class Retrievals:
     def _leave(self, each: Retrieval, block_ids: list[int]) -> None:
         """Those that wait go on."""
         self.under_way.remove(each)
+        for prompt in each.prompts:
+            self.trace.stretch("pull", prompt.key, max(each.begin_s, prompt.arrived_s), self._clock())
         self.prefixes.arrived(each.key, block_ids)
         for prompt in each.prompts[1:]:
             prompt.asks_again |= bool(block_ids)

@@ -1,10 +1,12 @@
 """A prompt on its way through this worker."""
 
+import time
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from common.device.loop_trace import Trace
 from common.grammar.follower import Follower
 from common.kv.tables import Tables
 from common.serving.inquiry import Key
@@ -46,6 +48,7 @@ class PromptSequence:
     num_hoped: int = 0  # blocks that it finds then, perhaps
     has_given: bool = False  # it has given blocks back for those
     asks_again: bool = False  # more of it was sealed since it asked
+    arrived_s: float = 0.0  # on `time.monotonic`, until its first step
     holder: tuple[str, int] | None = None  # a decode worker in whose pool more may be, until that was tried
 
     @staticmethod
@@ -63,8 +66,16 @@ class PromptSequence:
             num_prompt_logprobs=request.num_prompt_logprobs,
             first_scored=request.first_scored,
             whole_gpu=request.whole_gpu,
+            arrived_s=time.monotonic(),
             holder=(request.holder_worker_id, request.holder_epoch) if request.holder_worker_id else None,
         )
+
+    def tell_launch(self, trace: Trace) -> None:
+        """It is in the next step; the first ends its wait."""
+        if self.arrived_s:
+            trace.stretch("wait", self.key, self.arrived_s, time.monotonic())
+            self.arrived_s = 0.0
+        trace.join([self.key])
 
     @property
     def key(self) -> Key:

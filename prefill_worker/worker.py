@@ -106,7 +106,9 @@ class PrefillWorker:
         holders = Holders(Visits(engine, worker, self.poller), is_on=ready.takes_replies)
         group = engine.pool.layout.groups[0]
         worth = Worth(self.prefixes.rate, group.block_size, group.block_bytes)
-        self.retrievals = Retrievals(engine.shared.magazine, engine.pool, holders, self.prefixes, worth)
+        self.retrievals = Retrievals(
+            engine.shared.magazine, engine.pool, holders, self.prefixes, worth, trace=self.trace
+        )
         self.delivery = Delivery(engine.shared, self.targets, holders, worker, self._fail)
         self.link = RouterLink(context, config.net, ready, self.forget_everything)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
@@ -248,7 +250,8 @@ class PrefillWorker:
         if chunks:
             self.link.load.num_running = max(self.link.load.num_running, len(chunks))  # launching may take long
             with self.trace.phase("launch"):
-                self.trace.join(chunk.sequence.key for chunk in chunks)
+                for chunk in chunks:
+                    chunk.sequence.tell_launch(self.trace)
                 self.prefixes.rate.launched(sum(chunk.num_tokens for chunk in chunks))
                 self.in_flight.append(launch_chunks(self.runner, chunks))
             self.scheduler.launched(chunks)

@@ -33,7 +33,10 @@ class Trace:
         """This phase is one of the request's."""
 
     def stretch(self, name: str, key: Key, begin_s: float, end_s: float) -> None:
-        """A request was busy with something of its own, on `time.monotonic`."""
+        """A request waited, or was busy with something of its own, on `time.monotonic`."""
 
     def finish(self) -> None:
         """The loop has ended: write what is left."""
+
+
+UNTRACED = Trace()

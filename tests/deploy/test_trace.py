@@ -106,6 +106,13 @@ def test_one_request_is_found_by_each_of_its_names(
     assert not (traced / "trace.json.gz").exists()
 
 
+def test_of_a_long_trace_the_last_seconds_are_enough(traced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert baton(monkeypatch, str(traced), "--last-s", "0.0125") == 0
+    slices = [e for e in read_events(traced / "trace.json.gz") if e["ph"] == "X"]
+    names = ["request", "turn", "step", "wait", "collect", "finish"]
+    assert sorted(e["name"] for e in slices) == sorted(names)
+
+
 def test_a_request_that_nobody_traced_is_an_error(
     traced: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
