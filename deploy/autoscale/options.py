@@ -31,7 +31,7 @@ def add_autoscale(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="have workers change between prefill and decode on their devices when the mix of the load shifts: when "
         "one role has too little and the other can spare a worker, as measured. One of each stays; nothing that runs "
-        "is lost. It wants three workers at least, and wins most on GPUs that have one each (default: off)",
+        "is lost. It wants three workers at least, and is for GPUs that have one each (default: off)",
     )
     parser.add_argument(
         "--autoscale-window-s",
