@@ -27,6 +27,7 @@ from common.wire.messages import (
     WorkerLeaving,
     WorkerReady,
 )
+from common.wire.operator_messages import MAX_WORKERS as MAX_WORKERS
 from common.wire.pool_shape import shown
 from common.wire.worker_id import connection_of
 from router.dispatcher import Dispatcher
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 SendTo = Callable[[bytes, Message], bool]
 """Queue a message for a connection; False when that is gone."""
 
-MAX_WORKERS = 256
 MAX_EXPELLED = 1000
 
 

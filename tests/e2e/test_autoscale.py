@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import aiohttp
 import pytest
+import torch
 
 from common.config import Config, DecodeSection, ModelSection, NetSection, PrefillSection, WorkerSection
 from common.memory_sections import KVSection
@@ -81,20 +82,25 @@ class Served:
             return await response.json()
 
 
-@asynccontextmanager
-async def served(model: Path) -> AsyncIterator[Served]:
-    """A prefill worker and two decode workers; small batches and steps, so that a few clients are a load."""
-    config = with_port(
+def config_of(model: Path, device: str, kv: KVSection) -> Config:
+    """Small batches and steps, so that a few clients are a load."""
+    return with_port(
         Config(
-            model=ModelSection(path=str(model), name="m"),
+            model=ModelSection(path=str(model), name="m", dtype="float32"),
             net=NetSection(heartbeat_s=0.1, worker_timeout_s=60.0),
-            worker=WorkerSection(num_threads=1),
-            kv=KVSection(prefix_cache=False, cpu_pool_bytes=16 << 20),
+            worker=WorkerSection(device=device, num_threads=1),
+            kv=kv,
             prefill=PrefillSection(max_batch_tokens=16),
             decode=DecodeSection(max_num_seqs=4),
         )
     )
-    fleet = Fleet(1, 2, "", TIMEOUT_S, autoscale=AutoscaleOptions(Pace(window_s=0.4, cooldown_s=0.0)))
+
+
+@asynccontextmanager
+async def served(config: Config, num_prefill: int, num_decode: int, gpus: str = "") -> AsyncIterator[Served]:
+    """So many workers, until the end of the block."""
+    options = AutoscaleOptions(Pace(window_s=0.4, cooldown_s=0.0))
+    fleet = Fleet(num_prefill, num_decode, gpus, TIMEOUT_S, autoscale=options)
     log = io.StringIO()
     async with prepared(config, fleet, Console(log, None)) as (supervisor, _):
         run = asyncio.create_task(supervisor.run(lambda _: None))
@@ -142,7 +148,8 @@ async def test_roles_follow_a_load_that_flips_and_nothing_is_lost(
     firsts = [reference.text(prompt, 1, ignore_eos=True) for prompt in long_ones] * 3
     replies = [reference.text(prompt, LONG_REPLY, ignore_eos=True) for prompt in short_ones] * 4
     long_ones, short_ones = long_ones * 3, short_ones * 4
-    async with served(directory) as system:
+    config = config_of(directory, "cpu", KVSection(prefix_cache=False, cpu_pool_bytes=16 << 20))
+    async with served(config, 1, 2) as system:
         clients = Clients(system.url, long_ones, firsts, 1)
         await system.until(lambda: len(system.changes()) == 1)
         await clients.end()
@@ -174,3 +181,25 @@ async def test_roles_follow_a_load_that_flips_and_nothing_is_lost(
     assert num_answers >= len(short_ones)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids if pid is not None)
     assert not system.changes("a bug")
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+async def test_on_gpus_a_prefill_worker_becomes_a_decode_worker(checkpoint: Checkpoint) -> None:
+    """On two of them where nobody decodes yet; on one beside who does, as a decode worker more brings rows."""
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(4, 4, 8, seed=5)
+    replies = [reference.text(prompt, LONG_REPLY, ignore_eos=True) for prompt in asked] * 4
+    gpus = "0,1" if torch.cuda.device_count() > 1 else "0"
+    config = config_of(directory, "cuda", KVSection(memory_fraction=0.3))
+    async with served(config, 2, 1, gpus) as system:
+        clients = Clients(system.url, asked * 4, replies, LONG_REPLY)
+        await system.until(lambda: len(system.changes()) == 1)
+        num_answers = clients.num_answers
+        await system.until(lambda: clients.num_answers > num_answers + 32)
+        await clients.end()
+        old = "prefill-1 on cuda:1" if gpus == "0,1" else " on cuda:0"
+        assert f"{old} becomes decode-1: over 1 s decode had" in system.changes("becomes")[0]
+        workers = (await system.health())["workers"]
+        assert [len(workers[role]) for role in ("prefill", "decode")] == [1, 2]
+    assert not system.changes("a bug") and not system.changes("killing")
