@@ -21,12 +21,13 @@ from common.device.loop_trace import WAIT, Trace
 from common.device.prompt_buffers import PromptBuffers, PromptChunk
 from common.device.prompt_scores import PromptScorer, PromptScores
 from common.ops.base import ForwardBatch
+from common.ops.linear_plan import SHORT_STEPS
 from common.ops.prompt_attention import GATHERED_ABOVE
 from common.wire.output_token import OutputToken
 
 logger = logging.getLogger(__name__)
 
-TOKEN_BUCKETS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024,
+TOKEN_BUCKETS = (*SHORT_STEPS, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024,
                  1152, 1280, 1408, 1536, 1792, 2048)  # fmt: skip
 MAX_GRAPH_SEQS = 8
 

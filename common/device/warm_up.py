@@ -26,6 +26,7 @@ from common.device.prompt_runner import PromptRunner
 from common.device.sampling_tensors import sampling_tensors
 from common.kernels.operands import AttentionWeights, TokenRing
 from common.ops.base import ForwardBatch, Ops, Residual
+from common.ops.linear_plan import SHORT_STEPS
 from common.wire.sampling_params import PADDING, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,8 @@ Task = Callable[[], object]
 Attention = Callable[[torch.Tensor, AttentionWeights, int, ForwardBatch], torch.Tensor]
 
 MAX_THREADS = 16
-# One count for each class that kernels and plans tell apart.
-PROMPT_STEPS = ((1, 1), (40, 1), (100, 1), (200, 1), (200, 4), (1100, 1))  # tokens, sequences
+# One count for each class that kernels and plans tell apart: tokens, sequences.
+PROMPT_STEPS = ((1, 1), *((count, 1) for count in SHORT_STEPS), (40, 1), (100, 1), (200, 1), (200, 4), (1100, 1))
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # of products; attention divides contexts otherwise for every count
 SAMPLED_ROWS = (1, 9)
 TIMED = 3

@@ -16,6 +16,7 @@ from common.kernels.gpu import Gpu
 
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
+SHORT_STEPS = (16, 32, 64)  # tokens of graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
 
@@ -120,13 +121,16 @@ class LinearPlans:
 
 @dataclass(frozen=True, slots=True)
 class PromptPlans:
-    """Another's plans for one token and for many; cuBLAS for a few, as prompts are seldom worth compiling for those."""
+    """Another's plans for steps that replay a graph; of others of a few tokens cuBLAS, which takes any count of them.
+
+    So only few kernels are compiled for the products of short steps.
+    """
 
     plans: Plans
 
     def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
-        is_few = 1 < num_tokens <= MAX_SKINNY_TOKENS
-        return Plan(Kind.CUBLAS) if is_few else self.plans.plan(fusion, num_tokens, n, k)
+        is_odd = 1 < num_tokens <= MAX_SKINNY_TOKENS and num_tokens not in SHORT_STEPS
+        return Plan(Kind.CUBLAS) if is_odd else self.plans.plan(fusion, num_tokens, n, k)
 
 
 def plan_file(gpu_name: str) -> Path:

@@ -12,9 +12,9 @@ import torch
 from common.wire.messages import SHARED_POOL
 from tests.checkpoints import VARIANTS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
+from tests.e2e.schemas import complete_schemas
 from tests.e2e.system import START_TIMEOUT_S, System
 from tests.e2e.test_prefixes import ANY_LENGTH, BLOCK, converse
-from tests.e2e.test_structured import complete_schemas
 from tests.guided import DEMO_MODEL, is_valid, random_root
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -16,12 +16,11 @@ import pytest
 
 from tests.e2e.client import Completion, complete
 from tests.e2e.held_system import HeldSystem
+from tests.e2e.schemas import PROMPT, asked, complete_schemas
 from tests.e2e.system import System
 from tests.guided import DEMO_MODEL, is_valid, random_root
 
 NUM_SCHEMAS = 16
-MAX_TOKENS = 250
-PROMPT = "ROMEO: "
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +34,6 @@ async def post(url: str, body: dict[str, Any], path: str = "/v1/completions") ->
         answer: dict[str, Any] = await response.json()
         assert response.status == 200, answer
         return answer
-
-
-def asked(schema: Any, seed: int) -> dict[str, Any]:
-    """Ways to ask for the same, one after the other."""
-    ways: list[dict[str, Any]] = [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "it", "strict": True, "schema": schema}}},
-        {"structured_outputs": {"json": schema, "disable_any_whitespace": True}},
-        {"guided_json": json.dumps(schema), "guided_whitespace_pattern": " "},
-    ]
-    return {"temperature": 1.0, "seed": seed, "max_tokens": MAX_TOKENS, **ways[seed % len(ways)]}
-
-
-async def complete_schemas(url: str, schemas: list[Any], into: list[Completion]) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        streams = (
-            complete(session, url, PROMPT, target, **asked(schema, seed))
-            for seed, (schema, target) in enumerate(zip(schemas, into, strict=True))
-        )
-        await asyncio.gather(*streams)
 
 
 async def free_texts(url: str) -> list[str]:

@@ -150,7 +150,7 @@ def run_model(gpu: Gpu) -> None:
         model.forward(make_batch(num_rows, num_rows), step_ops)
     prompt_ops = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 2, pdl=False)
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
-    for num_tokens in (300, 800, 1200):
+    for num_tokens in (32, 300, 800, 1200):
         model.forward(make_batch(num_tokens, 2), prompt_ops)
 
 

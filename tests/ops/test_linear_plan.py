@@ -11,6 +11,7 @@ from common.ops.linear_plan import (
     MAX_SKINNY_TOKENS,
     MIN_GATED_TOKENS,
     PLANS,
+    SHORT_STEPS,
     Fusion,
     Kind,
     LinearPlans,
@@ -85,5 +86,7 @@ def check_ring(plan: Plan, fusion: Fusion, num_tokens: int, k: int) -> None:
 
 def test_prompts_have_kernels_of_ours_for_one_token_and_for_many() -> None:
     plans = PromptPlans(LinearPlans(H200))
-    kinds = [plans.plan(Fusion.GATE, num_tokens, 9728, 2560).kind for num_tokens in (1, 2, 64, 65, 1023, 1024)]
+    kinds = [plans.plan(Fusion.GATE, num_tokens, 9728, 2560).kind for num_tokens in (1, 2, 63, 65, 1023, 1024)]
     assert kinds == [Kind.GEMV, *[Kind.CUBLAS] * 4, Kind.GATED]
+    for num_tokens in SHORT_STEPS:
+        assert plans.plan(Fusion.GATE, num_tokens, 9728, 2560) == plans.plans.plan(Fusion.GATE, num_tokens, 9728, 2560)
