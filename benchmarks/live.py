@@ -1,8 +1,11 @@
-"""What a load has shown so far, in a line that is drawn anew while it runs."""
+"""What a load has shown so far, in a line that is drawn anew while it runs; and in the end what went wrong."""
 
 import time
 from bisect import insort
+from collections.abc import Coroutine
+from typing import Any
 
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -57,3 +60,13 @@ def progress_on(console: Console) -> Progress:
         TextColumn("{task.fields[figures]}"),
         console=console,
     )
+
+
+def exit_code(work: Coroutine[Any, Any, None], console: Console, *, late: str) -> int:
+    """Do it; 1 when it failed, after saying why, or that it was `late`."""
+    try:
+        uvloop.run(work)
+    except (RuntimeError, TimeoutError) as error:
+        console.print(str(error) or late, style="red", markup=False)
+        return 1
+    return 0

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.live import exit_code
 from benchmarks.load_client import Target, open_session, served_model, streaming
 from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure, RequestRecord, percentile
@@ -146,12 +146,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Exit code 1 when a request failed or a stream ended early."""
     args, console = parse_args(argv), Console()
-    try:
-        uvloop.run(run(args, console))
-    except (RuntimeError, TimeoutError) as error:
-        console.print(str(error) or f"no stream began within {args.deadline_s:g} s", style="red", markup=False)
-        return 1
-    return 0
+    return exit_code(run(args, console), console, late=f"no stream began within {args.deadline_s:g} s")
 
 
 if __name__ == "__main__":

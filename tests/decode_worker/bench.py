@@ -189,3 +189,14 @@ class Rig:
     def released(self) -> list[str]:
         """Requests whose blocks were given back, one way or the other."""
         return [name for guest in self.guests.values() for what, name in guest.said if what != "accept"]
+
+
+def num_that_made_way(scheduler: DecodeScheduler) -> int:
+    """Blocks for every row's next token, as the loop gets them; how many sequences had to go for that."""
+    scheduler.make_slots()
+    num_gone = 0
+    while scheduler.is_starved():
+        scheduler.preempt()
+        num_gone += 1
+        scheduler.make_slots()
+    return num_gone

@@ -15,6 +15,7 @@ from decode_worker.batch import DecodeBatch
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 from tests.allocator import BlockAllocator
+from tests.decode_worker.bench import num_that_made_way
 from tests.group_model import LAYOUTS, GroupMemory, next_token
 
 MAX_ROWS, MAX_LEN, CHUNK = 5, 60, 6
@@ -72,11 +73,7 @@ class Device:
 
     def launch(self) -> Step:
         """What the loop does, and the step itself at once."""
-        self.scheduler.make_slots()
-        while self.scheduler.is_starved():
-            self.scheduler.preempt()
-            self.num_preempted += 1
-            self.scheduler.make_slots()
+        self.num_preempted += num_that_made_way(self.scheduler)
         self.num_rested += len(self.scheduler.resting)
         self.batch.apply(self.scheduler.rows.take_changes())
         batch = self.batch.forward_batch(len(self.scheduler.rows))

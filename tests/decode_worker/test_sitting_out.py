@@ -13,6 +13,7 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
+from tests.decode_worker.bench import num_that_made_way
 from tests.layouts import allocator_of, pool_of
 
 BLOCK_SIZE, MAX_LEN, MAX_ROWS = 4, 64, 6
@@ -43,11 +44,7 @@ class Device:
 
     def launch(self) -> Step:
         """What the loop does, and the step itself at once."""
-        self.scheduler.make_slots()
-        while self.scheduler.is_starved():
-            self.scheduler.preempt()
-            self.num_preempted += 1
-            self.scheduler.make_slots()
+        self.num_preempted += num_that_made_way(self.scheduler)
         self.num_rested += len(self.scheduler.resting)
         self.batch.apply(self.scheduler.rows.take_changes())
         num_rows = len(self.scheduler.rows)
