@@ -202,4 +202,4 @@ async def test_on_gpus_a_prefill_worker_becomes_a_decode_worker(checkpoint: Chec
         assert f"{old} becomes decode-1: over 1 s decode had" in system.changes("becomes")[0]
         workers = (await system.health())["workers"]
         assert [len(workers[role]) for role in ("prefill", "decode")] == [1, 2]
-    assert not system.changes("a bug") and not system.changes("killing")
+        assert not system.changes("a bug") and not system.changes("killing")
