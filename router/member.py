@@ -83,6 +83,11 @@ class Member:
         return self.ready.standby > 0 and self.need is None
 
     @property
+    def is_serving(self) -> bool:
+        """Whether new requests may go there."""
+        return not (self.draining or self.silent or self.in_reserve)
+
+    @property
     def num_used_blocks(self) -> int:
         """Of its pool, which others may share, those that it uses itself."""
         return sum(self.ready.num_blocks) - sum(self.beat.num_free_blocks) if self.beat else 0

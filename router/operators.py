@@ -88,7 +88,7 @@ def _load(worker: Member, num_partners: int) -> WorkerLoad:
         incarnation=worker.epoch,
         role=ready.role,
         pid=ready.pid,
-        is_serving=not (worker.draining or worker.silent or worker.in_reserve),
+        is_serving=worker.is_serving,
         has_spoken=beat is not None,
         num_partners=num_partners,
         num_prompts=worker.num_outstanding,

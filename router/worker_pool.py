@@ -63,9 +63,10 @@ class WorkerPool:
         return [path for path in self._paths.values() if self.get(path.prefill_worker_id, path.prefill_epoch)]
 
     def num_partners(self) -> Counter[str]:
-        """By worker, those of the other role with which its KV path is proven."""
-        proven = [path for path in self.paths if not path.error]
-        return Counter(name for path in proven for name in (path.prefill_worker_id, path.worker_id))
+        """By worker, those of the other role that serve and with which its KV path is proven."""
+        serving = {worker.id for worker in self if worker.is_serving}
+        pairs = [(path.prefill_worker_id, path.worker_id) for path in self.paths if not path.error]
+        return Counter(one for pair in pairs for one, other in (pair, pair[::-1]) if other in serving)
 
     def find(self, worker_id: str) -> Member | None:
         return self._workers.get(worker_id)

@@ -62,7 +62,7 @@ class WorkerLoad:
     pid: ProcessId
     is_serving: bool  # new requests may go there
     has_spoken: bool  # without a heartbeat all that follows is 0 but `num_prompts` and `most_rows`
-    num_partners: Count  # of the other role, with which it has a proven KV path
+    num_partners: Count  # that serve, of the other role, with which it has a proven KV path
     num_prompts: Count  # sent to it, first token not seen
     num_rows: Count  # decode: sequences that it has, those among them whose blocks are on their way
     most_rows: Positive  # decode: of its batch; prefill: prompts of a step

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.wire.operator_messages import Stage, WorkerLoad
+from common.wire.operator_messages import Stage
 from deploy.autoscale.judge import Judge
 from deploy.autoscale.proposal import Proposal
 from deploy.autoscale.router_line import Line
@@ -94,7 +94,7 @@ class Autoscaler:
     async def _overlapping(self, old: Placement, new: Placement, after: Staff) -> str:
         """While the old one serves; returns what was wrong."""
         self._begin(new)
-        if problem := await self._awaited(new):
+        if problem := await self._awaited(new, num_partners=2):  # the old one, which leaves, may be the first
             await self._supervisor.retire(new.name)
             return problem
         before, self.staff = self.staff, after
@@ -108,7 +108,7 @@ class Autoscaler:
         await self._move_standbys(before)
         await self._supervisor.retire(old.name)
         self._begin(new)
-        problem = await self._awaited(new)
+        problem = await self._awaited(new, num_partners=1)
         if problem:
             await self._supervisor.retire(new.name)
             self._begin(old)
@@ -129,18 +129,15 @@ class Autoscaler:
         if placement.name not in self._supervisor.names:
             self._supervisor.begin(self._plan.spec_of(placement))
 
-    async def _awaited(self, new: Placement) -> str:
-        """Until requests may go there; else why they may not."""
+    async def _awaited(self, new: Placement, num_partners: int) -> str:
+        """Until requests may go there, by KV paths with so many others; else why they may not."""
         until_s = time.monotonic() + START_S
         while time.monotonic() < until_s:
             await asyncio.sleep(POLL_S)
             if self._supervisor.num_crashes(new.name) >= MOST_STARTS:
                 return f"has ended {MOST_STARTS} times before it served; its last lines say why"
-            sample = await self._router.sample()
-            if sample is not None and any(self._serves(new, worker) for worker in sample.report.workers):
+            sample, pid = await self._router.sample(), self._supervisor.pid(new.name)
+            serving = sample.serving if sample is not None else []
+            if any((each.name, each.pid) == (new.name, pid) and each.num_partners >= num_partners for each in serving):
                 return ""
         return f"did not serve within {START_S:g} s"
-
-    def _serves(self, new: Placement, worker: WorkerLoad) -> bool:
-        is_it = (worker.name, worker.pid) == (new.name, self._supervisor.pid(new.name))
-        return is_it and worker.is_serving and worker.num_partners > 0

@@ -42,6 +42,7 @@ class Scene(stand_ins.Stage):
         self.acts: dict[str, str] = {}
         self.idle: set[str] = set()
         self.router_is_away = False
+        self.num_partners = 2
         self.told: list[tuple[Stage, str]] = []
         self.begun: list[ProcessSpec] = []
         self.proposals: list[Proposal] = []
@@ -81,8 +82,8 @@ class Scene(stand_ins.Stage):
         loads = [
             WorkerLoad(
                 name=name, incarnation=pid, role=Role[name.split("-")[0].upper()], pid=pid,
-                is_serving=name not in self.idle, has_spoken=True, num_partners=1, num_prompts=0, num_rows=0,
-                most_rows=1, pool_id=1, num_blocks=1, num_used_blocks=0, num_steps=0, step_us=0,
+                is_serving=name not in self.idle, has_spoken=True, num_partners=self.num_partners, num_prompts=0,
+                num_rows=0, most_rows=1, pool_id=1, num_blocks=1, num_used_blocks=0, num_steps=0, step_us=0,
             )
             for name, pid in self.alive().items()
         ]  # fmt: skip
@@ -155,6 +156,7 @@ async def test_the_new_one_serves_before_the_old_one_is_asked_to_leave(scene: Sc
 
 async def test_where_there_is_no_room_for_both_the_old_one_leaves_first(scene: Scene) -> None:
     supervisor, scaler = scene.start(overlap=False)
+    scene.num_partners = 1
     async with served(supervisor, scene):
         scene.idle.add("decode-2")
         scene.proposals.append(CHANGE)
@@ -205,6 +207,18 @@ async def test_whoever_dies_while_the_new_one_starts_in_the_end_as_many_run_as_b
         scene.idle.clear()
         await eventually(lambda: Stage.DONE in scene.stages)
         assert set(scene.alive()) == set(scaler.staff.workers) == AFTER
+
+
+async def test_one_that_has_met_nobody_but_the_old_one_does_not_serve_yet(scene: Scene) -> None:
+    supervisor, _ = scene.start()
+    scene.num_partners = 1
+    async with served(supervisor, scene):
+        scene.proposals.append(CHANGE)
+        await eventually(lambda: "decode-2" in scene.alive())
+        await asyncio.sleep(0.2)
+        assert scene.stages == [Stage.BEGUN] and set(scene.alive()) == BEFORE | {"decode-2"}
+        scene.num_partners = 2
+        await eventually(lambda: Stage.DONE in scene.stages)
 
 
 async def test_a_router_that_is_away_for_a_while_holds_a_change_up(scene: Scene) -> None:
