@@ -28,6 +28,8 @@ MAX_QUEUED_LINES = 200_000
 LINES_AT_ONCE = 2_000
 """Joined and written by the thread in one go: a fraction of a millisecond, for which the others have to wait."""
 CLOSE_S = 2.0
+MAX_STARTS = 4
+"""Of a process that is started again and again the files of the last starts are kept."""
 
 
 class Process(NamedTuple):
@@ -57,6 +59,7 @@ class TraceFile:
         self._ends = threading.Event()
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _drop_old(directory, process)
             self._begin_part()
         except OSError as error:
             reason = error.strerror or error
@@ -117,9 +120,31 @@ class TraceFile:
             data = data[os.write(self._descriptor, data) :]
 
 
+def _drop_old(directory: Path, process: Process) -> None:
+    """What all but the last starts of the process left there."""
+    starts: dict[str, list[Path]] = {}  # the latest first
+    for path in sorted(directory.glob(f"{_owner(process)}.*{SUFFIX}"), key=_age_s):
+        starts.setdefault(path.name.split(".")[2], []).append(path)
+    for paths in list(starts.values())[MAX_STARTS - 1 :]:
+        for path in paths:
+            logger.info("%s is of an old start, and removed", path)
+            path.unlink(missing_ok=True)
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:  # it has just become the older part, or another start has removed it
+        return 0.0
+
+
 def _file_name(process: Process) -> str:
-    """Other than an id, which may have anything in it."""
-    return f"{process.role}.{re.sub(r'[^A-Za-z0-9_-]', '_', process.id)}.{process.epoch:x}"
+    return f"{_owner(process)}.{process.epoch:x}"
+
+
+def _owner(process: Process) -> str:
+    """Other than its id, which may have anything in it."""
+    return f"{process.role}.{re.sub(r'[^A-Za-z0-9_-]', '_', process.id)}"
 
 
 def _header(process: Process) -> dict[str, Any]:

@@ -38,7 +38,7 @@ SHUTDOWN_S = 2.0
 
 def make_app(config: Config) -> web.Application:
     """An application that makes its `Service` at startup and closes it at cleanup."""
-    app = web.Application(middlewares=[shape_errors, with_span, answer_preflights, guarded(*OPEN_TO_ALL, *OPEN_PAGES)])
+    app = web.Application(middlewares=[shape_errors, answer_preflights, guarded(*OPEN_TO_ALL, *OPEN_PAGES), with_span])
     app[API_KEYS] = ApiKeys(config.router.api_key_file)
     app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
     app[PLACES] = open_places()

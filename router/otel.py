@@ -62,7 +62,7 @@ class OtelTelemetry(Telemetry):
         )
         provider.add_span_processor(self._processor)
         self._tracer, self._context = provider.get_tracer(PROVIDER, VERSION), TraceContextTextMapPropagator()
-        logger.info("spans go to %s", with_path(section.otlp_endpoint))
+        logger.info("spans go to %s", shown(section.otlp_endpoint))
 
     def begin(self, request: web.Request) -> RequestSpan:
         route = request.path.rstrip("/")
@@ -186,7 +186,7 @@ class _Exporter:
     """Sends batches, and says now and then how many spans it could not send."""
 
     def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+        self._shown = shown(endpoint)
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT_S)
         self._num_lost, self._silent_until_s = 0, 0.0
 
@@ -196,7 +196,7 @@ class _Exporter:
             self._num_lost += len(spans)
             if time.monotonic() >= self._silent_until_s:
                 self._silent_until_s = time.monotonic() + SILENCE_S
-                logger.warning("%s takes no spans: %d are lost so far", self._endpoint, self._num_lost)
+                logger.warning("%s takes no spans: %d are lost so far", self._shown, self._num_lost)
         return result
 
     def shutdown(self) -> None:
@@ -209,6 +209,12 @@ class _Exporter:
 def with_path(endpoint: str) -> str:
     """The URL that spans are posted to."""
     return endpoint if urlsplit(endpoint).path.strip("/") else f"{endpoint.rstrip('/')}{PATH}"
+
+
+def shown(endpoint: str) -> str:
+    """The URL for the log: without what may be secret in it."""
+    parts = urlsplit(endpoint)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def _caller(request: web.Request) -> dict[str, str]:

@@ -33,11 +33,12 @@ class Way:
     def __init__(self, trace: RequestTrace, request_id: str, arrival: Arrival) -> None:
         self._tracer, self._lanes = trace.tracer, trace.lanes
         self._request_id, self._arrival = request_id, arrival
-        self._lane, self._begin_s = 0, 0.0
+        self._lane, self._begin_s, self._leg_s = 0, 0.0, 0.0
 
     def left(self, leg: Leg, end_s: float) -> None:
         if not self._lane:
             self._begin(leg.begin_s)
+        self._leg_s = leg.begin_s
         args: dict[str, Any] = {"request": self._request_id, "attempt": leg.attempt}
         if leg.route is not None:
             args |= {"prefill": leg.route.prefill.id, "decode": leg.route.decode.id}
@@ -46,7 +47,8 @@ class Way:
             self._tracer.flow(self._lane, self._request_id, (leg.begin_s + end_s) / 2)
 
     def ended(self, end: End) -> None:
-        begin_s = min(end.last_token_s or end.now_s, end.now_s - LEAST_S)
+        last_s = max(end.last_token_s, self._leg_s) if end.last_token_s else end.now_s
+        begin_s = min(last_s, end.now_s - LEAST_S)
         named = {"request": self._request_id}
         self._tracer.slice(self._lane, "finish", begin_s, end.now_s, named)
         self._tracer.flow(self._lane, self._request_id, (begin_s + end.now_s) / 2)

@@ -68,7 +68,7 @@ def make_telemetry(section: RouterSection, model_name: str) -> Telemetry:
 
 @web.middleware
 async def with_span(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Around requests that have one, inside what gives errors their shape."""
+    """Around requests that have one: those that may ask."""
     request[SPAN] = NO_SPAN
     if request.path.rstrip("/") not in TRACED:
         return await handler(request)

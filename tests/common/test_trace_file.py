@@ -51,6 +51,20 @@ def test_of_a_long_trace_the_last_part_is_kept(tmp_path: Path, caplog: pytest.Lo
     assert caplog.text.count("its older parts are dropped from now on") == 1
 
 
+def test_of_a_process_that_starts_again_and_again_the_last_starts_are_kept(tmp_path: Path) -> None:
+    others = [tmp_path / "decode.a_b_10.1.jsonl", tmp_path / "prefill.a_b_1.1.jsonl", tmp_path / "notes.txt"]
+    for path in others:
+        path.write_text("")
+    for epoch in range(1, 8):
+        TraceFile(tmp_path, WORKER._replace(epoch=epoch), 1 << 20).close()
+        (tmp_path / f"decode.a_b_1.{epoch:x}.older.jsonl").write_text("")
+        for path in tmp_path.glob(f"decode.a_b_1.{epoch:x}.*"):
+            os.utime(path, (1e9 + epoch, 1e9 + epoch))
+    kept = {path.name for path in tmp_path.iterdir()} - {path.name for path in others}
+    assert kept == {f"decode.a_b_1.{epoch}{part}.jsonl" for epoch in (4, 5, 6, 7) for part in ("", ".older")}
+    assert all(path.exists() for path in others)
+
+
 def test_a_full_disk_ends_the_trace_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
