@@ -8,9 +8,9 @@ from deploy.planning.costs import Costs
 from deploy.planning.estimate import Estimate
 from deploy.planning.figures import Objectives
 from deploy.planning.search import Trial
-from deploy.planning.workload import Workload
+from deploy.planning.workload import Workload, shown
 
-COLUMNS = ("WORKERS", "GPUS", "TTFT P50", "P{p}", "TPOT P50", "P{p}", "IN LIMITS", "OUTPUT TOKENS/S", "A GPU")
+COLUMNS = ("WORKERS", "GPUS", "TTFT P50", "P{p}", "TPOT P50", "P{p}", "IN LIMITS", "OUTPUT TOKENS/S", "A GPU", "")
 
 
 def limits(objectives: Objectives) -> str:
@@ -28,7 +28,7 @@ def formula(estimate: Estimate, workload: Workload, costs: Costs, objectives: Ob
     rate, each = workload.rate, estimate
     lines = [
         "By formula, for GPUs that do one thing each:",
-        f"  prefill  {rate:.4g} prompts/s x {each.prompt_ms:.1f} ms = {each.prompt_busy:.2f} GPUs busy",
+        f"  prefill  {shown(rate)} prompts/s x {each.prompt_ms:.1f} ms = {each.prompt_busy:.2f} GPUs busy",
     ]
     if each.num_prefill:
         why = ""
@@ -112,7 +112,7 @@ def _cells(trial: Trial) -> tuple[str, ...]:
         return workers, gpus, trial.problem
     times = (*(f"{ms:,.1f}" for ms in trial.ttft_ms), *(f"{ms:.2f}" for ms in trial.tpot_ms))
     speed = (f"{trial.tokens_per_s:,.0f}", f"{trial.tokens_per_s / layout.all_gpus:,.0f}")
-    return (workers, gpus, *times, f"{trial.attainment:.1f} %", *speed)
+    return (workers, gpus, *times, f"{trial.attainment:.1f} %", *speed, "" if trial.keeps_up else "falls behind")
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

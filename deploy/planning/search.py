@@ -2,7 +2,7 @@
 
 Up to a host, every number of GPUs is tried with the splits that are next to the formula's, and with a worker of each
 kind on all of them. Beyond it hosts are alike: of each split one host is simulated with its part of the load, until it
-keeps the limits, then all hosts together, as many, and one fewer or more until that is the least.
+keeps the limits, then all hosts together, as many, and some more or fewer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +19,10 @@ from deploy.planning.workload import Workload
 Tell = Callable[[str], None]
 MOST_BUSY = 0.97
 """Of a worker, with full steps: nearer to 1 a queue grows for longer than is simulated."""
+MOST_FEWER = 3
+"""Hosts that are taken away one by one: that many together need fewer than each by itself says little more."""
+KEPT_UP = 0.95
+"""Of the tokens of requests that come, what ends in the same time, or queues still grow."""
 NEIGHBOURS = 1
 """Workers more or fewer than the formula's split."""
 
@@ -34,6 +38,7 @@ class Trial:
     ttft_ms: tuple[float, float] = (0.0, 0.0)  # median, and at the percentile of the objectives
     tpot_ms: tuple[float, float] = (0.0, 0.0)
     most_at_once: int = 0
+    keeps_up: bool = True  # as much ends as comes
     problem: str = ""
 
 
@@ -64,7 +69,7 @@ class Search:
         return self._hosts(most_hosts) if most_hosts > 1 else None
 
     def attains(self, trial: Trial) -> bool:
-        return not trial.problem and trial.attainment >= self.objectives.percent
+        return not trial.problem and trial.keeps_up and trial.attainment >= self.objectives.percent
 
     def try_layout(self, layout: Layout) -> Trial:
         """Simulate it under the whole load."""
@@ -106,7 +111,7 @@ class Search:
         return max(trial.ttft_ms[1] / self.objectives.ttft_ms, trial.tpot_ms[1] / self.objectives.tpot_ms)
 
     def _hosts(self, most_hosts: int) -> Trial | None:
-        """The fewest hosts, all alike."""
+        """About the fewest hosts, all alike."""
         splits = list(self._layouts(self.gpus_per_host, 1))
         needed = {split: self._hosts_of(split, most_hosts) for split in splits}
         fewest = min(needed.values())
@@ -118,7 +123,10 @@ class Search:
         while found is None and count < most_hosts:
             count += 1
             found = self._all_hosts(close, count)
-        while found is not None and count > 2 and (fewer := self._all_hosts(close, count - 1)) is not None:
+        for _ in range(MOST_FEWER):
+            fewer = self._all_hosts(close, count - 1) if found is not None and count > 2 else None
+            if fewer is None:
+                break
             count, found = count - 1, fewer
         return found
 
@@ -159,6 +167,7 @@ class Search:
             ttft_ms=(figures.of("ttft_p50"), figures.of(f"ttft_p{percent:g}")),
             tpot_ms=(figures.of("tpot_p50"), figures.of(f"tpot_p{percent:g}")),
             most_at_once=outcome.most_at_once,
+            keeps_up=outcome.num_tokens >= KEPT_UP * sum(each.num_outputs for each in outcome.requests),
         )
 
 

@@ -34,7 +34,8 @@ class Outcome:
 
     requests: list[Request]  # that are looked at, all over
     gaps: list[tuple[float, int]]  # of all requests, between two tokens but the first two: how long, how many
-    span_ms: float  # from the first arrival that is looked at to the last end
+    num_tokens: int  # outputs of requests that ended within `span_ms`
+    span_ms: float  # that is looked at; of a load without such a time, from the first arrival to the last end
     most_at_once: int  # requests in flight or queued
     num_events: int
 
@@ -47,7 +48,7 @@ class Simulation:
     """
 
     def __init__(self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0) -> None:
-        self._costs, self._load, self._events = costs, load, Events()
+        self._costs, self._load, self._events, self._longest = costs, load, Events(), load.longest
         self._hosts = [self._host(layout, number, kv_tokens) for number in range(layout.num_hosts)]
         rates = costs.rates
         self._request_ms = (rates.shared if layout.is_shared else rates.apart).request_ms
@@ -71,8 +72,10 @@ class Simulation:
         load = self._load
         seen = [each for each in self._requests if load.first_ms <= each.arrived_ms <= load.last_ms]
         gaps = [gap for host in self._hosts for decode in host.decodes for gap in decode.gaps]
-        span_ms = max(each.ended_ms for each in seen) - min(each.arrived_ms for each in seen)
-        return Outcome(seen, gaps, span_ms, self._most_active, self._events.num_done)
+        begin_ms = max(load.first_ms, min(each.arrived_ms for each in self._requests))
+        end_ms = min(load.last_ms, max(each.ended_ms for each in self._requests))
+        num_tokens = sum(each.num_outputs for each in self._requests if begin_ms <= each.ended_ms <= end_ms)
+        return Outcome(seen, gaps, num_tokens, end_ms - begin_ms, self._most_active, self._events.num_done)
 
     def _host(self, layout: Layout, number: int, kv_tokens: int) -> Host:
         places = {role: layout.places(role) for role in Role}
@@ -80,9 +83,9 @@ class Simulation:
         for index in range(layout.num_gpus):
             num_workers = (places[role].count(index) for role in (Role.PREFILL, Role.DECODE))
             num_tokens = kv_tokens or self._costs.room.kv_tokens(*num_workers)
-            if self._load.longest > num_tokens * (1 - DECODE_RESERVE):
+            if self._longest > num_tokens * (1 - DECODE_RESERVE):
                 raise ConfigError(
-                    f"a request of {self._load.longest} tokens: a GPU has room for {num_tokens} tokens of KV "
+                    f"a request of {self._longest} tokens: a GPU has room for {num_tokens} tokens of KV "
                     "beside the weights; shorten it, or take GPUs with more memory"
                 )
             gpus.append(Gpu(number, self._costs, num_tokens))

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from common.errors import ConfigError
 from deploy.planning.loads import Arrival, Lengths, Load, poisson
 
-LEAST_REQUESTS, MOST_REQUESTS = 1_500, 40_000
+LEAST_REQUESTS, MOST_REQUESTS = 1_500, 30_000
 """That are looked at in one simulation: of fewer a 99th percentile says little, more take long."""
+BEFORE, BEHIND = 3.0, 1.2
+"""Times as long as a request lasts with full batches, in which requests come that are not looked at: as batches fill
+steps take longer, so that more gather, until there are as many as ever; those behind are there while others end."""
 SPANS, LEAST_S = 3.0, 20.0
-"""For so many times as long as a request lasts requests are looked at, and for so long, unless they are too many."""
+"""For so many times as long as a request lasts others are looked at, and for so long, unless they are too many."""
 NUM_DRAWN = 1_000
 """Requests of which means are taken."""
 
@@ -42,7 +45,7 @@ class Steady:
     @property
     def name(self) -> str:
         cached = f", of the prompt's {self.num_cached:,} there already" if self.num_cached else ""
-        return f"{self.rate:.4g} requests/s of {self.inputs} prompt and {self.outputs} output tokens{cached}"
+        return f"{shown(self.rate)} requests/s of {self.inputs} prompt and {self.outputs} output tokens{cached}"
 
     @property
     def lengths(self) -> Sequence[Lengths]:
@@ -56,12 +59,12 @@ class Steady:
 
     def load(self, request_s: float) -> Load:
         """Requests to simulate, each of which lasts about so long; those at both ends are not looked at."""
-        around_s = 1.5 * request_s
+        first_s = BEFORE * request_s
         span_s = max(LEAST_REQUESTS / self.rate, SPANS * request_s, LEAST_S)
         span_s = min(span_s, max(MOST_REQUESTS / self.rate, request_s))
-        count = int(self.rate * (span_s + 2 * around_s)) + 1
+        count = int(self.rate * (first_s + span_s + BEHIND * request_s)) + 1
         arrivals = poisson(self.rate, count, self._draw, f"{self.seed}, {self.rate:g}").arrivals
-        return Load(arrivals, first_ms=around_s * 1e3, last_ms=(around_s + span_s) * 1e3)
+        return Load(arrivals, first_ms=first_s * 1e3, last_ms=(first_s + span_s) * 1e3)
 
     def _draw(self, rng: random.Random) -> Lengths:
         inputs = self.inputs.draw(rng)
@@ -83,7 +86,7 @@ class Replay:
     @property
     def name(self) -> str:
         span_s = (self.arrivals[-1].time_ms - self.arrivals[0].time_ms) / 1e3
-        return f"{len(self.arrivals):,} requests of {self.source} in {span_s:,.1f} s, {self.rate:.3g} a second"
+        return f"{len(self.arrivals):,} requests of {self.source} in {span_s:,.1f} s, {shown(self.rate)} a second"
 
     @property
     def rate(self) -> float:
@@ -106,3 +109,8 @@ class Replay:
 
 
 Workload = Steady | Replay
+
+
+def shown(rate: float) -> str:
+    """A rate for people."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

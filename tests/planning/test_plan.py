@@ -96,6 +96,15 @@ def test_the_fewest_gpus_are_found_and_no_fewer_keep_the_limits() -> None:
             assert fewer in tried or not search.attains(search.try_layout(fewer))
 
 
+def test_who_keeps_limits_only_while_queues_grow_does_not_keep_them() -> None:
+    """2P2D on two GPUs computes 100 prompts a second, and its decode steps fall behind."""
+    search = searched(steady(100.0), Objectives(1e6, 1e6))
+    behind, ahead = (search.try_layout(Layout(2, 2, num_gpus)) for num_gpus in (2, 4))
+    assert behind.attainment == ahead.attainment == 100
+    assert (behind.keeps_up, ahead.keeps_up) == (False, True)
+    assert (search.attains(behind), search.attains(ahead)) == (False, True)
+
+
 def test_more_load_takes_no_fewer_gpus() -> None:
     sizes = [
         chosen.layout.num_gpus if (chosen := searched(steady(rate)).run()) else 99 for rate in (5, 40, 80, 160, 999)
