@@ -1,13 +1,9 @@
 """The simulator against what was measured: which figures are within 20 %, and which are not."""
 
-from collections import defaultdict
-
 from benchmarks.results import ROOT, read_rows
-from benchmarks.simulated import CASES, CLOSE, compare
+from benchmarks.simulated import CASES, compare
 
 MAIN = ("ttft_p50", "tpot_p50", "output_throughput", "ttft_p99")
-BOUNDS = {"ttft_p50": 0.19, "tpot_p50": 0.18, "output_throughput": 0.19, "ttft_p99": 0.19}
-"""Of all that is within 20 %: a change that makes the worst of them worse is one to look at."""
 
 
 def test_main_figures_are_within_20_percent_but_those_that_the_page_shows_as_missed() -> None:
@@ -17,10 +13,6 @@ def test_main_figures_are_within_20_percent_but_those_that_the_page_shows_as_mis
     missed = {(case.label, each.figure) for case, told in compared.items() for each in told
               if each.figure in MAIN and not each.is_close}  # fmt: skip
     assert missed == MISSES, "new rows, or another law: see why, and say so here and in benchmarks/README.md"
-    worst: defaultdict[str, float] = defaultdict(float)
-    for each in (each for told in compared.values() for each in told if each.is_close):
-        worst[each.figure] = max(worst[each.figure], abs(each.error))
-    assert all(worst[name] <= bound < CLOSE for name, bound in BOUNDS.items()), dict(worst)
 
 
 MISSES = {
