@@ -6,9 +6,12 @@ and counted.
 
 import json
 import math
+import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -17,6 +20,12 @@ from common.trace_file import OLDER, PROCESS, SUFFIX
 
 ROLES = ("router", "prefill", "decode")
 """In the order in which a request meets them, which is that of the processes in a trace."""
+MAX_LINE_CHARS = 1 << 20
+"""Several times the longest that is written."""
+MAX_TIME = 1e17
+"""Microseconds: some thousand years."""
+MAX_DIGITS = 20
+"""Of a whole number; an epoch has 63 bits."""
 
 
 NOTHING: dict[str, Any] = {}
@@ -157,8 +166,18 @@ def _read(path: Path) -> tuple[_Header | None, list[Slice], list[Point], str]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        yield from enumerate(file, 1)
+    """Numbered; a piece of one that is too long counts as a line. Raises OSError."""
+    with open(path, encoding="utf-8", errors="replace", opener=_open_file) as file:
+        yield from enumerate(iter(partial(file.readline, MAX_LINE_CHARS), ""), 1)
+
+
+def _open_file(path: str, flags: int) -> int:
+    """What is no file, as a pipe that nobody writes to, is not waited for."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is no file")
+    return descriptor
 
 
 def _told(bad: list[tuple[int, bool]]) -> str:
@@ -172,21 +191,38 @@ def _told(bad: list[tuple[int, bool]]) -> str:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
         return None
+
+
+def _whole(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(text)
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _header(event: Any) -> _Header | None:
     try:
         args = event["args"]
-        if event["name"] != PROCESS:
-            return None
-        lead_us = (float(args["unix_s"]) - float(args["monotonic_s"])) * 1e6
-        names = (str(args["role"]), str(args["id"]), int(args["epoch"]), int(args["pid"]), str(args["host"]))
-        return _Header(*names, str(args["boot"]), lead_us)
-    except (TypeError, KeyError, ValueError):
+        unix_s, monotonic_s, epoch, pid = (args[key] for key in ("unix_s", "monotonic_s", "epoch", "pid"))
+        names = [args[key] for key in ("role", "id", "host", "boot")]
+        is_ours = event["name"] == PROCESS and all(isinstance(name, str) for name in names)
+    except (TypeError, KeyError):
         return None
+    if not is_ours or not all(map(_is_time, (unix_s, monotonic_s))):
+        return None
+    if not isinstance(epoch, int) or not isinstance(pid, int):
+        return None
+    role, name, host, boot = names
+    return _Header(role, name, epoch, pid, host, boot, (unix_s - monotonic_s) * 1e6)
 
 
 def _slice(event: dict[str, Any]) -> Slice | None:
@@ -206,4 +242,4 @@ def _point(event: dict[str, Any]) -> Point | None:
 
 
 def _is_time(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TIME

@@ -33,9 +33,8 @@ def summary(recording: Recording) -> str:
 def requests(parts: Sequence[Part]) -> list[dict[str, Any]]:
     """What routers told of each completion that has ended."""
     told = [each.args for part in parts for each in part.slices if part.role == "router" and each.name == "request"]
-    return [
-        args for args in told if isinstance(args.get("e2e_ms"), int | float) and isinstance(args.get("attempts"), int)
-    ]
+    kinds = {"request": str, "e2e_ms": int | float, "attempts": int}
+    return [args for args in told if all(isinstance(args.get(name), kind) for name, kind in kinds.items())]
 
 
 def _processes(parts: Sequence[Part]) -> list[str]:

@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from common.trace_events import DEVICE, FIRST_LANE, LOOP, Tracer, flow_id
 from common.trace_file import PROCESS
 from deploy.cli import main
+from deploy.trace_parts import MAX_LINE_CHARS
 from tests.traces import flow_of, names_of, read_events, slices_of
 
 REQUEST = "cmpl-0123-0"
@@ -126,6 +128,8 @@ def test_what_is_no_event_is_skipped_and_told(
     bad = [
         '{"ph":"X","tid":1,"name":"x","ts":NaN,"dur":1}', '{"ph":"X","tid":1,"name":"x","ts":1e8,"dur":-1}',
         "[]", "null", '{"ph":"B"}', '{"ph":"X","tid":"1","name":"x","ts":1,"dur":1}', "[" * 100_000,
+        f'{{"ph":"X","tid":1,"name":"x","ts":1{"0" * 400},"dur":1}}', '{"ph":"t","tid":1,"ts":1e20,"id":"x"}',
+        '{"ph":"X","tid":1,"name":"x","ts":1,"dur":1,"args":{"x":1e999}}', "x" * MAX_LINE_CHARS,
     ]  # fmt: skip
     append(traced / "router.router.1.jsonl", "".join(f"{text}\n" for text in bad))
     append(traced / "decode.decode-0.1.jsonl", '{"ph":"X","ti')
@@ -134,10 +138,43 @@ def test_what_is_no_event_is_skipped_and_told(
     assert baton(monkeypatch, str(traced)) == 0
     told = capsys.readouterr().out
     assert "left out: decode.decode-0.1.jsonl: its last line is cut" in told
-    assert "left out: router.router.1.jsonl: 7 lines skipped that are no events, the first is line 7" in told
+    assert "left out: router.router.1.jsonl: 12 lines skipped that are no events, the first is line 7" in told
     assert "prefill.prefill-0.1.jsonl: skipped, as it is empty" in told
     assert "prefill.prefill-1.1.jsonl: skipped, as it does not begin with whose it is" in told
     assert len(slices_of(read_events(traced / "trace.json.gz"), REQUEST)) == 5
+
+
+@pytest.mark.parametrize(
+    "forged", [{"unix_s": "1e400"}, {"epoch": 1e18}, {"pid": None}, {"monotonic_s": -1}, {"id": 3}]
+)
+def test_a_file_of_nobody_is_left_out(
+    forged: dict[str, Any], traced: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Writer(traced, "decode", "decode-1").path
+    header = json.loads(other.read_text())
+    other.write_text(json.dumps(header | {"args": header["args"] | forged}) + "\n")
+    assert baton(monkeypatch, str(traced)) == 0
+    assert "decode.decode-1.1.jsonl: skipped, as it does not begin with whose it is" in capsys.readouterr().out
+
+
+def test_what_is_no_file_is_not_waited_for(
+    traced: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(traced / "pipe.jsonl")
+    (traced / "directory.jsonl").mkdir()
+    (traced / "loop.jsonl").symlink_to("loop.jsonl")
+    (traced / "endless.jsonl").symlink_to("/dev/zero")
+    assert baton(monkeypatch, str(traced)) == 0
+    told = capsys.readouterr().out
+    for name in ("pipe", "endless"):
+        assert f"left out: {name}.jsonl: skipped: it is no file" in told
+    assert told.count("left out: ") == 4
+
+
+def test_a_request_without_a_name_is_none(traced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = Writer(traced, "router", "router-1").tracer
+    router.slice(FIRST_LANE, "request", 100.0, 100.05, FACTS)
+    assert baton(monkeypatch, str(traced)) == 0
 
 
 def test_parts_of_another_start_of_the_machine_are_put_in_place_by_the_wall_clock(
