@@ -4,6 +4,7 @@ A thread writes what has been queued, several times a second and whole lines at 
 last fraction of a second is missing, and at most the last line is cut. Of a long trace the last part is kept.
 """
 
+import errno
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,8 @@ LINES_AT_ONCE = 2_000
 CLOSE_S = 2.0
 MAX_STARTS = 4
 """Of a process that is started again and again the files of the last starts are kept."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Of a disk that took what was written before: who is started again without room for a trace serves all the same."""
 
 
 class Process(NamedTuple):
@@ -47,7 +51,7 @@ class TraceFile:
         directory: made if need be, for this user alone.
         max_bytes: of the file and the part before it, together; the older half goes first.
 
-    Raises ConfigError if nothing can be written there.
+    Raises ConfigError if nothing can be written there; on a full disk there is an error in the log, and no trace.
     """
 
     def __init__(self, directory: Path, process: Process, max_bytes: int) -> None:
@@ -56,15 +60,19 @@ class TraceFile:
         self._process, self._part_bytes = process, max_bytes // 2
         self._lines: deque[str] = deque()
         self._num_dropped = 0
+        self._descriptor: int | None = None
         self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._write_forever, name="trace", daemon=True)
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _drop_old(directory, process)
             self._begin_part()
         except OSError as error:
-            reason = error.strerror or error
-            raise ConfigError(f"trace.dir = {str(directory)!r}: {reason}; name a directory to write to") from None
-        self._thread = threading.Thread(target=self._write_forever, name="trace", daemon=True)
+            if error.errno not in DISK_ERRORS:
+                reason = error.strerror or error
+                raise ConfigError(f"trace.dir = {str(directory)!r}: {reason}; name a directory to write to") from None
+            self._give_up(error)
+            return
         self._thread.start()
         logger.info("tracing to %s", self.path)
 
@@ -78,19 +86,25 @@ class TraceFile:
     def close(self) -> None:
         """Write what is queued, unless the disk takes too long."""
         self._ends.set()
-        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S)
 
     def _write_forever(self) -> None:
         try:
             while not self._ends.wait(FLUSH_S):
                 self._flush()
             self._flush()
-            os.close(self._descriptor)
+            self._end_file()
         except OSError as error:
-            logger.error("the trace ends here, nothing else does: %s: %s", self.path, error)
-            self._num_dropped, self._lines = 0, deque(maxlen=0)
+            self._give_up(error)
         if self._num_dropped:
             logger.warning("%s lacks %d lines, for which the disk was too slow", self.path, self._num_dropped)
+
+    def _give_up(self, error: OSError) -> None:
+        logger.error("the trace ends here, nothing else does: %s: %s", self.path, error)
+        self._num_dropped, self._lines = 0, deque(maxlen=0)
+        with suppress(OSError):
+            self._end_file()
 
     def _flush(self) -> None:
         while self._lines:
@@ -105,7 +119,7 @@ class TraceFile:
         """What was written becomes the older part, in place of the one before."""
         if not self._older.exists():
             logger.warning("%s is long: its older parts are dropped from now on (trace.max_bytes)", self.path)
-        os.close(self._descriptor)
+        self._end_file()
         self.path.replace(self._older)
         self._begin_part()
 
@@ -114,7 +128,13 @@ class TraceFile:
         self._descriptor, self._num_bytes = os.open(self.path, flags, 0o600), 0
         self._put(f"{json.dumps(_header(self._process))}\n".encode())
 
+    def _end_file(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
     def _put(self, data: bytes) -> None:
+        assert self._descriptor is not None, "a part has begun"
         self._num_bytes += len(data)
         while data:
             data = data[os.write(self._descriptor, data) :]

@@ -81,6 +81,21 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(
     assert len(lines(file.path)) == 1
 
 
+def test_who_starts_on_a_full_disk_serves_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    file = TraceFile(tmp_path, WORKER, 1 << 20)
+    file.write("{}\n")
+    file.close()
+    assert "No space left on device" in caplog.text
+    assert not file.path.stat().st_size
+    assert not [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink() and link.readlink() == file.path]
+
+
 def test_a_disk_that_is_too_slow_loses_lines_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
