@@ -17,8 +17,8 @@ from router.worker_pool import WorkerPool
 
 MAX_TRIED = 8
 """Short prompts that are tried ahead of their turn when the shortest finds no worker."""
-MAX_LOOKED_AT = 16
-"""In the queue, for who may pass."""
+MAX_LOOKED_AT, MOST_LOOKED_AT = 16, 32_768
+"""Prompts in the queue, and their tokens, for who may pass: as long as that takes streams wait."""
 WASTED_TOKENS = 512
 """That are computed again where there is room, so that others are looked for; and that these find there."""
 MOST_PASSING_TOKENS = 32_768
@@ -60,21 +60,19 @@ def _passing(first: Completion, route: Route, queue: WaitingQueue, pool: WorkerP
     None where `first` itself finds enough there, or has let enough pass.
     """
     is_patient = first.num_passing < MOST_PASSING_TOKENS and not first.is_suspect
-    if not is_patient or _num_wasted(first, route, pool) <= WASTED_TOKENS:
+    if not is_patient or route.num_wasted <= WASTED_TOKENS:
         return None
+    num_left = MOST_LOOKED_AT
     for completion in islice(queue.by_turn(), MAX_LOOKED_AT):
         if completion is first or completion.priority != first.priority:
             continue
         other = pool.choose(completion.demand())
-        if other and other.cost.num_expected > WASTED_TOKENS and not _num_wasted(completion, other, pool):
+        if other is not None and other.cost.num_expected > WASTED_TOKENS and not other.num_wasted:
             return completion, other
+        num_left -= completion.num_tokens
+        if num_left <= 0:
+            break
     return None
-
-
-def _num_wasted(completion: Completion, route: Route, pool: WorkerPool) -> int:
-    """Tokens that are computed there, and would not be where most of it is."""
-    demand = completion.demand()
-    return route.cost.num_computed - pool.least_computed(demand) if demand.texts else 0
 
 
 def _ahead(queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | None:

@@ -94,6 +94,7 @@ class Route:
     cost: Cost = FREE
     num_pairs: int = 1  # that had room, of which this costs least
     holder: Member | None = None  # a decode worker in whose pool there is more of the prompt
+    num_wasted: int = 0  # tokens that are computed, and would not be where there is no room now
     saved: str = ""  # by computing it where it is decoded, although there are prefill workers
 
     @property

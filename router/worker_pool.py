@@ -172,25 +172,16 @@ class WorkerPool:
         worth of such prompts, longer ones not counted: the shortest are computed first, while all others wait.
         """
         has_room, takers = self._has_room_ahead if overtakes else self._has_room, self._pairs(demand)
-        pairs = [
-            (prefill, decode)
-            for decode, partners in takers
-            for prefill in partners
-            if _is_open(prefill, demand) and has_room(prefill, demand)
-        ]
+        usable = [(p, decode) for decode, partners in takers for p in partners if _is_open(p, demand)]
+        pairs = [pair for pair in usable if has_room(pair[0], demand)]
         costs, route = Costs(demand, self.prefixes, self._reached), None
         if pairs:
             prefill, decode = pair = min(pairs, key=lambda pair: _order(pair, demand, costs))
             num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
             cost, holder = costs.of(pair), costs.holder_for(prefill)
-            route = Route(prefill, decode, num_blocks, overtakes, cost, len(pairs), holder)
+            least = min(costs.of(each).num_computed for each in dict(usable).items())  # by any prefill worker
+            route = Route(prefill, decode, num_blocks, overtakes, cost, len(pairs), holder, cost.num_computed - least)
         return own_route((decode for decode, _ in takers), demand, costs, route) or route
-
-    def least_computed(self, demand: Demand) -> int:
-        """Tokens of a prompt that are computed where that is least, whether there is room or not."""
-        costs, pairs = Costs(demand, self.prefixes, self._reached), self._pairs(demand)
-        usable = ((prefill, decode) for decode, some in pairs for prefill in some if _is_open(prefill, demand))
-        return min((costs.of(pair).num_computed for pair in usable), default=demand.num_tokens)
 
     @property
     def has_choice(self) -> bool:
