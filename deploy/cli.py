@@ -22,7 +22,7 @@ from deploy.fleet_table import fleet_table
 from deploy.healthcheck import NOT_OURS, OTHERS_ANSWER, fetch
 from deploy.launch_plan import STANDBYS
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
-from deploy.planning.command import add_plan, plan
+from deploy.planning.flags import add_plan, plan
 from deploy.serve import Fleet, serve, with_model, with_port
 from deploy.spares import SPARE_MODES
 from deploy.trace_command import add_trace, trace
