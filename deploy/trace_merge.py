@@ -8,7 +8,7 @@ import gzip
 import heapq
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,10 +19,11 @@ from deploy.trace_parts import Part, Point, Recording, Slice
 
 TRACKS_A_PROCESS = 100_000
 """Thread ids are unique over processes: viewers mix up those that are not."""
+ROUNDED_NS = 4
 LANES = {"router": "requests", "prefill": "prompts", "decode": "handoffs"}
 """What is on lanes, by role."""
 Event = dict[str, Any]
-Timed = tuple[float, str]
+Timed = tuple[int, str]
 Steps = dict[tuple[int, Point], str]
 """What each point is of its flow, by process."""
 
@@ -65,24 +66,47 @@ def chrome_events(recording: Recording) -> Iterator[str]:
 
 def _streams(number: int, part: Part, begin: float, steps: Steps) -> tuple[Iterator[Timed], Iterator[Timed]]:
     """Slices and points; where they are of the same time slices come first."""
-    slices = ((each.ts, _slice_json(each, number, begin)) for each in part.slices)
-    points = ((each.ts, _point_json(each, number, begin, steps)) for each in part.points if (number, each) in steps)
+    slices = ((ns, _slice_json(each, number, ns, dur_ns)) for each, ns, dur_ns in nested(part.slices, begin))
+    points = (
+        (ns := round((each.ts - begin) * 1e3), _point_json(each, number, ns, steps))
+        for each in part.points
+        if (number, each) in steps
+    )
     return slices, points
 
 
-def _slice_json(each: Slice, number: int, begin: float) -> str:
+def nested(slices: Sequence[Slice], begin: float) -> Iterator[tuple[Slice, int, int]]:
+    """Each with its time since `begin` and its length in nanoseconds: on a track they nest or do not touch.
+
+    Viewers drop a slice that begins in another and ends behind it, be it by a nanosecond, which is what times of a
+    machine that runs for months are rounded by.
+    """
+    open_ends: dict[int, list[int]] = defaultdict(list)
+    for each in slices:
+        ns, end_ns, ends = round((each.ts - begin) * 1e3), round((each.end - begin) * 1e3), open_ends[each.track]
+        while ends and ends[-1] < end_ns:
+            if ends[-1] > ns + ROUNDED_NS:
+                end_ns = ends[-1]
+            else:
+                ns = max(ns, ends.pop())
+        end_ns = max(ns, end_ns)
+        ends.append(end_ns)
+        yield each, ns, end_ns - ns
+
+
+def _slice_json(each: Slice, number: int, ns: int, dur_ns: int) -> str:
     args = f',"args":{json.dumps(each.args)}' if each.args else ""
-    where = _where("X", number, each.track, each.ts - begin)
-    return f'{{{where},"dur":{each.dur:.3f},"name":{json.dumps(each.name)}{args}}}'
+    where = _where("X", number, each.track, ns)
+    return f'{{{where},"dur":{dur_ns / 1e3:.3f},"name":{json.dumps(each.name)}{args}}}'
 
 
-def _point_json(each: Point, number: int, begin: float, steps: Steps) -> str:
-    where = _where(steps[number, each], number, each.track, each.ts - begin)
+def _point_json(each: Point, number: int, ns: int, steps: Steps) -> str:
+    where = _where(steps[number, each], number, each.track, ns)
     return f'{{{where},"cat":"{CATEGORY}","name":"{CATEGORY}","id":{json.dumps(each.flow_id)},"bp":"e"}}'
 
 
-def _where(phase: str, number: int, track: int, ts: float) -> str:
-    return f'"ph":"{phase}","pid":{number},"tid":{number * TRACKS_A_PROCESS + track},"ts":{ts:.3f}'
+def _where(phase: str, number: int, track: int, ns: int) -> str:
+    return f'"ph":"{phase}","pid":{number},"tid":{number * TRACKS_A_PROCESS + track},"ts":{ns / 1e3:.3f}'
 
 
 def process_names(parts: list[Part]) -> list[str]:

@@ -32,15 +32,15 @@ def read_events(path: Path) -> list[Event]:
 
 
 def assert_nested(slices: list[Event]) -> None:
-    """Each begins no earlier than the one before it and lies inside every one that it begins in."""
-    open_ends: list[float] = []
+    """Each begins no earlier than the one before it and lies inside every one that it begins in, to the nanosecond."""
+    open_ends: list[int] = []
     for each in slices:
-        assert each["dur"] >= 0
-        while open_ends and open_ends[-1] <= each["ts"] + ROUNDED_US:
+        begin, dur = round(each["ts"] * 1e3), round(each["dur"] * 1e3)
+        assert dur >= 0
+        while open_ends and open_ends[-1] <= begin:
             open_ends.pop()
-        end = each["ts"] + each["dur"]
-        assert not open_ends or end <= open_ends[-1] + ROUNDED_US
-        open_ends.append(end)
+        assert not open_ends or begin + dur <= open_ends[-1]
+        open_ends.append(begin + dur)
 
 
 def assert_flows(timed: list[Event], tracks: dict[tuple[int, int], list[Event]]) -> None:

@@ -15,9 +15,11 @@ from deploy.launch_plan import SOURCE_ROOT
 
 def test_serve_takes_short_flags_and_every_option() -> None:
     argv = "serve some/dir --host 0.0.0.0 --port 9000 --device cpu --prefill 2 --kv-block-size 32 --log-level DEBUG"
+    argv += " --trace t"
     args = build_parser().parse_args(argv.split())
     config = from_flags(Config, args)
     assert (config.model.path, config.router.host, config.router.port) == ("some/dir", "0.0.0.0", 9000)
+    assert config.trace.dir == "t"
     assert (config.worker.device, config.kv.block_size, config.log.level) == ("cpu", 32, "DEBUG")
     assert (args.prefill, args.decode) == (2, 1)
     assert (args.mps, args.mps_prefill_percent) == ("auto", 80)

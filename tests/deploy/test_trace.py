@@ -1,6 +1,8 @@
 import json
 import os
+import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 from common.trace_events import DEVICE, FIRST_LANE, LOOP, Tracer, flow_id
 from common.trace_file import PROCESS
 from deploy.cli import main
-from deploy.trace_parts import MAX_LINE_CHARS
-from tests.traces import flow_of, names_of, read_events, slices_of
+from deploy.trace_merge import nested
+from deploy.trace_parts import MAX_LINE_CHARS, Slice
+from tests.traces import assert_nested, flow_of, names_of, read_events, slices_of
 
 REQUEST = "cmpl-0123-0"
 FACTS = {
@@ -79,6 +82,22 @@ def test_parts_become_one_trace(traced: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(slices_of(events, REQUEST)) == 5
     tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert tracks == {"requests 1", "loop", "device"}
+
+
+def test_slices_nest_although_times_were_rounded() -> None:
+    """As of a machine that has run for a year, whose microseconds have no third decimal."""
+    rng, slices = random.Random(1), []
+    begin = 3.2e13
+    for turn in range(500):
+        ts = begin + turn * 1e3
+        cuts = sorted(rng.uniform(0, 1e3) for _ in range(4))
+        outer = [Slice(ts, 1e3, LOOP, "turn", {}), Slice(ts + cuts[0], cuts[3] - cuts[0], LOOP, "phase", {})]
+        inner = [Slice(ts + a, b - a, LOOP, "part", {}) for a, b in pairwise(cuts)]
+        slices += [*outer, *inner]
+    slices.sort(key=lambda each: (each.ts, -each.dur))
+    placed = list(nested(slices, begin))
+    assert_nested([{"ts": ns / 1e3, "dur": dur_ns / 1e3} for _, ns, dur_ns in placed])
+    assert all(abs(dur_ns / 1e3 - each.dur) < 0.03 for each, _, dur_ns in placed)
 
 
 def test_the_summary_says_where_time_went(
