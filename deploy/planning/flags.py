@@ -67,7 +67,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     limits.add_argument(
         "--percentile",
-        type=number(float, 1.0, 99.99),
+        type=number(float, 1.0, 99.9),
         default=99.0,
         metavar="P",
         help="percent of requests that are to keep both (default: 99)",

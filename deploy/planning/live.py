@@ -2,7 +2,8 @@
 
 Of steps it tells means (`baton_worker_step_seconds`, `_tokens`, `_sequences` of GET /metrics). So what is taken from it
 is how much faster or slower its steps are than the rates say of steps of that size: one factor for prompts, one for
-decode. The load is what ended between two looks.
+decode. The load is what ended between two looks. Where workers share a GPU those means hold what they do to one
+another, which a simulation adds once more: it is cautious then.
 """
 
 import time

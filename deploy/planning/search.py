@@ -154,8 +154,9 @@ class Search:
         if problem := self._overload(layout, workload):
             return Trial(layout, problem=problem)
         self.tell(f"simulating {layout.name} under {workload.name}")
+        load = workload.load(self.estimate.request_ms / 1e3, self.objectives.percent)
         try:
-            outcome = simulate(layout, self.costs, workload.load(self.estimate.request_ms / 1e3))
+            outcome = simulate(layout, self.costs, load)
         except (Stuck, ConfigError) as error:
             return Trial(layout, problem=str(error))
         figures, percent = Figures(outcome), self.objectives.percent

@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from common.errors import ConfigError
 from deploy.planning.loads import Arrival, Lengths, Load, poisson
 
-LEAST_REQUESTS, MOST_REQUESTS = 1_500, 30_000
-"""That are looked at in one simulation: of fewer a 99th percentile says little, more take long."""
+LEAST_LATE, MOST_REQUESTS = 15, 30_000
+"""Requests that are looked at in one simulation: so many that may miss a limit, or a percentile says little; and no
+more than take some seconds."""
+MOST_SIMULATED = 1_000_000
+"""All of them, those that are not looked at among them: minutes, and a gigabyte."""
 BEFORE, BEHIND = 3.0, 1.2
 """Times as long as a request lasts with full batches, in which requests come that are not looked at: as batches fill
 steps take longer, so that more gather, until there are as many as ever; those behind are there while others end."""
@@ -57,12 +60,25 @@ class Steady:
         """One part in so many."""
         return replace(self, rate=self.rate / num_parts)
 
-    def load(self, request_s: float) -> Load:
-        """Requests to simulate, each of which lasts about so long; those at both ends are not looked at."""
+    def load(self, request_s: float, percent: float) -> Load:
+        """Requests to simulate, each of which lasts about so long; those at both ends are not looked at.
+
+        Args:
+            percent: of requests that are to keep their limits.
+
+        Raises:
+            ConfigError: more than can be simulated would be under way.
+        """
         first_s = BEFORE * request_s
-        span_s = max(LEAST_REQUESTS / self.rate, SPANS * request_s, LEAST_S)
+        least_requests = LEAST_LATE / (1 - percent / 100)
+        span_s = max(least_requests / self.rate, SPANS * request_s, LEAST_S)
         span_s = min(span_s, max(MOST_REQUESTS / self.rate, request_s))
         count = int(self.rate * (first_s + span_s + BEHIND * request_s)) + 1
+        if count > MOST_SIMULATED:
+            raise ConfigError(
+                f"{shown(self.rate)} requests/s that last {request_s:,.1f} s: {count:,} would have to be simulated, at "
+                f"most {MOST_SIMULATED:,}; plan for a part of the load, and multiply"
+            )
         arrivals = poisson(self.rate, count, self._draw, f"{self.seed}, {self.rate:g}").arrivals
         return Load(arrivals, first_ms=first_s * 1e3, last_ms=(first_s + span_s) * 1e3)
 
@@ -99,12 +115,13 @@ class Replay:
         return [each.lengths for each in self.arrivals[::step]]
 
     def of(self, num_parts: int) -> "Replay":
-        """Each of them with a probability of one in so many."""
+        """Each of them with a probability of one in so many, and at least the first and the last."""
         rng = random.Random(f"{self.seed}, {num_parts}")
-        return Replay([each for each in self.arrivals if rng.random() * num_parts < 1], self.source, self.seed)
+        first, *others, last = self.arrivals
+        return replace(self, arrivals=[first, *(each for each in others if rng.random() * num_parts < 1), last])
 
-    def load(self, request_s: float) -> Load:
-        """All of them."""
+    def load(self, request_s: float, percent: float) -> Load:
+        """All of them, whatever they are to keep."""
         return Load(self.arrivals)
 
 

@@ -40,7 +40,7 @@ LIMITS = Objectives(200.0, 10.0, 99.0)
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulations of fewer requests than in earnest."""
-    monkeypatch.setattr(workload, "LEAST_REQUESTS", 200)
+    monkeypatch.setattr(workload, "LEAST_LATE", 2)
     monkeypatch.setattr(workload, "LEAST_S", 0.5)
 
 
@@ -124,9 +124,12 @@ def test_hosts_are_alike_and_as_few_as_it_takes() -> None:
 
 
 def test_parts_of_a_load_are_as_large_as_they_are_said_to_be() -> None:
-    whole = Replay(steady(100.0).load(1.0).arrivals, "a trace")
+    whole = Replay(steady(100.0).load(1.0, 99.0).arrivals, "a trace")
     assert whole.of(4).rate == pytest.approx(whole.rate / 4, rel=0.15)
     assert steady(100.0).of(4).rate == 25.0
+    assert len(whole.of(10**9).arrivals) == 2
+    with pytest.raises(ConfigError, match="would have to be simulated, at most 1,000,000"):
+        steady(90_000.0).load(5.0, 99.0)
     with pytest.raises(ConfigError, match="1 requests at one moment"):
         Replay(whole.arrivals[:1], "a trace")
 
@@ -178,6 +181,11 @@ def test_a_plan_says_formula_candidates_and_command(
         ("--rate 3 --ttft-ms 9 --workers 9P --gpus 9", 2, "for example 2P2D"),
         ("--rate 3 --ttft-ms 9 --input-len 0", 2, "0: 1 to 16777216"),
         ("--rate 3 --ttft-ms 9 --input-len 9-3", 2, "the smaller one first"),
+        (
+            "--rate 90000 --output-len 9000 --gpus 9999 --ttft-ms 999",
+            2,
+            "would have to be simulated, at most 1,000,000",
+        ),
         ("--rate nan --ttft-ms 9", 2, r"--rate: nan: 0\.001 to"),
         ("--rate 3 --ttft-ms 9 --from http://127.0.0.1:9", 2, "no router answers"),
     ],
