@@ -181,11 +181,6 @@ def test_a_plan_says_formula_candidates_and_command(
         ("--rate 3 --ttft-ms 9 --workers 9P --gpus 9", 2, "for example 2P2D"),
         ("--rate 3 --ttft-ms 9 --input-len 0", 2, "0: 1 to 16777216"),
         ("--rate 3 --ttft-ms 9 --input-len 9-3", 2, "the smaller one first"),
-        (
-            "--rate 90000 --output-len 9000 --gpus 9999 --ttft-ms 999",
-            2,
-            "would have to be simulated, at most 1,000,000",
-        ),
         ("--rate nan --ttft-ms 9", 2, r"--rate: nan: 0\.001 to"),
         ("--rate 3 --ttft-ms 9 --from http://127.0.0.1:9", 2, "no router answers"),
     ],
