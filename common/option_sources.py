@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from common.errors import ConfigError
 
 PREFIX, BETWEEN = "BATON_", "__"
+MAX_FILE_BYTES = 1 << 20
 
 
 class Given(NamedTuple):
@@ -61,8 +62,12 @@ def _variables(known: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, s
 def read_toml(path: str) -> dict[str, Table]:
     """Sections of a file; raises ConfigError for one that is none."""
     try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        with Path(path).open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: more than {MAX_FILE_BYTES:,} bytes; name a TOML file of options")
+        tables = tomllib.loads(text.decode())
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     wrong = [name for name, table in tables.items() if not isinstance(table, dict)]
     if wrong:

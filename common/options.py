@@ -9,6 +9,7 @@ once.
 import argparse
 import dataclasses
 import json
+import math
 import os
 import re
 import sys
@@ -21,7 +22,8 @@ from common.option_sources import Given, Table, flag_name, from_environment, rea
 
 Config = TypeVar("Config")
 Number = TypeVar("Number", int, float)
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+UNSHOWABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and what stands for bytes that are no UTF-8."""
 
 
 def option(
@@ -211,11 +213,18 @@ def _read(text: str, default: Any) -> Any:
 def _checked(where: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     wanted = type(field.default)
     if wanted is float and type(value) is int:
-        value = float(value)
+        value = _as_float(value)
     if type(value) is not wanted:
         raise ConfigError(f"{where} = {value!r}: wants {wanted.__name__}, got {type(value).__name__}")
     _check_allowed(where, value, field)
     return value
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _check_allowed(where: str, value: Any, field: "dataclasses.Field[Any]") -> None:
@@ -226,8 +235,8 @@ def _check_allowed(where: str, value: Any, field: "dataclasses.Field[Any]") -> N
         raise ConfigError(
             f"{where} = {value!r:.40}: {_range_text(within)}; choose one of these, or leave it out for {field.default}"
         )
-    if isinstance(value, str) and CONTROL.search(value):
-        raise ConfigError(f"{where} = {value!r:.80}: has a control character; leave that out")
+    if isinstance(value, str) and UNSHOWABLE.search(value):
+        raise ConfigError(f"{where} = {value!r:.80}: has a control character, or is no UTF-8; leave that out")
     if form and not re.fullmatch(form[0], value):
         raise ConfigError(f"{where} = {value!r:.80}: {form[1]}")
 

@@ -28,6 +28,7 @@ MAX_RECEIVED_AT_ONCE = 1000
 """Messages taken per `receive`, so that a flood cannot starve the caller's loop."""
 KEEPALIVE_S = 5
 """After three times so long without an answer a TCP connection counts as broken and is made anew."""
+MAX_SECRET_BYTES = 1 << 20
 
 
 class Hub:
@@ -206,7 +207,8 @@ def _secret(net: NetSection) -> bytes | None:
     if not net.secret_file:
         return None
     try:
-        secret = Path(net.secret_file).read_bytes().strip()
+        with Path(net.secret_file).open("rb") as file:
+            secret = file.read(MAX_SECRET_BYTES + 1).strip()
     except PermissionError:
         raise ConfigError(
             f"net.secret_file = {net.secret_file}: this process's user, {os.getuid()}, may not read it; a container "
@@ -216,6 +218,8 @@ def _secret(net: NetSection) -> bytes | None:
         raise ConfigError(f"net.secret_file: {error}") from None
     if len(secret) < 16:
         raise ConfigError(f"net.secret_file: {len(secret)} bytes; at least 16, for example `openssl rand -hex 32`")
+    if len(secret) > MAX_SECRET_BYTES:
+        raise ConfigError(f"net.secret_file = {net.secret_file}: more than {MAX_SECRET_BYTES:,} bytes; name a secret")
     return secret
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from common.config import ROUTER_SECTIONS, WORKER_SECTIONS, Config
 from common.errors import ConfigError
+from common.option_sources import MAX_FILE_BYTES
 from common.options import from_tables, parse, to_flags
 
 SECTIONS = [section.name for section in fields(Config)]
@@ -164,9 +165,14 @@ def test_no_text_has_control_characters() -> None:
     for section in SECTIONS:
         for option in fields(getattr(Config(), section)):
             if isinstance(option.default, str):
-                for value in ("a\0b", "two\nlines"):
+                for value in ("a\0b", "two\nlines", "\udcff"):
                     with pytest.raises(ConfigError, match=rf"^{section}\.{option.name} = "):
                         from_tables(Config, {section: {option.name: value}})
+
+
+def test_a_whole_number_beyond_all_others_is_in_no_range() -> None:
+    with pytest.raises(ConfigError, match=r"^router\.header_timeout_s = inf: "):
+        from_tables(Config, {"router": {"header_timeout_s": 10**400}})
 
 
 @pytest.mark.parametrize("end", [0, 1], ids=["least", "most"])
@@ -179,7 +185,13 @@ def test_the_ends_of_all_ranges_are_taken(end: int) -> None:
     assert parsed(*to_flags(config, SECTIONS)) == config
 
 
-@pytest.mark.parametrize("text", ["port = 1", "[router", "router = 5"])
+DIGITS, NESTS = "1" * 5_000, "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["port = 1", "[router", "router = 5", f"[router]\nport = {DIGITS}", f"a = {NESTS}", "#" * (MAX_FILE_BYTES + 1)],
+)
 def test_a_broken_file_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "baton.toml"
     path.write_text(text)

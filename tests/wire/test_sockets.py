@@ -225,6 +225,8 @@ def test_only_those_who_know_the_secret_are_heard(network: Network, tmp_path: Pa
         network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "short")))
     with pytest.raises(ConfigError, match="secret_file"):
         network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="more than 1,048,576 bytes"):
+        network.hub("tcp://0.0.0.0:*", NetSection(secret_file="/dev/zero"))
 
 
 CLOSED_WHILE_UNREAD = """
