@@ -1,5 +1,7 @@
 """What a demo leaves behind."""
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +13,7 @@ from common.config import Config
 from deploy import demo as module
 from deploy.console import Console
 from deploy.demo import Verse, demo
+from deploy.launch_plan import SOURCE_ROOT
 from deploy.serve import Fleet
 
 FLEET = Fleet(1, 1, "", 10.0)
@@ -38,3 +41,14 @@ async def test_the_log_is_removed_after_success_and_kept_and_named_after_a_failu
         assert len(logs) == 1 and f"all of it: {logs[0]}" in shown and "what happened" in shown
     else:
         assert not logs
+
+
+def test_the_first_thing_one_sees_is_what_readme_shows() -> None:
+    """Changes of the sampler change the verse: another seed may end it after three tokens."""
+    shown = (SOURCE_ROOT / "README.md").read_text().partition("On two CPU cores:\n")[2].partition("[...]")[0]
+    command = [sys.executable, "-m", "deploy.cli", "demo", "--device", "cpu"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=SOURCE_ROOT, check=False)
+    assert ended.returncode == 0, ended.stderr
+    verse = [line.strip() for line in shown.strip().splitlines()]
+    assert "\n".join(verse) in ended.stdout
+    assert "   160 tokens\n" in ended.stdout
