@@ -38,7 +38,9 @@ class Listener:
                 os.close(self.lock)
                 raise
         except OSError as error:
-            raise ConfigError(f"memory.socket = {path}: {error.strerror}") from None
+            raise ConfigError(
+                f"memory.socket = {path}: {error.strerror}; name a path in a directory that is there and yours"
+            ) from None
         finally:
             os.umask(before)
 

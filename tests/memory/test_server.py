@@ -286,6 +286,11 @@ def test_a_worker_without_a_server_says_which_socket_it_misses(tmp_path: Path, m
         MemoryClient(tmp_path / "nobody.sock", "prefill-0", 1, is_decoding=False)
 
 
+def test_a_socket_without_a_directory_says_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"memory\.socket = .*/none/s: No such file.*; name a path in a directory"):
+        listener_module.Listener(tmp_path / "none" / "s")
+
+
 def test_another_users_server_is_no_reason_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: socket.socket, address: str) -> None:
         raise PermissionError(13, "Permission denied")
