@@ -1,7 +1,7 @@
 """Prompts that are handed over in another pool than ours: claimed there when there is room here, pulled, given back.
 
     KVOffer ──▶ waiting ──a row and blocks, accept──▶ pulling ──arrived, free──▶ the scheduler's
-                   └──abort, refusal──▶ declined          └──abort, a broken copy, the visit lost──▶ free, or lost
+                   └──abort, refusal, standstill──▶ declined    └──abort, a broken copy, the visit lost──▶ free, or lost
 
 What our own pool has of a prompt is not pulled (see `prefixes`), and of long ones a part may have been pulled before
 (see `ahead`). The running batch never waits for any of it: pulls run on a stream of their own and are polled. What is
@@ -36,6 +36,7 @@ from decode_worker.prefixes import Prefixes
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 from decode_worker.sources import Sources
+from decode_worker.standstill import Standstill
 
 MAX_HINTS = 64
 REMEMBERED = 8
@@ -51,6 +52,7 @@ class Pulls:
         self.engine, self.scheduler, self.sources, self.aborts = engine, scheduler, sources, aborts
         self.prefixes = Prefixes(engine.shared, min_tokens=config.kv.prefix_min_tokens)
         self.offered = Attempts()
+        self.standstill = Standstill()
         self.layout = scheduler.layout
         self.max_pulls = config.decode.max_pulls
         self.ahead = Ahead(scheduler, engine.pool)
@@ -163,6 +165,7 @@ class Pulls:
         self.ahead.tend()
         self.aborts.forget_old()
         self.offered.forget_old()
+        self._end_standstill()
         if self.hints and not self.waiting:
             self._follow_hint()
         for visit in self.sources.visits.tend(self._uses):
@@ -217,6 +220,15 @@ class Pulls:
         return bool(self.pulling or self.sources.meetings)
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _end_standstill(self) -> None:
+        """Give the oldest back if nothing here will make room for it: its own pool may wait for blocks of ours."""
+        if self.standstill.is_over(is_still=bool(self.waiting) and not self.pulling and not self.scheduler.num_taken):
+            handoff = self.waiting.popleft()
+            self.prefixes.forget(handoff)
+            self._decline(handoff.visit, handoff.offer)
+            reason = "no KV blocks come free for it, and nothing is decoded that could end"
+            self._failures.append((handoff.sequence.key, ErrorCode.PREEMPTED, reason))
 
     def _may_be_of(self, num_tokens: int, complete: Sequence[Sequence[int]]) -> bool:
         """Whether a prompt of so many tokens may have so many complete blocks, by group."""

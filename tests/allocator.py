@@ -82,3 +82,8 @@ class BlockAllocator:
         """They are another's."""
         self._others |= set(block_ids)
         return self.generations(block_ids)
+
+    def take_back(self, block_ids: Sequence[int]) -> None:
+        """Others are done with them: they are free."""
+        self._others -= set(block_ids)
+        self.free(block_ids)

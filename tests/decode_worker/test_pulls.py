@@ -6,6 +6,7 @@ from common.errors import ErrorCode
 from common.wire.handoff_messages import KVPathResult
 from decode_worker import attempts
 from decode_worker.attempts import Attempts
+from decode_worker.standstill import LEAST_S, Standstill
 from tests.decode_worker.bench import Rig
 
 
@@ -177,3 +178,40 @@ def test_progress_that_no_prompt_makes_is_ignored_and_ends_no_worker() -> None:
     rig.end_copies()
     rig.turn()
     assert rig.all_free()
+
+
+def test_what_no_blocks_come_free_for_goes_back_and_nothing_that_only_has_to_wait() -> None:
+    """As its own pool may be full of what waits for ours; one at a time, as the first may be enough."""
+    now_s = 0.0
+    rig = Rig(num_blocks=20)
+    rig.pulls.standstill = Standstill(clock=lambda: now_s, chance=lambda: 0.5)
+    rig.hand_off("decoded", 8, [1, 2])
+    rig.turn()
+    rig.end_copies()
+    rig.turn()
+    [others] = rig.allocator.allocate((14,))
+    rig.allocator.release(others)
+    for name in ("first", "second"):
+        rig.hand_off(name, 40, list(range(20, 30)))
+    rig.turn()
+    now_s = 100.0
+    rig.turn()
+    assert rig.pulls.has(("first", 0)), "blocks of what is decoded come free"
+    rig.scheduler.end(*rig.scheduler.find("decoded", 0))
+    rig.pulls.start()
+    rig.pulls.tend()
+    now_s += 1.5 * LEAST_S - 0.1
+    rig.pulls.tend()
+    assert rig.pulls.has(("first", 0)) and rig.pulls.take_failures() == []
+    now_s += 0.1
+    rig.pulls.tend()
+    [(key, code, _)] = rig.pulls.take_failures()
+    assert (key, code) == (("first", 0), ErrorCode.PREEMPTED) and ("decline", "first") in rig.guests["p"].said
+    rig.pulls.tend()
+    assert rig.pulls.has(("second", 0)), "as long again"
+    rig.allocator.take_back(others)
+    rig.turn()
+    assert rig.scheduler.has(("second", 0))
+    now_s += 100.0
+    rig.pulls.tend()
+    assert rig.pulls.take_failures() == []

@@ -1,0 +1,36 @@
+"""When a handoff is given back that no blocks come free for.
+
+Two GPUs with workers of both kinds may each be full of prompts that are offered to the other's decode worker: what each
+lacks is in the pool of the other, and comes free only when that one has what it lacks.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable
+
+LEAST_S = 2.0
+"""Longer than prompts take whose blocks come free as they end; what is given back is found again, if its blocks are."""
+
+
+class Standstill:
+    """Says when nothing has moved for long: each time after another while, so that of two one goes first.
+
+    Args:
+        chance: from 0 to 1.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
+    ) -> None:
+        self._clock, self._chance = clock, chance
+        self._end_s = math.inf
+
+    def is_over(self, *, is_still: bool) -> bool:
+        """Whether it has lasted long enough; it begins anew when it has, or when something moves."""
+        now_s = self._clock()
+        if is_still and now_s < self._end_s < math.inf:
+            return False
+        had_enough = is_still and self._end_s < math.inf
+        self._end_s = now_s + LEAST_S * (1 + self._chance()) if is_still else math.inf
+        return had_enough
