@@ -231,8 +231,13 @@ class HostTier:
 
 
 def make_tier(backing: Backing, section: MemorySection) -> HostTier | None:
-    """As large as the section says; None if it says nothing, or the device cannot copy."""
-    num_bytes = section.host_tier_bytes or int(section.host_tier_fraction * ram_bytes())
+    """As large as the section says, and the host is; None if it says nothing, or the device cannot copy."""
+    most_bytes = ram_bytes()
+    num_bytes = section.host_tier_bytes or int(section.host_tier_fraction * most_bytes)
+    if num_bytes > most_bytes:
+        logger.warning("memory.host_tier_bytes = %d: it will have %.2f GB at most, as there is no more host memory",
+                       num_bytes, most_bytes / 1e9)  # fmt: skip
+        num_bytes = most_bytes
     if not num_bytes:
         return None
     try:

@@ -1,6 +1,7 @@
 """What becomes of a wish for memory that a host or a GPU has not got."""
 
 import errno
+import mmap
 import os
 import sys
 from pathlib import Path
@@ -39,6 +40,17 @@ def test_what_the_host_has_and_is_in_use_may_come_free(monkeypatch: pytest.Monke
     with pytest.raises(MemoryShort, match=r"0\.00 GB of host memory wanted") as short:
         HostBacking().allocate(1001)
     assert not short.value.is_for_good
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_a_piece_of_host_memory_is_there_when_it_is_made() -> None:
+    before = resident_bytes()
+    piece = HostBacking().host_piece(64 << 20)
+    assert resident_bytes() - before > 48 << 20, "or more would be promised than the host has"
+    assert not piece.content.any()
 
 
 class Runtime(SimpleNamespace):

@@ -13,12 +13,15 @@ from common.memory.backing import HostPiece
 from common.memory.block_index import TIER
 from common.memory.event_log import EventLog
 from common.memory.exchange import Answer
+from common.memory.host_backing import HostBacking
+from common.memory.host_ram import ram_bytes
 from common.memory.host_room import HostRoom
 from common.memory.host_slots import HostSlots
-from common.memory.host_tier import IDLE_S
+from common.memory.host_tier import IDLE_S, make_tier
 from common.memory.host_traffic import STALL_S
 from common.memory.pool import Pool, User
 from common.memory.pools import Pools
+from common.memory_sections import MemorySection
 from common.wire.block_key import pack_keys
 from common.wire.fields import KEY_BYTES, SHORT_KEY_BYTES
 from common.wire.kv_layout import KVLayout
@@ -446,6 +449,12 @@ def test_the_log_says_when_it_is_too_small(caplog: pytest.LogCaptureFixture) -> 
         caplog.clear()
         Rig(num_slots=48)
         assert "2.0 times the pool" in caplog.text and "little" not in caplog.text
+
+
+def test_it_is_no_larger_than_the_host_s_memory(caplog: pytest.LogCaptureFixture) -> None:
+    tier = make_tier(HostBacking(), MemorySection(host_tier_bytes=1 << 44))
+    assert tier is not None and tier.room.num_pieces * tier.room.piece_bytes <= ram_bytes()
+    assert "memory.host_tier_bytes = 17592186044416: it will have " in caplog.text
 
 
 class TestSlots:
