@@ -20,6 +20,8 @@ from benchmarks.workload import Prompt
 
 HEADERS = {"Content-Type": "application/json"}
 LOOK_S = 0.02
+MODELS_S, MAX_MODELS_BYTES = 10.0, 1 << 20
+"""For a server to say what it serves."""
 
 OnEnd = Callable[[RequestRecord], None]
 """Hears of each request as it ends."""
@@ -205,8 +207,24 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
+class NoServer(Exception):
+    """What is at a URL is none that speaks OpenAI's API."""
+
+
 async def served_model(session: aiohttp.ClientSession, url: str, deadline_s: float) -> str:
-    """The first model that the server lists."""
-    async with asyncio.timeout(deadline_s), session.get(f"{url}/v1/models") as response:
-        response.raise_for_status()
-        return str((await response.json())["data"][0]["id"])
+    """The first model that the server lists; raises NoServer, after MODELS_S at most."""
+    body = b""
+    try:
+        async with asyncio.timeout(min(deadline_s, MODELS_S)), session.get(f"{url}/v1/models") as response:
+            response.raise_for_status()
+            while some := await response.content.readany():
+                body += some
+                if len(body) > MAX_MODELS_BYTES:
+                    raise ValueError(f"its answer has more than {MAX_MODELS_BYTES:,} bytes")
+        return str(json.loads(body)["data"][0]["id"])
+    except (OSError, aiohttp.ClientError, ValueError, RecursionError, LookupError, TypeError) as error:
+        why = f"{type(error).__name__} {error!s:.200}".strip()
+        raise NoServer(
+            f"{url!r} tells of no model ({why}): give the address of a server with OpenAI's API, such as "
+            "http://127.0.0.1:8000, or name its --model"
+        ) from None

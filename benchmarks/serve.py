@@ -23,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.live import Live, progress_on
 from benchmarks.load_client import (
+    NoServer,
     OnEnd,
     Target,
     open_session,
@@ -186,7 +187,11 @@ def main(argv: list[str], prog: str = "python -m benchmarks.serve") -> int:
     systems = [System(args.system, args.url.rstrip("/"))]
     if args.vs:
         systems.append(System(args.vs_system, args.vs.rstrip("/")))
-    uvloop.run(measure(args, load, systems, console))
+    try:
+        uvloop.run(measure(args, load, systems, console))
+    except NoServer as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
     show(console, systems, load.name, args.slo)
     if args.plot:
         from benchmarks.run_plot import Seen, plot

@@ -10,6 +10,7 @@ from rich.console import Console
 from benchmarks.live import Live, progress_on
 from benchmarks.stats import RequestRecord
 from deploy import cli
+from tests.answering import answering
 from tests.benchmarks.fake_server import FakeServer, Running, figures
 
 
@@ -40,6 +41,29 @@ def test_a_run_without_a_reply_has_a_picture_too(tmp_path: Path) -> None:
     flags = ("--url", "http://127.0.0.1:9", "--model", "m", "--num-prompts", "2", "--warmup", "0")
     assert run(*flags, "--plot", str(picture)) == 1
     assert picture.exists()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+OTHERS = [
+    b"SSH-2.0-OpenSSH_9.2\r\n",
+    HEAD + b"{}",
+    HEAD + b"[" * 100_000,
+    HEAD + b'{"data": []}',
+    HEAD + b" " * 2_000_000,
+]
+
+
+@pytest.mark.parametrize("answer", OTHERS, ids=range(len(OTHERS)))
+def test_another_program_is_named_and_nothing_is_sent_to_it(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(answer) as url:
+        assert run("--url", url) == 1
+    assert "tells of no model" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("url", ["", "router", "http://a:b", "http://127.0.0.1:9"])
+def test_where_nobody_answers_there_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--url", url) == 1
+    assert "tells of no model" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_picture_of_no_kind_is_refused_before_anything_is_sent(capsys: pytest.CaptureFixture[str]) -> None:

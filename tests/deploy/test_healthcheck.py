@@ -1,7 +1,5 @@
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -14,6 +12,7 @@ from common.memory_sections import MemorySection
 from deploy import cli, healthcheck
 from deploy.healthcheck import fetch, main, problem
 from tests.announcing import announcer
+from tests.answering import answering
 
 
 def body(status: str, missing: list[str]) -> dict[str, Any]:
@@ -33,25 +32,6 @@ def test_a_worker_is_healthy_when_the_router_knows_it() -> None:
 def test_nobody_there_is_unhealthy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["http://127.0.0.1:9"]) == 1
     assert "refused" in capsys.readouterr().out
-
-
-@contextmanager
-def answering(answer: bytes, times: int = 1) -> Iterator[str]:
-    """A URL where everybody is told that, so many times; and no end of it after more than one."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer_one() -> None:
-            with listener.accept()[0] as connection, suppress(OSError):
-                connection.recv(65536)
-                for _ in range(times):
-                    connection.sendall(answer)
-                if times > 1:
-                    connection.recv(1)
-
-        thread = Thread(target=answer_one)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(60)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
