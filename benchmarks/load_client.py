@@ -28,13 +28,16 @@ OnEnd = Callable[[RequestRecord], None]
 
 
 class Target:
-    """One OpenAI-compatible server; `deadline_s` bounds each request."""
+    """One OpenAI-compatible server; `deadline_s` bounds each request, `api_key` is shown with it unless it is empty."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, deadline_s: float) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, model: str, deadline_s: float, api_key: str = ""
+    ) -> None:
         self._session = session
         self._url = f"{url}/v1/completions"
         self._model = model
         self._deadline_s = deadline_s
+        self._headers = HEADERS | shown(api_key)
 
     def prepare(self, prompts: Sequence[Prompt]) -> list[bytes]:
         return [prompt.body(self._model) for prompt in prompts]
@@ -58,7 +61,7 @@ class Target:
 
     async def _follow(self, prompt: Prompt, body: bytes, record: RequestRecord) -> None:
         kept: list[bytes] | None = [] if prompt.returns_ids else None
-        async with self._session.post(self._url, data=body, headers=HEADERS) as response:
+        async with self._session.post(self._url, data=body, headers=self._headers) as response:
             if response.status != 200:
                 record.error = f"HTTP {response.status}: {(await response.text())[:200]}"
                 return
@@ -211,11 +214,19 @@ class NoServer(Exception):
     """What is at a URL is none that speaks OpenAI's API."""
 
 
-async def served_model(session: aiohttp.ClientSession, url: str, deadline_s: float) -> str:
+def shown(api_key: str) -> dict[str, str]:
+    """The header that shows a key, if there is one."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+async def served_model(session: aiohttp.ClientSession, url: str, deadline_s: float, api_key: str = "") -> str:
     """The first model that the server lists; raises NoServer, after MODELS_S at most."""
     body = b""
     try:
-        async with asyncio.timeout(min(deadline_s, MODELS_S)), session.get(f"{url}/v1/models") as response:
+        async with (
+            asyncio.timeout(min(deadline_s, MODELS_S)),
+            session.get(f"{url}/v1/models", headers=shown(api_key)) as response,
+        ):
             response.raise_for_status()
             while some := await response.content.readany():
                 body += some

@@ -53,6 +53,7 @@ class System:
     label: str
     url: str
     model: str = ""
+    api_key: str = ""
     records: list[RequestRecord] = field(default_factory=list)
     beside: list[RequestRecord] = field(default_factory=list)
     duration_s: float = 0.0
@@ -79,8 +80,8 @@ async def measure(args: argparse.Namespace, load: Load, systems: list[System], c
         with progress_on(console) as progress:
             targets = []
             for system in systems:
-                system.model = args.model or await served_model(session, system.url, args.deadline_s)
-                targets.append(Target(session, system.url, system.model, args.deadline_s))
+                system.model = args.model or await served_model(session, system.url, args.deadline_s, system.api_key)
+                targets.append(Target(session, system.url, system.model, args.deadline_s, system.api_key))
                 await run_concurrent(targets[-1], load.warm_up(), args.concurrency or AT_FIRST, lambda record: None)
             for number in range(args.rounds):
                 send_round = _round(args, load, number)
@@ -184,7 +185,7 @@ def main(argv: list[str], prog: str = "python -m benchmarks.serve") -> int:
     except ValueError as error:
         console.print(str(error), style="red", markup=False)
         return 1
-    systems = [System(args.system, args.url.rstrip("/"))]
+    systems = [System(args.system, args.url.rstrip("/"), api_key=args.api_key or "")]
     if args.vs:
         systems.append(System(args.vs_system, args.vs.rstrip("/")))
     try:

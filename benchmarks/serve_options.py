@@ -11,6 +11,8 @@ from benchmarks.workload import Draw, Even, HeavyTailed, Stream
 
 Parsed = TypeVar("Parsed")
 
+MAX_KEY_CHARS = 1000
+
 
 def parse_args(argv: list[str], description: str, prog: str = "python -m benchmarks.serve") -> argparse.Namespace:
     """Exits with a message for flags that mean nothing together."""
@@ -56,6 +58,13 @@ def _add_system_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", default="baton", help="label of the first server")
     parser.add_argument("--vs-system", default="other", help="label of the second server")
     parser.add_argument("--model", help="model name to send (default: the first that each server lists)")
+    parser.add_argument(
+        "--api-key-file",
+        dest="api_key",
+        type=_type(_first_line),
+        metavar="FILE",
+        help="whose first line is the API key that the first server asks for",
+    )
     parser.add_argument("--deadline-s", type=float, default=600.0, help="for one request (default: 600)")
 
 
@@ -151,6 +160,17 @@ def _type(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parsed
+
+
+def _first_line(path: str) -> str:
+    try:
+        with Path(path).open(encoding="utf-8") as lines:
+            line = lines.readline(MAX_KEY_CHARS).strip()
+    except OSError as error:
+        raise ValueError(f"{path!r}: {error.strerror}") from None
+    if not (line and line.isascii() and line.isprintable()):
+        raise ValueError(f"{path!r}: its first line is no API key")
+    return line
 
 
 def _picture(text: str) -> Path:

@@ -26,11 +26,18 @@ class FakeServer:
     caches: bool = False
     gap_s: float = 0.0  # between two events
     pulled_bytes: int = 0  # by a worker of each role for each request, as its metrics tell; none at 0
+    api_key: str = ""  # that clients have to show
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)  # keys, a request each
     seen: set[str] = field(default_factory=set)  # beginnings of texts, of full blocks
 
-    async def models(self, _: web.Request) -> web.Response:
+    def refuses(self, request: web.Request) -> bool:
+        return bool(self.api_key) and request.headers.get("Authorization") != f"Bearer {self.api_key}"
+
+    async def models(self, request: web.Request) -> web.Response:
+        if self.refuses(request):
+            return web.json_response({"error": {"message": "no key"}}, status=401)
         return web.json_response({"data": [{"id": "fake-model"}]})
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -44,6 +51,9 @@ class FakeServer:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
+        if self.refuses(request):
+            return web.json_response({"error": {"message": "no key"}}, status=401)
+        self.shown.append(request.headers.get("Authorization", ""))
         self.requests.append(asked)
         fault = self.fault if len(self.requests) % 3 == 0 else ""
         if fault == "refused":

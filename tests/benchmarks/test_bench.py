@@ -43,6 +43,30 @@ def test_a_run_without_a_reply_has_a_picture_too(tmp_path: Path) -> None:
     assert picture.exists()
 
 
+def test_the_first_server_is_shown_a_key_and_nobody_else(servers: Running, tmp_path: Path) -> None:
+    mine, other, key = (
+        servers.start(FakeServer(api_key="sk-0123456789abcdef")),
+        servers.start(FakeServer()),
+        tmp_path / "key",
+    )
+    few = ("--url", mine.url, "--vs", other.url, "--num-prompts", "3", "--output-len", "2", "--warmup", "0")
+    assert run(*few) == 1
+    key.write_text("sk-0123456789abcdef\nanother\n")
+    assert run(*few, "--api-key-file", str(key)) == 0
+    assert len(mine.requests) == 3 and set(other.shown) == {""}
+
+
+@pytest.mark.parametrize("content", ["", "\n", "k\0k", None])
+def test_a_file_without_a_key_is_refused(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    if content is not None:
+        key.write_text(content)
+    assert run("--api-key-file", str(key)) == 2
+    assert str(key) in capsys.readouterr().err
+
+
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 OTHERS = [
     b"SSH-2.0-OpenSSH_9.2\r\n",
