@@ -104,9 +104,8 @@ class Membership:
     def on_leaving(self, leaving: WorkerLeaving) -> None:
         """Send it nothing new; what it has it finishes."""
         worker = self._pool.get(leaving.worker_id, leaving.epoch)
-        if worker is not None and not worker.draining:
+        if worker is not None:
             self._pool.drain(worker)
-            logger.info("%s is leaving; it gets nothing new", worker)
             self._dispatcher.pump()
         num_bound = len(self._dispatcher.needing(worker)) if worker is not None else 0
         self._send(connection_of(leaving.worker_id, leaving.epoch), StillBound(num_bound))

@@ -4,6 +4,7 @@ Knows no sockets and no requests. Invariant: a worker is in the pool under one e
 its counters cover exactly what was assigned to that incarnation and not yet given back.
 """
 
+import logging
 import time
 from bisect import bisect_right, insort
 from collections import Counter
@@ -20,6 +21,8 @@ from router.own_prompts import own_route
 from router.prefix_map import PrefixMap
 from router.route import Demand, Route
 from router.standby import Standbys
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,11 @@ class WorkerPool:
         return worker
 
     def drain(self, worker: Member) -> None:
-        """It leaves: nothing new is sent there."""
+        """It leaves, as it says itself or by what it gives back, whichever comes first: nothing new is sent there."""
+        if worker.draining:
+            return
         worker.draining = True
+        logger.info("%s is leaving; it gets nothing new", worker)
         self._review(f"{worker} is leaving")
 
     def beat(self, heartbeat: Heartbeat, now_s: float) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import re
 import signal
 import tempfile
 import time
@@ -153,7 +154,7 @@ async def test_roles_follow_a_load_that_flips_and_nothing_is_lost(
         clients = Clients(system.url, long_ones, firsts, 1)
         await system.until(lambda: len(system.changes()) == 1)
         await clients.end()
-        assert "becomes prefill-1: over 1 s " in system.changes("becomes")[0]
+        assert re.search(r"becomes prefill-1: over \d+ s ", system.changes("becomes")[0])
         roles = {role: len(workers) for role, workers in (await system.health())["workers"].items()}
         assert roles == {"prefill": 2, "decode": 1}
 
@@ -199,7 +200,7 @@ async def test_on_gpus_a_prefill_worker_becomes_a_decode_worker(checkpoint: Chec
         await system.until(lambda: clients.num_answers > num_answers + 32)
         await clients.end()
         old = "prefill-1 on cuda:1" if gpus == "0,1" else " on cuda:0"
-        assert f"{old} becomes decode-1: over 1 s decode had" in system.changes("becomes")[0]
+        assert re.search(rf"{old} becomes decode-1: over \d+ s decode had", system.changes("becomes")[0])
         workers = (await system.health())["workers"]
         assert [len(workers[role]) for role in ("prefill", "decode")] == [1, 2]
         assert not system.changes("a bug") and not system.changes("killing")

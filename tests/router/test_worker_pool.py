@@ -1,5 +1,8 @@
 import dataclasses
+import logging
 from typing import Any
+
+import pytest
 
 from common.config import NetSection
 from common.wire.kv_layout import KVLayout
@@ -134,6 +137,15 @@ def test_draining_workers_get_nothing() -> None:
     assert route.is_local
     d0.draining = True
     assert pool.choose(LEAST) is None
+
+
+def test_who_leaves_is_told_once_whoever_says_it_first(caplog: pytest.LogCaptureFixture) -> None:
+    """A prompt that it gives back may overtake its own word."""
+    pool, _, (d0,) = pool_of(1, 1)
+    with caplog.at_level(logging.INFO):
+        pool.drain(d0)
+        pool.drain(d0)
+    assert caplog.text.count("is leaving; it gets nothing new") == 1
 
 
 def test_silence_and_missing_steps_are_losses() -> None:
