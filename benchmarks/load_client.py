@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 import aiohttp
 
@@ -235,6 +236,8 @@ async def served_model(session: aiohttp.ClientSession, url: str, deadline_s: flo
         return str(json.loads(body)["data"][0]["id"])
     except (OSError, aiohttp.ClientError, ValueError, RecursionError, LookupError, TypeError) as error:
         why = f"{type(error).__name__} {error!s:.200}".strip()
+        if isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED:
+            raise NoServer(f"{url!r} asks for an API key ({why}): baton bench shows that of --api-key-file") from None
         raise NoServer(
             f"{url!r} tells of no model ({why}): give the address of a server with OpenAI's API, such as "
             "http://127.0.0.1:8000, or name its --model"

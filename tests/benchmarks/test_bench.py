@@ -43,14 +43,16 @@ def test_a_run_without_a_reply_has_a_picture_too(tmp_path: Path) -> None:
     assert picture.exists()
 
 
-def test_the_first_server_is_shown_a_key_and_nobody_else(servers: Running, tmp_path: Path) -> None:
+def test_the_first_server_is_shown_a_key_and_nobody_else(
+    servers: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mine, other, key = (
         servers.start(FakeServer(api_key="sk-0123456789abcdef")),
         servers.start(FakeServer()),
         tmp_path / "key",
     )
     few = ("--url", mine.url, "--vs", other.url, "--num-prompts", "3", "--output-len", "2", "--warmup", "0")
-    assert run(*few) == 1
+    assert run(*few) == 1 and "--api-key-file" in " ".join(capsys.readouterr().out.split())
     key.write_text("sk-0123456789abcdef\nanother\n")
     assert run(*few, "--api-key-file", str(key)) == 0
     assert len(mine.requests) == 3 and set(other.shown) == {""}
