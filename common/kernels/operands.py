@@ -100,6 +100,17 @@ class GrammarMasks:
     are_late: Tensor  # [max_rows] int32, on the device: 1 for rows whose mask this step did not find
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Rows of a decode batch whose block tables are known to begin with the same blocks, a row a sequence.
+
+    Rows of one number have the same `num_tokens`, fewer than each of them has keys.
+    """
+
+    numbers: Tensor  # [num_rows] int32: any, the same of rows with the same beginning; -1: none is known
+    num_tokens: Tensor  # [num_rows] int32: in whole blocks; of rows with a number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowState:
     """What a decode batch keeps on the device, a row a sequence; a row with seq_len 0 is padding.

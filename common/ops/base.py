@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.kernels.operands import AttentionWeights as AttentionWeights  # models know no kernels
-from common.kernels.operands import Division
+from common.kernels.operands import Division, SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class ForwardBatch:
     max_query_len: int
     max_seq_len: int
     num_keys: int = 0  # at least the sum of seq_lens; 0 where the host knows no bound (captured steps)
+    prefixes: SharedPrefixes | None = None  # of a decode batch, where blocks that rows share are to be read once
     division: Division | None = None  # of a decode batch, where `Ops.begin` has made one
 
     @property
