@@ -112,3 +112,5 @@ class ErrorCode(IntEnum):
     """The request's grammar cannot be followed any further; no replay can help."""
     NOT_HERE = 8
     """A decode worker lacks more of a prompt than it computes beside prefill workers; one of those computes it."""
+    STANDSTILL = 9
+    """No KV blocks came free for the prompt while nothing moved: it is given back for others to get on; replay it."""

@@ -223,12 +223,13 @@ class Pulls:
 
     def _end_standstill(self) -> None:
         """Give the oldest back if nothing here will make room for it: its own pool may wait for blocks of ours."""
-        if self.standstill.is_over(is_still=bool(self.waiting) and not self.pulling and not self.scheduler.num_taken):
+        is_idle = not self.pulling and not self.scheduler.num_taken
+        if self.standstill.is_over(is_still=bool(self.waiting) and is_idle, num_done=self.engine.shared.num_done):
             handoff = self.waiting.popleft()
             self.prefixes.forget(handoff)
             self._decline(handoff.visit, handoff.offer)
-            reason = "no KV blocks come free for it, and nothing is decoded that could end"
-            self._failures.append((handoff.sequence.key, ErrorCode.PREEMPTED, reason))
+            reason = "no KV blocks come free for it, and nobody gets on in the pool"
+            self._failures.append((handoff.sequence.key, ErrorCode.STANDSTILL, reason))
 
     def _may_be_of(self, num_tokens: int, complete: Sequence[Sequence[int]]) -> bool:
         """Whether a prompt of so many tokens may have so many complete blocks, by group."""

@@ -1,7 +1,8 @@
 """When a handoff is given back that no blocks come free for.
 
 Two GPUs with workers of both kinds may each be full of prompts that are offered to the other's decode worker: what each
-lacks is in the pool of the other, and comes free only when that one has what it lacks.
+lacks is in the pool of the other, and comes free only when that one has what it lacks. Who merely waits for a
+neighbour's long prompt sees that one get on: its blocks are sealed, chunk by chunk.
 """
 
 import math
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 
 LEAST_S = 2.0
-"""Longer than prompts take whose blocks come free as they end; what is given back is found again, if its blocks are."""
+"""Longer than a chunk of a prompt takes, and word of it; what is given back is found again, if its blocks are."""
 
 
 class Standstill:
@@ -24,11 +25,17 @@ class Standstill:
         self, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
     ) -> None:
         self._clock, self._chance = clock, chance
-        self._end_s = math.inf
+        self._end_s, self._num_done = math.inf, 0
 
-    def is_over(self, *, is_still: bool) -> bool:
-        """Whether it has lasted long enough; it begins anew when it has, or when something moves."""
-        now_s = self._clock()
+    def is_over(self, *, is_still: bool, num_done: int) -> bool:
+        """Whether it has lasted long enough; it begins anew when it has, or when something moves.
+
+        Args:
+            is_still: nothing moves here.
+            num_done: counts what others do in the pool.
+        """
+        now_s, is_still = self._clock(), is_still and num_done == self._num_done
+        self._num_done = num_done
         if is_still and now_s < self._end_s < math.inf:
             return False
         had_enough = is_still and self._end_s < math.inf

@@ -61,7 +61,7 @@ def note_failure(completion: Completion, worker: Member, code: ErrorCode) -> Non
         completion.avoided = worker
     if code in UNCOUNTED:
         completion.num_returns += 1
-    else:
+    elif code is not ErrorCode.STANDSTILL:  # which ends with the time that a request may take
         completion.num_failures += 1
 
 

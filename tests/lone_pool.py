@@ -16,7 +16,7 @@ from tests.allocator import BlockAllocator
 class LonePool:
     """Stands in for `SharedPool`; a test puts what it is told into `arriving`."""
 
-    pool_id, problem, is_sending = 7, "", False
+    pool_id, num_done, problem, is_sending = 7, 0, "", False
     client = SimpleNamespace(path=Path("/nowhere/memory.sock"))
 
     def __init__(self, allocator: BlockAllocator) -> None:

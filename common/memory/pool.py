@@ -42,6 +42,7 @@ class Pool:
     wants: dict[int, Counts] = field(default_factory=dict)  # by client, first come first
     passed: Counter[int] = field(default_factory=Counter)  # blocks that others got before one that waits for longer
     is_short: bool = False  # as users were told
+    num_done: int = 0  # how often blocks were sealed, or have changed hands
 
     def in_order(self) -> list[int]:
         """Those that wait: who decodes, and wants least, before all others, first come first."""

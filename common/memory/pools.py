@@ -33,6 +33,8 @@ from common.wire.memory_messages import (
 )
 from common.wire.pool_shape import PoolShape, are_enough, shown
 
+Done = BlocksSealed | KVOffer | KVAccepted | KVDeclined
+"""What is said of blocks by who gets on; others may ask for blocks, and give back what they could not use."""
 MAX_BLOCK_BYTES = 128 * 1024 * 1024
 NAN_BYTE = 0xFF
 """Makes NaN of every floating point type."""
@@ -91,6 +93,8 @@ class Pools:
 
     def heed(self, client: int, message: OfBlocks) -> list[Answer]:
         """What a client says of blocks; raises Misbehaved."""
+        if isinstance(message, Done):
+            self._pool_of(client).num_done += 1
         match message:
             case BlocksWanted():
                 return self.want_blocks(client, message.num_blocks)
@@ -237,6 +241,11 @@ class Pools:
         pool = self.of_client[client]
         has_offers = any(key.client == client for key in pool.index.offers)
         return bool(pool.wants.keys() - {client}) and (pool.index.holds(client) or has_offers)
+
+    def num_done(self, client: int) -> int:
+        """How often blocks of its pool were sealed, or have changed hands; 0 of who has none."""
+        pool = self.of_client.get(client)
+        return pool.num_done if pool is not None else 0
 
     def usage(self) -> Usage:
         """Of all pools together."""

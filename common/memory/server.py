@@ -186,7 +186,7 @@ class MemoryServer:
                 return self.regions.filled(client.number)
             case MemoryKnock():
                 client.is_running = True
-                return [Answer(client.number, message)]
+                return [Answer(client.number, MemoryKnock(self.pools.num_done(client.number)))]
             case MemoryTainted():
                 return taint(client, message.problem, self.clients, self.regions, self.pools)
             case _ if isinstance(message, OfBlocks):

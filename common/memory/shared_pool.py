@@ -47,6 +47,7 @@ class SharedPool:
         self.is_tainted = False  # what is in it may be damaged
         self._accepted: list[KVAccepted] = []  # not said yet
         self._pulse = Pulse(clock=clock)
+        self.num_done = 0  # how often blocks of the pool were sealed, or have changed hands, as the server said last
         self.magazine = Magazine(claim.shape, self._send, clock=clock)
 
     def await_blocks(self) -> None:
@@ -67,7 +68,7 @@ class SharedPool:
             self._pulse.heard()
             match message:
                 case MemoryKnock():
-                    pass
+                    self.num_done = message.num_done
                 case BlocksLeased():
                     self.magazine.leased(message)
                 case MemoryTainted():

@@ -16,6 +16,7 @@ from common.wire.fields import (
     RequestId,
     Text,
     TokenIds,
+    Total,
     WorkerId,
 )
 from common.wire.kv_layout import KVLayout, NumBlocks, NumWanted
@@ -119,7 +120,13 @@ class MemoryTainted:
 
 @dataclass(frozen=True, slots=True)
 class MemoryKnock:
-    """worker -> memory server, and back: is somebody there?"""
+    """worker -> memory server, and back: is somebody there?
+
+    Back it tells how often blocks of the worker's pool were written or have changed hands: while that grows, somebody
+    gets on there. Of the worker it means nothing.
+    """
+
+    num_done: Total = 0
 
 
 @dataclass(frozen=True, slots=True)

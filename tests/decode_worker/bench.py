@@ -127,8 +127,8 @@ class Rig:
         self.allocator = allocator or allocator_of(num_blocks, BLOCK_SIZE)
         self.memory, self.said = Memory(), list[Message]()
         self.scheduler = DecodeScheduler(self.allocator, max_num_seqs, max_len)
-        shared = SimpleNamespace(pool_id=0, magazine=self.allocator, problem="")
-        engine = cast(
+        shared = SimpleNamespace(pool_id=0, magazine=self.allocator, problem="", num_done=0)
+        self.engine = engine = cast(
             Engine, SimpleNamespace(shared=shared, pool=self.memory, allocator=self.allocator, vocab_size=1000)
         )
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))

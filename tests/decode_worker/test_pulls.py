@@ -206,9 +206,14 @@ def test_what_no_blocks_come_free_for_goes_back_and_nothing_that_only_has_to_wai
     now_s += 0.1
     rig.pulls.tend()
     [(key, code, _)] = rig.pulls.take_failures()
-    assert (key, code) == (("first", 0), ErrorCode.PREEMPTED) and ("decline", "first") in rig.guests["p"].said
+    assert (key, code) == (("first", 0), ErrorCode.STANDSTILL) and ("decline", "first") in rig.guests["p"].said
     rig.pulls.tend()
     assert rig.pulls.has(("second", 0)), "as long again"
+    for _ in range(10):
+        now_s += LEAST_S
+        rig.engine.shared.num_done += 1
+        rig.pulls.tend()
+    assert rig.pulls.has(("second", 0)), "somebody gets on in the pool, whose blocks come free"
     rig.allocator.take_back(others)
     rig.turn()
     assert rig.scheduler.has(("second", 0))

@@ -459,6 +459,32 @@ def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
         giver.magazine.free(block_ids)
 
 
+def test_an_answer_tells_who_waits_whether_others_get_on(backed: Backed) -> None:
+    """A prompt's chunks are sealed and it changes hands; what is merely asked for and given back is nothing done."""
+    now_s = 0.0
+    giver = shared_pool(backed, "prefill-0")
+    waiting = shared_pool(backed, "decode-0", clock=lambda: now_s)
+
+    def told() -> int:
+        nonlocal now_s
+        now_s += ASK_S + 0.1
+        waiting.num_done = -1
+        waiting.tend((0,), (0,))
+        eventually(lambda: bool(waiting.receive()) or waiting.num_done >= 0)
+        return waiting.num_done
+
+    giver.tend((2,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
+    first, second, third = take(giver.magazine, 3)
+    giver.magazine.free([third])
+    giver.tend((0,), (0,))
+    assert told() == 0
+    giver.magazine.seal([first], [bytes(32)])
+    eventually(lambda: told() == 1)
+    giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), [first, second])
+    eventually(lambda: told() == 2)
+
+
 def test_what_a_dead_worker_said_last_is_heeded_although_it_read_nothing(backed: Backed) -> None:
     giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
     giver.tend((2,), (0,))

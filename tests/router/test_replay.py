@@ -10,6 +10,7 @@ import pytest
 from common.errors import ErrorCode
 from common.wire.messages import SHARED_POOL, Role, TokenBatch
 from common.wire.packing import pack_ids, unpack_ids
+from router.blame import MAX_RETURNS
 from router.logprobs import TokenStrings
 from router.member import Member
 from router.request_state import Completion, State
@@ -202,6 +203,18 @@ def test_what_a_worker_gives_back_goes_to_another_one(code: ErrorCode) -> None:
     completion = alone.submit()
     alone.fail(alone.decodes[0], completion, code)
     assert alone.route(completion).decode is alone.decodes[0], "better than nobody"
+
+
+def test_who_makes_way_at_a_standstill_is_given_up_only_when_its_time_is_over() -> None:
+    bench = Bench(num_decode=2, request_timeout_s=50.0)
+    completion = bench.submit()
+    for _ in range(2 * MAX_RETURNS):
+        bench.fail(bench.route(completion).decode, completion, ErrorCode.STANDSTILL)
+    assert completion.state is State.PREFILLING
+    bench.now_s += 51.0
+    bench.dispatcher.tick()
+    error = result_of(completion).error
+    assert error is not None and error.code == "request_timeout"
 
 
 def test_a_replay_that_has_nothing_left_to_do_finishes() -> None:
