@@ -20,6 +20,7 @@ from common.device.engine import Engine
 from common.errors import ErrorCode
 from common.kv.copies import missing
 from common.kv.tables import tables_handed_over
+from common.serving.standstill import Standstill
 from common.serving.visits import Visit
 from common.wire.handoff_messages import KVProgress
 from common.wire.kv_layout import Counts
@@ -36,7 +37,6 @@ from decode_worker.prefixes import Prefixes
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 from decode_worker.sources import Sources
-from decode_worker.standstill import Standstill
 
 MAX_HINTS = 64
 REMEMBERED = 8

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+from common.serving.standstill import Standstill
 from deploy.planning.costs import Costs
 from deploy.planning.events import Events
 from deploy.planning.gpu import Gpu
@@ -15,6 +16,8 @@ from deploy.planning.request import Request
 
 LAUNCH_MS = 0.7
 """Before a step ends, when the next is launched, with whoever is there by then (`decode_worker/pace.py`)."""
+LOOK_MS = 1000.0
+"""Between two words of what others do in the pool (`common/memory/pulse.py`)."""
 
 
 class DecodeWorker:
@@ -25,10 +28,21 @@ class DecodeWorker:
 
     Args:
         on_end: is told of each request that is over.
+        on_return: of each that is given back at a standstill.
+        chance: from 0 to 1.
     """
 
-    def __init__(self, gpu: Gpu, costs: Costs, events: Events, on_end: Callable[[Request], None]) -> None:
-        self.gpu, self.costs, self.events, self._on_end = gpu, costs, events, on_end
+    def __init__(
+        self,
+        gpu: Gpu,
+        costs: Costs,
+        events: Events,
+        on_end: Callable[[Request], None],
+        on_return: Callable[[Request], None],
+        chance: Callable[[], float],
+    ) -> None:
+        self.gpu, self.costs, self.events, self._on_end, self._on_return = gpu, costs, events, on_end, on_return
+        self._standstill, self._looks = Standstill(lambda: events.now_ms / 1e3, chance), False
         self.num_assigned = self.expected_tokens = self.last_turn = 0
         self.gaps: list[tuple[float, int]] = []  # between tokens, but for the first of each request: ms, how many
         self.link_free_ms = 0.0  # when what is copied here is over
@@ -54,11 +68,24 @@ class DecodeWorker:
             request, source = self._offered[0]
             lacking = 0 if source is self.gpu else request.num_held
             if lacking > self.gpu.free_tokens:
+                if not self._looks:
+                    self._look()
                 return
             self.gpu.free_tokens -= lacking
             self._offered.popleft()
             self._num_taken += 1
             self._fetch(request, source)
+
+    def _look(self) -> None:
+        """Every second, whether nothing moves by which blocks could come free: then the oldest is given back."""
+        is_still = bool(self._offered) and not self._num_taken
+        if self._standstill.is_over(is_still=is_still, num_done=self.gpu.num_done):
+            request, source = self._offered.popleft()
+            source.give_back(source.held_by(request))
+            self._on_return(request)
+        self._looks = is_still
+        if is_still:
+            self.events.at(self.events.now_ms + LOOK_MS, self._look)
 
     def settle(self) -> None:
         """See `Running`."""

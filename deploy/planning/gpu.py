@@ -35,6 +35,7 @@ class Gpu:
     has_whole: bool = False  # that one has all multiprocessors
     num_rows: int = 0  # of the decode step at work; 0: none
     step_ms: float = 0.0  # what that one takes alone
+    num_done: int = 0  # how often a prompt has got on here, or blocks have changed hands
     prefill: Running | None = None
     decode: Running | None = None
 
@@ -53,6 +54,7 @@ class Gpu:
     def give_back(self, num_tokens: int) -> None:
         """Room for so many tokens: whoever waits for some may go on."""
         self.free_tokens += num_tokens
+        self.num_done += 1
         for worker in (self.decode, self.prefill):
             if worker is not None:
                 worker.resume()
@@ -79,6 +81,7 @@ class Gpu:
 
     def set_prompt(self, alone_ms: float, *, has_whole: bool) -> None:
         """A prompt step begins, or with 0 ends."""
+        self.num_done += 1
         if self.decode is not None:
             self.decode.settle()
         self.prompt_ms, self.has_whole = alone_ms, has_whole

@@ -18,6 +18,8 @@ class Request:
     is_started: bool = False  # has KV blocks for all of its prompt
     whole_gpu: bool = False  # its prompt may have all of the GPU
     overtakes: bool = False  # sent ahead of its turn
+    num_returns: int = 0  # how often it was given back at a standstill
+    avoided: object = None  # the decode worker that gave it back last: any other is better
     first_ms: float = -1.0
     second_ms: float = -1.0
     ended_ms: float = -1.0
@@ -25,6 +27,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_done = self.num_cached
+
+    def begin_again(self, avoided: object) -> None:
+        """That decode worker has given it back: it is computed again, as its blocks are for others."""
+        self.num_done, self.is_started, self.overtakes = self.num_cached, False, False
+        self.num_returns, self.avoided = self.num_returns + 1, avoided
 
     @property
     def num_computed(self) -> int:

@@ -20,6 +20,8 @@ BACKLOG_TOKENS = 32_768
 """Queued for each GPU that computes prompts, from which these take all of it: `router.backlog_tokens`."""
 FORESEEN_TOKENS, MOVED_AT_ONCE, LOAD_TOKENS = 1024, 4, 32_768
 """As in `router/route.py`."""
+AVOIDED_TOKENS = 1e12
+"""What a decode worker that has given a prompt back counts as: anybody else is better."""
 MAX_TRIED = 8
 """Of the shortest that are queued, to overtake."""
 Pair = tuple[PrefillWorker, DecodeWorker]
@@ -59,6 +61,16 @@ class Router:
         """A request has come."""
         request.turn, self._num_turns = self._num_turns, self._num_turns + request.num_computed
         self._by_turn.append(request)
+        insort(self._by_length, (request.num_computed, request.number, request))
+        self._num_tokens += request.num_computed
+        self.pump()
+
+    def reenter(self, request: Request) -> None:
+        """Take back what was sent and given back: its turn is what it was."""
+        _, decode = self._pairs[request.number]
+        self.is_over(request)
+        request.begin_again(avoided=decode)
+        self._by_turn.insert(bisect_left(self._by_turn, request.turn, key=lambda each: each.turn), request)
         insort(self._by_length, (request.num_computed, request.number, request))
         self._num_tokens += request.num_computed
         self.pump()
@@ -118,6 +130,7 @@ class Router:
                 for weight, decode in loads:
                     moved = 0 if prefill.gpu is decode.gpu else request.num_computed
                     cost = prefill.outstanding_tokens + moved / MOVED_AT_ONCE + weight
+                    cost += AVOIDED_TOKENS * (decode is request.avoided)
                     yield (cost, decode.last_turn, prefill.last_turn), (prefill, decode)
 
     def _ahead(self) -> tuple[Request, Pair] | None:

@@ -29,7 +29,7 @@ NEIGHBOURS = 1
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a simulation of a candidate showed; without figures if it came to a standstill, or there was no room."""
+    """What a simulation of a candidate showed; without figures if standstills were too long, or there was no room."""
 
     layout: Layout
     attainment: float = 0.0  # percent of requests within all limits

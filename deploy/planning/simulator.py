@@ -5,10 +5,11 @@
 What it knows: the order of prompts (the workers' own code), how much the router sends ahead and which pair it chooses,
 chunks, two prompt steps in flight, rows, KV blocks, who joins which decode step, and how steps that share a GPU slow
 each other down. What it leaves out: which prefixes are where (a request says how much of its prompt is there), stop
-tokens, preemption, deaths, several clients, limits of the queue, and what the router's own process takes when it is
-busy. The same load gives the same figures.
+tokens, what of a prompt is found again when it is given back at a standstill, preemption, deaths, several clients,
+limits of the queue, and what the router's own process takes when it is busy. The same load gives the same figures.
 """
 
+import random
 from dataclasses import dataclass
 
 from common.errors import BatonError, ConfigError
@@ -23,9 +24,12 @@ from deploy.planning.prefill import DECODE_RESERVE, PrefillWorker
 from deploy.planning.request import Request
 from deploy.planning.routing import Host, Router
 
+REQUEST_TIMEOUT_MS = 600_000.0
+"""`router.request_timeout_s`."""
+
 
 class Stuck(BatonError):
-    """Nothing happens any more, and requests are left: prompts fill two pools, each for who decodes in the other."""
+    """Prompts fill two pools, each for who decodes in the other, and a request is given back until its time is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Simulation:
 
     def __init__(self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0) -> None:
         self._costs, self._load, self._events, self._longest = costs, load, Events(), load.longest
+        self._chance = random.Random(0).random
         self._hosts = [self._host(layout, number, kv_tokens) for number in range(layout.num_hosts)]
         rates = costs.rates
         self._request_ms = (rates.shared if layout.is_shared else rates.apart).request_ms
@@ -58,17 +63,12 @@ class Simulation:
         self._num_active = self._most_active = 0
 
     def run(self) -> Outcome:
-        """Until all is over; raises Stuck if something never is."""
+        """Until all is over; raises Stuck if something takes longer than requests may."""
         first = self._load.arrivals if not self._load.num_streams else self._next_ones(self._load.num_streams)
         for arrival in first:
             self._arrive(arrival, arrival.time_ms)
         self._events.run()
-        unfinished = [request for request in self._requests if request.ended_ms < 0]
-        if unfinished:
-            raise Stuck(
-                f"{len(unfinished)} of {len(self._requests)} requests wait for one another's KV blocks: pools of "
-                f"{self._hosts[0].prefills[0].gpu.num_tokens} tokens are too small"
-            )
+        assert all(request.ended_ms >= 0 for request in self._requests), "nothing happens any more"
         load = self._load
         seen = [each for each in self._requests if load.first_ms <= each.arrived_ms <= load.last_ms]
         gaps = [gap for host in self._hosts for decode in host.decodes for gap in decode.gaps]
@@ -89,7 +89,10 @@ class Simulation:
                     "beside the weights; shorten it, or take GPUs with more memory"
                 )
             gpus.append(Gpu(number, self._costs, num_tokens))
-        decodes = [DecodeWorker(gpus[i], self._costs, self._events, self._end) for i in places[Role.DECODE]]
+        decodes = [
+            DecodeWorker(gpus[i], self._costs, self._events, self._end, self._return, self._chance)
+            for i in places[Role.DECODE]
+        ]
         prefills = [PrefillWorker(gpus[i], self._costs, self._events, self._first) for i in places[Role.PREFILL]]
         return Host(prefills, decodes)
 
@@ -112,7 +115,8 @@ class Simulation:
 
     def _first(self, request: Request) -> None:
         """Its prompt is computed, and its first token is there."""
-        request.first_ms = self._events.now_ms
+        if not request.num_returns:
+            request.first_ms = self._events.now_ms
         prefill, decode = self._router.pair_of(request)
         self._router.prompt_is_over(request)
         if request.num_outputs > 1:
@@ -122,6 +126,15 @@ class Simulation:
             prefill.gpu.give_back(prefill.gpu.held_by(request))
             self._end(request)
         self._router.pump()
+
+    def _return(self, request: Request) -> None:
+        """It was given back at a standstill."""
+        if self._events.now_ms - request.arrived_ms > REQUEST_TIMEOUT_MS:
+            raise Stuck(
+                f"a request is not over after {REQUEST_TIMEOUT_MS / 1e3:.0f} s, as requests wait for one another's KV "
+                f"blocks: pools of {self._hosts[0].prefills[0].gpu.num_tokens} tokens are too small"
+            )
+        self._router.reenter(request)
 
     def _end(self, request: Request) -> None:
         """Its last token is there."""

@@ -3,10 +3,10 @@
 import pytest
 
 from common.errors import ErrorCode
+from common.serving.standstill import LEAST_S, Standstill
 from common.wire.handoff_messages import KVPathResult
 from decode_worker import attempts
 from decode_worker.attempts import Attempts
-from decode_worker.standstill import LEAST_S, Standstill
 from tests.decode_worker.bench import Rig
 
 

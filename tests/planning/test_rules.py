@@ -1,15 +1,17 @@
 """Rules of the router and of workers that the simulator has written again: they have the same numbers."""
 
 from common.config import DecodeSection, PrefillSection, RouterSection
+from common.memory.pulse import ASK_S
 from common.memory_sections import MemorySection
 from decode_worker.runner import batch_buckets
-from deploy.planning import costs, prefill, routing
+from deploy.planning import costs, decode, prefill, routing, simulator
 from router import binding, route
 
 
 def test_the_numbers_are_the_same() -> None:
     limits = RouterSection()
     assert (limits.prefill_window, limits.backlog_tokens) == (routing.PREFILL_WINDOW, routing.BACKLOG_TOKENS)
+    assert limits.request_timeout_s * 1e3 == simulator.REQUEST_TIMEOUT_MS and decode.LOOK_MS == ASK_S * 1e3
     for name in ("FORESEEN_TOKENS", "MOVED_AT_ONCE", "LOAD_TOKENS"):
         assert getattr(routing, name) == getattr(route, name)
     assert routing.MAX_TRIED == binding.MAX_TRIED

@@ -8,7 +8,9 @@ import pytest
 import tests.scheduling.simulation as real
 from common.config import NetSection
 from common.errors import ConfigError
+from common.serving.standstill import LEAST_S
 from common.wire.messages import Role
+from deploy.planning import simulator
 from deploy.planning.costs import Costs
 from deploy.planning.decode import LAUNCH_MS, DecodeWorker
 from deploy.planning.events import Events
@@ -111,11 +113,11 @@ class Pools:
     """The same workers in a real router's pool and in a simulated host."""
 
     def __init__(self, layout: Layout) -> None:
-        costs, events = Costs(made_rates()), Events()
+        costs, events, rng = Costs(made_rates()), Events(), random.Random(0)
         self.pool = WorkerPool(NetSection(), 3.0)
         gpus = [Gpu(0, costs, 160_000) for _ in range(layout.num_gpus)]
         places = {role: layout.places(role) for role in Role}
-        self.decodes = [DecodeWorker(gpus[i], costs, events, print) for i in places[Role.DECODE]]
+        self.decodes = [DecodeWorker(gpus[i], costs, events, print, print, rng.random) for i in places[Role.DECODE]]
         self.prefills = [PrefillWorker(gpus[i], costs, events, print) for i in places[Role.PREFILL]]
         self.members = {role: [self._member(role, n, gpu) for n, gpu in enumerate(places[role])] for role in Role}
         for prefill in self.members[Role.PREFILL]:
@@ -211,8 +213,17 @@ def test_pools_of_kv_are_never_overdrawn_and_empty_in_the_end(monkeypatch: pytes
     assert gpus and all(gpu.free_tokens == 30_000 for gpu in gpus)
 
 
-def test_prompts_that_wait_for_one_another_s_pools_are_told_of() -> None:
+def test_prompts_that_wait_for_one_another_s_pools_are_given_back_until_all_are_over() -> None:
     """Each of two GPUs is full of prompts for whoever decodes on the other."""
+    load = poisson(60.0, 400, draw, "s")
+    outcome = simulate(Layout(2, 2, 2), Costs(made_rates()), load, kv_tokens=30_000)
+    returned = [request for request in outcome.requests if request.num_returns]
+    assert returned and all(request.e2e_ms > 1e3 * LEAST_S for request in returned)
+    assert len(outcome.requests) == 400 and outcome.requests[0].ttft_ms < 1e3
+
+
+def test_a_standstill_beyond_the_time_of_a_request_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulator, "REQUEST_TIMEOUT_MS", 2000.0)
     with pytest.raises(Stuck, match=r"wait for one another's KV blocks: pools of 30000 tokens"):
         simulate(Layout(2, 2, 2), Costs(made_rates()), poisson(60.0, 400, draw, "s"), kv_tokens=30_000)
 
