@@ -7,10 +7,10 @@ file has variables of its own, and Kubernetes makes BATON_ROUTER_PORT of a servi
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import ConfigError
+from common.plain_file import read_plain
 
 PREFIX, BETWEEN = "BATON_", "__"
 MAX_FILE_BYTES = 1 << 20
@@ -62,12 +62,13 @@ def _variables(known: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, s
 def read_toml(path: str) -> dict[str, Table]:
     """Sections of a file; raises ConfigError for one that is none."""
     try:
-        with Path(path).open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
+        text = read_plain(path, MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: more than {MAX_FILE_BYTES:,} bytes; name a TOML file of options")
         tables = tomllib.loads(text.decode())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     wrong = [name for name, table in tables.items() if not isinstance(table, dict)]
     if wrong:

@@ -6,8 +6,6 @@ and counted.
 
 import json
 import math
-import os
-import stat
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from common.errors import ConfigError
+from common.plain_file import open_plain
 from common.trace_file import OLDER, PROCESS, SUFFIX
 
 ROLES = ("router", "prefill", "decode")
@@ -167,17 +166,8 @@ def _read(path: Path) -> tuple[_Header | None, list[Slice], list[Point], str]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered; a piece of one that is too long counts as a line. Raises OSError."""
-    with open(path, encoding="utf-8", errors="replace", opener=_open_file) as file:
+    with open(path, encoding="utf-8", errors="replace", opener=open_plain) as file:
         yield from enumerate(iter(partial(file.readline, MAX_LINE_CHARS), ""), 1)
-
-
-def _open_file(path: str, flags: int) -> int:
-    """What is no file, as a pipe that nobody writes to, is not waited for."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(0, "it is no file")
-    return descriptor
 
 
 def _told(bad: list[tuple[int, bool]]) -> str:

@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from common.errors import ConfigError, RequestError
+from common.plain_file import read_plain
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +108,7 @@ def _version(path: Path) -> tuple[int, ...] | None:
 def _read(path: Path) -> list[bytes]:
     """Digests of keys, one a line; empty lines and lines that begin with # do not count."""
     try:
-        with path.open("rb") as file:
-            lines = file.read(MAX_FILE_BYTES).decode("ascii").splitlines()
+        lines = read_plain(path, MAX_FILE_BYTES).decode("ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"router.api_key_file: {path}: {getattr(error, 'strerror', None) or 'not ASCII'}") from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1)]

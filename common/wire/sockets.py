@@ -11,13 +11,13 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import zmq
 import zmq.utils.z85
 
 from common.config import NetSection
 from common.errors import ConfigError, WireError
+from common.plain_file import read_plain
 from common.wire.endpoints import claim, release, require_protected, restrict
 from common.wire.frames import MAX_FRAME_BYTES, decode, encode
 from common.wire.messages import Message
@@ -207,15 +207,14 @@ def _secret(net: NetSection) -> bytes | None:
     if not net.secret_file:
         return None
     try:
-        with Path(net.secret_file).open("rb") as file:
-            secret = file.read(MAX_SECRET_BYTES + 1).strip()
+        secret = read_plain(net.secret_file, MAX_SECRET_BYTES + 1).strip()
     except PermissionError:
         raise ConfigError(
             f"net.secret_file = {net.secret_file}: this process's user, {os.getuid()}, may not read it; a container "
             "sees the owner and the mode that the file has outside"
         ) from None
     except OSError as error:
-        raise ConfigError(f"net.secret_file: {error}") from None
+        raise ConfigError(f"net.secret_file = {net.secret_file}: {error.strerror}") from None
     if len(secret) < 16:
         raise ConfigError(f"net.secret_file: {len(secret)} bytes; at least 16, for example `openssl rand -hex 32`")
     if len(secret) > MAX_SECRET_BYTES:

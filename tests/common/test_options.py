@@ -1,6 +1,7 @@
 """TOML and flags over it; a mistake is named with what would have been right."""
 
 import math
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -199,6 +200,9 @@ def test_a_broken_file_is_named(text: str, tmp_path: Path) -> None:
         parsed("--config", str(path))
     with pytest.raises(ConfigError, match="nowhere"):
         parsed("--config", "nowhere.toml")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: it is a named pipe"):
+        parsed("--config", str(tmp_path / "pipe"))
 
 
 @pytest.mark.parametrize("sections", [ROUTER_SECTIONS, WORKER_SECTIONS])

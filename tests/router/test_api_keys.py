@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,26 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, text: str) -> None:
     assert not text.strip() or text.strip() not in str(caught.value)
     with pytest.raises(ConfigError, match=r"router\.api_key_file"):
         ApiKeys(str(tmp_path / "none"))
+
+
+def test_keys_are_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a start and while it runs: who writes into a named pipe may never come; a shell's pipe ends."""
+    monkeypatch.setattr(api_keys, "LOOK_S", 0.0)
+    path = tmp_path / "keys"
+    path.write_text(f"{FIRST}\n")
+    keys = ApiKeys(str(path))
+    path.unlink()
+    os.mkfifo(path)
+    assert keys.owner(shows(FIRST)) and f"{path}: it is a named pipe" in caplog.text
+    with pytest.raises(ConfigError, match=rf"router\.api_key_file: {path}: it is a named pipe.*: name a regular file"):
+        ApiKeys(str(path))
+    receiving, sending = os.pipe()
+    os.write(sending, f"{SECOND}\n".encode())
+    os.close(sending)
+    assert ApiKeys(f"/dev/fd/{receiving}").owner(shows(SECOND))
+    os.close(receiving)
 
 
 async def test_users_of_a_key_share_its_turns(start_cluster: StartCluster, key_file: str) -> None:

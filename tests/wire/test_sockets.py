@@ -18,7 +18,7 @@ from common.errors import ConfigError
 from common.wire import endpoints
 from common.wire.frames import MAX_FRAME_BYTES, encode
 from common.wire.messages import Abort, Message, PeerGone
-from common.wire.sockets import Hub, Spoke
+from common.wire.sockets import MAX_SECRET_BYTES, Hub, Spoke
 from tests.fakes import free_endpoint
 
 ROOT = Path(__file__).parents[2]
@@ -225,8 +225,18 @@ def test_only_those_who_know_the_secret_are_heard(network: Network, tmp_path: Pa
         network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "short")))
     with pytest.raises(ConfigError, match="secret_file"):
         network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "none")))
+    (tmp_path / "long").write_bytes(bytes(MAX_SECRET_BYTES + 1))
     with pytest.raises(ConfigError, match="more than 1,048,576 bytes"):
-        network.hub("tcp://0.0.0.0:*", NetSection(secret_file="/dev/zero"))
+        network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "long")))
+
+
+@pytest.mark.parametrize("kind", ["a named pipe", "a character device", "a directory"])
+def test_what_is_no_file_is_no_secret_and_not_waited_for(network: Network, tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    paths = {"a named pipe": tmp_path / "pipe", "a character device": "/dev/zero", "a directory": tmp_path}
+    path = str(paths[kind])
+    with pytest.raises(ConfigError, match=rf"net\.secret_file = {path}: it is {kind}.*: name a regular file"):
+        network.hub("tcp://0.0.0.0:*", NetSection(secret_file=path))
 
 
 CLOSED_WHILE_UNREAD = """
