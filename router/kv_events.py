@@ -9,6 +9,7 @@ no other case.
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 ASK_S = 1.0
 BAN_S = 60.0
-"""For a server that told of more than there can be, until it is asked again."""
+"""For a server that told of more than there can be, or than there is room for, until it is asked again."""
 
 
 @dataclass(slots=True)
@@ -94,12 +95,32 @@ class KVEventReader:
             self.check()
             return
         course.next_sequence, course.heard_s = events.sequence + 1, self._clock()
-        _apply(events, contents := course.contents)
-        if contents.is_overfull or self._pool.prefixes.num_told > MAX_TOLD:
-            course.ask_s = self._clock() + BAN_S
-            told = f"{len(contents.told)} blocks and {len(contents.parked)} in host memory"
-            most = f"{contents.num_blocks} that it has, or {MAX_TOLD} of all pools"
-            self._lose(name, course, f"it told of {told}, more than the {most}")
+        contents = course.contents
+        _apply(events, contents)
+        if contents.is_overfull:
+            self._ban(name, f"it told of {len(contents.told)} blocks, more than the {contents.num_blocks} that it has")
+        if self._pool.prefixes.num_told > MAX_TOLD:
+            self._make_room(events.server_id)
+
+    def _make_room(self, latest: str) -> None:
+        """For all that servers tell together: who has told of most makes it, so that a liar's is at nobody's cost.
+
+        Who tells of less than the limit has for each of them never does. Of equals it is the latest.
+        """
+        num_told = Counter[str]()
+        for (server_id, _), course in self._courses.items():
+            num_told[server_id] += course.contents.num_told
+        most = max(num_told, key=lambda server_id: (num_told[server_id], server_id == latest))
+        for name in [name for name in self._courses if name[0] == most]:
+            self._ban(
+                name, f"it told of {num_told[most]} blocks, the most where there is room for {MAX_TOLD} of all pools"
+            )
+
+    def _ban(self, name: PoolName, reason: str) -> None:
+        """What was told of that pool is void, and it is not asked again for a while."""
+        course = self._courses[name]
+        course.ask_s = self._clock() + BAN_S
+        self._lose(name, course, reason)
 
     def _wanted(self) -> dict[PoolName, MemoryServer]:
         """Who can tell of each pool of which it makes a difference what is there."""

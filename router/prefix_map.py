@@ -21,7 +21,7 @@ from common.wire.memory_reports import BlockEvent
 MOMENT_S = 1.0
 """For word of what a request computed to come behind its end."""
 MAX_TOLD = 1 << 21
-"""Blocks of all pools together: beyond that no more are taken, whatever servers say."""
+"""Blocks of all pools together: beyond that what the server of most has told is forgotten, whatever servers say."""
 MAX_PREDICTED = 1 << 17
 """Blocks of one pool."""
 PoolName = tuple[str, int]
@@ -71,6 +71,11 @@ class PoolContents:
         """Whether its server has told of more blocks than there are."""
         return len(self.told) > self.num_blocks
 
+    @property
+    def num_told(self) -> int:
+        """Blocks that its server has told of, in the pool or in host memory."""
+        return len(self.told) + len(self.parked)
+
     def find(self, keys: Sequence[int]) -> Found:
         """Blocks of a text."""
         num_there = self._num_there(keys, 0)
@@ -102,9 +107,10 @@ class PoolContents:
     def begin(self) -> None:
         """From now on its server tells, and begins with what is there."""
         self._void()
+        if not self.is_told:  # else those that are over are forgotten in a moment
+            for prediction in [prediction for prediction in self._predictions if prediction.over_s < math.inf]:
+                self._drop(prediction)
         self.is_told = True
-        for prediction in [prediction for prediction in self._predictions if prediction.over_s < math.inf]:
-            self._drop(prediction)
 
     def note(self, event: BlockEvent, keys: Sequence[int]) -> None:
         """That became of the blocks of these keys."""
@@ -167,9 +173,9 @@ class PrefixMap:
         self._clock = clock
 
     def meet(self, pool: PoolName, num_blocks: int) -> None:
-        """A worker has blocks of it."""
-        if pool not in self._pools:
-            self._pools[pool] = PoolContents(pool, num_blocks)
+        """A worker has blocks of it; that there are fewer than another one said is not believed."""
+        contents = self._pools.setdefault(pool, PoolContents(pool, num_blocks))
+        contents.num_blocks = max(contents.num_blocks, num_blocks)
 
     def keep(self, pools: Collection[PoolName]) -> None:
         """All others are gone."""
@@ -209,7 +215,7 @@ class PrefixMap:
     @property
     def num_told(self) -> int:
         """Blocks that memory servers have told of."""
-        return sum(len(contents.told) + len(contents.parked) for contents in self._pools.values())
+        return sum(contents.num_told for contents in self._pools.values())
 
     def told_by(self, server_id: str) -> tuple[int, int] | None:
         """What one has told of: in its pools, and in host memory only; None if it tells of none of its pools."""

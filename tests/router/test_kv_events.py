@@ -1,9 +1,13 @@
 """What memory servers tell of their blocks, and what the router makes of what it missed."""
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from common.config import NetSection
 from common.wire.memory_reports import BlockEvent, KVEvents, MemoryReady
@@ -12,7 +16,7 @@ from common.wire.packing import pack_ids
 from router import kv_events
 from router.kv_events import ASK_S, BAN_S, KVEventReader
 from router.memory_servers import MemoryServers
-from router.prefix_map import PoolName
+from router.prefix_map import MOMENT_S, PoolName, Prediction
 from router.worker_pool import WorkerPool
 from tests.layouts import window
 from tests.messages import LAYOUT, worker_ready
@@ -42,9 +46,10 @@ class Rig:
     def join(self, pool: PoolName, role: Role = Role.PREFILL, epoch: int = 1, **fields: Any) -> None:
         """A worker that has blocks of a pool."""
         server_id, pool_id = pool
+        worker_id = fields.pop("worker_id", f"{role.name}-{server_id}-{pool_id}")
         ready = worker_ready(
-            f"{role.name}-{server_id}-{pool_id}", role, num_blocks=(NUM_BLOCKS,), memory_server_id=server_id,
-            memory_server_epoch=epoch, pool_id=pool_id, **fields,
+            worker_id, role, memory_server_id=server_id, memory_server_epoch=epoch, pool_id=pool_id,
+            **{"num_blocks": (NUM_BLOCKS,)} | fields,
         )  # fmt: skip
         self.pool.add(ready, self.now_s)
         self.reader.check()
@@ -247,7 +252,7 @@ def test_only_the_server_itself_tells_of_its_pools(rig: Rig) -> None:
     assert rig.known() is None and rig.known(THERE) is None
 
 
-def test_more_blocks_than_there_are_are_not_believed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_blocks_than_there_are_are_not_believed(rig: Rig) -> None:
     rig.tell(0, range(NUM_BLOCKS))
     rig.tell(1, range(NUM_BLOCKS))
     assert rig.known() == {*range(NUM_BLOCKS)}
@@ -260,10 +265,119 @@ def test_more_blocks_than_there_are_are_not_believed(rig: Rig, monkeypatch: pyte
     rig.now_s += 0.2 * BAN_S
     rig.reader.check()
     assert 10 in rig.asked()
+
+
+OTHERS = [(f"memory-{number}", 10 + number) for number in range(2, 6)]
+
+
+def test_a_liar_takes_no_room_from_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With parked blocks without end, in two pools, just below the limit or beyond it: its own telling pays."""
+    monkeypatch.setattr(kv_events, "MAX_TOLD", 100)
+    liar, also_liar = ("liar", 77), ("liar", 78)
+    rig.register("liar")
+    for pool in (liar, also_liar, *OTHERS):
+        rig.register(pool[0])
+        rig.join(pool)
+    for pool in (HERE, liar, also_liar):
+        rig.tell(0, [], pool=pool)
+    for number in range(49):
+        for pool in (liar, also_liar):
+            rig.tell_kinds(1 + number, (BlockEvent.PARKED, [1000 + number]), pool=pool)
+    assert rig.known(liar) is not None and rig.pool.prefixes.num_told == 98
+    rig.asked()
+    rig.tell(1, range(14))  # a seventh of the limit, as there are seven servers
+    assert rig.known() == {*range(14)}
+    assert rig.known(liar) is rig.known(also_liar) is None and rig.pool.prefixes.num_told == 14
+    for pool in OTHERS:
+        rig.tell(0, range(14), pool=pool)
+        assert rig.known(pool) == {*range(14)}
+    rig.now_s += 0.9 * BAN_S
+    for sequence in (0, 50, 51):
+        rig.tell_kinds(sequence, (BlockEvent.PARKED, range(200)), pool=liar)
+    rig.reader.check()
+    assert rig.pool.prefixes.num_told == 0, "all others were silent for long"
+    assert rig.known(liar) is None and not {77, 78} & {*rig.asked()}
+    rig.now_s += 0.2 * BAN_S
+    rig.reader.check()
+    assert {77, 78} <= {*rig.asked()}
+
+
+def test_of_two_that_tell_as_much_the_latest_makes_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "MAX_TOLD", 15)
     rig.tell(0, range(10))
     rig.tell(0, range(10), pool=THERE)
-    assert rig.known() == {*range(10)} and rig.known(THERE) is None, "there is a limit for all of them together"
+    assert rig.known() == {*range(10)} and rig.known(THERE) is None
+
+
+def test_who_begins_anew_without_end_costs_no_more_than_what_it_says(rig: Rig) -> None:
+    """Nothing is gone through at each beginning; what was predicted is there or forgotten as ever."""
+    prefixes = rig.pool.prefixes
+    rig.tell(0)
+    predictions = [prefixes.predict(HERE, [number]) for number in range(NUM_BLOCKS)]
+    contents = prefixes.contents(HERE)
+    contents._predictions = Unlooked(contents._predictions)
+    for _ in range(100):
+        rig.tell(0, [0])
+    prefixes.end(predictions[1])
+    rig.tell(0, [0])
+    assert [prefixes.find(HERE, [number]).num_there for number in range(3)] == [1, 1, 1]
+    rig.now_s += 1.1 * MOMENT_S
+    assert [prefixes.find(HERE, [number]).num_there for number in range(3)] == [1, 0, 1]
+
+
+class Unlooked(OrderedDict[Prediction, None]):
+    """Of which nobody asks what all there is."""
+
+    def __iter__(self) -> Iterator[Prediction]:
+        raise AssertionError("all of them are looked at")
+
+
+def test_a_worker_that_says_its_pool_is_tiny_has_nobody_s_telling_refused(rig: Rig) -> None:
+    rig.join(("memory-9", 9), num_blocks=(1,), worker_id="forger")
+    rig.join(("memory-9", 9))
+    rig.register("memory-9")
+    rig.tell(0, range(NUM_BLOCKS), pool=("memory-9", 9))
+    assert rig.known(("memory-9", 9)) == {*range(NUM_BLOCKS)}
+
+
+FORGED_SERVERS = ["memory-0", "memory-1", "stranger"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(FORGED_SERVERS),
+            st.sampled_from([0, 1, 2]),
+            st.sampled_from([10, 11, 12]),
+            st.sampled_from([0, 0, 1, 2, 3, 1 << 62]),
+            st.lists(st.tuples(st.sampled_from(BlockEvent), st.lists(st.integers(0, 40), max_size=30)), max_size=3),
+            st.sampled_from([0.0, 0.3 * ASK_S, 1.1 * ASK_S]),
+        ),
+        max_size=30,
+    )
+)
+@example([("memory-1", 1, 11, 0, [(BlockEvent.PARKED, [*range(40)])], 0.0)] + [("stranger", 1, 11, 0, [], 0.0)] * 20)
+def test_whatever_one_forges_another_s_telling_stands(
+    forged: list[tuple[str, int, int, int, list[tuple[BlockEvent, list[int]]], float]],
+) -> None:
+    """Wrong pools, gaps, old incarnations, what was never stored: nobody but who says it is at a loss."""
+    rig = Rig()
+    for pool in (HERE, THERE):
+        rig.register(pool[0])
+        rig.join(pool)
+    begun_s = rig.now_s
+    with patch.object(kv_events, "MAX_TOLD", 45):
+        rig.tell(0, range(5))
+        for sequence, (server_id, epoch, pool_id, number, runs, wait_s) in enumerate(forged, 1):
+            rig.now_s += wait_s
+            if (server_id, epoch) != ("memory-0", 1):  # in whose name nobody else speaks: the hub drops it
+                rig.tell_kinds(number, *runs, pool=(server_id, pool_id), epoch=epoch)
+            newest = min(4 + sequence, NUM_BLOCKS - 1)
+            rig.tell(sequence, [newest], [50])
+            rig.reader.check()
+            assert rig.known() == {*range(newest + 1)}
+            assert rig.pool.prefixes.num_told <= 45
+    assert len(rig.asked()) <= 2 + (rig.now_s - begun_s) / ASK_S, "who tells of gaps is asked once a second"
 
 
 def test_while_it_makes_no_difference_for_a_while_what_is_told_still_counts(rig: Rig) -> None:
