@@ -260,6 +260,12 @@ class DecodeSection:
         within=(0, MAX_STEP_TOKENS),
     )
 
+    share_prefixes: bool = option(
+        True,
+        "read KV blocks that several sequences begin with, a system prompt's or a document's, once a step for all of "
+        "them, on Hopper GPUs, where that saves enough",
+    )
+
     def __post_init__(self) -> None:
         _require(
             self.local_chunk_tokens == 0 or self.local_chunk_tokens >= MIN_STEP_TOKENS,

@@ -60,7 +60,13 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     if engine.device.type == "cuda" and short_tokens and has_graphs:
         prompt_runner.capture(short_tokens)
     batch = DecodeBatch(max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
-    runner = DecodeRunner(engine, batch, max_rows, use_graphs=config.worker.cuda_graphs)
+    runner = DecodeRunner(
+        engine,
+        batch,
+        max_rows,
+        use_graphs=config.worker.cuda_graphs,
+        share_prefixes=section.share_prefixes,
+    )
     runner.prepare()
     process = Process("decode", incarnation.worker_id, incarnation.epoch)
     runner.trace = prompt_runner.trace = make_trace(config.trace, process, engine.device)

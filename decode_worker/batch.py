@@ -36,8 +36,8 @@ class DecodeBatch:
         self._stage = RowStage(layout, places, max_len, device)
         self._update = row_updater(self.state)
 
-    def forward_batch(self, num_rows: int) -> ForwardBatch:
-        """The first rows, as the model wants them."""
+    def forward_batch(self, num_rows: int, *, shares_prefixes: bool = False) -> ForwardBatch:
+        """The first rows, as the model wants them; `shares_prefixes`: with what is known of their prefixes."""
         state = self.state
         return ForwardBatch(
             token_ids=state.token_ids[:num_rows],
@@ -49,6 +49,7 @@ class DecodeBatch:
             last_tokens=None,
             max_query_len=1,
             max_seq_len=self.max_len,
+            prefixes=state.prefixes.rows(num_rows) if shares_prefixes else None,
         )
 
     def sampling_rows(self, num_rows: int) -> SamplingTensors:

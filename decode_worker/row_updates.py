@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence as SequenceOf
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +14,10 @@ from common.kernels.operands import HEAD_WORDS, RowUpdates
 from common.kv.tables import BlockTable
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import PADDING
-from decode_worker.rows import NO_SLOT, Change, Clear, Fill, Grow
+from decode_worker.rows import NO_SLOT, Change, Clear, Fill, Grow, Share
+from decode_worker.shared_prefixes import UNSHARED
 
-_PADDING = np.frombuffer(row_record(NO_SLOT, PADDING), np.int32)
+_PADDING = np.frombuffer(row_record(NO_SLOT, UNSHARED, PADDING), np.int32)
 
 
 class TablePlaces(NamedTuple):
@@ -63,7 +64,7 @@ class RowStage:
                 sequence = change.sequence
                 seq_len = min(self.max_len, sequence.num_scheduled)
                 heads.extend((change.row, change.source, sequence.token_ids[-1], seq_len))
-                record = np.frombuffer(row_record(change.state_slot, sequence.sampling), np.int32)
+                record = np.frombuffer(row_record(change.state_slot, change.prefix, sequence.sampling), np.int32)
                 pieces.append(Entries(self.layout.record_places[change.row], record))
                 groups = zip(sequence.tables, self.places, strict=True)
                 pieces += [self._table(change.row, *of_group) for of_group in groups]
@@ -71,6 +72,7 @@ class RowStage:
                 heads.extend((change.row, -1, 0, 0))
                 pieces.append(Entries(self.layout.record_places[change.row], _PADDING))
         pieces.append(self._grown([change for change in changes if isinstance(change, Grow)]))
+        pieces.append(self._shared([change for change in changes if isinstance(change, Share)]))
         num_entries = sum(len(piece.places) for piece in pieces)
         num_words = len(heads) + 2 * num_entries
         buffer = self._words.room(num_words)
@@ -99,3 +101,8 @@ class RowStage:
                 targets.append(self.layout.tables_begin + begin + grow.row * row_places + grow.index)
                 block_ids.append(grow.block_id - first_id)
         return Entries(targets, block_ids)
+
+    def _shared(self, changes: SequenceOf[Share]) -> Entries:
+        rows = np.array([share.row for share in changes], np.intp)
+        words = array("i", chain.from_iterable(share.prefix for share in changes))
+        return Entries(self.layout.prefix_places[rows].ravel(), words)

@@ -4,11 +4,13 @@ The batch is rows `[0, len(rows))`; when one leaves, the last moves into its pla
 change hands between two steps, the tensors are told once, of the outcome. Torch-free.
 """
 
-from collections.abc import Container
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
 from decode_worker.sequence import DecodeSequence
+from decode_worker.shared_prefixes import UNSHARED, SharedPrefix
 
 NO_SLOT = -1
 
@@ -26,6 +28,7 @@ class Fill:
     sequence: DecodeSequence
     source: int = -1
     state_slot: int = NO_SLOT
+    prefix: SharedPrefix = UNSHARED
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,15 @@ class Grow:
     block_id: int
 
 
-Change = Fill | Clear | Grow
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What is known of the prefix that `row` shares with others is this from now on."""
+
+    row: int
+    prefix: SharedPrefix
+
+
+Change = Fill | Clear | Grow | Share
 """Those taken together name every filled or cleared row once, and sources as they were before all of them."""
 
 
@@ -55,9 +66,12 @@ class Rows:
     def __init__(self) -> None:
         self.sequences: list[DecodeSequence] = []
         self.state_slots: dict[DecodeSequence, int] = {}  # of those whose logits are adjusted: each its own, below rows
+        self.prefixes: Mapping[DecodeSequence, SharedPrefix] = {}  # of those that share one with others
+        self.num_spared = 0  # tokens whose KV a step need not read if it reads each prefix once
         self.has_logprobs = False  # whether any of them asks for log-probabilities
         self._told: list[DecodeSequence] = []  # by row, what the tensors hold
         self._grown: list[tuple[DecodeSequence, int, int, int]] = []  # sequence, group, index, block_id
+        self._reshared: list[DecodeSequence] = []
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -81,22 +95,37 @@ class Rows:
         """A sequence's table for a group has another place."""
         self._grown.append((sequence, group, index, block_id))
 
+    def share(self, prefixes: Mapping[DecodeSequence, SharedPrefix]) -> None:
+        """These sequences share prefixes from now on, and no others."""
+        before, self.prefixes = self.prefixes, prefixes
+        whoever = {**before, **prefixes}
+        self._reshared += [each for each in whoever if before.get(each) != prefixes.get(each)]
+
     def take_changes(self) -> list[Change]:
         """What has changed since the last call."""
         told, self._told = self._told, list(self.sequences)
         grown, self._grown = self._grown, []
+        reshared, self._reshared = self._reshared, []
         changes: list[Change] = []
         if told != self.sequences:
             sources = {sequence: row for row, sequence in enumerate(told)}
             self._assign_slots(sources)
+            self.prefixes = {each: prefix for each, prefix in self.prefixes.items() if each.row >= 0}
             self.has_logprobs = any(sequence.sampling.num_logprobs for sequence in self.sequences)
             for row, sequence in enumerate(self.sequences):
                 source = sources.get(sequence, -1)
                 if source != row:
-                    changes.append(Fill(row, sequence, source, self.state_slots.get(sequence, NO_SLOT)))
+                    changes.append(self._fill(row, sequence, source))
             changes += [Clear(row) for row in range(len(self.sequences), len(told))]
+        changes += [Share(each.row, self.prefixes.get(each, UNSHARED)) for each in reshared if each.row >= 0]
+        if changes:
+            self.num_spared = _num_spared(self.prefixes.values())
         changes += [Grow(sequence.row, *place) for sequence, *place in grown if sequence.row >= 0]
         return changes
+
+    def _fill(self, row: int, sequence: DecodeSequence, source: int) -> Fill:
+        slot, prefix = self.state_slots.get(sequence, NO_SLOT), self.prefixes.get(sequence, UNSHARED)
+        return Fill(row, sequence, source, slot, prefix)
 
     def _assign_slots(self, told: Container[DecodeSequence]) -> None:
         """A slot for each new sequence that needs one; who left has none."""
@@ -107,3 +136,8 @@ class Rows:
         for sequence in self.sequences:
             if sequence not in told and sequence.sampling.adjusts_logits:
                 self.state_slots[sequence] = next(free)
+
+
+def _num_spared(prefixes: Iterable[SharedPrefix]) -> int:
+    """Of prefixes by row, tokens of all but one row of each."""
+    return sum((num_rows - 1) * prefix.num_tokens for prefix, num_rows in Counter(prefixes).items())

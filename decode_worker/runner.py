@@ -7,6 +7,7 @@ graphs switched off, the same function runs eagerly. A step is launched without 
 
 import logging
 import time
+from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,11 @@ from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear
 
 logger = logging.getLogger(__name__)
+
+MIN_SPARED_BYTES = 1 << 30
+"""Of a step that is to read shared prefixes once: to spare fewer bytes costs more than it is worth."""
+CAPTURE_BYTES = 400 << 30
+"""What a GPU reads while it might capture a graph: who would have been spared as much is better off with one."""
 
 
 def batch_buckets(max_rows: int) -> list[int]:
@@ -31,17 +37,27 @@ class StepKind(NamedTuple):
 
     num_rows: int
     has_logprobs: bool = False  # of rows that ask for them
+    shares_prefixes: bool = False  # blocks that rows share are read once
 
 
 class DecodeRunner:
-    """Launches steps; the batch's state says what they compute."""
+    """Launches steps; the batch's state says what they compute.
 
-    def __init__(self, engine: Engine, batch: DecodeBatch, max_rows: int, *, use_graphs: bool) -> None:
+    Args:
+        use_graphs: capture steps, where they may be.
+        share_prefixes: read blocks that rows share once, where operations can.
+    """
+
+    def __init__(
+        self, engine: Engine, batch: DecodeBatch, max_rows: int, *, use_graphs: bool, share_prefixes: bool = True
+    ) -> None:
         self.engine = engine
         self.batch = batch
         self.use_graphs = use_graphs and engine.graph_safe
+        self.shares_prefixes = share_prefixes and engine.step_ops.shares_prefixes
         self.buckets = batch_buckets(max_rows)
         self.graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
+        self._missed_bytes = Counter[StepKind]()  # that steps could have been spared by a graph that is not there yet
         self.landing = RingLanding(max_rows, engine.device)
         self.trace = Trace()
 
@@ -53,6 +69,8 @@ class DecodeRunner:
         self.batch.apply([Clear(0)])  # for its kernel
         for bucket in sorted(self.buckets, reverse=True):
             self.launch(bucket)
+        for kind in self._sharing_kinds()[-1:]:  # for its kernels
+            self._launch(kind.num_rows, kind)
         torch.cuda.synchronize(self.engine.device)
         how = f"{len(self.graphs)} graphs for 1 to {self.buckets[-1]} rows" if self.graphs else "no graphs"
         logger.info("decode step ready in %.1f s: %s", time.monotonic() - begin_s, how)
@@ -66,23 +84,46 @@ class DecodeRunner:
 
         To be called with empty rows only: it runs a step.
         """
-        wanted = (StepKind(rows, has_logprobs=True) for rows in self.buckets) if self.use_graphs else ()
+        if not self.use_graphs:
+            return
+        wanted = [*self._sharing_kinds(), *(StepKind(rows, has_logprobs=True) for rows in self.buckets)]
         if (kind := next((kind for kind in wanted if kind not in self.graphs), None)) is not None:
-            self.launch(kind.num_rows, has_logprobs=True)
+            self._launch(kind.num_rows, kind)
 
-    def launch(self, num_rows: int, *, has_logprobs: bool = False) -> PendingOutput:
+    def launch(self, num_rows: int, *, has_logprobs: bool = False, spared_bytes: int = 0) -> PendingOutput:
         """Start a step over the first `num_rows` rows.
 
-        The first of its kind runs kernel by kernel, and its graph is captured behind it.
+        Args:
+            spared_bytes: of KV that it need not read if it reads each prefix that rows share once.
         """
         kind = StepKind(self.bucket(num_rows), has_logprobs)
+        if self._shares(kind, spared_bytes):
+            kind = kind._replace(shares_prefixes=True)
+        return self._launch(num_rows, kind)
+
+    def _sharing_kinds(self) -> list[StepKind]:
+        """Of steps that read shared prefixes once, by rows."""
+        return [StepKind(rows, shares_prefixes=True) for rows in self.buckets if rows > 1 and self.shares_prefixes]
+
+    def _shares(self, kind: StepKind, spared_bytes: int) -> bool:
+        """Whether it had better read prefixes once; for that a graph is captured when it would have paid already."""
+        if kind.has_logprobs or not self.shares_prefixes or spared_bytes < MIN_SPARED_BYTES:
+            return False
+        sharing = kind._replace(shares_prefixes=True)
+        if not self.use_graphs or sharing in self.graphs:
+            return True
+        self._missed_bytes[sharing] += spared_bytes
+        return self._missed_bytes[sharing] >= CAPTURE_BYTES
+
+    def _launch(self, num_rows: int, kind: StepKind) -> PendingOutput:
+        """The first of its kind runs kernel by kernel, and its graph is captured behind it."""
         graph = self.graphs.get(kind)
         with self.trace.device(num_rows, "rows"):
             if graph is not None:
                 graph.replay()
             else:
                 self._step(kind)
-        pending = self.landing.launched(num_rows, kind.num_rows, has_logprobs=has_logprobs)
+        pending = self.landing.launched(num_rows, kind.num_rows, has_logprobs=kind.has_logprobs)
         self.batch.launched()
         if self.use_graphs and graph is None:
             self.graphs[kind] = self._captured(kind)
@@ -91,7 +132,7 @@ class DecodeRunner:
     @torch.inference_mode()
     def _step(self, kind: StepKind) -> None:
         num_rows, sampler = kind.num_rows, self.engine.sampler
-        forward_batch = self.batch.forward_batch(num_rows)
+        forward_batch = self.batch.forward_batch(num_rows, shares_prefixes=kind.shares_prefixes)
         logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
         sampling = self.batch.sampling_rows(num_rows)
         unadjusted = logits.clone() if kind.has_logprobs else logits

@@ -184,7 +184,8 @@ class DecodeWorker:
             return None
         with self.trace.phase("launch"):
             rows, launched_s = self.scheduler.rows, time.monotonic()
-            pending = self.runner.launch(num_rows, has_logprobs=rows.has_logprobs)
+            spared_bytes = rows.num_spared * self.scheduler.layout.groups[0].token_bytes
+            pending = self.runner.launch(num_rows, has_logprobs=rows.has_logprobs, spared_bytes=spared_bytes)
             self.pace.launched(self.runner.bucket(num_rows))
             guided = [sequence for sequence in rows.sequences if sequence.follower is not None]
             unsure = [sequence for sequence in guided if not sequence.has_mask]

@@ -110,6 +110,10 @@ class SharedPrefixes:
     numbers: Tensor  # [num_rows] int32: any, the same of rows with the same beginning; -1: none is known
     num_tokens: Tensor  # [num_rows] int32: in whole blocks; of rows with a number
 
+    def rows(self, num_rows: int) -> "SharedPrefixes":
+        """Views of the first rows."""
+        return SharedPrefixes(self.numbers[:num_rows], self.num_tokens[:num_rows])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowState:
@@ -125,6 +129,7 @@ class RowState:
     positions: Tensor  # [max_rows] int32: of that token
     seq_lens: Tensor  # [max_rows] int32: positions + 1; 0 for padding
     state_slots: Tensor  # [max_rows] int32: slot of `AdjustmentTensors`; -1 without one
+    prefixes: SharedPrefixes  # each [max_rows]
     block_tables: Tensor  # [num_entries] int32: of all groups of KV blocks
     sampling: SamplingTensors  # each [max_rows]
 

@@ -64,6 +64,11 @@ class Residual:
 class Ops(Protocol):
     """Activations are `[num_tokens, ...]` in the model's dtype; weights are `[out, in]`, contiguous."""
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether blocks that rows share are read once: `ForwardBatch.prefixes` has an effect."""
+        ...
+
     def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
         """The batch with what `attention` of all layers shares worked out; comes before anything else of a step."""
         ...

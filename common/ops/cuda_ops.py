@@ -62,6 +62,11 @@ class CudaOps:
         step = (kernels.norm, kernels.rope, kernels.activation, kernels.decode_attention)
         return all(choice == "triton" for choice in step)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether blocks that rows share are read once: `ForwardBatch.prefixes` has an effect."""
+        return False
+
     def fuses_attention(self, num_q_heads: int) -> bool:
         """Whether attention of one token a sequence, with all that precedes it, is one kernel."""
         chosen = self.kernels.rope == self.kernels.decode_attention == "triton"

@@ -20,6 +20,10 @@ class TorchOps:
     def __init__(self, kv_cache: Tensor) -> None:
         self.kv_cache = kv_cache
 
+    @property
+    def shares_prefixes(self) -> bool:
+        return False
+
     def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
         if batch.slot_mapping is not None:
             return batch

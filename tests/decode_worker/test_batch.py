@@ -13,10 +13,12 @@ from common.wire.sampling_params import SAMPLING_COLUMNS, SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import NO_SLOT, Clear, Fill, Grow, Rows
 from decode_worker.sequence import DecodeSequence
+from decode_worker.shared_prefixes import UNSHARED, SharedPrefix
 from tests.layouts import one_table, pool_of
 
 MAX_ROWS, BLOCK_SIZE, MAX_BLOCKS, VOCAB = 6, 4, 12, 50
-EVENTS = st.lists(st.tuples(st.sampled_from(["enter", "leave", "grow", "step", "apply"]), st.integers(0, 1 << 20)))
+EVENT_NAMES = ["enter", "leave", "come_back", "share", "grow", "step", "apply"]
+EVENTS = st.lists(st.tuples(st.sampled_from(EVENT_NAMES), st.integers(0, 1 << 20)), min_size=12)
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -31,6 +33,7 @@ class Row:
     blocks: list[int]
     prompt: list[int]
     counted: list[int]  # outputs before the last token
+    prefix: SharedPrefix = UNSHARED
 
     def counts(self) -> list[int]:
         """By token."""
@@ -78,6 +81,25 @@ class Pair:
         if row < len(self.naive):
             self.naive[row] = last
 
+    def come_back(self, number: int) -> None:
+        """Leave and enter again, as who sat out and got a block, or was late, before anything is told."""
+        if self.naive:
+            row = number % len(self.naive)
+            sequence, naive = self.rows.sequences[row], self.naive[row]
+            self.rows.leave(sequence)
+            self.naive[row] = self.naive[-1]
+            self.naive.pop()
+            self.rows.enter(sequence)
+            self.naive.append(naive)
+
+    def share(self, number: int) -> None:
+        """Rows by digits of `number`: of one number, or of none."""
+        digits = [number // 3**row % 3 for row in range(len(self.naive))]
+        prefixes = [SharedPrefix(digit, 4 + digit) if digit else UNSHARED for digit in digits]
+        pairs = zip(self.rows.sequences, prefixes, strict=True)
+        self.rows.share({sequence: prefix for sequence, prefix in pairs if prefix != UNSHARED})
+        self.naive = [replace(row, prefix=prefix) for row, prefix in zip(self.naive, prefixes, strict=True)]
+
     def grow(self, number: int) -> None:
         if self.naive:
             row = number % len(self.naive)
@@ -119,10 +141,23 @@ class Pair:
             assert self.batch.block_tables[0][i, : len(row.blocks)].tolist() == row.blocks
             for column in SAMPLING_COLUMNS:
                 assert getattr(sampling, column.name)[i] == getattr(row.sampling, column.name)
+        self.check_prefixes()
         self.check_slots()
         padding = slice(len(self.naive), None)
         for zeroed in (state.positions, state.seq_lens, sampling.temperature):
             assert not zeroed[padding].any()
+
+    def check_prefixes(self) -> None:
+        """All rows, padding too; and what reading each once spares is by what is left of it."""
+        prefixes = self.batch.forward_batch(MAX_ROWS, shares_prefixes=True).prefixes
+        assert prefixes is not None and self.batch.forward_batch(MAX_ROWS).prefixes is None
+        wanted = [row.prefix for row in self.naive]
+        told = [
+            SharedPrefix(*pair) for pair in zip(prefixes.numbers.tolist(), prefixes.num_tokens.tolist(), strict=True)
+        ]
+        assert told == wanted + [UNSHARED] * (MAX_ROWS - len(wanted))
+        seen_before = [row for row, prefix in enumerate(wanted) if prefix in wanted[:row]]
+        assert self.rows.num_spared == sum(wanted[row].num_tokens for row in seen_before)
 
     def check_slots(self) -> None:
         """Each row whose logits are adjusted has a slot of its own, with its counts; the others have none."""

@@ -85,7 +85,7 @@ class Device:
     def bucket(self, num_rows: int) -> int:
         return num_rows
 
-    def launch(self, num_rows: int, *, has_logprobs: bool) -> "Step":
+    def launch(self, num_rows: int, *, has_logprobs: bool, spared_bytes: int) -> "Step":
         self.waiting = Step(self, num_rows)
         return self.waiting
 

@@ -137,7 +137,7 @@ def start(model: Decoder) -> Iterator[Start]:
             graph_safe=True,
         )
         batch = DecodeBatch(bucket, MAX_LEN, shape, CONFIG.vocab_size, DEVICE)
-        runner = DecodeRunner(engine, batch, bucket, use_graphs=True)
+        runner = DecodeRunner(engine, batch, bucket, use_graphs=True, share_prefixes=False)
         runner.buckets = [bucket]
         runner.prepare()
         fill(batch, allocator, num_rows)

@@ -38,16 +38,22 @@ def test_a_row_of_a_batch_holds_what_its_record_says_and_the_others_what_they_he
     layout = RowLayout(max_rows, 10)
     state, padding = layout.make_state(CPU), [PADDING] * (max_rows - len(PARAMS))
     sampling = state.sampling.columns()
-    columns = [state.token_ids, state.positions, state.seq_lens, state.state_slots, *sampling, state.block_tables]
+    prefixes = [state.prefixes.numbers, state.prefixes.num_tokens]
+    heads = [state.token_ids, state.positions, state.seq_lens]
+    columns = [*heads, state.state_slots, *prefixes, *sampling, state.block_tables]
     begins = [column.data_ptr() - state.words.data_ptr() for column in columns]
     assert begins == sorted(begins) and not any(begin % (4 * ALIGNMENT_WORDS) for begin in begins)
     assert [column.tolist() for column in sampling] == declared([PADDING] * max_rows)
+    assert [column.tolist() for column in prefixes] == [[-1] * max_rows, [0] * max_rows]
     for row, params in reversed(list(enumerate(PARAMS))):
-        record = torch.frombuffer(bytearray(row_record(100 + row, params)), dtype=torch.int32)
+        record = torch.frombuffer(bytearray(row_record(100 + row, (row, 16 * row), params)), dtype=torch.int32)
         state.words[torch.from_numpy(layout.record_places[row]).long()] = record
     assert [column.tolist() for column in sampling] == declared([*PARAMS, *padding])
     assert state.state_slots[: len(PARAMS)].tolist() == [100 + row for row in range(len(PARAMS))]
-    for column in (state.token_ids, state.positions, state.seq_lens, state.block_tables):
+    told = [[row if row < len(PARAMS) else -1 for row in range(max_rows)]]
+    told.append([16 * row if row < len(PARAMS) else 0 for row in range(max_rows)])
+    assert [column.tolist() for column in prefixes] == told
+    for column in (*heads, state.block_tables):
         assert not column.any()
 
 

@@ -1,0 +1,75 @@
+"""Which steps read shared prefixes once, and when graphs for that are captured; the steps themselves are left out."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from common.device.engine import Engine
+from decode_worker.batch import DecodeBatch
+from decode_worker.runner import CAPTURE_BYTES, MIN_SPARED_BYTES, DecodeRunner, StepKind
+
+MAX_ROWS = 4
+ENOUGH = MIN_SPARED_BYTES
+ALONE, SHARING = StepKind(4), StepKind(4, shares_prefixes=True)
+
+
+class NotingRunner(DecodeRunner):
+    """Steps are noted: those that run kernel by kernel as `run`, replays as `replayed`."""
+
+    def __init__(self, *, ops_can: bool = True, share_prefixes: bool = True, use_graphs: bool = True) -> None:
+        engine = SimpleNamespace(
+            device=torch.device("cpu"), graph_safe=True, step_ops=SimpleNamespace(shares_prefixes=ops_can)
+        )
+        batch = SimpleNamespace(launched=lambda: None)
+        super().__init__(
+            cast(Engine, engine),
+            cast(DecodeBatch, batch),
+            MAX_ROWS,
+            use_graphs=use_graphs,
+            share_prefixes=share_prefixes,
+        )
+        self.run: list[StepKind] = []
+        self.replayed: list[StepKind] = []
+
+    def _step(self, kind: StepKind) -> None:
+        self.run.append(kind)
+
+    def _captured(self, kind: StepKind) -> Any:
+        return SimpleNamespace(replay=lambda: self.replayed.append(kind))
+
+
+@pytest.mark.parametrize("use_graphs", [False, True])
+def test_a_step_shares_if_it_may_and_spares_enough_and_nobody_asks_for_log_probabilities(use_graphs: bool) -> None:
+    runner = NotingRunner(use_graphs=use_graphs)
+    runner.graphs[SHARING] = runner._captured(SHARING)
+    for spared_bytes in (0, ENOUGH - 1, ENOUGH):
+        runner.launch(3, spared_bytes=spared_bytes)
+    runner.launch(3, has_logprobs=True, spared_bytes=ENOUGH)
+    steps = [*runner.run, *runner.replayed]
+    assert steps.count(SHARING) == 1 and StepKind(4, has_logprobs=True) in steps
+    for may_not in (NotingRunner(ops_can=False), NotingRunner(share_prefixes=False)):
+        may_not.launch(4, spared_bytes=2 * CAPTURE_BYTES)
+        may_not.capture_ahead()
+        assert may_not.run == [ALONE, StepKind(1, has_logprobs=True)]
+
+
+def test_a_graph_is_captured_under_load_once_it_would_have_paid() -> None:
+    runner, num_without = NotingRunner(), 8
+    for _ in range(num_without + 1):
+        runner.launch(4, spared_bytes=CAPTURE_BYTES // num_without)
+    runner.launch(4, spared_bytes=ENOUGH)
+    runner.launch(4)
+    assert runner.run == [ALONE, SHARING]
+    assert runner.replayed == [*[ALONE] * (num_without - 2), SHARING, SHARING, ALONE]
+
+
+def test_a_worker_that_is_idle_captures_all_kinds_and_first_those_that_share() -> None:
+    runner = NotingRunner()
+    for _ in range(10):
+        runner.capture_ahead()
+    assert runner.run == [
+        *(StepKind(rows, shares_prefixes=True) for rows in (2, 4)),
+        *(StepKind(rows, has_logprobs=True) for rows in (1, 2, 4)),
+    ]
