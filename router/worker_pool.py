@@ -15,9 +15,11 @@ from common.config import NetSection
 from common.wire.kv_layout import KVLayout
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
 from common.wire.pool_shape import minus, plus
-from router.costs import Costs, Pair
+from router.costs import Costs
+from router.kv_paths import KVPaths
 from router.member import NO_TRANSPORT, Member
 from router.own_prompts import own_route
+from router.pairing import Pairing
 from router.prefix_map import PrefixMap
 from router.route import Demand, Route
 from router.standby import Standbys
@@ -50,12 +52,12 @@ class WorkerPool:
         self._net = net
         self._prefill_window = prefill_window
         self._workers: dict[str, Member] = {}
-        self._paths: dict[tuple[str, int, str, int], KVPathReport] = {}
+        self._paths = KVPaths(self.get)
         self._turn = 0
         self._clock = clock
         self._was_paired = False
         self.prefixes = PrefixMap(clock)
-        self.standbys = Standbys(self._is_proven, clock)
+        self.standbys = Standbys(self._paths.is_proven, clock)
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._workers.values())
@@ -63,13 +65,12 @@ class WorkerPool:
     @property
     def paths(self) -> list[KVPathReport]:
         """What decode workers said of the ways to prefill workers that are registered now."""
-        return [path for path in self._paths.values() if self.get(path.prefill_worker_id, path.prefill_epoch)]
+        return list(self._paths)
 
     def num_partners(self) -> Counter[str]:
         """By worker, those of the other role that serve and with which its KV path is proven."""
-        serving = {worker.id for worker in self if worker.is_serving}
-        pairs = [(path.prefill_worker_id, path.worker_id) for path in self.paths if not path.error]
-        return Counter(one for pair in pairs for one, other in (pair, pair[::-1]) if other in serving)
+        serving = {worker for worker in self if worker.is_serving}
+        return Counter({worker.id: len(self._paths.partners(worker) & serving) for worker in self})
 
     def find(self, worker_id: str) -> Member | None:
         return self._workers.get(worker_id)
@@ -93,6 +94,7 @@ class WorkerPool:
     def add(self, ready: WorkerReady, now_s: float) -> Member:
         """Register; the caller has removed an earlier incarnation."""
         worker = self._workers[ready.worker_id] = Member(ready, now_s, joined_s=now_s)
+        self._paths.join(worker)
         self.prefixes.meet(worker.pool, sum(ready.num_blocks))
         self._review(f"{worker} joined")
         return worker
@@ -121,8 +123,7 @@ class WorkerPool:
         """Forget it and what it said of KV paths, and what others said of paths to it."""
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
-        identity = (worker.id, worker.epoch)
-        self._paths = {key: path for key, path in self._paths.items() if identity not in (key[:2], key[2:])}
+        self._paths.leave(worker)
         self.prefixes.keep({other.pool for other in self})
         self._review(f"{worker} is gone")
 
@@ -131,11 +132,9 @@ class WorkerPool:
 
         The prefill worker may be unknown for now: after a restart of the router either comes first.
         """
-        key = (report.prefill_worker_id, report.prefill_epoch, report.worker_id, report.epoch)
         worker = self.get(report.worker_id, report.epoch)
-        if worker is None or worker.ready.role is not Role.DECODE or self._paths.get(key) == report:
+        if worker is None or worker.ready.role is not Role.DECODE or not self._paths.note(report):
             return False
-        self._paths[key] = report
         self._was_paired |= not report.error
         self._review(f"the KV path {report.prefill_worker_id} -> {report.worker_id} was tried")
         return True
@@ -177,17 +176,19 @@ class WorkerPool:
         A prompt `overtakes` where it is shorter than those that are there. Beside its window a worker gets one step's
         worth of such prompts, longer ones not counted: the shortest are computed first, while all others wait.
         """
-        has_room, takers = self._has_room_ahead if overtakes else self._has_room, self._pairs(demand)
-        usable = [(p, decode) for decode, partners in takers for p in partners if _is_open(p, demand)]
-        pairs = [pair for pair in usable if has_room(pair[0], demand)]
-        costs, route = Costs(demand, self.prefixes, self._reached), None
-        if pairs:
-            prefill, decode = pair = min(pairs, key=lambda pair: _order(pair, demand, costs))
+        has_room = self._has_room_ahead if overtakes else self._has_room
+        prefills, decodes, alone = self._who_may(demand)
+        costs, route = Costs(demand, self.prefixes, self._paths, self), None
+        num_decodes = sum(worker.ready.role is Role.DECODE for worker in self)
+        pairing = Pairing([w for w in prefills if has_room(w, demand)], num_decodes, self._paths, demand, costs)
+        pair, num_pairs = pairing.best(decodes, (worker for worker in alone if has_room(worker, demand)))
+        if pair is not None:
+            prefill, decode = pair
             num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
             cost, holder = costs.of(pair), costs.holder_for(prefill)
-            least = min(costs.of(each).num_computed for each in dict(usable).items())  # by any prefill worker
-            route = Route(prefill, decode, num_blocks, overtakes, cost, len(pairs), holder, cost.num_computed - least)
-        return own_route((decode for decode, _ in takers), demand, costs, route) or route
+            least = min(costs.prompt(worker).num_computed for worker in (*prefills, *alone))  # with room or not
+            route = Route(prefill, decode, num_blocks, overtakes, cost, num_pairs, holder, cost.num_computed - least)
+        return own_route((*decodes, *alone), demand, costs, route) or route
 
     @property
     def has_choice(self) -> bool:
@@ -203,7 +204,7 @@ class WorkerPool:
     def transport(self, route: Route) -> str:
         """How KV blocks travel along a route; "none" where a worker does both."""
         prefill, decode = route.prefill, route.decode
-        path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
+        path = self._paths.find(prefill, decode)
         return NO_TRANSPORT if path is None else path.transport
 
     def longest(self) -> int:
@@ -290,34 +291,24 @@ class WorkerPool:
             and (role is Role.DECODE or worker.ready.transport != NO_TRANSPORT)
         ]
 
-    def _pairs(self, demand: Demand) -> list[tuple[Member, list[Member]]]:
-        """Decode workers that take what is asked for, each with those that can compute its prompt.
+    def _who_may(self, demand: Demand) -> tuple[list[Member], list[Member], list[Member]]:
+        """Prefill workers that can compute what is asked for, decode workers that take it from them, and those alone.
 
-        It is one of those itself if it takes no handoffs, or while no path to any decode worker is proven or
+        A decode worker does both alone if it takes no handoffs, or while no path to any decode worker is proven or
         about to be: a worker that has just come has met nobody yet.
         """
         decodes = [w for w in self._takers(Role.DECODE) if demand.max_total_tokens <= w.ready.max_model_len]
         decodes = [worker for worker in decodes if _is_open(worker, demand)]
-        prefills = [w for w in self._takers(Role.PREFILL) if demand.num_tokens <= w.ready.max_model_len]
-        proven = [[prefill for prefill in prefills if self._is_proven(prefill, decode)] for decode in decodes]
-        alone = not any(proven) and not any(self._are_meeting(p, d) for p in prefills for d in decodes)
-        return [
-            (decode, [decode] if alone or decode.ready.transport == NO_TRANSPORT else partners)
-            for decode, partners in zip(decodes, proven, strict=True)
-        ]
-
-    def _reached(self, prefill: Member) -> list[Member]:
-        """Decode workers from whose pools a prefill worker can take blocks: where blocks travel they do both ways."""
-        if not prefill.ready.takes_replies:
-            return []
-        return [other for other in self if other.pool != prefill.pool and self._is_proven(prefill, other)]
-
-    def _is_proven(self, prefill: Member, decode: Member) -> bool:
-        path = self._paths.get((prefill.id, prefill.epoch, decode.id, decode.epoch))
-        return path is not None and not path.error
+        fitting = [w for w in self._takers(Role.PREFILL) if demand.num_tokens <= w.ready.max_model_len]
+        prefills = [worker for worker in fitting if not self._paths.partners(worker).isdisjoint(decodes)]
+        if not prefills and not any(self._are_meeting(prefill, decode) for prefill in fitting for decode in decodes):
+            return [], [], decodes
+        taking = [worker for worker in decodes if worker.ready.transport != NO_TRANSPORT]
+        alone = [worker for worker in decodes if worker.ready.transport == NO_TRANSPORT]
+        return [worker for worker in prefills if _is_open(worker, demand)], taking, alone
 
     def _are_meeting(self, prefill: Member, decode: Member) -> bool:
-        is_tried = (prefill.id, prefill.epoch, decode.id, decode.epoch) in self._paths
+        is_tried = self._paths.find(prefill, decode) is not None
         since_s = max(prefill.joined_s, decode.joined_s)
         return not is_tried and decode.ready.transport != NO_TRANSPORT and self._clock() - since_s < MEETING_S
 
@@ -332,13 +323,6 @@ class WorkerPool:
         is_shorter = demand.num_tokens * worker.num_outstanding < worker.outstanding_tokens
         before = worker.overtaking[: bisect_right(worker.overtaking, demand.num_tokens)]
         return is_shorter and sum(before) < worker.ready.max_batch_tokens
-
-
-def _order(pair: Pair, demand: Demand, costs: Costs) -> tuple[bool, bool, float, int, int]:
-    """What is least is best: nobody whom it is to avoid, then what it costs, then who was chosen longest ago."""
-    prefill, decode = pair
-    is_avoided = decode is demand.avoided, prefill is demand.avoided
-    return *is_avoided, costs.of(pair).total, decode.last_turn, prefill.last_turn
 
 
 def _is_open(worker: Member, demand: Demand) -> bool:
