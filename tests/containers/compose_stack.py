@@ -4,9 +4,10 @@
 
 Needs a container engine with Compose 2, and root if its base image has to be made. Builds the images from a copy of the
 tracked files, twice, with an edit between; serves the openai client with 2 prefill and 3 decode workers; under load
-scales to one of each and back, kills processes of workers and the memory server's, drains a worker, and restarts the
-router; stops everything, and removes what it made. Ends with 1 if a text was another than before, or a request failed:
-only while the router restarts may clients retry.
+scales to one of each and back, kills processes of workers and the memory server's, drains a worker, restarts the
+router, and starts all of it anew with other settings; stops everything, and removes what it made. Ends with 1 if a text
+was another than before, or a request failed: only where the router ends may clients retry, and what was begun is never
+cut off.
 """
 
 import argparse
@@ -30,6 +31,7 @@ PORT = 8913
 URL = f"http://127.0.0.1:{PORT}"
 IMAGES = ("baton-router:tested", "baton-worker-cpu:tested")
 READY_S = 300.0
+POOL_BYTES = 1 << 28
 NUM_CLIENTS = 6
 ANSWERS = 30
 """In each phase."""
@@ -44,7 +46,7 @@ class Stack:
         (tree / "deploy" / "secret").chmod(0o644)
         os.environ |= {
             "BATON_PORT": f"127.0.0.1:{PORT}", "BATON_TORCH_INDEX": index, "BATON_VERSION": "tested",
-            "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain",
+            "BATON_KV_BYTES": str(POOL_BYTES), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain",
         }  # fmt: skip
 
     def compose(self, *words: str) -> str:
@@ -120,6 +122,11 @@ def rehearse(stack: Stack, report: list[str]) -> bool:
         stack.compose("restart", "router")
         load.until_answers(load.phase, ANSWERS)
         stack.await_workers(2, 3)
+        load.phase = "stopped, and started anew"
+        stack.compose("stop")
+        os.environ["BATON_KV_BYTES"] = str(2 * POOL_BYTES)
+        stack.scale(2, 3)
+        load.until_answers(load.phase, ANSWERS)
     finally:
         load.stop()
     report += ["", "| while | answers | retries by the client |", "|---|---|---|"]

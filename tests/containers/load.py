@@ -14,6 +14,12 @@ PROMPTS = (
 MAX_TOKENS = 96
 DEADLINE_S = 300.0
 """For one answer, retries included."""
+CUT_OFF = "before this request was finished"
+"""As the router puts it."""
+
+
+class CutOff(ConnectionError):
+    """A stream without its end."""
 
 
 class Load:
@@ -21,7 +27,7 @@ class Load:
 
     Args:
         url: of the router.
-        may_retry: whether an error counts as one that a client goes on after.
+        may_retry: whether clients go on after an error by which what they asked was not begun.
     """
 
     def __init__(self, url: str, num_clients: int) -> None:
@@ -71,7 +77,7 @@ class Load:
             try:
                 return self._text(index, stream=stream)
             except (openai.APIError, ConnectionError) as error:
-                if not self.may_retry or time.monotonic() > until_s:
+                if not self.may_retry or _was_cut_off(error) or time.monotonic() > until_s:
                     return f"{type(error).__name__}: {error}"
                 self.retries[self.phase] += 1
                 time.sleep(0.5)
@@ -83,5 +89,10 @@ class Load:
             return str(asked.choices[0].text)
         chunks = [chunk.choices[0] for chunk in asked]
         if not chunks or chunks[-1].finish_reason is None:
-            raise ConnectionError("the stream ended before the text did")
+            raise CutOff("the stream ended before the text did")
         return "".join(chunk.text for chunk in chunks)
+
+
+def _was_cut_off(error: Exception) -> bool:
+    """Whether the answer was under way: its stream ended, or the router says so."""
+    return isinstance(error, CutOff) or CUT_OFF in str(error)
