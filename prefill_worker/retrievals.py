@@ -17,6 +17,7 @@ from common.device.loop_trace import UNTRACED, Trace
 from common.kv.copies import Copies
 from common.kv.pool import KVPool
 from common.memory.magazine import Magazine
+from common.memory.reply_worth import copying_us, is_worth_taking
 from common.serving.inquiry import Key
 from common.serving.prompt_prefixes import PromptPrefixes
 from common.serving.prompt_rate import PromptRate
@@ -31,7 +32,7 @@ WAIT_S = 0.5
 """Longest that a prompt waits beside twice the time that the copy should take: for blocks here, and for an answer. Both
 take about a millisecond, unless a server hangs."""
 MAX_AT_ONCE = 16
-FIRST_OVERHEAD_S = 1e-3
+FIRST_OVERHEAD_US = 1000.0
 """Of a retrieval, beside the copy itself, while none is known."""
 REMEMBERED = 16
 """Retrievals by which that is known."""
@@ -42,20 +43,25 @@ class Worth:
 
     def __init__(self, rate: PromptRate, block_size: int, block_bytes: int) -> None:
         self.rate, self.block_size, self.block_bytes = rate, block_size, block_bytes
-        self._overheads_s: deque[float] = deque([FIRST_OVERHEAD_S], maxlen=REMEMBERED)
+        self._overheads_us: deque[float] = deque([FIRST_OVERHEAD_US], maxlen=REMEMBERED)
+
+    @property
+    def taking_us(self) -> float:
+        """What a retrieval takes beside the copy."""
+        return median(self._overheads_us)
 
     def is_worth(self, num_blocks: int, gb_per_s: float) -> bool:
         """Whether so many are."""
-        computing_s = num_blocks * self.rate.block_us(self.block_size) * 1e-6
-        return self.copy_s(num_blocks, gb_per_s) + median(self._overheads_s) < computing_s
+        computing_us = self.rate.block_us(self.block_size)
+        return is_worth_taking(num_blocks, self.block_bytes, gb_per_s, computing_us, self.taking_us)
 
     def note(self, num_blocks: int, gb_per_s: float, took_s: float) -> None:
         """So many took so long."""
-        self._overheads_s.append(max(0.0, took_s - self.copy_s(num_blocks, gb_per_s)))
+        self._overheads_us.append(max(0.0, took_s - self.copy_s(num_blocks, gb_per_s)) * 1e6)
 
     def copy_s(self, num_blocks: int, gb_per_s: float) -> float:
         """How long so many are on their way."""
-        return num_blocks * self.block_bytes / (gb_per_s * 1e9)
+        return copying_us(num_blocks, self.block_bytes, gb_per_s) * 1e-6
 
 
 @dataclass(slots=True, eq=False)

@@ -203,7 +203,7 @@ class PrefillWorker:
         load.num_waiting, load.num_running = len(scheduler.waiting), len(scheduler.running) + len(scheduler.ending)
         load.num_free_blocks = self.engine.allocator.num_unused
         load.num_dropped_frames = self.targets.num_dropped_frames()
-        load.prompt_block_us = self.prefixes.block_us
+        load.prompt_block_us, load.taking_us = self.prefixes.block_us, int(self.retrievals.worth.taking_us)
         load.num_pulled_blocks, load.pulls = self.retrievals.num_pulled, self.retrievals.meter
         if not load.num_running:
             load.last_step_s = time.monotonic()

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from common.memory.host_worth import is_worth_copying, restoring_us
+from common.memory.reply_worth import is_worth_taking
 from common.wire.messages import Role
 from router.kv_paths import KVPaths
 from router.member import Member
@@ -46,7 +47,7 @@ class Costs:
             num_tokens, holder = self._demand.num_tokens, self.holder_for(prefill)
             num_known, restored = self._known_by(prefill), self._restored_for(prefill)
             num_here = num_known + restored.num_tokens
-            num_taken = self._found_by(prefill, holder, num_tokens - 1) - num_here if holder else 0
+            num_taken = self._num_taken(prefill, holder, num_here) if holder else 0
             self._prompts[prefill] = Cost(
                 num_waiting=prefill.outstanding_tokens,
                 num_known=num_known,
@@ -63,7 +64,10 @@ class Costs:
         return LOAD_TOKENS * decode.decode_load, self._num_moved_to(decode) / MOVED_AT_ONCE
 
     def holder_for(self, prefill: Member) -> Member | None:
-        """A decode worker whose pool has the most of the prompt, more than the prefill worker's has or gets back."""
+        """A decode worker whose pool has the most of the prompt, more than the prefill worker's has or gets back.
+
+        Whether to take it from there it sees when it is asked for.
+        """
         if not (self._owners and prefill.ready.takes_replies):
             return None
         num_here = self._known_by(prefill) + self._restored_for(prefill).num_tokens
@@ -84,6 +88,15 @@ class Costs:
         found = [(self._found_by(worker, worker, most), worker) for worker in decodes]
         owners = sorted((each for each in found if each[0]), key=lambda each: -each[0])
         return [worker for _, worker in owners]
+
+    def _num_taken(self, prefill: Member, holder: Member, num_here: int) -> int:
+        """Tokens that the prefill worker takes from there, by its own rule, as it tells of itself."""
+        group, path = prefill.ready.kv_layout.groups[0], self._paths.find(prefill, holder)
+        num_taken = self._found_by(prefill, holder, self._demand.num_tokens - 1) - num_here
+        worth = num_taken // group.block_size, group.block_bytes
+        if path is None or not path.gb_per_s:
+            return 0
+        return num_taken if is_worth_taking(*worth, path.gb_per_s, prefill.block_us, prefill.taking_us) else 0
 
     def _num_moved_to(self, decode: Member) -> int:
         """Of its KV, tokens that are not in that decode worker's pool."""

@@ -102,6 +102,11 @@ class Member:
         """What computing a block of a prompt takes there; 0 where that is not known."""
         return self.beat.prompt_block_us if self.beat else 0
 
+    @property
+    def taking_us(self) -> int:
+        """What taking blocks from another pool takes there, beside the copy."""
+        return self.beat.taking_us if self.beat else 0
+
     def note(self, beat: Heartbeat) -> None:
         """It is alive, and as busy as that."""
         before = self.beat.steps if self.beat else None

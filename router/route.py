@@ -117,7 +117,8 @@ class Route:
             return f"decoded where it is computed: {self.saved}"
         best = f"the best of {self.num_pairs}: {self.cost}" if self.num_pairs > 1 else "the only pair with room"
         alone = "decoded where it is computed, " if self.is_local else ""
-        taken = f"{self.cost.num_taken} tokens taken from {self.holder.id}, " if self.holder else ""
+        num_taken = self.cost.num_taken
+        taken = f"{num_taken} tokens taken from {self.holder.id}, " if self.holder and num_taken else ""
         return f"{alone}{'ahead of its turn, ' if self.overtakes else ''}{taken}{best}"
 
     def __str__(self) -> str:

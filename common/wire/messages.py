@@ -107,6 +107,7 @@ class Heartbeat:
     steps: StepCounts
     pulls: PullCounts
     prompt_block_us: Count  # what computing a block of a prompt takes, as it reckons when it asks for what is there
+    taking_us: Count  # prefill: what taking blocks from another pool takes beside the copy, as it reckons then
     short_prompt_us: Count  # decode: what computing one takes, from its launch on; 0 where that is not known
 
 

@@ -56,6 +56,7 @@ class Load:
     steps: StepMeter = field(default_factory=StepMeter)
     pulls: PullMeter = field(default_factory=PullMeter)
     prompt_block_us: int = 0
+    taking_us: int = 0
     short_prompt_s: float = 0.0
 
     def step_ended(self, launched_s: float, num_tokens: int, num_sequences: int) -> None:
@@ -194,6 +195,7 @@ class RouterLink:
             steps=load.steps.counts(),
             pulls=load.pulls.counts(),
             prompt_block_us=load.prompt_block_us,
+            taking_us=load.taking_us,
             short_prompt_us=int(load.short_prompt_s * 1e6),
         )
 

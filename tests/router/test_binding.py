@@ -10,6 +10,7 @@ from router.binding import MOST_PASSING_TOKENS, starts
 from router.detokenizer import TextStream
 from router.request_state import Completion, Mailbox
 from router.waiting_queue import WaitingQueue
+from tests.messages import heartbeat
 from tests.router.test_prefix_map import Pools, keys_of
 
 MINE, YOURS, NOBODYS = (list(range(first, first + 4096)) for first in (0, 10_000, 20_000))
@@ -65,6 +66,7 @@ def test_who_finds_its_beginning_where_there_is_room_passes(rig: Rig) -> None:
 
 def test_where_its_beginning_can_be_taken_from_there_nobody_passes(rig: Rig) -> None:
     rig.there.ready = replace(rig.there.ready, takes_replies=True)
+    rig.there.beat = heartbeat(rig.there.id, prompt_block_us=1_000_000)
     for name, text in (("first", MINE), ("yours", YOURS)):
         rig.queue_up(name, text)
     assert rig.started() == ["first", "yours"]

@@ -14,7 +14,7 @@ from router.member import NO_TRANSPORT, Member
 from router.pairing import Order, Pairing
 from router.route import Demand
 from router.worker_pool import WorkerPool
-from tests.messages import LAYOUT, kv_path, worker_ready
+from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 from tests.router.test_prefix_map import keys_of
 
 BLOCK = LAYOUT.groups[0].block_size
@@ -65,6 +65,7 @@ def pool_of(prefills: list[Worker], decodes: list[Worker], ways: list[int], know
             member = pool.add(ready, 0.0)
             member.outstanding_tokens = worker.outstanding_tokens if role is Role.PREFILL else 0
             member.num_outstanding, member.silent = 1, worker.is_silent
+            member.beat = heartbeat(member.id, num_free_blocks=(100,), prompt_block_us=1_000_000)  # so it takes replies
             member.num_assigned, member.last_turn = worker.num_assigned, worker.last_turn
     pairs = [(p, d) for p in range(len(prefills)) for d in range(len(decodes)) if not decodes[d].is_alone]
     for (p, d), way in zip(pairs, ways, strict=False):

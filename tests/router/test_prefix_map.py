@@ -1,5 +1,6 @@
 """What is known to lie where; and prompts go there, unless they would wait for longer than that saves."""
 
+import math
 import tracemalloc
 from array import array
 from collections import Counter
@@ -22,6 +23,8 @@ from router.worker_pool import WorkerPool
 from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size
+SLOW = heartbeat("PREFILL-0", prompt_block_us=1_000_000)
+"""Of who computes a block in a second: everything is better taken from elsewhere."""
 HERE, THERE = ("memory-0", 1), ("memory-1", 1)
 OLD, NEW, NEWEST = range(4), range(10, 14), range(20, 24)
 
@@ -261,6 +264,7 @@ def test_who_decodes_elsewhere_moves_what_that_pool_lacks() -> None:
     pools, text = Pools(), list(range(4096))
     prefill, decode = pools.members[0], pools.members[3]
     assert (prefill.id, decode.id) == ("PREFILL-0", "DECODE-1")
+    prefill.beat = SLOW
     for gpu, num_blocks in ((0, 200), (1, 256)):
         pools.contents(gpu).begin()
         pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys[:num_blocks])
@@ -281,7 +285,7 @@ def test_a_reply_is_taken_from_who_decoded_it_where_blocks_travel() -> None:
     for gpu, num_blocks in ((0, 40), (1, 64)):
         pools.contents(gpu).begin()
         pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys[:num_blocks])
-    d1.num_assigned, p1.draining = 64, True
+    d1.num_assigned, p1.draining, p0.beat = 64, True, SLOW
     route = pools.chosen([*text, *range(5000, 5100)])
     assert (route.prefill, route.decode, route.holder) == (p0, d0, d1)
     assert (route.cost.num_known, route.cost.num_taken, route.cost.num_computed) == (640, 384, 100)
@@ -299,6 +303,32 @@ def test_a_reply_is_taken_from_who_decoded_it_where_blocks_travel() -> None:
     p0.ready = replace(p0.ready, takes_replies=False)
     route = pools.chosen([*text, 1])
     assert (route.holder, route.cost.num_taken, route.cost.num_computed) == (None, 0, 1025)
+
+
+def test_a_reply_counts_as_taken_where_its_way_is_shorter_than_its_computation() -> None:
+    """As the prefill worker sees it, by what it tells: else what is expected to be there is too much."""
+    pools, text = Pools(), list(range(1024))
+    p0, _, p1, d1 = pools.members
+    for gpu in range(2):
+        pools.contents(gpu).begin()
+    pools.contents(1).note(BlockEvent.SEALED, keys_of(text).keys)
+    d1.num_assigned, p1.draining = 64, True
+
+    def expected(block_us: int, taking_us: int, gb_per_s: float) -> int:
+        pools.workers.set_path(kv_path("PREFILL-0", "DECODE-1", gb_per_s=gb_per_s))
+        p0.beat = heartbeat(p0.id, prompt_block_us=block_us, taking_us=taking_us)
+        route = pools.chosen([*text, 1])
+        assert route.holder is d1, "it is for the prefill worker to say"
+        assert route.cost.num_computed == 1025 - route.cost.num_expected
+        assert ("taken from" in str(route)) == bool(route.cost.num_taken)
+        return route.cost.num_expected
+
+    block_us = LAYOUT.groups[0].block_bytes / 1e3  # what the copy of one takes at 1 GB/s
+    assert expected(math.ceil(2 * block_us), 0, 1.0) == 1024
+    assert expected(math.ceil(2 * block_us), 0, 0.25) == 0, "the way is slow"
+    assert expected(160, 1000, 1000.0) == 1024 and expected(160, 64 * 160, 1000.0) == 0, "it takes long to have it come"
+    assert expected(0, 0, 1.0) == 0, "nobody knows how long computing takes"
+    assert expected(160, 0, 0.0) == 0, "nobody has seen how fast blocks travel"
 
 
 def test_what_is_in_host_memory_draws_a_prompt_if_to_restore_it_is_cheaper() -> None:
@@ -337,7 +367,7 @@ def test_what_can_be_restored_is_not_taken_from_elsewhere() -> None:
     keys = keys_of(text).keys
     pools.contents(0).note(BlockEvent.PARKED, keys[:200])
     pools.contents(0).copy_us = 1
-    p0.beat, p1.draining = heartbeat(p0.id, prompt_block_us=160), True
+    p0.beat, p1.draining = heartbeat(p0.id, prompt_block_us=100_000), True
     d1.num_assigned = 64
     pools.contents(1).note(BlockEvent.SEALED, keys[:200])
     route = pools.chosen([*text, 1])
