@@ -4,21 +4,11 @@ A directory holds config.json and the weights, or it is that of one model in a H
 snapshots: names of files, as links to their contents in `blobs`.
 """
 
-import contextlib
 import os
 import re
-import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import ConfigError
-
-WANTED = ["*.json", "*.safetensors", "tokenizer*", "chat_template.jinja", "merges.txt", "vocab.txt"]
-UNWANTED = ["original/*", "consolidated*", "*/*"]  # second copies of the weights in other layouts
-PROGRESS_S = 5.0
-"""Between two lines that say how far a download is."""
 
 
 def find_model(name: str) -> Path:
@@ -31,7 +21,10 @@ def find_model(name: str) -> Path:
         return model_in(path)
     if not is_hub_id(name):
         raise ConfigError(f"{name!r} is neither a directory nor a Hub id of the form owner/name")
-    return _download(name)
+    # Imported here: it takes most of a second, and a local directory needs none of it.
+    from deploy.hub_download import download
+
+    return download(name, hub_directory(name))
 
 
 def model_in(path: Path) -> Path:
@@ -82,53 +75,3 @@ def is_hub_id(name: str) -> bool:
 def weights_bytes(model_dir: Path) -> int:
     """Size of the weights on disk, which is about what one copy takes in memory."""
     return sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
-
-
-def _download(hub_id: str) -> Path:
-    # Imported here: it takes most of a second, and a local directory needs none of it.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        with _said(hub_id, hub_directory(hub_id)):
-            return Path(snapshot_download(hub_id, allow_patterns=WANTED, ignore_patterns=UNWANTED))
-    except GatedRepoError:
-        raise ConfigError(f"{hub_id} is gated: accept its licence on the Hub, then run `hf auth login`") from None
-    except RepositoryNotFoundError:
-        raise ConfigError(
-            f"the Hub has no model {hub_id!r}, or it is private: check the name or run `hf auth login`"
-        ) from None
-    except LocalEntryNotFoundError:
-        raise ConfigError(
-            f"{hub_id} is not in the local cache and the Hub cannot be reached: check the network"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot download {hub_id}: {error}") from None
-
-
-@contextlib.contextmanager
-def _said(hub_id: str, repository: Path) -> Iterator[None]:
-    """Print now and then how much of a download is there; on a terminal the Hub's own bars show it."""
-    is_over, begin_s = threading.Event(), time.monotonic()
-
-    def say() -> None:
-        while not is_over.wait(PROGRESS_S):
-            there_gb, passed_s = _size(repository) / 1e9, time.monotonic() - begin_s
-            print(f"{hub_id}: {there_gb:.2f} GB are there after {passed_s:.0f} s", flush=True)
-
-    thread = threading.Thread(target=say, name="progress", daemon=True)
-    if not sys.stderr.isatty():
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-
-
-def _size(repository: Path) -> int:
-    """Bytes of a model's directory in a Hugging Face cache, with what is not complete yet."""
-    total = 0
-    for path in repository.glob("blobs/*"):
-        with contextlib.suppress(FileNotFoundError):  # it has just been given its name
-            total += path.stat().st_size
-    return total

@@ -1,12 +1,8 @@
-import time
 from pathlib import Path
 
-import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from common.errors import ConfigError
-from deploy import model_source
 from deploy.model_source import find_model, is_hub_id, served_name, weights_bytes
 
 
@@ -54,29 +50,6 @@ def test_a_directory_is_called_by_its_name(tmp_path: Path, monkeypatch: pytest.M
     assert served_name(Path()) == served_name(Path("../Tiny-1B/")) == "Tiny-1B"
 
 
-def test_a_download_says_how_far_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    blobs = tmp_path / "models--owner--name" / "blobs"
-    blobs.mkdir(parents=True)
-    (blobs / "5d1f.incomplete").write_bytes(bytes(20_000_000))
-    said = ""
-
-    def snapshot(*_args: object, **_kwargs: object) -> str:
-        nonlocal said
-        until_s = time.monotonic() + 60
-        while not said and time.monotonic() < until_s:
-            said = capsys.readouterr().out
-            time.sleep(0.01)
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(model_source, "PROGRESS_S", 0.01)
-    find_model("owner/name")
-    assert said.startswith("owner/name: 0.02 GB are there after 0 s")
-
-
 def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         find_model(str(tmp_path))
@@ -93,12 +66,3 @@ def test_what_is_neither_is_refused() -> None:
 )
 def test_is_hub_id(name: str, expected: bool) -> None:
     assert is_hub_id(name) is expected
-
-
-def test_an_unreachable_hub_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_args: object, **_kwargs: object) -> str:
-        raise LocalEntryNotFoundError("offline")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(ConfigError, match="cannot be reached"):
-        find_model("owner/name")
