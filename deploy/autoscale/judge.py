@@ -1,7 +1,8 @@
 """When a worker changes its role: a shift has to persist, and after each change there is a pause.
 
-The clock is whoever calls. A change that undoes the last one soon, or one that failed, doubles the pause, so that no
-load, however it flaps, has workers restarted all the time.
+The clock is whoever calls. A change that undoes the last one soon doubles the pause, so that no load, however it flaps,
+has workers restarted all the time. After one that failed there is a pause of its own, twice as long each time: also
+where none is wanted between changes that do well, as what failed is likely to fail again at once.
 """
 
 from collections import deque
@@ -16,6 +17,8 @@ NUM_WINDOWS = 3
 """In a row, that have to agree."""
 SOON = 4
 """Within so many pauses of the last change another one undoes it soon."""
+LEAST_RETRY_S = 60.0
+"""After a change that failed."""
 LONGEST_PAUSE_S = 3600.0
 """Unless the pause itself is longer."""
 
@@ -35,7 +38,8 @@ class Judge:
         self._pace, self._machine = pace, machine
         self._samples: list[Sample] = []  # of the window that is not over
         self._windows: deque[Window] = deque(maxlen=NUM_WINDOWS)
-        self._pause_s = pace.cooldown_s
+        self._pause_s = pace.cooldown_s  # after a change that was done
+        self._retry_s = 0.0  # after the last one, if it failed
         self._ended_s = float("-inf")  # the last change
         self._last_role: Role | None = None
 
@@ -56,7 +60,7 @@ class Judge:
             return None
         self._windows.append(measured(self._samples))
         self._samples = [sample]
-        if len(self._windows) < NUM_WINDOWS or sample.at_s - self._ended_s < self._pause_s:
+        if len(self._windows) < NUM_WINDOWS or sample.at_s - self._ended_s < max(self._pause_s, self._retry_s):
             return None
         return propose(self._windows, seats_of(sample, ours), self._machine)
 
@@ -64,15 +68,17 @@ class Judge:
         """A change to `role` is over, or given up; returns the pause that follows, in seconds."""
         longest_s = max(LONGEST_PAUSE_S, self._pace.cooldown_s)
         is_soon = now_s - self._ended_s < SOON * self._pause_s
-        if not done or (is_soon and role is not self._last_role):
+        if not done:
+            self._retry_s = min(max(2 * self._pause_s, 2 * self._retry_s, LEAST_RETRY_S), longest_s)
+        elif is_soon and self._last_role not in (None, role):
             self._pause_s = min(2 * self._pause_s, longest_s)
         elif not is_soon:
             self._pause_s = self._pace.cooldown_s
         self._ended_s = now_s
         if done:
-            self._last_role = role
+            self._retry_s, self._last_role = 0.0, role
         self._forget()
-        return self._pause_s
+        return max(self._pause_s, self._retry_s)
 
     def _forget(self) -> None:
         self._samples.clear()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.errors import ConfigError
 from common.option_limits import DAY_S
 from common.options import number
-from deploy.autoscale.judge import NUM_WINDOWS, Pace
+from deploy.autoscale.judge import LEAST_RETRY_S, NUM_WINDOWS, Pace
 from deploy.placement import Placement
 
 SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 1.0, 3600.0
@@ -45,7 +45,8 @@ def add_autoscale(parser: argparse.ArgumentParser) -> None:
         type=number(float, 0.0, DAY_S),
         metavar="S",
         help="roles stay for so long after a change, for twice as long after one that undid the last one soon or "
-        f"failed, and so on up to an hour (0 to {DAY_S:.0f}, default: {usual.cooldown_s:g})",
+        f"failed, after that {LEAST_RETRY_S:g} s at least, and so on up to an hour (0 to {DAY_S:.0f}, default: "
+        f"{usual.cooldown_s:g})",
     )
     parser.add_argument(
         "--autoscale-step-ms",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.wire.messages import Role
 from common.wire.operator_messages import LoadReport, WorkerLoad
-from deploy.autoscale.judge import LONGEST_PAUSE_S, NUM_WINDOWS, Judge, Pace
+from deploy.autoscale.judge import LEAST_RETRY_S, LONGEST_PAUSE_S, NUM_WINDOWS, Judge, Pace
 from deploy.autoscale.load import Sample, Window, measured
 from deploy.autoscale.proposal import SHORT, Machine, Proposal, Seat, capacities, needs, propose, shares
 from deploy.autoscale.staff import Staff
@@ -274,6 +274,17 @@ def test_a_change_that_failed_is_not_tried_again_at_once_and_each_time_later() -
     pauses = [judge.ended(1000.0 * n, Role.DECODE, done=False) for n in range(7)]
     assert pauses == [240, 480, 960, 1920, 3600, 3600, 3600]
     assert judge.ended(1e6, Role.DECODE, done=True) == PACE.cooldown_s
+
+
+@pytest.mark.parametrize("cooldown_s", [0.0, 1.0])
+def test_without_a_pause_between_changes_there_is_one_after_a_failure(cooldown_s: float) -> None:
+    fleet = Fleet(pace=replace(PACE, cooldown_s=cooldown_s))
+    judge = fleet.judge
+    assert [judge.ended(n, Role.PREFILL, done=False) for n in range(4)] == [LEAST_RETRY_S * 2**n for n in range(4)]
+    assert judge.ended(4.0, Role.PREFILL, done=True) == cooldown_s, "it went well, so no more is wanted"
+    assert judge.ended(fleet.now_s, Role.PREFILL, done=False) == LEAST_RETRY_S
+    assert not fleet.run(PROMPTS, LEAST_RETRY_S - 1).changes
+    assert fleet.run(PROMPTS, SHIFT_S).changes
 
 
 # --- GPUs -----------------------------------------------------------------------------------------
