@@ -17,6 +17,7 @@ def note(port: int, endpoint: str, net: NetSection) -> None:
     temporary = _path(port).with_suffix(f".{os.getpid()}")
     temporary.write_text(text)
     temporary.replace(_path(port))
+    _remove_abandoned()
 
 
 def forget(port: int) -> None:
@@ -33,9 +34,22 @@ def found(port: int) -> NetSection | None:
     return None
 
 
+def _remove_abandoned() -> None:
+    """Notes of routers that were killed, whole or half written; what says nothing of a process stays."""
+    for path in private_directory().glob("router-*.*"):
+        pid = _noted(path).get("pid") if path.suffix == ".json" else path.suffix.removeprefix(".")
+        with suppress(OSError):
+            if str(pid).isdecimal() and not Path(f"/proc/{pid}").exists():
+                path.unlink()
+
+
 def _read(port: int) -> dict[str, Any]:
+    return _noted(_path(port))
+
+
+def _noted(path: Path) -> dict[str, Any]:
     try:
-        noted = json.loads(_path(port).read_text())
+        noted = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
     return noted if isinstance(noted, dict) else {}

@@ -1,3 +1,6 @@
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,22 @@ def test_a_port_without_a_router_leads_to_no_other(tmp_path: Path, monkeypatch: 
     whereabouts.note(8000, f"ipc://{tmp_path}/r.sock", NetSection())
     with pytest.raises(ConfigError, match="--port 8001: no router of this user has it"):
         router_of(NetSection(), 8001)
+
+
+def test_notes_of_killed_routers_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "PARENT", tmp_path)
+    directory, argv = endpoints.private_directory(), [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(argv) as living, subprocess.Popen(argv) as killed:
+        for number, pid in enumerate((living.pid, killed.pid)):
+            (directory / f"router-800{number}.json").write_text(json.dumps({"pid": pid}))
+            (directory / f"router-800{number}.{pid}").write_text("{")  # as it was writing
+        killed.kill()
+        killed.wait()
+        (directory / "router-9000.json").write_text("{}")
+        whereabouts.note(8002, f"ipc://{tmp_path}/r.sock", NetSection())
+        kept = {path.name for path in directory.iterdir()}
+        living.kill()
+    assert kept == {"router-8000.json", f"router-8000.{living.pid}", "router-8002.json", "router-9000.json"}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": 1}', "\xff{"])
