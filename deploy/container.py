@@ -10,11 +10,11 @@ environment variable WORKER_FLAGS says comes behind the options: an overlay of t
 
 import os
 import shlex
-import socket
 import sys
 from pathlib import Path
 
 from common.errors import ConfigError
+from deploy.healthcheck import worker_here
 from deploy.model_source import find_model, hub_directory, is_hub_id, model_in, served_name
 
 MOUNT = Path("/model")
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 def command_of(program: str, model: str, flags: list[str]) -> list[str]:
     """The program and its options; those of the caller come last, and win."""
-    name = [f"--worker-id={program.removesuffix('_worker')}-{socket.gethostname()}"] if program in WORKERS else []
+    name = [f"--worker-id={worker_here(program.removesuffix('_worker'))}"] if program in WORKERS else []
     path = found(model)
     called = served_name(Path(model) if path.is_relative_to(MOUNT) else path)
     return [program, *name, "--model-path", str(path), "--model-name", called, *flags]

@@ -1,10 +1,11 @@
 """A container's health probe: exit code 0 when the router can serve or knows a worker, or memory servers answer.
 
-    python -m deploy.healthcheck http://router:8000 [WORKER_ID]
+    python -m deploy.healthcheck http://router:8000 [ROLE]
     python -m deploy.healthcheck /run/memory.sock
     python -m deploy.healthcheck /run/memory/
 
-Imports the standard library only, since it runs every few seconds.
+With a role it is about the worker of that role in this container. Imports the standard library only, since it runs
+every few seconds.
 """
 
 import http.client
@@ -66,6 +67,11 @@ def _answer(url: str) -> dict[str, Any] | Exception:
         return ValueError(f"{OTHERS_ANSWER} ({error!s:.200})")
 
 
+def worker_here(role: str) -> str:
+    """The name of a container's worker: a container has one, and a host name of its own."""
+    return f"{role}-{socket.gethostname()}"
+
+
 def problem(body: dict[str, Any], worker_id: str) -> str:
     """What is wrong, or an empty string."""
     if not worker_id:
@@ -93,7 +99,7 @@ def await_turns(directory: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    where, worker_id = argv[0], argv[1] if len(argv) > 1 else ""
+    where, worker_id = argv[0], worker_here(argv[1]) if len(argv) > 1 else ""
     found = ""
     try:
         if where.endswith("/") and where.startswith("/"):

@@ -16,6 +16,7 @@ from common.wire.worker_id import make_worker_id
 from deploy import container
 from deploy.container import command_of
 from deploy.dependencies import requirements
+from deploy.healthcheck import worker_here
 from deploy.memory_servers import specs
 from deploy.mps import DEFAULT_PREFILL_PERCENT, PIPE_DIRECTORY
 from deploy.placement import Gpu
@@ -72,6 +73,13 @@ def started_with(service: dict[str, Any]) -> Config:
     return parse(Config, PROGRAMS[program], program, "", argv)
 
 
+def probed_role(service: dict[str, Any]) -> str:
+    """Of whom a worker's health check asks the router."""
+    *command, url, role = service["healthcheck"]["test"]
+    assert (command, url) == (["CMD", "python", "-P", "-m", "deploy.healthcheck"], "http://router:8000")
+    return str(role)
+
+
 def memory_servers(service: dict[str, Any], gpus: list[Gpu]) -> list[Config]:
     """What the memory servers of a service read, on a machine with these GPUs."""
     words = shlex.split(service["command"])
@@ -87,7 +95,7 @@ def test_every_program_knows_its_flags_and_finds_the_router(overlay: str) -> Non
     for name in WORKERS:
         worker = started_with(found[name])
         role = name.removesuffix("-standby")
-        assert worker.worker.id.startswith(f"{role}-")
+        assert worker.worker.id == worker_here(probed_role(found[name]))
         assert make_worker_id(Role[role.upper()], worker.worker.id)
         assert worker.model == router.model and worker.model.served_name == "demo_model"
         assert worker.net.secret_file == router.net.secret_file == f"/run/secrets/{found[name]['secrets'][0]}"

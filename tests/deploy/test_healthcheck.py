@@ -1,3 +1,4 @@
+import json
 import socket
 import sys
 from pathlib import Path
@@ -27,6 +28,14 @@ def test_a_router_is_healthy_when_it_can_serve() -> None:
 def test_a_worker_is_healthy_when_the_router_knows_it() -> None:
     assert problem(body("unavailable", []), "p") == ""
     assert problem(body("ok", []), "d") == "the router does not know d"
+
+
+@pytest.mark.parametrize(("role", "said"), [("decode", "ok"), ("prefill", "the router does not know prefill-")])
+def test_a_container_asks_for_its_own_worker(role: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"status": "ok", "missing": [], "workers": {"decode": [{"id": f"decode-{socket.gethostname()}"}]}}
+    with answering(HEAD + json.dumps(known).encode()) as url:
+        assert main([url, role]) == (said != "ok")
+    assert capsys.readouterr().out.startswith(said)
 
 
 def test_nobody_there_is_unhealthy(capsys: pytest.CaptureFixture[str]) -> None:
