@@ -14,8 +14,7 @@ from common.kernels.operands import HEAD_WORDS, RowUpdates
 from common.kv.tables import BlockTable
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import PADDING
-from decode_worker.rows import NO_SLOT, Change, Clear, Fill, Grow, Share
-from decode_worker.shared_prefixes import UNSHARED
+from decode_worker.rows import NO_SLOT, UNSHARED, Change, Clear, Fill, Grow, Share
 
 _PADDING = np.frombuffer(row_record(NO_SLOT, UNSHARED, PADDING), np.int32)
 

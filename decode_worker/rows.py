@@ -8,11 +8,21 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from decode_worker.sequence import DecodeSequence
-from decode_worker.shared_prefixes import UNSHARED, SharedPrefix
 
 NO_SLOT = -1
+
+
+class SharedPrefix(NamedTuple):
+    """What a row has in common with others, as `SharedPrefixes` tells the device."""
+
+    number: int  # the same of all that share it, and of no others
+    num_tokens: int
+
+
+UNSHARED = SharedPrefix(-1, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from decode_worker.local_prompts import LocalPrompts
 from decode_worker.offers import Offers
 from decode_worker.outputs import Outputs
 from decode_worker.pace import Pace
+from decode_worker.prefix_sharing import PrefixSharing
 from decode_worker.pulls import Pulls
 from decode_worker.runner import DecodeRunner
 from decode_worker.scheduler import DecodeScheduler
@@ -86,6 +87,7 @@ class DecodeWorker:
         self.offers = Offers(engine.shared, self.scheduler, aborts, self.sealing, engine.vocab_size)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, engine.shared.magazine, config, worker)
         self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
+        self.sharing = PrefixSharing(self.scheduler.layout.groups[0])
         self.in_flight: DecodeStep | None = None
         self.pace = Pace()
         self.link = RouterLink(zmq.Context.instance(), config.net, ready, self.forget_everything)
@@ -178,13 +180,15 @@ class DecodeWorker:
         """Start a step over all rows; None when there is nothing to run."""
         with self.trace.phase("apply"):
             self._make_slots()
+            if self.runner.shares_prefixes:
+                self.sharing.tend(self.scheduler.rows)
             self.batch.apply(self.scheduler.rows.take_changes())
         num_rows = len(self.scheduler.rows)
         if not self._can_get_on():
             return None
         with self.trace.phase("launch"):
             rows, launched_s = self.scheduler.rows, time.monotonic()
-            spared_bytes = rows.num_spared * self.scheduler.layout.groups[0].token_bytes
+            spared_bytes = self.sharing.spared_bytes(rows)
             pending = self.runner.launch(num_rows, has_logprobs=rows.has_logprobs, spared_bytes=spared_bytes)
             self.pace.launched(self.runner.bucket(num_rows))
             guided = [sequence for sequence in rows.sequences if sequence.follower is not None]

@@ -11,9 +11,8 @@ from common.kernels.operands import IN_PROMPT
 from common.ops import reference
 from common.wire.sampling_params import SAMPLING_COLUMNS, SamplingParams
 from decode_worker.batch import DecodeBatch
-from decode_worker.rows import NO_SLOT, Clear, Fill, Grow, Rows
+from decode_worker.rows import NO_SLOT, UNSHARED, Clear, Fill, Grow, Rows, SharedPrefix
 from decode_worker.sequence import DecodeSequence
-from decode_worker.shared_prefixes import UNSHARED, SharedPrefix
 from tests.layouts import one_table, pool_of
 
 MAX_ROWS, BLOCK_SIZE, MAX_BLOCKS, VOCAB = 6, 4, 12, 50
@@ -191,6 +190,22 @@ def test_what_steps_have_counted_stays_when_rows_move(device: str) -> None:
     pair.step(40)
     pair.apply()
     assert [len(row.counted) for row in pair.naive] == [2, 2, 1]
+
+
+@DEVICES
+def test_rows_are_told_all_that_changes_of_what_they_share(device: str) -> None:
+    pair = Pair(device)
+    for number in range(5):
+        pair.enter(number)
+    pair.apply()
+    by_row = [(1, 1, 2, 2, 0), (1, 1, 2, 2, 0), (2, 2, 1, 1, 1), (0, 2, 0, 2, 0), (0, 0, 0, 0, 0), (1, 0, 0, 1, 1)]
+    for digits in by_row:
+        pair.share(sum(digit * 3**row for row, digit in enumerate(digits)))
+        pair.apply()
+    pair.leave(0)  # the last takes its place, and what it shares along
+    pair.apply()
+    assert pair.batch.state.prefixes.numbers.tolist() == [1, -1, -1, 1, -1, -1]
+    assert not pair.rows.take_changes()
 
 
 @DEVICES

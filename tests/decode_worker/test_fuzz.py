@@ -81,7 +81,7 @@ class Careful(Rig):
         owned = [*self.worker.scheduler.blocks(), *self.worker.pulls.ahead.blocks()]
         self.allocator.check(owned)
 
-    def _launch_step(self, num_rows: int, **asked: bool) -> Step:
+    def _launch_step(self, num_rows: int, **asked: int) -> Step:
         for sequence in self.worker.scheduler.rows.sequences:
             assert sequence.num_scheduled <= 16 * len(sequence.tables[0].block_ids) and sequence.num_scheduled <= 512
             assert all(0 <= token < VOCAB for token in sequence.token_ids)

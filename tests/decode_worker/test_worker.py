@@ -131,7 +131,13 @@ class Rig:
         )
         grammars = make_grammar_masks(16, 8, VOCAB, torch.device("cpu"))
         batch = SimpleNamespace(apply=lambda changes: None, max_len=512, grammars=grammars)
-        runner = SimpleNamespace(trace=Trace(), launch=self._launch_step, bucket=lambda num_rows: num_rows, batch=batch)
+        runner = SimpleNamespace(
+            trace=Trace(),
+            launch=self._launch_step,
+            bucket=lambda num_rows: num_rows,
+            batch=batch,
+            shares_prefixes=True,
+        )
         self.worker = DecodeWorker(
             config,
             cast(Engine, engine),
@@ -199,7 +205,7 @@ class Rig:
         """Why the router was told that a request failed."""
         return [m.code for m in self.said if isinstance(m, RequestFailed) and m.request_id == name]
 
-    def _launch_step(self, num_rows: int, **asked: bool) -> Step:
+    def _launch_step(self, num_rows: int, **asked: int) -> Step:
         names = [sequence.request_id for sequence in self.worker.scheduler.rows.sequences[:num_rows]]
         chosen = [OutputToken(NEXT, LOGPROBS)] * self.num_chosen
         self.steps.append(Step([[OutputToken(NO_CHOICE)] if name in self.without_choice else chosen for name in names]))
