@@ -1,7 +1,7 @@
 """Prompts that a prefill worker of the same pool hands over: their blocks change hands, and nothing is copied.
 
 KVOffer ──▶ waiting ──a row and a block for it to grow──▶ accepted: the scheduler's
-               └──abort, refusal, blocks wanted for what is decoded──▶ declined: free
+               └──abort, refusal, standstill, blocks wanted for what is decoded──▶ declined: free
 """
 
 import time
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from common.errors import ErrorCode
 from common.kv.tables import Tables, held_by, num_handed_over, num_lacking, tables_handed_over
 from common.memory.shared_pool import SharedPool
+from common.serving.standstill import Standstill
 from common.serving.vocabulary import stranger
 from common.wire.kv_layout import Counts
 from common.wire.memory_messages import KVOffer
@@ -68,7 +69,7 @@ class Offers:
         self, shared: SharedPool, scheduler: DecodeScheduler, aborts: Attempts, sealing: Sealing, vocab_size: int
     ) -> None:
         self.shared, self.scheduler, self.aborts, self.vocab_size = shared, scheduler, aborts, vocab_size
-        self.sealing = sealing
+        self.sealing, self.standstill = sealing, Standstill()
         self.waiting: deque[Waiting] = deque()
         self._failures: list[Failure] = []
 
@@ -85,6 +86,10 @@ class Offers:
 
         Returns why the owner of the pool is lost, once.
         """
+        is_still = bool(self.waiting) and not self.scheduler.num_taken
+        if self.standstill.is_over(is_still=is_still, num_done=self.shared.num_done):
+            reason = "no KV blocks come free for those before it, and nobody gets on in the pool"
+            self._give_up_latest(ErrorCode.STANDSTILL, reason)
         floor = self.scheduler.num_growing
         idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
         self.shared.tend(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
@@ -124,12 +129,7 @@ class Offers:
         """Give the blocks of the latest offer to what is decoded already; whether there was one."""
         if not self.waiting:
             return False
-        latest = self.waiting.pop()
-        offer = latest.offer
-        self.shared.accept(offer)
-        self.scheduler.allocator.free(held_by(latest.tables))
-        reason = f"{self.shortage}, what is decoded already goes first"
-        self._failures.append(((offer.request_id, offer.attempt), ErrorCode.PREEMPTED, reason))
+        self._give_up_latest(ErrorCode.PREEMPTED, f"{self.shortage}, what is decoded already goes first")
         return True
 
     def decline_all(self) -> list[DecodeSequence]:
@@ -147,6 +147,13 @@ class Offers:
         """Offers that nothing will come of."""
         failures, self._failures = self._failures, []
         return failures
+
+    def _give_up_latest(self, code: ErrorCode, reason: str) -> None:
+        """Its blocks are at hand then, and nobody else's."""
+        latest = self.waiting.pop()
+        self.shared.accept(latest.offer)
+        self.scheduler.allocator.free(held_by(latest.tables))
+        self._failures.append((latest.sequence.key, code, reason))
 
     def _has_room(self, waiting: Waiting) -> bool:
         num_tokens = len(waiting.sequence.token_ids)

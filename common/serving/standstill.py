@@ -1,7 +1,8 @@
 """When a handoff is given back that no blocks come free for.
 
 Two GPUs with workers of both kinds may each be full of prompts that are offered to the other's decode worker: what each
-lacks is in the pool of the other, and comes free only when that one has what it lacks. Who merely waits for a
+lacks is in the pool of the other, and comes free only when that one has what it lacks. Or prompts that fill a pool wait
+for who decodes there, and the first of them lacks a block for its next token. Who merely waits for a
 neighbour's long prompt sees that one get on: its blocks are sealed, chunk by chunk.
 """
 

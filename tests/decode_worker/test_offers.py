@@ -7,6 +7,7 @@ from common.errors import ErrorCode
 from common.memory.client import MemoryClient, PoolClaim
 from common.memory.shared_pool import SharedPool
 from common.serving.drain import Drain
+from common.serving.standstill import LEAST_S, Standstill
 from common.wire.memory_messages import BlocksLeased, KVAccepted, KVDeclined, KVOffer, MemoryMessage
 from common.wire.messages import Inquiry, InquiryReply, Message
 from common.wire.packing import pack_ids
@@ -134,6 +135,29 @@ def test_the_latest_makes_way_for_what_is_decoded_already() -> None:
     assert [sequence.request_id for sequence in rig.offers.decline_all()] == ["b"]
     assert not rig.offers.make_way()
     rig.shared.magazine.check(rig.scheduler.blocks())
+
+
+def test_of_prompts_that_fill_a_pool_the_latest_makes_way_for_the_first_to_grow() -> None:
+    """Nothing else would: nobody decodes, and the prefill worker waits for blocks itself."""
+    now_s = 0.0
+    rig = Rig(num_at_hand=0)
+    rig.offers.standstill = Standstill(clock=lambda: now_s, chance=lambda: 0.5)
+    rig.offers.add(rig.offer("first", num_tokens=9))  # its prompt fills two blocks, so its next token has no slot
+    rig.offers.add(rig.offer("second"))
+    for _ in range(5):
+        assert not rig.enter() and not rig.offers.take_failures()
+        rig.offers.tend((0,))
+        now_s += LEAST_S
+        rig.shared.num_done += 1  # somebody gets on, whose blocks come free
+    for _ in range(2):
+        rig.offers.tend((0,))
+    now_s += 1.5 * LEAST_S
+    rig.offers.tend((0,))
+    assert [(key, code) for key, code, _ in rig.offers.take_failures()] == [(("second", 0), ErrorCode.STANDSTILL)]
+    assert rig.enter() == ["first"]
+    now_s += 100.0
+    rig.offers.tend((0,))
+    assert not rig.offers.take_failures()
 
 
 def test_what_has_arrived_is_here_when_the_router_asks() -> None:
