@@ -12,13 +12,14 @@ from pathlib import Path
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 KIB = 1024
+FORK_SERVER = "deploy.fork_server"
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
     """Of one process."""
 
-    name: str  # of its module, without the package
+    name: str  # of its module, without the package; of what a fork server forked, what `ps -e` shows
     rss_bytes: int
     pss_bytes: int
 
@@ -50,8 +51,10 @@ def _weight(pid: int) -> Weight | None:
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        comm = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except OSError:
         return None  # it has ended
     module = words[words.index("-m") + 1] if "-m" in words else words[0]
+    name = comm if module == FORK_SERVER else module.split(".")[-1]
     found = {name: int(kib) * KIB for name, kib in re.findall(r"^(\w+): +(\d+) kB$", rollup, re.MULTILINE)}
-    return Weight(module.split(".")[-1], found["Rss"], found["Pss"]) if "Pss" in found else None
+    return Weight(name, found["Rss"], found["Pss"]) if "Pss" in found else None

@@ -1,19 +1,24 @@
 """One supervised process: start, forward its output, end it; and when to start it again."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
+from typing import Protocol
 
 from deploy.console import Console
 from deploy.launch_plan import SOURCE_ROOT, ProcessSpec
 
 EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 MAX_LINE_BYTES = 1 << 20
-LAST_OUTPUT_DEADLINE_S = 1.0
+LAST_DEADLINE_S = 1.0
+BURY_INTERVAL_S = 0.01
 
 
 class Backoff:
@@ -35,44 +40,47 @@ class Backoff:
         return min(self._first_s * 2.0 ** min(self.num_crashes - 2, 30), self._longest_s)
 
 
+class Process(Protocol):
+    """A running one, as asyncio shows it."""
+
+    @property
+    def pid(self) -> int: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, number: signal.Signals, /) -> None: ...
+
+
 class Child:
     """A running process in a session of its own, so that Ctrl-C reaches the supervisor alone."""
 
-    def __init__(self, spec: ProcessSpec, process: asyncio.subprocess.Process, console: Console) -> None:
+    def __init__(self, spec: ProcessSpec, process: Process, output: FileIO, console: Console) -> None:
         self.spec = spec
         self.pid = process.pid
         self._process = process
         self._started_s = time.monotonic()
-        self._output = asyncio.create_task(self._forward(console))
+        self._output = asyncio.create_task(self._forward(output, console))
 
     @classmethod
     async def start(
-        cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console, *, has_input: bool = False
+        cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console, stdin: int = subprocess.DEVNULL
     ) -> "Child":
+        """`stdin` is a descriptor, which stays the caller's."""
         launcher = [sys.executable, "-I", "-S", str(EXEC_CHILD), str(os.getpid())]
-        process = await asyncio.create_subprocess_exec(
-            *launcher,
-            *spec.argv,
-            stdin=asyncio.subprocess.PIPE if has_input else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**child_environment(environ), **spec.env},
-            start_new_session=True,
-            limit=MAX_LINE_BYTES,
-        )
-        return cls(spec, process, console)
-
-    async def become(self, spec: ProcessSpec, order: bytes) -> bool:
-        """Have it go on as another, by what it reads; false if it has ended."""
-        assert self._process.stdin is not None, "it was started with an input"
-        self.spec, self._started_s = spec, time.monotonic()
-        try:
-            self._process.stdin.write(order)
-            await self._process.stdin.drain()
-        except ConnectionError:
-            return False
-        self._process.stdin.close()
-        return self._process.returncode is None
+        output, from_output = make_pipe()  # asyncio's own would have it alive until nobody else writes there either
+        with from_output:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *launcher,
+                    *spec.argv,
+                    stdin=stdin,
+                    stdout=from_output,
+                    stderr=subprocess.STDOUT,
+                    env={**child_environment(environ), **spec.env},
+                    start_new_session=True,
+                )
+            except BaseException:
+                output.close()
+                raise
+        return cls(spec, process, output, console)
 
     @property
     def lived_s(self) -> float:
@@ -82,26 +90,39 @@ class Child:
         """Wait for the end; the exit code, negative for a signal. Takes whatever it left running along."""
         code = await self._process.wait()
         self.signal(signal.SIGKILL)
-        await asyncio.wait([self._output], timeout=LAST_OUTPUT_DEADLINE_S)
-        self._output.cancel()
+        last = [self._output, asyncio.create_task(self._bury())]
+        await asyncio.wait(last, timeout=LAST_DEADLINE_S)
+        for task in last:
+            task.cancel()
         return code
 
     def signal(self, number: signal.Signals) -> None:
         """Send to the main process; SIGKILL goes to its whole group."""
-        try:
-            if number == signal.SIGKILL:
+        with contextlib.suppress(ProcessLookupError):  # already gone, which is what a signal is for
+            self._process.send_signal(number)
+        if number == signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
-            else:
-                self._process.send_signal(number)
-        except ProcessLookupError:
-            pass  # already gone, which is what a signal is for
 
-    async def _forward(self, console: Console) -> None:
+    async def _bury(self) -> None:
+        """Of its group, those that became ours by its end."""
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while True:
+                if os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG) is None:
+                    await asyncio.sleep(BURY_INTERVAL_S)
+
+    async def _forward(self, output: FileIO, console: Console) -> None:
         """Its lines to the console, until it has ended."""
-        assert self._process.stdout is not None
+        reader = asyncio.StreamReader(MAX_LINE_BYTES)
+        loop = asyncio.get_running_loop()
+        pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), output)
+        with contextlib.closing(pipe):
+            await self._forward_lines(reader, console)
+
+    async def _forward_lines(self, reader: asyncio.StreamReader, console: Console) -> None:
         while True:
             try:
-                line = await self._process.stdout.readline()
+                line = await reader.readline()
             except ValueError:  # longer than MAX_LINE_BYTES: the reader dropped it
                 name = self.spec.name
                 console.child_line(name, f"[{name}] a line longer than {MAX_LINE_BYTES} bytes was dropped")
@@ -111,6 +132,12 @@ class Child:
             text = line.decode("utf-8", "replace").rstrip()
             if text:
                 console.child_line(self.spec.name, text)
+
+
+def make_pipe() -> tuple[FileIO, FileIO]:
+    """Its ends: what is written to the second comes out of the first."""
+    read, write = os.pipe()
+    return FileIO(read, "rb"), FileIO(write, "wb")
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:

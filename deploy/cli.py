@@ -24,7 +24,6 @@ from deploy.launch_plan import STANDBYS
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.planning.flags import add_plan, plan
 from deploy.serve import Fleet, serve, with_model, with_port
-from deploy.spares import SPARE_MODES
 from deploy.trace_command import add_trace, trace
 
 MAX_WORKERS = 256
@@ -204,12 +203,11 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         "takes; weights and KV blocks it shares with them (default: none)",
     )
     parser.add_argument(
-        "--spare",
-        choices=SPARE_MODES,
-        default="auto",
-        help="one process that has imported what workers need and waits: a worker that died is started again in it, "
-        "some seconds sooner; it has about 0.6 GB of host memory and nothing of a GPU. auto has one for workers on "
-        "GPUs (default: auto)",
+        "--fork-server",
+        choices=("on", "off"),
+        default="on",
+        help="one process imports what workers need, and forks them: they share the memory of it, and one that died is "
+        "back some seconds sooner; off has each worker import for itself (default: on)",
     )
     _add_mps(parser)
 
@@ -258,7 +256,7 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
     if Role.PREFILL in STANDBYS[args.standby] and not num_prefill:
         raise ConfigError(f"--standby {args.standby}: there are no prefill workers to stand by for; use decode or none")
     mps = MpsOptions(args.mps, args.mps_prefill_percent)
-    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps, args.standby, args.spare)
+    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps, args.standby, args.fork_server == "on")
 
 
 def _serve(args: argparse.Namespace) -> int:

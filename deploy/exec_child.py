@@ -17,12 +17,17 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     supervisor_pid, program = int(sys.argv[1]), sys.argv[2:]
+    die_with(supervisor_pid)
+    os.execv(program[0], program)
+
+
+def die_with(supervisor_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies, which has to be the supervisor."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != supervisor_pid:
         sys.exit(f"supervisor {supervisor_pid} is gone")
-    os.execv(program[0], program)
 
 
 if __name__ == "__main__":

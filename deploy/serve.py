@@ -17,6 +17,7 @@ from deploy.autoscale.proposal import Machine
 from deploy.autoscale.router_line import RouterLine
 from deploy.autoscale.staff import Staff
 from deploy.console import Console
+from deploy.forks import modules_of
 from deploy.health import Health, local_url
 from deploy.launch_plan import STANDBYS, Kind, ProcessSpec, WorkerPlan, all_processes, plan_workers
 from deploy.machine import detect_gpus, num_cores
@@ -24,7 +25,6 @@ from deploy.model_source import find_model, served_name, weights_bytes
 from deploy.mps import Mps, MpsOptions, open_mps
 from deploy.placement import Placement, choose_gpus, in_either_role, place_standbys, place_workers
 from deploy.runtime_dir import make_runtime_dir
-from deploy.spares import spare_modules
 from deploy.supervisor import Deadlines, Supervisor
 
 
@@ -38,7 +38,7 @@ class Fleet:
     start_timeout_s: float
     mps: MpsOptions = field(default_factory=MpsOptions)
     standby: str = "none"  # one of STANDBYS
-    spare: str = "auto"  # one of SPARE_MODES
+    fork_server: bool = True
     autoscale: AutoscaleOptions | None = None
 
 
@@ -80,7 +80,7 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
                 Deadlines(fleet.start_timeout_s, config.router.drain_s, config.worker.drain_s),
                 os.environ,
                 console,
-                spare_modules(fleet.spare, placements),
+                modules_of(placements) if fleet.fork_server else (),
             )
             if fleet.autoscale:
                 _autoscale(supervisor, placements, plan, mps, fleet.autoscale, console)

@@ -16,9 +16,9 @@ import aiohttp
 
 from deploy.child import Backoff, Child, describe_exit
 from deploy.console import Console
+from deploy.forks import ForkServer
 from deploy.health import Health, fetch_health
 from deploy.launch_plan import Kind, ProcessSpec
-from deploy.spares import Spares
 
 CONFIG_EXIT_CODE = 2
 MAX_CRASHES_BEFORE_READY = 3
@@ -51,7 +51,7 @@ class Supervisor:
     """Runs `specs` until stopped; `begin` and `retire` change what runs meanwhile.
 
     Args:
-        spare_modules: what a spare process for workers imports ahead; empty for none.
+        worker_modules: what workers import, for them all in a fork server; empty for none.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Supervisor:
         deadlines: Deadlines,
         environ: Mapping[str, str],
         console: Console,
-        spare_modules: tuple[str, ...] = (),
+        worker_modules: tuple[str, ...] = (),
     ) -> None:
         self.ready: asyncio.Event = asyncio.Event()
         self.health: Health | None = None
@@ -71,7 +71,7 @@ class Supervisor:
         self._deadlines = deadlines
         self._environ = environ
         self._console = console
-        self._spares = Spares(spare_modules, environ, console)
+        self._fork_server = ForkServer(worker_modules, environ, console)
         self._failed_with = 0
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
@@ -85,6 +85,7 @@ class Supervisor:
     async def run(self, on_ready: Callable[[Health], None]) -> int:
         """Start everything, call `on_ready` once, and return the exit code after the drain."""
         self._take_signals()
+        await self._fork_server.begin()
         for spec in self._specs:
             self.begin(spec)
         others = [self._watched(self._announce(on_ready)), *map(self._watched, map(self._once_ready, self._companions))]
@@ -166,8 +167,10 @@ class Supervisor:
     async def _keep_running(self, kept: Kept) -> None:
         spec = kept.spec
         while not kept.may_go.is_set():
-            spare = await self._spares.become(spec) if spec.kind is Kind.WORKER else None
-            child = kept.child = spare or await Child.start(spec, self._environ, self._console)
+            forked = await self._fork_server.fork(spec) if spec.kind is Kind.WORKER else None
+            if forked is None and kept.may_go.is_set():
+                return
+            child = kept.child = forked or await Child.start(spec, self._environ, self._console)
             if kept.may_go.is_set():  # while it was being started
                 child.signal(signal.SIGTERM)
             code = await child.ended()
@@ -198,7 +201,6 @@ class Supervisor:
                 if health is not None and self._all_there(health):
                     self.health = health
                     self.ready.set()
-                    self._spares.renew()
                     self._console.end_loading()
                     on_ready(health)
                     return
@@ -217,7 +219,7 @@ class Supervisor:
     async def _drain(self) -> None:
         """The router first, while the workers still finish what it waits for; then the workers; then their memory."""
         self._console.end_loading()
-        await self._spares.end()
+        await self._fork_server.end()
         if any(kept.child for kept in self._kept.values()) and not self._killing.is_set():
             self._console.say("draining; once more to kill")
             for kind in Kind:

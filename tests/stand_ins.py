@@ -17,7 +17,7 @@ from tests.ports import ReservedPort
 DEADLINE_S = 60.0
 
 STAND_INS = """
-import http.server, json, os, pathlib, signal, sys, time
+import http.server, json, os, pathlib, signal, subprocess, sys, time
 
 name, directory = sys.argv[1], pathlib.Path(sys.argv[2])
 
@@ -56,6 +56,9 @@ if name == "router":
 if name == "misconfigured":
     print("bad option", file=sys.stderr)
     sys.exit(2)
+if name == "parent":
+    pid = subprocess.Popen(["sleep", "100"]).pid
+    (directory / "child").write_text(str(pid))
 if name == "crashing":
     sys.exit(1)
 temporary = directory / f"{name}.tmp"
@@ -78,6 +81,7 @@ class Stage:
         (directory / "stand_in.py").write_text(STAND_INS)
         self.reserved = ReservedPort()
         self.port = self.reserved.number
+        self.imported = f"imported_{self.port}"
         self.log = io.StringIO()
         self.environ = {**os.environ, "PYTHONPATH": str(directory)}
 
@@ -87,22 +91,30 @@ class Stage:
             for name in ("router", *workers)
         ]
 
-    def supervisor(self, *workers: str, start_s: float = DEADLINE_S, spare_modules: tuple[str, ...] = ()) -> Supervisor:
+    def supervisor(
+        self, *workers: str, start_s: float = DEADLINE_S, worker_modules: tuple[str, ...] = ()
+    ) -> Supervisor:
         return Supervisor(
             self.specs(*workers),
             f"http://127.0.0.1:{self.port}",
             Deadlines(start_s=start_s, router_drain_s=DEADLINE_S, worker_drain_s=DEADLINE_S),
             self.environ,
             Console(self.log, None),
-            spare_modules,
+            worker_modules,
         )
 
-    def spare_pids(self) -> set[int]:
-        """Of processes that were started as spares, whatever they have become."""
+    def module(self, code: str = "") -> str:
+        """The name of one with that code, for a fork server to import."""
+        (self.directory / f"{self.imported}.py").write_text(code)
+        return self.imported
+
+    def fork_servers(self) -> set[int]:
+        """Process ids of those that import such a module."""
         found = set()
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if f"deploy.spare\0mark_{self.port}\0".encode() in (process / "cmdline").read_bytes():
+                is_ours = f"deploy.fork_server\0{self.imported}\0".encode() in (process / "cmdline").read_bytes()
+                if is_ours and (process / "comm").read_text() == "fork-server\n":
                     found.add(int(process.name))
         return found
 

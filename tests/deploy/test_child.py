@@ -1,5 +1,7 @@
 import asyncio
 import io
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,15 @@ async def test_a_child_gets_what_its_spec_adds(tmp_path: Path) -> None:
     child = await Child.start(spec, {"PYTHONPATH": str(tmp_path), "HOME": "/home"}, Console(log, None))
     assert await asyncio.wait_for(child.ended(), 60) == 0
     assert log.getvalue() == "60 /theirs\n"
+
+
+async def test_an_end_is_known_while_somebody_else_still_writes(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid); sys.exit(3)"
+    )
+    (tmp_path / "stand_in.py").write_text(program)
+    log = io.StringIO()
+    spec = ProcessSpec("worker", "stand_in", (), Kind.WORKER)
+    child = await Child.start(spec, {"PYTHONPATH": str(tmp_path)}, Console(log, None))
+    assert await asyncio.wait_for(child.ended(), 60) == 3
+    os.kill(int(log.getvalue()), signal.SIGKILL)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy import spares
 from deploy.health import Health
 from deploy.launch_plan import SOURCE_ROOT
 from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, running
@@ -51,31 +50,6 @@ async def test_a_killed_worker_comes_back(stage: Stage) -> None:
     assert not is_alive(stage.pid("decode-0"))
 
 
-async def test_a_killed_worker_comes_back_in_the_spare_process_and_a_killed_spare_costs_nothing(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spares, "NEXT_S", 0.0)
-    mark = f"mark_{stage.port}"
-    (stage.directory / f"{mark}.py").write_text("")
-    supervisor = stage.supervisor("decode-0", spare_modules=(mark,))
-    async with running(supervisor, lambda _: None) as run:
-        first = stage.pid("decode-0")
-        await eventually(lambda: len(stage.spare_pids()) == 1)
-        [spare] = stage.spare_pids()
-        os.kill(first, signal.SIGKILL)
-        await eventually(lambda: stage.pid("decode-0") == spare)
-        assert f"decode-0 is started in the spare process, pid {spare}" in stage.log.getvalue()
-        await eventually(lambda: len(stage.spare_pids()) == 2)
-        for pid in sorted(stage.spare_pids(), key=lambda pid: pid == spare):  # the next spare first
-            os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: stage.pid("decode-0") not in (first, spare) and is_alive(stage.pid("decode-0")))
-        await eventually(lambda: bool(stage.spare_pids()))
-        supervisor.stop()
-        assert await asyncio.wait_for(run, DEADLINE_S) == 0
-    assert not is_alive(stage.pid("decode-0"))
-    assert not stage.spare_pids()
-
-
 @pytest.mark.parametrize(("worker", "code"), [("misconfigured", 2), ("crashing", 1)])
 async def test_a_start_that_cannot_succeed_ends_everything(stage: Stage, worker: str, code: int) -> None:
     supervisor = stage.supervisor("decode-0", worker)
@@ -111,12 +85,14 @@ import asyncio, sys
 from pathlib import Path
 from tests.stand_ins import Stage
 stage = Stage(Path({directory!r}))
-asyncio.run(stage.supervisor("decode-0").run(lambda health: print("ready", flush=True)))
+supervisor = stage.supervisor("decode-0", worker_modules=(stage.module(),) if {forks} else ())
+asyncio.run(supervisor.run(lambda health: print("ready", *stage.fork_servers(), flush=True)))
 """
 
 
-def test_no_child_outlives_a_supervisor_that_was_killed(tmp_path: Path) -> None:
-    program = SUPERVISOR_PROGRAM.format(directory=str(tmp_path))
+@pytest.mark.parametrize("forks", [False, True])
+def test_no_child_outlives_a_supervisor_that_was_killed(forks: bool, tmp_path: Path) -> None:
+    program = SUPERVISOR_PROGRAM.format(directory=str(tmp_path), forks=forks)
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)],
         cwd=SOURCE_ROOT,
@@ -124,11 +100,12 @@ def test_no_child_outlives_a_supervisor_that_was_killed(tmp_path: Path) -> None:
         text=True,
     ) as supervisor:
         assert supervisor.stdout is not None
-        assert supervisor.stdout.readline() == "ready\n"
-        worker = int((tmp_path / "decode-0.pid").read_text())
-        assert is_alive(worker)
+        ready, *others = supervisor.stdout.readline().split()
+        assert ready == "ready" and len(others) == forks
+        pids = [int((tmp_path / "decode-0.pid").read_text()), *map(int, others)]
+        assert all(map(is_alive, pids))
         supervisor.kill()
     deadline_s = time.monotonic() + DEADLINE_S
-    while is_alive(worker):
-        assert time.monotonic() < deadline_s, "the worker outlived its supervisor"
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline_s, "they outlived their supervisor"
         time.sleep(0.02)

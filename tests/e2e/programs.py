@@ -14,10 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from deploy.fork_server import MAX_REQUEST_BYTES, order
+from deploy.forks import WORKER_MODULES, adopt_orphans
 from deploy.launch_plan import Kind, ProcessSpec
-from deploy.spare import order
-from tests.e2e.fork_server import STATUS
 
+MODULES = (*WORKER_MODULES, "router.app", "uvloop", "common.memory.server")
 ROOT = Path(__file__).parents[2]
 END_TIMEOUT_S = 60.0
 
@@ -51,14 +52,13 @@ def forked(module: str, flags: Sequence[str], output: BinaryIO) -> Program:
 
 
 class Forked:
-    """A child of the fork server."""
+    """A child of ours that the fork server forked."""
 
-    def __init__(self, pid: int, pidfd: int, status: int) -> None:
-        self.pid, self._pidfd, self._status = pid, pidfd, status
+    def __init__(self, pid: int) -> None:
+        self.pid, self._pidfd = pid, os.pidfd_open(pid)
         self.returncode: int | None = None
         self._lock = threading.Lock()
-        for descriptor in (pidfd, status):
-            weakref.finalize(self, os.close, descriptor)
+        weakref.finalize(self, os.close, self._pidfd)
 
     def poll(self) -> int | None:
         """Its exit status if it has ended, negative for a signal."""
@@ -70,14 +70,13 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """The same when it has ended; raises subprocess.TimeoutExpired after `timeout` seconds."""
         ended = select.poll()
-        ended.register(self._status, select.POLLIN)
+        ended.register(self._pidfd, select.POLLIN)
         if self.returncode is None and not ended.poll(None if timeout is None else timeout * 1e3):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         with self._lock:
             if self.returncode is None:
-                said = os.read(self._status, STATUS.size)
-                assert said, "the fork server has ended, and with it all programs"
-                self.returncode = os.waitstatus_to_exitcode(*STATUS.unpack(said))
+                _, status = os.waitpid(self.pid, 0)
+                self.returncode = os.waitstatus_to_exitcode(status)
             return self.returncode
 
     def send_signal(self, sig: int) -> None:
@@ -93,40 +92,32 @@ class Forked:
 
 
 class ForkServer:
-    """`tests.e2e.fork_server`, in a session of its own, so that Ctrl-C ends the tests and these the programs."""
+    """That of `baton serve`, in a session of its own, so that Ctrl-C ends the tests, which end what it forked."""
 
     def __init__(self) -> None:
+        adopt_orphans()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}  # a thread is not forked
-        command = [sys.executable, "-m", "tests.e2e.fork_server", str(theirs.fileno())]
+        command = [sys.executable, "-m", "deploy.fork_server", *MODULES]
         with theirs:
             self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                command, cwd=ROOT, env=environment, stdin=theirs.fileno(), start_new_session=True
             )
 
     def start(self, module: str, flags: Sequence[str], output: BinaryIO) -> Forked:
-        said = order(ProcessSpec(module, module, tuple(flags), Kind.WORKER))
-        status, told = os.pipe()
-        try:
+        orders, to_order = os.pipe()
+        with open(orders, "rb") as read, open(to_order, "wb") as write:
             with self._lock:
-                socket.send_fds(self._control, [said], [output.fileno(), told])
-                pid, descriptors, _, _ = socket.recv_fds(self._control, 32, 1)
-        except BaseException:
-            os.close(status)
-            raise
-        finally:
-            os.close(told)
-        assert pid, "the fork server has ended: see its output"
-        return Forked(int(pid), descriptors[0], status)
+                socket.send_fds(self._control, [b"fork"], [read.fileno(), output.fileno()])
+                pid = self._control.recv(MAX_REQUEST_BYTES)
+            assert pid, "the fork server has ended: see its output"
+            program = Forked(int(pid))
+            write.write(order(ProcessSpec(module, module, tuple(flags), Kind.WORKER)))
+        return program
 
     def close(self) -> None:
-        """End it, and all programs that still run."""
+        """End it, and nothing that it forked."""
         self._control.close()
         self._process.wait(END_TIMEOUT_S)
 

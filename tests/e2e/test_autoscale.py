@@ -5,13 +5,11 @@ import io
 import os
 import re
 import signal
-import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 import pytest
@@ -23,40 +21,13 @@ from deploy.autoscale.judge import Pace
 from deploy.autoscale.options import AutoscaleOptions
 from deploy.console import Console
 from deploy.health import local_url
-from deploy.launch_plan import ProcessSpec
 from deploy.serve import Fleet, prepared, with_port
 from deploy.supervisor import Supervisor
 from tests.e2e.client import Reference, complete, prompts
-from tests.e2e.programs import Program, forked
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 TIMEOUT_S = 120.0
 LONG_REPLY = 40
-
-
-class ForkedChild:
-    """What a supervisor needs of a process, of one that the fork server starts: which has imported everything."""
-
-    def __init__(self, spec: ProcessSpec, program: Program) -> None:
-        self.spec, self.pid = spec, program.pid
-        self._program, self._started_s = program, time.monotonic()
-
-    @classmethod
-    async def start(cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console) -> Self:
-        with tempfile.TemporaryFile() as output:
-            return cls(spec, forked(spec.module, spec.flags, output))
-
-    @property
-    def lived_s(self) -> float:
-        return time.monotonic() - self._started_s
-
-    async def ended(self) -> int:
-        while (code := self._program.poll()) is None:
-            await asyncio.sleep(0.02)
-        return code
-
-    def signal(self, number: signal.Signals) -> None:
-        self._program.send_signal(number)
 
 
 @dataclass
@@ -139,10 +110,7 @@ class Clients:
             task.cancel()
 
 
-async def test_roles_follow_a_load_that_flips_and_nothing_is_lost(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deploy.supervisor.Child", ForkedChild)
+async def test_roles_follow_a_load_that_flips_and_nothing_is_lost(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference = Reference(directory, model)
     long_ones, short_ones = prompts(4, 180, 220, seed=3), prompts(4, 4, 8, seed=4)
