@@ -197,13 +197,13 @@ async def test_each_request_goes_where_its_length_has_room(checkpoint: Checkpoin
     directory, model = checkpoint("qwen3-tied")
     asked = [*prompts(4, 10, 20, seed=13), *prompts(4, 70, 90, seed=14), *prompts(4, 150, 180, seed=15)]
     with System(directory) as system:
-        system.start_router(0, "--router-worker-wait-s", "300")
-        stream = asyncio.create_task(complete_all(system.url, asked, max_tokens=8, ignore_eos=True))
+        system.start_router()
         for name, max_len in (("prefill-0", 64), ("prefill-1", 100), ("decode-0", 64), ("decode-1", 200)):
             system.start_worker(name, "--model-max-len", str(max_len))
-        reference = Reference(directory, model)
-        assert [c.text for c in await stream] == [reference.text(p, 8, ignore_eos=True) for p in asked]
         system.wait_ready(2, 2)
+        reference = Reference(directory, model)
+        completions = await complete_all(system.url, asked, max_tokens=8, ignore_eos=True)
+        assert [c.text for c in completions] == [reference.text(p, 8, ignore_eos=True) for p in asked]
         most = 200 - len(asked[-1])
         [again] = await complete_all(system.url, asked[-1:], max_tokens=most, ignore_eos=True)
         assert again.usage["total_tokens"] == 200
