@@ -188,9 +188,10 @@ async def test_a_handoff_that_is_lost_is_computed_again(checkpoint: Checkpoint) 
 
 
 def all_are_bound(system: System, asked: list[list[int]]) -> bool:
-    """Whether each prefill worker has some of the prompts, and none is still on its way to one."""
-    num_tokens: list[int] = [worker["outstanding_prompt_tokens"] for worker in system.health()["workers"]["prefill"]]
-    return min(num_tokens) > 0 and sum(num_tokens) == sum(map(len, asked))
+    """Whether each prefill worker says that it has some of the prompts, and none is still on its way to one."""
+    workers = system.health()["workers"]["prefill"]
+    num_prompts = [(worker["num_waiting"] or 0) + (worker["num_running"] or 0) for worker in workers]
+    return min(num_prompts) > 0 and sum(num_prompts) == len(asked)
 
 
 async def test_each_request_goes_where_its_length_has_room(checkpoint: Checkpoint) -> None:
