@@ -22,6 +22,7 @@ from common.kernels.decode_parts import (
     folded,
     joined_units,
     num_tiles_of,
+    output_of,
     part_tiles_of,
     units_at_once,
 )
@@ -166,9 +167,7 @@ def _attend_item(
 
     if join < 0:
         elements = row_heads[:, None] * HEAD_DIM + columns
-        row_sum = whole[2]
-        out = whole[0] / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # a row of padding gives zeros
-        tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
+        tl.store(out_ptr + elements, output_of(whole).to(out_ptr.dtype.element_ty), mask=present)
     else:
         num_items, num_units = load_join(item_ptr)
         if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_items):
@@ -206,8 +205,10 @@ def _join(
     masks = ((group < GROUP)[:, None], group < GROUP)
     heads = first_head + group
     unit_ptrs = (partial_ptr + first_head * HEAD_DIM + elements, maxima_ptr + heads, sums_ptr + heads)
-    out = joined_units(nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS)
-    tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=masks[0])
+    whole = joined_units(
+        nothing, nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS
+    )
+    tl.store(out_ptr + elements, output_of(whole).to(out_ptr.dtype.element_ty), mask=masks[0])
 
 
 def decode_attention(

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from common.kernels.checks import check_column
 from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE, num_tiles_of, part_tiles_of
-from common.kernels.operands import Division
+from common.kernels.operands import Division, SharedDivision
 from common.kernels.pdl import wait_for_predecessor
 
-ITEM_WORDS = 8  # as `load_item` reads them, and the context's number of items, and of units
+ITEM_WORDS = 9  # as `load_item` reads them, and the context's number of items, of units, and its own first tile
 MOST_PROGRAMS_PER_SM = 3
 MIN_ROWS = 128  # so that few kernels are compiled
 JOIN_TILES = 16  # that a program computes while many contexts are joined: to save less, none are cut
@@ -29,7 +29,7 @@ SIZE_CLASSES = 6  # of items: each down to two thirds of the largest of the one 
 def load_item(item_ptr):
     """Row, its length in tokens, first tile, tile after the last, join (-1: the context is whole), parts of a unit.
 
-    For Gluon, too, as the next two.
+    For Gluon, too, as the next three.
     """
     row = tl.load(item_ptr)
     seq_len = tl.load(item_ptr + 1)
@@ -47,6 +47,12 @@ def load_join(item_ptr):
 
 
 @triton.jit
+def load_own_begin(item_ptr):
+    """The tile that the first item of the item's context begins with: before it are those that others share."""
+    return tl.load(item_ptr + 8)
+
+
+@triton.jit
 def next_item(draws_ptr, num_items):
     """The item of a KV head that a program of attention computes after its first; `num_items` or more: none."""
     drawn = num_items
@@ -56,9 +62,8 @@ def next_item(draws_ptr, num_items):
 
 
 @triton.jit
-def _pieces(tiles, longest, wanted, PART_TILES: tl.constexpr, MAX_PARTS: tl.constexpr, RUN_PARTS: tl.constexpr):
+def _pieces(tiles, part_tiles, longest, wanted, RUN_PARTS: tl.constexpr):
     """Pieces of each context, if those above `longest` tiles are cut into about `wanted`, and parts of each piece."""
-    part_tiles = part_tiles_of(tiles, PART_TILES, MAX_PARTS)
     num_parts = (tiles + part_tiles - 1) // part_tiles
     piece_parts = tl.maximum(tl.floor(wanted / part_tiles + 0.5).to(tl.int32), 1)
     pieces = tl.where(tiles > longest, (num_parts + piece_parts - 1) // piece_parts, 1)
@@ -71,11 +76,10 @@ def _pieces(tiles, longest, wanted, PART_TILES: tl.constexpr, MAX_PARTS: tl.cons
 @triton.jit
 def _best_pieces(
     tiles,
+    part_tiles,
     share,
     NUM_KV: tl.constexpr,
     SLOTS: tl.constexpr,
-    PART_TILES: tl.constexpr,
-    MAX_PARTS: tl.constexpr,
     RUN_PARTS: tl.constexpr,
     JOIN_TILES: tl.constexpr,
 ):
@@ -86,10 +90,10 @@ def _best_pieces(
     lengths even out; if few programs would have one more than the others for long, pieces have to be smaller.
     """
     exact, roomy = share * 1.1, share * 4 / 3
-    exact_pieces, exact_parts = _pieces(tiles, exact, exact, PART_TILES, MAX_PARTS, RUN_PARTS)
-    roomy_pieces, roomy_parts = _pieces(tiles, roomy, roomy, PART_TILES, MAX_PARTS, RUN_PARTS)
-    coarse_pieces, coarse_parts = _pieces(tiles, roomy, share * 2 / 3, PART_TILES, MAX_PARTS, RUN_PARTS)
-    fine_pieces, fine_parts = _pieces(tiles, share / 2, share / 3, PART_TILES, MAX_PARTS, RUN_PARTS)
+    exact_pieces, exact_parts = _pieces(tiles, part_tiles, exact, exact, RUN_PARTS)
+    roomy_pieces, roomy_parts = _pieces(tiles, part_tiles, roomy, roomy, RUN_PARTS)
+    coarse_pieces, coarse_parts = _pieces(tiles, part_tiles, roomy, share * 2 / 3, RUN_PARTS)
+    fine_pieces, fine_parts = _pieces(tiles, part_tiles, share / 2, share / 3, RUN_PARTS)
     exact_fits = tl.sum(exact_pieces, axis=0) * NUM_KV <= SLOTS
     roomy_fits = tl.sum(roomy_pieces, axis=0) * NUM_KV <= SLOTS
     programs = tl.sum(coarse_pieces, axis=0) * NUM_KV
@@ -104,6 +108,7 @@ def _best_pieces(
 @triton.jit(do_not_specialize=["num_rows"])
 def _divide_kernel(
     seq_lens_ptr,  # [num_rows] int32, 0 for padding
+    own_begins_ptr,  # [num_rows] int32, of `SharedDivision`; anything if not SHARED
     items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`, as the next
     counts_ptr,
     num_rows,
@@ -119,6 +124,7 @@ def _divide_kernel(
     RUN_PARTS: tl.constexpr,
     JOIN_TILES: tl.constexpr,
     LAYERS: tl.constexpr,  # power of two, at least num_layers
+    SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (1,). Every KV head has the same items."""
@@ -126,14 +132,16 @@ def _divide_kernel(
     inside = rows < num_rows
     wait_for_predecessor(PDL)
     seq_lens = tl.load(seq_lens_ptr + rows, mask=inside, other=0)
-    tiles = num_tiles_of(seq_lens, TILE)
-    part_tiles = part_tiles_of(tiles, PART_TILES, MAX_PARTS)
+    all_tiles = num_tiles_of(seq_lens, TILE)
+    part_tiles = part_tiles_of(all_tiles, PART_TILES, MAX_PARTS)
+    own_begin = tl.zeros((ROWS,), tl.int32)  # a part's, even a run's
+    if SHARED:
+        own_begin = tl.load(own_begins_ptr + rows, mask=inside, other=0)
+    tiles = all_tiles - own_begin
     num_parts = (tiles + part_tiles - 1) // part_tiles
     total = tl.maximum(tl.sum(tiles, axis=0), 1).to(tl.float32) * NUM_KV
 
-    pieces, piece_parts = _best_pieces(
-        tiles, total / SLOTS, NUM_KV, SLOTS, PART_TILES, MAX_PARTS, RUN_PARTS, JOIN_TILES
-    )
+    pieces, piece_parts = _best_pieces(tiles, part_tiles, total / SLOTS, NUM_KV, SLOTS, RUN_PARTS, JOIN_TILES)
     is_cut = pieces > 1
     pieces = tl.where(inside, tl.maximum(pieces, 1), 0)  # a row of padding is an item, too
     piece_tiles = tl.where(is_cut, piece_parts * part_tiles, tiles)
@@ -158,12 +166,13 @@ def _divide_kernel(
         present = piece < pieces
         tl.store(item_ptr, rows, mask=present)
         tl.store(item_ptr + 1, seq_lens, mask=present)
-        tl.store(item_ptr + 2, piece * piece_tiles, mask=present)
-        tl.store(item_ptr + 3, tl.minimum((piece + 1) * piece_tiles, tiles), mask=present)
+        tl.store(item_ptr + 2, own_begin + piece * piece_tiles, mask=present)
+        tl.store(item_ptr + 3, own_begin + tl.minimum((piece + 1) * piece_tiles, tiles), mask=present)
         tl.store(item_ptr + 4, join, mask=present)
         tl.store(item_ptr + 5, unit_parts, mask=present)
         tl.store(item_ptr + 6, pieces, mask=present)
         tl.store(item_ptr + 7, units, mask=present)
+        tl.store(item_ptr + 8, own_begin, mask=present)
     tl.store(counts_ptr, begin)
     layers = tl.arange(0, LAYERS)
     tl.store(counts_ptr + 1 + layers, tl.zeros((LAYERS,), tl.int32), mask=layers < num_layers)
@@ -203,11 +212,12 @@ def divide(
     num_slots: int,
     num_layers: int,
     *,
+    shared: SharedDivision | None = None,
     pdl: bool = False,
 ) -> Division:
     """What each program of a step's attention computes in each of `num_layers`; `num_slots` programs run at once.
 
-    A row of padding is an item without tiles.
+    Without what is computed as `shared` says. A row of padding is an item without tiles.
     """
     num_rows = seq_lens.shape[0]
     check_column("seq_lens", seq_lens, num_rows)
@@ -226,6 +236,7 @@ def divide(
         return division
     _divide_kernel[(1,)](
         seq_lens_ptr=seq_lens,
+        own_begins_ptr=seq_lens if shared is None else shared.own_begins,
         items_ptr=division.items,
         counts_ptr=division.counts,
         num_rows=num_rows,
@@ -241,6 +252,7 @@ def divide(
         RUN_PARTS=RUN_PARTS,
         JOIN_TILES=JOIN_TILES,
         LAYERS=triton.next_power_of_2(num_layers),
+        SHARED=shared is not None,
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,

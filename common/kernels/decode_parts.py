@@ -78,7 +78,8 @@ def _load_units(
 
 @triton.jit
 def joined_units(
-    nothing,  # `[heads, HEAD_DIM]`, `[heads]` twice
+    whole,  # what comes before: `[heads, HEAD_DIM]`, `[heads]` twice
+    nothing,  # shaped as these
     unit_ptrs,  # of the first unit, shaped as these
     masks,  # of heads and dimensions, of heads
     num_units,
@@ -88,8 +89,7 @@ def joined_units(
     UNITS_AT_ONCE: tl.constexpr,
     RUN_PARTS: tl.constexpr,
 ):
-    """Output `[heads, HEAD_DIM]` of a context whose units have been stored."""
-    whole = nothing
+    """All units of a context, which have been stored, joined to `whole`."""
     if are_runs:
         for first in range(0, num_units, UNITS_AT_ONCE):
             units = _load_units(unit_ptrs, masks, first, num_units, NUM_Q, HEAD_DIM, UNITS_AT_ONCE)
@@ -103,8 +103,14 @@ def joined_units(
                 for i in tl.static_range(RUN_PARTS):
                     joined = folded(joined, units[run * RUN_PARTS + i], 1)
                 whole = folded(whole, joined, 1)
-    row_sum = whole[2]
-    return whole[0] / tl.expand_dims(tl.where(row_sum > 0, row_sum, 1.0), 1)  # heads that are masked have none
+    return whole
+
+
+@triton.jit
+def output_of(whole):
+    """Of a context of which all parts are joined, `[heads, HEAD_DIM]`; of heads that are masked, and padding, zeros."""
+    acc, _, row_sum = whole
+    return acc / tl.expand_dims(tl.where(row_sum > 0, row_sum, 1.0), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.checks import check_prompts
-from common.kernels.decode_parts import NO_KEYS, joined_units
+from common.kernels.decode_parts import NO_KEYS, joined_units, output_of
 from common.kernels.gpu import Gpu
 from common.kernels.last_program import is_last
 from common.kernels.prefill_attention import LOG2_E, attend_keys, tile_for
@@ -191,9 +191,10 @@ def _join(
         present = (queries < num_queries) & (heads < GROUP)
         ptrs = (partial_ptr + rows[:, None] * HEAD_DIM + columns, maxima_ptr + rows, sums_ptr + rows)
         masks = (present[:, None], present)
-        out = joined_units(nothing, ptrs, masks, num_parts, True, NUM_KV * TILE_ROWS, HEAD_DIM, UNITS_AT_ONCE, 1)
+        stride: tl.constexpr = NUM_KV * TILE_ROWS
+        whole = joined_units(nothing, nothing, ptrs, masks, num_parts, True, stride, HEAD_DIM, UNITS_AT_ONCE, 1)
         elements = (queries * (NUM_KV * GROUP) + heads)[:, None] * HEAD_DIM + columns
-        tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=masks[0])
+        tl.store(out_ptr + elements, output_of(whole).to(out_ptr.dtype.element_ty), mask=masks[0])
 
 
 def few_query_attention(

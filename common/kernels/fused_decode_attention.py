@@ -7,7 +7,6 @@ token a sequence, so the keys of all others are there before it begins: fetching
 projection. The warps that attend do; then they norm and rotate the queries themselves, and with the last
 part of a context the new key, which they write and attend from registers.
 
-Keys are the tall operand of `wgmma` and queries the short one: a group is rarely more than eight heads.
 Written in Gluon, Triton's lower layer, since there warps can be told apart. Hopper only, two bytes an element;
 Triton's interpreter does not run it.
 """
@@ -18,16 +17,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.checks import check_block_tables, check_column, check_qkv
-from common.kernels.decode_division import ITEM_WORDS, load_item, load_join, next_item
+from common.kernels.decode_division import ITEM_WORDS, load_item, load_join, load_own_begin, next_item
 from common.kernels.decode_parts import (
     LOG2_E,
     MAX_PARTS,
@@ -42,12 +36,13 @@ from common.kernels.decode_parts import (
     part_tiles_of,
     units_at_once,
 )
-from common.kernels.group_outputs import join_units, store_unit, store_whole
+from common.kernels.group_outputs import begin_whole, join_units, store_unit, store_whole, units_before
 from common.kernels.items import advance, announce, announced
 from common.kernels.last_program import is_last
 from common.kernels.new_token import begin_part, begin_token
-from common.kernels.operands import AttentionWeights, Division
-from common.kernels.paged_tiles import clear_end, copy_tile, rows_of_tile
+from common.kernels.operands import AttentionWeights, Division, SharedDivision, SharedParts
+from common.kernels.paged_tiles import copy_tile, rows_of_tile
+from common.kernels.tile_attention import attend_tile
 
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head
@@ -90,35 +85,6 @@ def _fetch(shared, division, pool, NUM_KV: gl.constexpr, BLOCK_SIZE: gl.constexp
 
 
 @gluon.jit
-def _attend_tile(shared, part, slot, phase, num_keys, scale_log2, BLOCK_SIZE: gl.constexpr):
-    """A part with one more tile, of which `num_keys` are keys. Its slot is free then."""
-    k_ring, v_ring, q_smem, p_smem, _, _, _, full, empty = shared
-    acc, row_max, sums = part
-    TILE: gl.constexpr = k_ring.shape[1]
-    HEAD_DIM: gl.constexpr = k_ring.shape[2]
-    tile_keys = gl.arange(0, TILE, gl.SliceLayout(1, sums.type.layout))
-    mbarrier.wait(full.index(slot), phase)
-    q = q_smem.permute((1, 0))
-    scores = warpgroup_mma(k_ring.index(slot), q, gl.zeros_like(sums), use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    if num_keys < TILE:
-        clear_end(v_ring.index(slot), num_keys, BLOCK_SIZE, TILE, HEAD_DIM)
-    scores = gl.where((tile_keys < num_keys)[:, None], scores * scale_log2, -1e38)
-    new_max = gl.maximum(row_max, gl.max(scores, axis=0))
-    weights = gl.exp2(scores - new_max[None, :])
-    decay = gl.exp2(row_max - new_max)[None, :]
-    p_smem.permute((1, 0)).store(weights.to(p_smem.dtype))
-    fence_async_shared()
-    tl.debug_barrier()
-    v = v_ring.index(slot).permute((1, 0))
-    acc = warpgroup_mma(v, p_smem.permute((1, 0)), acc * decay, is_async=True)
-    sums = gl.fma(sums, decay + gl.zeros_like(sums), weights)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(empty.index(slot), count=1)
-    return acc, new_max, sums
-
-
-@gluon.jit
 def _attend(
     shared,  # as in the kernel, as all that are no constants
     division,
@@ -126,6 +92,7 @@ def _attend(
     token,
     out_ptr,
     parts,
+    before,
     scale_log2,
     NUM_KV: gl.constexpr,
     GROUP: gl.constexpr,
@@ -136,6 +103,7 @@ def _attend(
     MAX_PARTS: gl.constexpr,
     RUN_PARTS: gl.constexpr,
     UNITS_AT_ONCE: gl.constexpr,
+    MAX_QUERIES: gl.constexpr,
     HAS_NORM: gl.constexpr,
     PDL: gl.constexpr,
 ):
@@ -175,12 +143,22 @@ def _attend(
         first_head = join.to(gl.int64) * (MAX_PARTS * NUM_Q) + kv_head * GROUP  # of the context's units
         last_part = (num_tiles - 1) // part_tiles * part_tiles  # the tile that the part of the new key begins with
         part = begin_part(begin == last_part, new_value, new_scores, no_sums)
+        own_begin = 0
+        num_before = 0
+        group_before = (before[0], before[1], before[2], NUM_KV * MAX_QUERIES)
+        if MAX_QUERIES > 0:  # what others share with the context comes first
+            own_begin = load_own_begin(item_ptr)
+            group_before, num_before = units_before(
+                before, seq, kv_head, own_begin > 0, NUM_KV, HEADS, HEAD_DIM, MAX_QUERIES
+            )
         unit = nothing  # parts joined so far, and runs
         whole = nothing
+        if join < 0:
+            whole = begin_whole(nothing, group_before, num_before, GROUP)
         tiles_left = part_tiles  # of the part
         parts_left = unit_parts
         for tile in range(begin, end):
-            part = _attend_tile(shared, part, slot, phase, past - tile * TILE, scale_log2, BLOCK_SIZE)
+            part = attend_tile(shared, part, slot, phase, past - tile * TILE, scale_log2, BLOCK_SIZE)
             slot, phase = advance(slot, phase, STAGES)
             tiles_left -= 1
             if (tiles_left == 0) | (tile + 1 == end):  # the part is over
@@ -194,7 +172,8 @@ def _attend(
                     if join < 0:
                         whole = folded(whole, unit, 0)
                     else:
-                        store_unit(parts, unit, first_head + tile // (part_tiles * unit_parts) * NUM_Q, NUM_Q, GROUP)
+                        which = (tile - own_begin) // (part_tiles * unit_parts)
+                        store_unit(parts, unit, first_head + which * NUM_Q, NUM_Q, GROUP)
                     unit = nothing
         group_out_ptr = out_ptr + (seq.to(gl.int64) * NUM_Q + kv_head * GROUP) * HEAD_DIM
         if join < 0:
@@ -203,7 +182,7 @@ def _attend(
             num_pieces, num_units = load_join(item_ptr)
             if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_pieces):
                 join_units(
-                    group_out_ptr, parts, first_head, num_units, unit_parts == RUN_PARTS,
+                    group_out_ptr, group_before, num_before, parts, first_head, num_units, unit_parts == RUN_PARTS,
                     NUM_Q, GROUP, HEADS, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS,
                 )  # fmt: skip
         item = announced(item_smem, item_full, item_phase)
@@ -230,6 +209,12 @@ def _fused_decode_attention_kernel(
     maxima_ptr,
     sums_ptr,
     arrivals_ptr,  # [max_joins, NUM_KV] int32
+    before_partial_ptr,  # [max_items, NUM_KV, MAX_QUERIES, HEAD_DIM] fp32, of `SharedParts`, as the next two
+    before_maxima_ptr,
+    before_sums_ptr,
+    units_ptr,  # [num_seqs] int32, of `SharedDivision`, as the next two
+    pieces_ptr,
+    places_ptr,
     eps,
     scale_log2,  # softmax scale times log2(e)
     table_stride,
@@ -249,6 +234,7 @@ def _fused_decode_attention_kernel(
     UNITS_AT_ONCE: gl.constexpr,
     STAGES: gl.constexpr,  # tiles on the way at once
     FETCH_REGS: gl.constexpr,
+    MAX_QUERIES: gl.constexpr,  # 0: nothing is shared, and `before_partial_ptr` to `places_ptr` are anything
     HAS_NORM: gl.constexpr,
     PDL: gl.constexpr,
 ):
@@ -277,14 +263,15 @@ def _fused_decode_attention_kernel(
     pool = (pool_desc, pool_ptr, block_tables_ptr, table_stride, block_rows, layer_row)
     token = (qkv_ptr, q_norm_ptr, k_norm_ptr, rope_ptr, eps)
     parts = (partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr)
+    before = (before_partial_ptr, before_maxima_ptr, before_sums_ptr, units_ptr, pieces_ptr, places_ptr)
     gl.warp_specialize(
         [
             (
                 _attend,
                 (
-                    shared, division, pool, token, out_ptr, parts, scale_log2,
+                    shared, division, pool, token, out_ptr, parts, before, scale_log2,
                     NUM_KV, GROUP, HEADS, BLOCK_SIZE, ITEM_WORDS, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE,
-                    HAS_NORM, PDL,
+                    MAX_QUERIES, HAS_NORM, PDL,
                 ),
             ),
             (_fetch, (shared, division, pool, NUM_KV, BLOCK_SIZE, ITEM_WORDS)),
@@ -312,6 +299,8 @@ def fused_decode_attention(
     workspace: PartsWorkspace,
     *,
     programs_per_sm: int,
+    shared: SharedDivision | None = None,
+    before: SharedParts | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """Write K and V of each sequence's last token to its slot, and attend: `[num_seqs, num_q_heads * head_dim]`.
@@ -319,6 +308,7 @@ def fused_decode_attention(
     The token's position is `seq_len - 1`, its slot that position's in the block table. Padding gives zeros
     and writes nothing. With `pdl`, block tables, seq_lens, the division and all K and V but the new must be
     older than the kernel before this one. The fewer `programs_per_sm`, the more tiles each has on the way.
+    Where the division is without what is `shared`, that is `before`, as `shared_prefix_attention` left it.
     """
     _check(qkv, weights, kv_cache, block_tables, seq_lens)
     num_seqs, num_q, head_dim = qkv.shape[0], weights.num_q_heads, weights.head_dim
@@ -343,6 +333,12 @@ def fused_decode_attention(
         maxima_ptr=workspace.maxima,
         sums_ptr=workspace.sums,
         arrivals_ptr=workspace.arrivals,
+        before_partial_ptr=workspace.partial if before is None else before.partial,
+        before_maxima_ptr=workspace.maxima if before is None else before.maxima,
+        before_sums_ptr=workspace.sums if before is None else before.sums,
+        units_ptr=seq_lens if shared is None else shared.units,
+        pieces_ptr=seq_lens if shared is None else shared.pieces,
+        places_ptr=seq_lens if shared is None else shared.places,
         eps=weights.norm_eps,
         scale_log2=head_dim**-0.5 * LOG2_E,
         table_stride=block_tables.stride(0),
@@ -362,6 +358,7 @@ def fused_decode_attention(
         UNITS_AT_ONCE=units_at_once(heads, head_dim),
         STAGES=STAGES_OF[programs_per_sm],
         FETCH_REGS=FETCH_REGS,
+        MAX_QUERIES=0 if before is None else before.sums.shape[2],
         HAS_NORM=weights.q_norm is not None,
         PDL=pdl,
         num_warps=NUM_WARPS,  # that attend; the one that fetches comes on top

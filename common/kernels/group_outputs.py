@@ -3,12 +3,16 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from common.kernels.decode_parts import NO_KEYS, joined_units
+from common.kernels.decode_parts import NO_KEYS, folded, joined_units, output_of
+
+BEFORE_AT_ONCE = gl.constexpr(4)  # on their way to who joins them
 
 
 @gluon.jit
 def join_units(
     out_ptr,  # of the group
+    before,  # as in `begin_whole`
+    num_before,
     parts,  # as in the kernel
     first_head,  # of the group in the context's first unit, over all heads of all units
     num_units,
@@ -34,8 +38,62 @@ def join_units(
     masks = ((group < GROUP)[:, None], group < GROUP)
     heads = first_head + group
     unit_ptrs = (partial_ptr + first_head * HEAD_DIM + elements, maxima_ptr + heads, sums_ptr + heads)
-    out = joined_units(nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS)
-    gl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=masks[0])
+    whole = _begun(nothing, before, num_before, elements, group, masks, 1, HEAD_DIM)
+    whole = joined_units(
+        whole, nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS
+    )
+    gl.store(out_ptr + elements, output_of(whole).to(out_ptr.dtype.element_ty), mask=masks[0])
+
+
+@gluon.jit
+def _begun(nothing, before, num_before, elements, heads, masks, AXIS: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """What the group's shared parts come to, joined; nothing where it has none."""
+    acc_ptr, maxima_ptr, sums_ptr, stride = before
+    whole = nothing
+    for first in range(0, num_before, BEFORE_AT_ONCE):
+        units = ()
+        for i in gl.static_range(BEFORE_AT_ONCE):
+            unit = (first + i) * stride
+            exists = first + i < num_before
+            acc = gl.load(acc_ptr + unit * HEAD_DIM + elements, mask=masks[0] & exists, other=0.0)
+            row_max = gl.load(maxima_ptr + unit + heads, mask=masks[1] & exists, other=NO_KEYS)
+            row_sum = gl.load(sums_ptr + unit + heads, mask=masks[1] & exists, other=0.0)
+            units = units + ((acc, row_max, row_sum),)  # type: ignore[assignment]
+        for i in gl.static_range(BEFORE_AT_ONCE):
+            whole = folded(whole, units[i], AXIS)
+    return whole
+
+
+@gluon.jit
+def units_before(
+    before, seq, kv_head, is_any,
+    NUM_KV: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, MAX_QUERIES: gl.constexpr,
+):  # fmt: skip
+    """Where the units lie that a row shares, as `begin_whole` has them, and how many there are."""
+    partial_ptr, maxima_ptr, sums_ptr, units_ptr, pieces_ptr, places_ptr = before
+    unit = gl.load(units_ptr + seq, mask=is_any, other=0).to(gl.int64)
+    num_units = gl.load(pieces_ptr + seq, mask=is_any, other=0)
+    place = gl.load(places_ptr + seq, mask=is_any, other=0)
+    query = (unit * NUM_KV + kv_head) * MAX_QUERIES + place * HEADS
+    ptrs = (partial_ptr + query * HEAD_DIM, maxima_ptr + query, sums_ptr + query, NUM_KV * MAX_QUERIES)
+    return ptrs, num_units
+
+
+@gluon.jit
+def begin_whole(
+    nothing,
+    before,  # `SharedParts` as pointers, at the group's first head of the first unit, and queries from unit to unit
+    num_before,  # units, which come before all that the context has for itself
+    GROUP: gl.constexpr,
+):
+    """What a context begins with that it shares; `nothing` says how it is laid out."""
+    acc = nothing[0]
+    HEAD_DIM: gl.constexpr = acc.shape[0]
+    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, acc.type.layout))
+    group = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    elements = group[None, :] * HEAD_DIM + dims[:, None]
+    masks = ((group < GROUP)[None, :], group < GROUP)
+    return _begun(nothing, before, num_before, elements, group, masks, 0, HEAD_DIM)
 
 
 @gluon.jit

@@ -175,3 +175,30 @@ class Division:
     counts: Tensor  # [1 + num_layers] int32: items, and of each layer those drawn by programs beyond their first
     max_joins: int  # contexts that several items have parts of
     num_slots: int  # programs that run at once
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDivision:
+    """Who computes what of the keys that rows of a decode step begin with together (`shared_division`).
+
+    Items with rows of one block of a group are units of these rows, one after the other.
+    """
+
+    own_begins: Tensor  # [num_rows] int32: the tile from which on each row attends alone; 0 where it shares nothing
+    units: Tensor  # [num_rows] int32: the first item of each row that shares
+    pieces: Tensor  # [num_rows] int32: how many of them there are
+    places: Tensor  # [num_rows] int32: where the row stands in its block
+    members: Tensor  # [num_rows] int32: rows that share, group after group
+    items: Tensor  # [max_items, SHARED_ITEM_WORDS] int32
+    num_items: Tensor  # [1] int32
+    tokens: int  # rows of a block
+    num_slots: int  # programs that run at once
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What the items of a `SharedDivision` come to; one is enough for all layers, which run one after another."""
+
+    partial: Tensor  # [max_items, num_kv_heads, max_queries, head_dim] fp32: weighted sums of values
+    maxima: Tensor  # [max_items, num_kv_heads, max_queries] fp32: of scores, in units of log2
+    sums: Tensor  # the same shape: of weights

@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a kernel starts while the one before it ends.
 
 A kernel launched with `launch_pdl` may run before its predecessor has finished, but not before that
-one's predecessor has: every kernel of a chain waits before it lets the next one start. So what a
+one's predecessor has: every kernel of a chain waits before it lets the next one start (but for
+`wait_behind_next`). So what a
 kernel does before `wait_for_predecessor` may touch anything that its direct predecessor neither
 writes nor, if it is to be overwritten, reads. Weights always qualify; so does what the first kernel of
 a step (slots, if they are needed), its last one (tokens, positions, seq_lens, turns) and the host's
@@ -19,3 +20,14 @@ def wait_for_predecessor(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_behind_next(PDL: tl.constexpr):
+    """As `wait_for_predecessor`, but the next kernel may start before this one's predecessor has finished, too.
+
+    For a kernel before one that reads much ahead of its own wait, and nothing that the two before it write.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.kernels.operands import AttentionWeights as AttentionWeights  # models know no kernels
-from common.kernels.operands import Division, SharedPrefixes
+from common.kernels.operands import Division, SharedDivision, SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class ForwardBatch:
     max_seq_len: int
     num_keys: int = 0  # at least the sum of seq_lens; 0 where the host knows no bound (captured steps)
     prefixes: SharedPrefixes | None = None  # of a decode batch, where blocks that rows share are to be read once
-    division: Division | None = None  # of a decode batch, where `Ops.begin` has made one
+    shared: SharedDivision | None = None  # of these, where `Ops.begin` has made one, as the next
+    division: Division | None = None  # of a decode batch
 
     @property
     def one_token_each(self) -> bool:

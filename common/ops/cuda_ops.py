@@ -15,11 +15,14 @@ from common.kernels.few_query_attention import few_query_attention
 from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
 from common.kernels.gpu import gpu_of
 from common.kernels.long_attention import long_attention
-from common.kernels.operands import AttentionWeights, Division
+from common.kernels.operands import AttentionWeights, Division, SharedDivision, SharedParts, SharedPrefixes
 from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.query_parts import QueryParts, make_query_parts
 from common.kernels.row_slots import row_slots
+from common.kernels.shared_division import block_queries, share, tokens_of_block
+from common.kernels.shared_prefix_attention import PROGRAMS_PER_SM as SHARED_PROGRAMS_PER_SM
+from common.kernels.shared_prefix_attention import make_shared_parts, shared_prefix_attention
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import ForwardBatch, Residual
@@ -54,6 +57,7 @@ class CudaOps:
         )
         self._workspace: PartsWorkspace | None = None
         self._query_parts: QueryParts | None = None
+        self._shared_parts: SharedParts | None = None
 
     @property
     def graph_safe(self) -> bool:
@@ -65,7 +69,7 @@ class CudaOps:
     @property
     def shares_prefixes(self) -> bool:
         """Whether blocks that rows share are read once: `ForwardBatch.prefixes` has an effect."""
-        return False
+        return self.fuses_attention(num_q_heads=self.kv_cache.shape[4])  # or of more heads, which attention knows
 
     def fuses_attention(self, num_q_heads: int) -> bool:
         """Whether attention of one token a sequence, with all that precedes it, is one kernel."""
@@ -81,6 +85,8 @@ class CudaOps:
             batch = replace(batch, slot_mapping=slots)
         if self.kernels.decode_attention == "torch":
             return batch
+        if batch.prefixes is not None and self.fuses_attention(num_q_heads):
+            batch = replace(batch, shared=self._share(batch.prefixes, batch.seq_lens, num_q_heads))
         return replace(batch, division=self._divide(batch))
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
@@ -169,16 +175,25 @@ class CudaOps:
 
     def _fused_attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         assert batch.division is not None, "a step begins with `begin`"
+        tables, seq_lens, before = batch.block_tables[0], batch.seq_lens, None
+        if batch.shared is not None:
+            before = self._shared_workspace()
+            k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
+            shared_prefix_attention(
+                qkv, weights, k_cache, v_cache, tables, seq_lens, batch.shared, before, pdl=self.pdl
+            )
         return fused_decode_attention(
             qkv=qkv,
             weights=weights,
             kv_cache=self.kv_cache,
             layer_id=layer_id,
-            block_tables=batch.block_tables[0],
-            seq_lens=batch.seq_lens,
+            block_tables=tables,
+            seq_lens=seq_lens,
             division=batch.division,
             workspace=self._parts_workspace(weights.num_q_heads),
             programs_per_sm=self._programs_per_sm(batch),
+            shared=batch.shared,
+            before=before,
             pdl=self.pdl,
         )
 
@@ -205,7 +220,16 @@ class CudaOps:
     def _divide(self, batch: ForwardBatch) -> Division:
         _, num_layers, _, _, num_kv, _ = self.kv_cache.shape
         num_slots = self._programs_per_sm(batch) * self._gpu.num_sms
-        return divide(batch.seq_lens, num_kv, num_slots, num_layers, pdl=self.pdl)
+        return divide(batch.seq_lens, num_kv, num_slots, num_layers, shared=batch.shared, pdl=self.pdl)
+
+    def _share(self, prefixes: SharedPrefixes, seq_lens: Tensor, num_q_heads: int) -> SharedDivision:
+        num_rows, num_kv = seq_lens.shape[0], self.kv_cache.shape[4]
+        queries = block_queries(num_rows, num_q_heads, num_kv)
+        tokens, num_slots = tokens_of_block(queries, num_q_heads, num_kv), self._shared_slots(queries)
+        return share(prefixes, seq_lens, tokens, num_kv, num_slots, pdl=self.pdl)
+
+    def _shared_slots(self, queries: int) -> int:
+        return SHARED_PROGRAMS_PER_SM[queries] * self._gpu.num_sms
 
     def _programs_per_sm(self, batch: ForwardBatch) -> int:
         return programs_per_sm(batch.seq_lens.shape[0], self.kv_cache.shape[4], self._gpu.num_sms)
@@ -218,3 +242,11 @@ class CudaOps:
             device = self.kv_cache.device
             self._workspace = make_workspace(limits.max_joins, num_q_heads, num_kv, head_dim, device)
         return self._workspace
+
+    def _shared_workspace(self) -> SharedParts:
+        """Made by the first step that shares, which runs before its graph is captured."""
+        if self._shared_parts is None:
+            num_kv, head_dim = self.kv_cache.shape[4:]
+            num_slots, device = max(map(self._shared_slots, SHARED_PROGRAMS_PER_SM)), self.kv_cache.device
+            self._shared_parts = make_shared_parts(self.max_num_seqs, num_slots, num_kv, head_dim, device)
+        return self._shared_parts

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ from common.kernels.gather_blocks import gather_blocks
 from common.kernels.gpu import Gpu
 from common.kernels.join_parts import join_parts
 from common.kernels.logprobs import land_logprobs, logprobs
-from common.kernels.operands import AttentionWeights, GrammarMasks, RowUpdates, TokenRing
+from common.kernels.operands import AttentionWeights, GrammarMasks, RowUpdates, SharedPrefixes, TokenRing
 from common.kernels.row_slots import row_slots
 from common.kernels.update_rows import RowUpdater
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
@@ -148,6 +149,8 @@ def run_model(gpu: Gpu) -> None:
     step_ops = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 64, pdl=gpu.has_dependent_launch)
     for num_rows in (1, 64):
         model.forward(make_batch(num_rows, num_rows), step_ops)
+    prefixes = SharedPrefixes(numbers=empty(64), num_tokens=empty(64))
+    model.forward(replace(make_batch(64, 64), prefixes=prefixes), step_ops)
     prompt_ops = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 2, pdl=False)
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
     for num_tokens in (32, 300, 800, 1200):

@@ -30,6 +30,7 @@ class Item:
     unit_parts: int
     num_items: int
     num_units: int
+    own_begin: int
 
 
 def tiles_of(length: int) -> int:
@@ -48,7 +49,7 @@ def items_of(lengths: list[int], num_kv: int, num_slots: int, device: torch.devi
     num_items, *drawn = division.counts.tolist()
     assert drawn == [0] * NUM_LAYERS
     items = [Item(*words) for words in division.items[:num_items].tolist()]
-    assert all(item.length == lengths[item.row] for item in items)
+    assert all(item.length == lengths[item.row] and item.own_begin == 0 for item in items)
     assert (division.items[num_items:] == -1).all(), "poison"
     return items
 

@@ -4,37 +4,20 @@ Few shapes, since each is compiled anew: every value of every parameter is there
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.decode_division import divide, limits_for
-from common.kernels.decode_parts import PartsWorkspace, make_workspace
-from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
-from common.kernels.gpu import gpu_of
-from common.kernels.operands import AttentionWeights
-from common.ops import reference
-from common.ops.base import ForwardBatch
+from common.kernels.fused_decode_attention import is_supported
+from tests.kernels.decode_steps import HOPPER_TARGETS, LAYER, MakePaged, MakeStep, Shape, hopper_target, step_of
 
 AssertClose = Callable[[Tensor, Tensor], None]
-MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
 
-LAYER = 1  # of the two of `make_paged`, the one that is not NaN
 # Padding, few and many parts, and a last one that is full, partly full, or has the new key only.
 SEQ_LENS = [500, 0, 1, 2, 16, 17, 63, 64, 65, 66, 0, 128, 129, 1023, 1025, 4096, 4097, 4600]
-
-
-@dataclass(frozen=True)
-class Shape:
-    num_q: int
-    num_kv: int
-    head_dim: int
-    block_size: int
-    num_slots: int  # programs that contexts are divided for: the more, the more are cut
-    has_norm: bool = True
-    programs_per_sm: int = 3
 
 
 ONE_PART = Shape(8, 2, 128, 16, num_slots=1, programs_per_sm=2)
@@ -52,98 +35,14 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(("cuda", torch.float16), id="fp16", marks=pytest.mark.gpu),
-        pytest.param(("cuda", torch.bfloat16), id="bf16", marks=pytest.mark.gpu),
-    ]
-)
+@pytest.fixture(params=HOPPER_TARGETS)
 def target(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
-    if not torch.cuda.is_available() or not gpu_of(torch.device("cuda")).is_hopper:
-        pytest.skip("needs a Hopper GPU")
-    device, dtype = request.param
-    return device, dtype
-
-
-@dataclass(frozen=True)
-class Step:
-    """One new token of each sequence; all that must not be read is NaN, the new slots too."""
-
-    qkv: Tensor  # [num_seqs, (num_q + 2 * num_kv) * head_dim], NaN for padding
-    weights: AttentionWeights
-    pool: Tensor  # [num_blocks, 2, 2, block_size, num_kv, head_dim]
-    batch: ForwardBatch
-    shape: Shape
-
-    @property
-    def slots(self) -> Tensor:
-        """Of the new tokens: `[num_seqs]` int64, -1 for padding."""
-        assert self.batch.slot_mapping is not None
-        return self.batch.slot_mapping
-
-    def written(self) -> Tensor:
-        """Where in the pool the new keys and values belong: bool, of its shape."""
-        slots = self.slots[self.slots >= 0]
-        written = torch.zeros_like(self.pool, dtype=torch.bool)
-        block_size = self.pool.shape[3]
-        written[slots // block_size, LAYER, :, slots % block_size] = True
-        return written
-
-    def workspace(self) -> PartsWorkspace:
-        shape = self.shape
-        limits = limits_for(self.qkv.shape[0], shape.num_kv, shape.num_slots)
-        return make_workspace(limits.max_joins, shape.num_q, shape.num_kv, shape.head_dim, self.qkv.device)
-
-    def run(self, pool: Tensor, workspace: PartsWorkspace, layer_id: int = LAYER, *, pdl: bool = False) -> Tensor:
-        return fused_decode_attention(
-            qkv=self.qkv,
-            weights=self.weights,
-            kv_cache=pool,
-            layer_id=layer_id,
-            block_tables=self.batch.block_tables[0],
-            seq_lens=self.batch.seq_lens,
-            division=divide(self.batch.seq_lens, self.shape.num_kv, self.shape.num_slots, pool.shape[1]),
-            workspace=workspace,
-            programs_per_sm=self.shape.programs_per_sm,
-            pdl=pdl,
-        )
-
-    def expected(self, pool: Tensor) -> Tensor:
-        """The output by the reference, which writes to `pool`."""
-        batch, weights = self.batch, self.weights
-        k, v = pool[:, LAYER].unbind(1)
-        q = reference.qk_norm_rope_kv(self.qkv, weights, batch.positions, self.slots, k, v)
-        return reference.paged_attention(q, k, v, batch, weights.head_dim**-0.5).flatten(1)
-
-
-MakeStep = Callable[[list[int], Shape], Step]
+    return hopper_target(request.param)
 
 
 @pytest.fixture
 def make_step(make_paged: MakePaged) -> MakeStep:
-    def make(seq_lens: list[int], shape: Shape) -> Step:
-        num_q, num_kv, head_dim = shape.num_q, shape.num_kv, shape.head_dim
-        pool, batch = make_paged([1] * len(seq_lens), seq_lens, shape.block_size, num_kv, head_dim)
-        batch = replace(batch, positions=(batch.seq_lens - 1).clamp(min=0))  # the reference looks up every position
-        angles = torch.rand(max(seq_lens) + 1, head_dim // 2) * 6
-        rope = torch.cat((angles.cos(), angles.sin()), dim=1).to(pool.device)
-        norms = [(torch.rand(head_dim) + 0.5).to(pool) if shape.has_norm else None for _ in range(2)]
-        qkv = torch.randn(len(seq_lens), (num_q + 2 * num_kv) * head_dim).to(pool)
-        qkv[batch.seq_lens == 0] = float("nan")
-        weights = AttentionWeights(
-            q_norm=norms[0],
-            k_norm=norms[1],
-            norm_eps=1e-6,
-            rope=rope,
-            num_q_heads=num_q,
-            num_kv_heads=num_kv,
-            head_dim=head_dim,
-        )
-        step = Step(qkv, weights, pool, batch, shape)
-        pool[step.written()] = float("nan")
-        return step
-
-    return make
+    return partial(step_of, make_paged)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
