@@ -8,7 +8,8 @@ A mix, of contexts that differ, is measured beside as many sequences of one leng
 Uses the decode worker's own engine, batch and captured graphs. The floor is what a step must read,
 weights once and the KV of every sequence, at the read bandwidth that this GPU reaches today.
 `--profile` lists the kernels of a step by time, `--asks` has every row ask for more than a token; `--sms` leaves
-a step as many multiprocessors as it has beside a prompt.
+a step as many multiprocessors as it has beside a prompt. With `--shared` all contexts begin with the same blocks,
+and a step that reads these once is measured beside one that reads them for each row.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -37,8 +38,8 @@ from common.kv.tables import BlockTable
 from common.memory.client import MemoryClient
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
-from decode_worker.rows import NO_SLOT, Change, Fill
-from decode_worker.runner import DecodeRunner
+from decode_worker.rows import NO_SLOT, UNSHARED, Change, Fill, SharedPrefix
+from decode_worker.runner import CAPTURE_BYTES, DecodeRunner
 from decode_worker.sequence import DecodeSequence
 
 STEPS = 40
@@ -75,6 +76,8 @@ class StepBench:
         self.runner.buckets = sorted(args.batches)
         self.runner.prepare()
         self.sampling = ASKS["nothing"]  # of every row
+        self.prefix = UNSHARED  # with which all contexts begin
+        self.reads_once = False
 
     def fill(self, contexts: Sequence[int]) -> bool:
         """Give every row a context of scattered blocks; False when one is too long or the pool too small."""
@@ -83,12 +86,15 @@ class StepBench:
             return False
         generator = torch.Generator().manual_seed(0)
         ids = iter((torch.randperm(sum(self.engine.allocator.capacity), generator=generator) + 1).tolist())
+        shared = list(islice(ids, self.prefix.num_tokens // self.block_size))
         changes: list[Change] = []
         for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
-            table = BlockTable(self.group, islice(ids, self.group.num_places(length)))
+            own = islice(ids, self.group.num_places(length) - len(shared))
+            table = BlockTable(self.group, chain(shared, own))
             sequence = DecodeSequence("bench", 0, [row + 7] * context, 1, self.sampling, [table])
             sequence.place = row if self.sampling.grammar else -1
-            changes.append(Fill(row, sequence, state_slot=row if self.sampling.adjusts_logits else NO_SLOT))
+            slot = row if self.sampling.adjusts_logits else NO_SLOT
+            changes.append(Fill(row, sequence, state_slot=slot, prefix=self.prefix))
         self.batch.apply(changes)
         self.batch.grammars.masks_cpu.fill_(-1)
         self.batch.grammars.positions_cpu[: len(contexts)] = torch.tensor(contexts, dtype=torch.int32)
@@ -101,7 +107,8 @@ class StepBench:
 
     def launch(self, num_rows: int) -> PendingOutput:
         """A step, with what its rows ask for."""
-        return self.runner.launch(num_rows, has_logprobs=self.sampling.num_logprobs > 0)
+        has_logprobs = self.sampling.num_logprobs > 0
+        return self.runner.launch(num_rows, has_logprobs=has_logprobs, spared_bytes=CAPTURE_BYTES * self.reads_once)
 
     def find_masks(self) -> None:
         """Grammars have worked out what the next step wants, if the last one is over."""
@@ -183,6 +190,7 @@ def parse_args() -> argparse.Namespace:
         "--contexts", type=numbers, default=CONTEXTS, help=f"tokens, separated by commas (default: {shown})"
     )
     parser.add_argument("--mixes", type=mixes, default=[], help="instead, contexts that differ, separated by commas")
+    parser.add_argument("--shared", type=int, default=0, help="tokens that all contexts begin with (default: 0)")
     parser.add_argument("--asks", choices=ASKS, default="nothing", help="what every row asks for beside a token")
     parser.add_argument("--sms", type=int, default=0, help="multiprocessors, in groups of 8 (default: 0, all)")
     parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
@@ -205,6 +213,8 @@ def main() -> int:
 def measure(args: argparse.Namespace, bench: StepBench, bytes_per_s: float) -> list[Row]:
     """Time and show what is asked for; what there is to be kept of it."""
     bench.sampling = ASKS[args.asks]
+    if args.shared:
+        bench.prefix, bench.reads_once = SharedPrefix(0, args.shared // bench.block_size * bench.block_size), True
     table = Table("batch", "ms", "beside ms", "%", title=f"decode step, {bytes_per_s / 1e12:.2f} TB/s")
     rows = []
     grid = [uniform(num_rows, context) for context in args.contexts for num_rows in args.batches]
@@ -213,7 +223,10 @@ def measure(args: argparse.Namespace, bench: StepBench, bytes_per_s: float) -> l
         if step_ms is None:
             print(f"{mix.name} do not fit, skipped")
             continue
-        beside = _beside(bench, mix, bytes_per_s) if mix in grid else _beside_evened(bench, mix)
+        if args.shared:
+            beside = _beside_reading_again(bench, mix)
+        else:
+            beside = _beside(bench, mix, bytes_per_s) if mix in grid else _beside_evened(bench, mix)
         table.add_row(mix.name, f"{step_ms:.3f}", f"{beside[1]:.3f}", f"{100 * beside[1] / step_ms:.0f}")
         step = Figure("step", step_ms, "ms")
         rows.append(row_of(args.hardware, Path(args.model_dir).name, _workload(args, mix), step, beside=beside))
@@ -223,7 +236,8 @@ def measure(args: argparse.Namespace, bench: StepBench, bytes_per_s: float) -> l
 
 def _workload(args: argparse.Namespace, mix: ContextMix) -> str:
     where = f"on {args.sms} multiprocessors" if args.sms else "alone"
-    return f"decode step {where}, {mix.name}" + ("" if args.asks == "nothing" else f", {args.asks}")
+    shared = f", {args.shared} of them shared" if args.shared else ""
+    return f"decode step {where}, {mix.name}{shared}" + ("" if args.asks == "nothing" else f", {args.asks}")
 
 
 def measured_ms(bench: StepBench, mix: ContextMix, profile: bool) -> float | None:
@@ -238,6 +252,14 @@ def measured_ms(bench: StepBench, mix: ContextMix, profile: bool) -> float | Non
 
 def _beside(bench: StepBench, mix: ContextMix, bytes_per_s: float) -> tuple[str, float]:
     return "read floor", bench.floor_ms(mix.num_tokens, bytes_per_s)
+
+
+def _beside_reading_again(bench: StepBench, mix: ContextMix) -> tuple[str, float]:
+    bench.reads_once = False
+    step_ms = measured_ms(bench, mix, profile=False)
+    bench.reads_once = True
+    assert step_ms is not None, "it fitted before"
+    return "read for each row", step_ms
 
 
 def _beside_evened(bench: StepBench, mix: ContextMix) -> tuple[str, float]:

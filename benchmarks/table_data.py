@@ -19,7 +19,7 @@ from benchmarks.table_cells import (
     present,
 )
 from benchmarks.table_router import prompt_ids, router, router_memory
-from benchmarks.table_steps import PROMPT, STEP, asks, decode_kernels, grid, mixes, pulls, sampler
+from benchmarks.table_steps import PROMPT, STEP, asks, beside, decode_kernels, grid, pulls, sampler
 
 VLLM = "vllm"
 
@@ -242,7 +242,8 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "workers": workers,
     "sharing": sharing,
     "decode-step": partial(grid, STEP, "step", "ms a step; one H200, no server", "sequences", "{:,} tokens", "{}"),
-    "mixes": mixes,
+    "mixes": partial(beside, "as many keys evenly", "contexts"),
+    "shared-prefixes": partial(beside, "read for each row", "contexts"),
     "one-long": one_long,
     "decode-kernels": decode_kernels,
     "prompt-step": partial(

@@ -9,22 +9,22 @@ from benchmarks.table_cells import MODEL, ONE_GPU, Cell, Line, TableData
 STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
 PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
 KERNEL = re.compile(r"kernel decode ((.+) \(.+\)), ([\d.]+) MB")
-MIX = "decode step alone, "
+ALONE = "decode step alone, "
 ASKS = re.compile(r"decode step alone, (?P<batch>\d+) sequences at 1024 tokens(?:, (?P<what>\w+))?")
 SAMPLER = re.compile(r"kernel sample (?P<what>.+) (?P<batch>\d+), [\d.]+ MB")
 PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
 
 
-def mixes(rows: Sequence[Row]) -> TableData:
-    """Decode steps of contexts that differ, beside steps of contexts that do not."""
+def beside(against: str, label: str, rows: Sequence[Row]) -> TableData:
+    """Decode steps beside others that differ from them in what is `against` them alone."""
     found: dict[str, Row] = {}
     for row in rows:
-        if row.workload.startswith(MIX) and row.compared_with == "as many keys evenly" and row.hardware == ONE_GPU:
-            found[row.workload.removeprefix(MIX)] = row
+        if row.workload.startswith(ALONE) and row.compared_with == against and row.hardware == ONE_GPU:
+            found[row.workload.removeprefix(ALONE)] = row
     lines: list[Line] = [
-        (label, [Cell(row, float(row.value)), Cell(row, float(row.compared_value))]) for label, row in found.items()
+        (name, [Cell(row, float(row.value)), Cell(row, float(row.compared_value))]) for name, row in found.items()
     ]
-    return TableData("one H200, no server", "contexts", ["ms a step", "as many keys evenly, ms"], lines)
+    return TableData("one H200, no server", label, ["ms a step", f"{against}, ms"], lines)
 
 
 def grid(
