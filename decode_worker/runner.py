@@ -59,6 +59,7 @@ class DecodeRunner:
         self.shares_prefixes = share_prefixes and engine.step_ops.shares_prefixes
         self.buckets = batch_buckets(max_rows)
         self.graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
+        self.spared_bytes = 0  # by all steps so far
         self._missed_bytes = Counter[StepKind]()  # that steps could have been spared by a graph that is not there yet
         self.landing = RingLanding(max_rows, engine.device)
         self.trace = Trace()
@@ -102,6 +103,7 @@ class DecodeRunner:
         kind = StepKind(self.bucket(num_rows), has_logprobs)
         if self._shares(kind, spared_bytes):
             kind = kind._replace(shares_prefixes=True)
+            self.spared_bytes += spared_bytes
         return self._launch(num_rows, kind)
 
     def _sharing_kinds(self) -> list[StepKind]:

@@ -240,6 +240,7 @@ class DecodeWorker:
         load = self.link.load
         load.num_running, load.num_handoffs = len(self.scheduler.active), len(self.pulls) + len(self.offers)
         load.num_free_blocks, load.num_dropped_frames = self.engine.allocator.num_unused, self.hub.drops.dropped
+        load.spared_bytes = self.runner.spared_bytes
         self.pulls.tell(load)
         self.local_prompts.tell(load)
         if not load.num_running:

@@ -48,6 +48,7 @@ BEAT_COUNTERS: dict[str, tuple[str, OfBeat]] = {
     "pull_seconds": ("that those took, one after the other", lambda beat: beat.pulls.total_us / 1e6),
     "pulled_blocks": ("KV blocks pulled from other pools", lambda beat: beat.num_pulled_blocks),
     "found_blocks": ("the same, not pulled as they were there", lambda beat: beat.num_found_blocks),
+    "spared_bytes": ("KV that decode steps did not read, as sequences share it", lambda beat: beat.spared_bytes),
 }  # fmt: skip
 MEMORY_GAUGES: dict[str, tuple[str, OfMemory]] = {
     "weights_bytes": ("of weights that a memory server owns", lambda beat: beat.weights_bytes),

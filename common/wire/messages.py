@@ -104,6 +104,7 @@ class Heartbeat:
     num_dropped_frames: Count
     num_pulled_blocks: Total  # from other pools since the start: decode: of prompts, prefill: of replies
     num_found_blocks: Total  # decode: of prompts from other pools, those that did not need to be pulled
+    spared_bytes: Total  # decode: of KV that steps did not read since the start, as rows share it
     steps: StepCounts
     pulls: PullCounts
     prompt_block_us: Count  # what computing a block of a prompt takes, as it reckons when it asks for what is there

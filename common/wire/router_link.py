@@ -53,6 +53,7 @@ class Load:
     num_dropped_frames: int = 0
     num_pulled_blocks: int = 0
     num_found_blocks: int = 0
+    spared_bytes: int = 0
     steps: StepMeter = field(default_factory=StepMeter)
     pulls: PullMeter = field(default_factory=PullMeter)
     prompt_block_us: int = 0
@@ -192,6 +193,7 @@ class RouterLink:
             num_dropped_frames=load.num_dropped_frames + self.spoke.drops.dropped,
             num_pulled_blocks=load.num_pulled_blocks,
             num_found_blocks=load.num_found_blocks,
+            spared_bytes=load.spared_bytes,
             steps=load.steps.counts(),
             pulls=load.pulls.counts(),
             prompt_block_us=load.prompt_block_us,

@@ -78,7 +78,7 @@ class Device:
         self.trace = Trace()
         self.landing, self.sampler = RingLanding(MAX_ROWS, CPU), Sampler("torch", MAX_ROWS, VOCAB, CPU)
         self.keys: dict[int, int] = {}
-        self.rng, self.shares_prefixes = rng, True
+        self.rng, self.shares_prefixes, self.spared_bytes = rng, True, 0
         self.waiting: Step | None = None
         self.num_late = self.num_steps = 0
 

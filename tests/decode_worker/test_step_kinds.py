@@ -47,6 +47,7 @@ def test_a_step_shares_if_it_may_and_spares_enough_and_nobody_asks_for_log_proba
     for spared_bytes in (0, ENOUGH - 1, ENOUGH):
         runner.launch(3, spared_bytes=spared_bytes)
     runner.launch(3, has_logprobs=True, spared_bytes=ENOUGH)
+    assert runner.spared_bytes == ENOUGH
     steps = [*runner.run, *runner.replayed]
     assert steps.count(SHARING) == 1 and StepKind(4, has_logprobs=True) in steps
     for may_not in (NotingRunner(ops_can=False), NotingRunner(share_prefixes=False)):

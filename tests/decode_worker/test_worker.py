@@ -137,6 +137,7 @@ class Rig:
             bucket=lambda num_rows: num_rows,
             batch=batch,
             shares_prefixes=True,
+            spared_bytes=0,
         )
         self.worker = DecodeWorker(
             config,

@@ -22,6 +22,11 @@ class SharingSystem(System):
         super().start_worker(name, *flags, module=module or ("tests.e2e.sharing_decode" if "decode" in name else ""))
 
 
+def spared_bytes(system: System) -> float:
+    lines = [line.split() for line in system.text("/metrics").splitlines() if 'worker="decode-0"' in line]
+    return float(next(value for name, value in lines if name.startswith("baton_worker_spared_bytes_total{")))
+
+
 @pytest.mark.parametrize("num_blocks", [60, 400])
 async def test_texts_are_the_same_whoever_shares_what_with_whom(num_blocks: int, checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
@@ -40,6 +45,7 @@ async def test_texts_are_the_same_whoever_shares_what_with_whom(num_blocks: int,
         assert (await several).texts == [expected[-1]] * 5
         assert "rows share a prefix" in system.log("decode-0")
         system.until(system.all_blocks_free)
+        system.until(lambda: spared_bytes(system) > 0)
 
 
 async def test_nothing_is_shared_where_that_is_off(checkpoint: Checkpoint) -> None:
@@ -47,4 +53,4 @@ async def test_nothing_is_shared_where_that_is_off(checkpoint: Checkpoint) -> No
     [prompt] = prompts(1, 60, 60, seed=63)
     with SharingSystem(directory, *ANY_LENGTH, "--decode-share-prefixes", "false").start() as system:
         await ask(system, prompt, n=4)
-        assert "share a prefix" not in system.log("decode-0")
+        assert "share a prefix" not in system.log("decode-0") and spared_bytes(system) == 0
