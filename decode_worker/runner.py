@@ -24,8 +24,6 @@ MIN_SPARED_BYTES = 6 << 30
 """Of a step that is to read shared prefixes once: the rest would come out of the L2 cache as fast as it is worth."""
 CAPTURE_BYTES = 400 << 30
 """What a GPU reads while it might capture a graph: who would have been spared as much is better off with one."""
-SHARING_ROWS = (2, 32, 128, 1024)
-"""Between these the kernels of steps that share prefixes are the same, so that none is compiled while others wait."""
 
 
 def batch_buckets(max_rows: int) -> list[int]:
@@ -72,9 +70,6 @@ class DecodeRunner:
         self.batch.apply([Clear(0)])  # for its kernel
         for bucket in sorted(self.buckets, reverse=True):
             self.launch(bucket)
-        if self.shares_prefixes:
-            for bucket in sorted({self.bucket(min(rows, self.buckets[-1])) for rows in SHARING_ROWS}, reverse=True):
-                self._launch(bucket, StepKind(bucket, shares_prefixes=True))
         torch.cuda.synchronize(self.engine.device)
         how = f"{len(self.graphs)} graphs for 1 to {self.buckets[-1]} rows" if self.graphs else "no graphs"
         logger.info("decode step ready in %.1f s: %s", time.monotonic() - begin_s, how)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -24,7 +25,7 @@ from common.device.launchers import launchers_apart
 from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.sampling_tensors import sampling_tensors
-from common.kernels.operands import AttentionWeights, TokenRing
+from common.kernels.operands import AttentionWeights, SharedPrefixes, TokenRing
 from common.ops.base import ForwardBatch, Ops, Residual
 from common.ops.linear_plan import SHORT_STEPS
 from common.wire.sampling_params import PADDING, SamplingParams
@@ -49,6 +50,8 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
     for rows in (rows for rows in DECODE_ROWS if rows < 2 * most_rows):
         tasks += [*_products(engine, ops, rows), partial(_logits_of, engine, ops, rows)]
     batches = [_padding(engine, rows, rows) for rows in row_counts]
+    if ops.shares_prefixes:
+        batches += [_with_prefixes(batch) for batch in batches if len(batch.seq_lens) > 1]
     tasks += [partial(_attend, engine, ops, ops.attention, batch) for batch in batches]
     rings = {rows: make_ring(rows, engine.device) for rows in _sampled_rows(engine)}  # kept until the device is done
     tasks += [partial(_sample_and_advance, engine, ring) for ring in rings.values()]
@@ -189,6 +192,12 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
         max_seq_len=engine.max_len,
         num_keys=num_tokens if num_tokens > num_seqs else 0,
     )
+
+
+def _with_prefixes(batch: ForwardBatch) -> ForwardBatch:
+    """As a decode step is run that reads shared prefixes once; none is shared."""
+    none = torch.full_like(batch.seq_lens, -1)
+    return replace(batch, prefixes=SharedPrefixes(numbers=none, num_tokens=none))
 
 
 def _sampled_rows(engine: Engine) -> list[int]:

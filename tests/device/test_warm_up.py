@@ -17,7 +17,7 @@ from common.memory_sections import KVSection
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
-from decode_worker.runner import DecodeRunner, batch_buckets
+from decode_worker.runner import CAPTURE_BYTES, DecodeRunner, batch_buckets
 from decode_worker.sequence import DecodeSequence
 from tests.engines import lone_engine
 from tests.layouts import one_table, pool_of, take
@@ -93,6 +93,7 @@ def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled, sta
         ]
         batch.apply(list(changes))
         runner.launch(num_rows).output()
+        runner.launch(num_rows, spared_bytes=CAPTURE_BYTES).output()
     assert set(compiled) <= {"_update_rows_kernel"}, "what is left is not worth a thread"
 
 
