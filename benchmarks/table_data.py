@@ -42,6 +42,7 @@ REUSE = {
     "16 new of 16,000, text": "concurrency 1, text of primed 1x15984+16/2,",
     "32 users, 8 turns of 200/200 after 1,024": "32 users x 8 turns, 1x1024+200/200,",
     "64 users, 8 turns of 200/200 after 1,024": "64 users x 8 turns, 1x1024+200/200,",
+    "64 streams, one prefix of 8,192 + 256/256": "concurrency 64, 1x8192+256/256,",
     "512 at once, 8 prefixes of 4,096 + 256/128": "at once, 8x4096+256/128,",
     "24 requests/s, 400 prefixes of 4,096 (Zipf 1) + 256/128": "24 req/s, 400x4096 (Zipf 1)+256/128,",
 }
