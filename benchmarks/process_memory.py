@@ -12,7 +12,6 @@ from pathlib import Path
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 KIB = 1024
-FORK_SERVER = "deploy.fork_server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,11 @@ def weigh(pid: int) -> list[Weight]:
 def _weight(pid: int) -> Weight | None:
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").split()
         comm = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except OSError:
         return None  # it has ended
     module = words[words.index("-m") + 1] if "-m" in words else words[0]
-    name = comm if module == FORK_SERVER else module.split(".")[-1]
+    name = module.split(".")[-1] if comm.startswith("python") else comm
     found = {name: int(kib) * KIB for name, kib in re.findall(r"^(\w+): +(\d+) kB$", rollup, re.MULTILINE)}
     return Weight(name, found["Rss"], found["Pss"]) if "Pss" in found else None

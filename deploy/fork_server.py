@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import runpy
+import shlex
 import socket
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def name_process(name: str) -> None:
-    """As `ps -e` and `top` show it; the command line stays that of the fork server."""
+    """As `ps -e` and `top` show it."""
     Path("/proc/self/comm").write_text(name)
 
 
@@ -107,9 +108,12 @@ def await_order(parent: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, INPUT)
     os.close(nothing)
+    from setproctitle import setproctitle  # here, as `order` is for those, too, that install no worker
+
     name, module, flags, env = json.loads(line)
-    name_process(name)
     os.environ.update(env)
+    setproctitle(shlex.join(["python", "-m", module, *flags]))  # not that of the fork server, which names all modules
+    name_process(name)
     sys.argv = [module, *flags]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -242,5 +242,5 @@ def test_what_is_installed_is_what_pyproject_asks_for() -> None:
     pyproject = (DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8")
     router, cpu, gpu = (requirements(pyproject, extras) for extras in ([], ["worker"], ["worker", "cuda"]))
     assert any(line.startswith("aiohttp") for line in router)
-    assert [line.split(">")[0] for line in cpu[len(router) :]] == ["safetensors", "torch"], "of torch alone no CUDA"
+    assert [line.split(">")[0] for line in cpu[len(router) :]] == ["safetensors", "setproctitle", "torch"]
     assert {line.split(">")[0] for line in gpu[len(cpu) :]} == {"cuda-bindings", "triton"}

@@ -51,6 +51,8 @@ async def test_every_worker_is_forked_as_often_as_it_dies(stage: Stage) -> None:
             pid = stage.pid("decode-0")
             for worker in ("decode-0", "prefill-0"):
                 status = Path(f"/proc/{stage.pid(worker)}/status").read_text()
+                command = Path(f"/proc/{stage.pid(worker)}/cmdline").read_bytes().rstrip(b"\0").decode()
+                assert command.startswith(f"python -m stand_in {worker} "), "as `ps` and `pkill -f` find it"
                 assert f"Name:\t{worker}\n" in status and f"PPid:\t{os.getpid()}\n" in status
                 assert os.getsid(stage.pid(worker)) == stage.pid(worker), "Ctrl-C in a terminal reaches it"
             os.kill(pid, signal.SIGKILL)
@@ -88,7 +90,7 @@ async def test_a_worker_does_without_a_fork_server_that_hangs(stage: Stage, monk
         os.kill(worker, signal.SIGKILL)
         await eventually(lambda: stage.pid("decode-0") != worker)
         assert "killing fork-server: no answer in 0.1 s" in stage.log.getvalue()
-        assert b"stand_in" in Path(f"/proc/{stage.pid('decode-0')}/cmdline").read_bytes()
+        assert Path(f"/proc/{stage.pid('decode-0')}/comm").read_text() != "decode-0\n", "it was not forked"
         await eventually(lambda: not is_alive(server))
         supervisor.stop()
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
@@ -99,7 +101,7 @@ async def test_what_cannot_be_imported_is_shown_and_workers_start_without(stage:
     async with running(supervisor, lambda _: None) as run:
         await eventually(lambda: "ended with exit code 1; workers import for themselves" in stage.log.getvalue())
         assert "No module named 'nothing_of_that_name'" in stage.log.getvalue()
-        assert b"stand_in" in Path(f"/proc/{stage.pid('decode-0')}/cmdline").read_bytes()
+        assert Path(f"/proc/{stage.pid('decode-0')}/comm").read_text() != "decode-0\n", "it was not forked"
         supervisor.stop()
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
 
