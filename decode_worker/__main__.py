@@ -42,7 +42,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
     def compile_meanwhile(engine: Engine) -> None:
         if engine.device.type == "cuda":
-            compile_decode_kernels(engine, batch_buckets(max_rows))
+            compile_decode_kernels(engine, batch_buckets(max_rows), share_prefixes=section.share_prefixes)
             if has_prompts:
                 compile_prompt_kernels(engine)
 

@@ -15,6 +15,7 @@ import torch
 from common.device.engine import Engine
 from common.device.landing import PendingOutput, RingLanding
 from common.device.loop_trace import Trace
+from common.kernels.shared_parts import MAX_ROWS
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear
 
@@ -103,11 +104,14 @@ class DecodeRunner:
 
     def _sharing_kinds(self) -> list[StepKind]:
         """Of steps that read shared prefixes once, by rows."""
-        return [StepKind(rows, shares_prefixes=True) for rows in self.buckets if rows > 1 and self.shares_prefixes]
+        return [StepKind(rows, shares_prefixes=True) for rows in self.buckets if self._may_share(rows)]
+
+    def _may_share(self, num_rows: int) -> bool:
+        return self.shares_prefixes and 1 < num_rows <= MAX_ROWS
 
     def _shares(self, kind: StepKind, spared_bytes: int) -> bool:
         """Whether it had better read prefixes once; for that a graph is captured when it would have paid already."""
-        if kind.has_logprobs or not self.shares_prefixes or spared_bytes < MIN_SPARED_BYTES:
+        if kind.has_logprobs or not self._may_share(kind.num_rows) or spared_bytes < MIN_SPARED_BYTES:
             return False
         sharing = kind._replace(shares_prefixes=True)
         if not self.use_graphs or sharing in self.graphs:

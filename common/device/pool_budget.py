@@ -13,6 +13,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.kernels.gpu import gpu_of
 from common.kernels.query_parts import query_parts_bytes
+from common.kernels.shared_parts import most_shared_slots, shared_parts_bytes
 from common.memory.host_ram import ram_bytes
 from common.models.decoder import DecoderConfig
 from common.models.loader import model_bytes
@@ -99,7 +100,16 @@ def _workers_bytes(config: Config, model_config: DecoderConfig, device: torch.de
     rope_bytes = max_len * model_config.head_dim * 4
     parts_bytes = query_parts_bytes(model_config.num_kv_heads, model_config.head_dim, gpu_of(device))
     each_bytes = rope_bytes + parts_bytes + CUDA_CONTEXT_BYTES
-    return sum(count * (step_bytes(model_config, step) + each_bytes) for count, step in steps)
+    of_steps = sum(count * (step_bytes(model_config, step) + each_bytes) for count, step in steps)
+    return of_steps + config.kv.decode_sharers * _shared_bytes(config, model_config, device)
+
+
+def _shared_bytes(config: Config, model_config: DecoderConfig, device: torch.device) -> int:
+    """What a decode worker takes to read prefixes once that rows share."""
+    gpu, max_rows = gpu_of(device), config.decode.on(device.type).max_num_seqs
+    if not (config.decode.share_prefixes and gpu.is_hopper):
+        return 0
+    return shared_parts_bytes(max_rows, most_shared_slots(gpu), model_config.num_kv_heads, model_config.head_dim)
 
 
 def step_bytes(config: DecoderConfig, step: StepSize) -> int:

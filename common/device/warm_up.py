@@ -26,6 +26,7 @@ from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.sampling_tensors import sampling_tensors
 from common.kernels.operands import AttentionWeights, SharedPrefixes, TokenRing
+from common.kernels.shared_parts import MAX_ROWS
 from common.ops.base import ForwardBatch, Ops, Residual
 from common.ops.linear_plan import SHORT_STEPS
 from common.wire.sampling_params import PADDING, SamplingParams
@@ -43,15 +44,17 @@ SAMPLED_ROWS = (1, 9)
 TIMED = 3
 
 
-def compile_decode_kernels(engine: Engine, row_counts: Sequence[int]) -> None:
-    """Compile every operation of decode steps of so many rows."""
+def compile_decode_kernels(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool = True) -> None:
+    """Compile every operation of decode steps of so many rows.
+
+    Args:
+        share_prefixes: of those, too, that read blocks once that rows share, where operations can.
+    """
     ops, model, most_rows = engine.step_ops, engine.model, max(row_counts)
     tasks: list[Task] = []
     for rows in (rows for rows in DECODE_ROWS if rows < 2 * most_rows):
         tasks += [*_products(engine, ops, rows), partial(_logits_of, engine, ops, rows)]
-    batches = [_padding(engine, rows, rows) for rows in row_counts]
-    if ops.shares_prefixes:
-        batches += [_with_prefixes(batch) for batch in batches if len(batch.seq_lens) > 1]
+    batches = _decode_batches(engine, row_counts, share_prefixes=share_prefixes and ops.shares_prefixes)
     tasks += [partial(_attend, engine, ops, ops.attention, batch) for batch in batches]
     rings = {rows: make_ring(rows, engine.device) for rows in _sampled_rows(engine)}  # kept until the device is done
     tasks += [partial(_sample_and_advance, engine, ring) for ring in rings.values()]
@@ -192,6 +195,13 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
         max_seq_len=engine.max_len,
         num_keys=num_tokens if num_tokens > num_seqs else 0,
     )
+
+
+def _decode_batches(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool) -> list[ForwardBatch]:
+    """Of every kind that attention tells apart."""
+    batches = [_padding(engine, rows, rows) for rows in row_counts]
+    sharing = [_with_prefixes(batch) for batch in batches if 1 < len(batch.seq_lens) <= MAX_ROWS]
+    return [*batches, *sharing] if share_prefixes else batches
 
 
 def _with_prefixes(batch: ForwardBatch) -> ForwardBatch:

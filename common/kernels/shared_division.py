@@ -15,9 +15,8 @@ from common.kernels.checks import check_column
 from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE, num_tiles_of, part_tiles_of
 from common.kernels.operands import SharedDivision, SharedPrefixes
 from common.kernels.pdl import wait_for_predecessor
+from common.kernels.shared_parts import LARGE_BLOCK, MAX_ROWS, SMALL_BLOCK, max_shared_items
 
-SMALL_BLOCK = 64  # queries: those of all query heads of a KV head
-LARGE_BLOCK = 128
 MIN_TOKENS = 4  # rows of a block: no KV head has more query heads than 16
 SHARED_ITEM_WORDS = 4  # as `load_shared_item` reads them
 MIN_ROWS = 64  # so that few kernels are compiled
@@ -116,14 +115,9 @@ def _log_heads(num_q_heads: int, num_kv_heads: int) -> int:
     return (num_q_heads // num_kv_heads - 1).bit_length()
 
 
-def max_shared_items(num_rows: int, num_kv_heads: int, num_slots: int) -> int:
-    """Of each KV head: every group has two rows or more, and every piece but one of a block a program's share."""
-    return num_rows // 2 + num_slots // num_kv_heads  # a block has at least MIN_TOKENS
-
-
 def share(
     prefixes: SharedPrefixes,
-    seq_lens: Tensor,  # [num_rows] int32, this step's token included; 0 is padding
+    seq_lens: Tensor,  # [num_rows] int32, this step's token included; 0 is padding; `MAX_ROWS` at most
     tokens: int,
     num_kv_heads: int,
     num_slots: int,
@@ -138,6 +132,7 @@ def share(
     check_column("seq_lens", seq_lens, num_rows)
     check_column("numbers", prefixes.numbers, num_rows)
     check_column("num_tokens", prefixes.num_tokens, num_rows)
+    assert num_rows <= MAX_ROWS, f"{num_rows} rows: at most {MAX_ROWS} are told apart"
     assert tokens >= MIN_TOKENS, f"blocks of {tokens} rows: at least {MIN_TOKENS} needed"
 
     def empty(*shape: int) -> Tensor:

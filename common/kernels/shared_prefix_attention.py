@@ -5,7 +5,6 @@ Comes before attention of what each row has for itself, in each layer of a step 
 Queries are normed and rotated here, too. After Hydragen (Juravsky et al., 2024), on a paged cache.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,16 +14,10 @@ from common.kernels.decode_parts import LOG2_E, NO_KEYS, TILE
 from common.kernels.operands import AttentionWeights, SharedDivision, SharedParts
 from common.kernels.pdl import wait_behind_next
 from common.kernels.prefill_attention import attend_keys
-from common.kernels.shared_division import (
-    LARGE_BLOCK,
-    SHARED_ITEM_WORDS,
-    SMALL_BLOCK,
-    load_shared_item,
-    max_shared_items,
-)
+from common.kernels.shared_division import SHARED_ITEM_WORDS, load_shared_item
+from common.kernels.shared_parts import LARGE_BLOCK, SMALL_BLOCK
 
-PROGRAMS_PER_SM = {SMALL_BLOCK: 2, LARGE_BLOCK: 1}  # by queries
-NUM_WARPS = {SMALL_BLOCK: 4, LARGE_BLOCK: 8}
+NUM_WARPS = {SMALL_BLOCK: 4, LARGE_BLOCK: 8}  # by queries
 NUM_STAGES = {SMALL_BLOCK: 3, LARGE_BLOCK: 5}
 
 
@@ -112,18 +105,6 @@ def _shared_prefix_attention_kernel(
         tl.store(partial_ptr + stored[:, None] * HEAD_DIM + columns, acc, mask=present[:, None])
         tl.store(maxima_ptr + stored, row_max, mask=present)
         tl.store(sums_ptr + stored, row_sum, mask=present)
-
-
-def make_shared_parts(
-    max_rows: int, num_slots: int, num_kv_heads: int, head_dim: int, device: torch.device
-) -> SharedParts:
-    """Room for what any division of up to `max_rows` rows leaves."""
-    shape = (max_shared_items(max_rows, num_kv_heads, num_slots), num_kv_heads, LARGE_BLOCK)
-    return SharedParts(
-        partial=torch.empty((*shape, head_dim), dtype=torch.float32, device=device),
-        maxima=torch.empty(shape, dtype=torch.float32, device=device),
-        sums=torch.empty(shape, dtype=torch.float32, device=device),
-    )
 
 
 def shared_prefix_attention(

@@ -1,6 +1,7 @@
 """The operations on a GPU: Triton kernels around products that a plan chooses for."""
 
 from dataclasses import replace
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -21,8 +22,8 @@ from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.query_parts import QueryParts, make_query_parts
 from common.kernels.row_slots import row_slots
 from common.kernels.shared_division import block_queries, share, tokens_of_block
-from common.kernels.shared_prefix_attention import PROGRAMS_PER_SM as SHARED_PROGRAMS_PER_SM
-from common.kernels.shared_prefix_attention import make_shared_parts, shared_prefix_attention
+from common.kernels.shared_parts import make_shared_parts, most_shared_slots, shared_slots
+from common.kernels.shared_prefix_attention import shared_prefix_attention
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import ForwardBatch, Residual
@@ -55,6 +56,7 @@ class CudaOps:
             norm=None if kernels.norm == "triton" else reference.rms_norm,
             activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
         )
+        self._making = Lock()  # threads that compile kernels ask for the same room at once
         self._workspace: PartsWorkspace | None = None
         self._query_parts: QueryParts | None = None
         self._shared_parts: SharedParts | None = None
@@ -158,9 +160,6 @@ class CudaOps:
         )
 
     def _few_query_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: ForwardBatch) -> Tensor:
-        if self._query_parts is None:  # made by the first prompt step, which runs before any graph is captured
-            num_kv, head_dim = k_cache.shape[2:]
-            self._query_parts = make_query_parts(num_kv, head_dim, self._gpu, k_cache.device)
         return few_query_attention(
             q=q,
             k_cache=k_cache,
@@ -169,9 +168,17 @@ class CudaOps:
             cu_seqlens=batch.cu_seqlens,
             seq_lens=batch.seq_lens,
             scale=q.shape[2] ** -0.5,
-            workspace=self._query_parts,
+            workspace=self._query_workspace(),
             gpu=self._gpu,
         )
+
+    def _query_workspace(self) -> QueryParts:
+        """Made by the first prompt step, which runs before any graph is captured."""
+        with self._making:
+            if self._query_parts is None:
+                num_kv, head_dim = self.kv_cache.shape[4:]
+                self._query_parts = make_query_parts(num_kv, head_dim, self._gpu, self.kv_cache.device)
+            return self._query_parts
 
     def _fused_attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         assert batch.division is not None, "a step begins with `begin`"
@@ -225,28 +232,27 @@ class CudaOps:
     def _share(self, prefixes: SharedPrefixes, seq_lens: Tensor, num_q_heads: int) -> SharedDivision:
         num_rows, num_kv = seq_lens.shape[0], self.kv_cache.shape[4]
         queries = block_queries(num_rows, num_q_heads, num_kv)
-        tokens, num_slots = tokens_of_block(queries, num_q_heads, num_kv), self._shared_slots(queries)
+        tokens, num_slots = tokens_of_block(queries, num_q_heads, num_kv), shared_slots(queries, self._gpu)
         return share(prefixes, seq_lens, tokens, num_kv, num_slots, pdl=self.pdl)
-
-    def _shared_slots(self, queries: int) -> int:
-        return SHARED_PROGRAMS_PER_SM[queries] * self._gpu.num_sms
 
     def _programs_per_sm(self, batch: ForwardBatch) -> int:
         return programs_per_sm(batch.seq_lens.shape[0], self.kv_cache.shape[4], self._gpu.num_sms)
 
     def _parts_workspace(self, num_q_heads: int) -> PartsWorkspace:
         """Made by the first decode step, which runs before any graph is captured."""
-        if self._workspace is None:
-            num_kv, head_dim = self.kv_cache.shape[4:]
-            limits = limits_for(self.max_num_seqs, num_kv, MOST_PROGRAMS_PER_SM * self._gpu.num_sms)
-            device = self.kv_cache.device
-            self._workspace = make_workspace(limits.max_joins, num_q_heads, num_kv, head_dim, device)
-        return self._workspace
+        with self._making:
+            if self._workspace is None:
+                num_kv, head_dim = self.kv_cache.shape[4:]
+                limits = limits_for(self.max_num_seqs, num_kv, MOST_PROGRAMS_PER_SM * self._gpu.num_sms)
+                device = self.kv_cache.device
+                self._workspace = make_workspace(limits.max_joins, num_q_heads, num_kv, head_dim, device)
+            return self._workspace
 
     def _shared_workspace(self) -> SharedParts:
         """Made by the first step that shares, which runs before its graph is captured."""
-        if self._shared_parts is None:
-            num_kv, head_dim = self.kv_cache.shape[4:]
-            num_slots, device = max(map(self._shared_slots, SHARED_PROGRAMS_PER_SM)), self.kv_cache.device
-            self._shared_parts = make_shared_parts(self.max_num_seqs, num_slots, num_kv, head_dim, device)
-        return self._shared_parts
+        with self._making:
+            if self._shared_parts is None:
+                num_kv, head_dim = self.kv_cache.shape[4:]
+                num_slots, device = most_shared_slots(self._gpu), self.kv_cache.device
+                self._shared_parts = make_shared_parts(self.max_num_seqs, num_slots, num_kv, head_dim, device)
+            return self._shared_parts

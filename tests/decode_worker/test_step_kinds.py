@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from common.device.engine import Engine
+from common.kernels.shared_parts import MAX_ROWS
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import CAPTURE_BYTES, MIN_SPARED_BYTES, DecodeRunner, StepKind
 
-MAX_ROWS = 4
+FEW_ROWS = 4
 ENOUGH = MIN_SPARED_BYTES
 ALONE, SHARING = StepKind(4), StepKind(4, shares_prefixes=True)
 
@@ -18,7 +19,14 @@ ALONE, SHARING = StepKind(4), StepKind(4, shares_prefixes=True)
 class NotingRunner(DecodeRunner):
     """Steps are noted: those that run kernel by kernel as `run`, replays as `replayed`."""
 
-    def __init__(self, *, ops_can: bool = True, share_prefixes: bool = True, use_graphs: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        max_rows: int = FEW_ROWS,
+        ops_can: bool = True,
+        share_prefixes: bool = True,
+        use_graphs: bool = True,
+    ) -> None:
         engine = SimpleNamespace(
             device=torch.device("cpu"), graph_safe=True, step_ops=SimpleNamespace(shares_prefixes=ops_can)
         )
@@ -26,7 +34,7 @@ class NotingRunner(DecodeRunner):
         super().__init__(
             cast(Engine, engine),
             cast(DecodeBatch, batch),
-            MAX_ROWS,
+            max_rows,
             use_graphs=use_graphs,
             share_prefixes=share_prefixes,
         )
@@ -54,6 +62,14 @@ def test_a_step_shares_if_it_may_and_spares_enough_and_nobody_asks_for_log_proba
         may_not.launch(4, spared_bytes=2 * CAPTURE_BYTES)
         may_not.capture_ahead()
         assert may_not.run == [ALONE, StepKind(1, has_logprobs=True)]
+
+
+@pytest.mark.parametrize(("num_rows", "may"), [(1, False), (2, True), (MAX_ROWS, True), (MAX_ROWS + 1, False)])
+def test_steps_of_more_rows_than_are_told_apart_do_not_share(num_rows: int, may: bool) -> None:
+    runner = NotingRunner(max_rows=num_rows)
+    runner.launch(num_rows, spared_bytes=CAPTURE_BYTES)
+    assert runner.run == [StepKind(num_rows, shares_prefixes=may)]
+    assert (StepKind(num_rows, shares_prefixes=True) in runner._sharing_kinds()) == may
 
 
 def test_a_graph_is_captured_under_load_once_it_would_have_paid() -> None:

@@ -15,6 +15,7 @@ from common.device.pool_budget import CUDA_CONTEXT_BYTES, pool_blocks
 from common.errors import ConfigError
 from common.kernels.gpu import gpu_of
 from common.kernels.query_parts import query_parts_bytes
+from common.kernels.shared_parts import most_shared_slots, shared_parts_bytes
 from common.memory_sections import KVSection
 from common.models.loader import model_bytes, read_config
 from tests.layouts import one_group
@@ -77,13 +78,27 @@ def test_there_is_room_for_the_steps_of_each_worker_that_is_to_come(directory: P
 
 def test_there_is_room_for_the_parts_of_contexts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as run at once, of each worker that computes prompts."""
-    config = Config(kv=KVSection(prefill_sharers=2, decode_sharers=1))
+    config = Config(kv=KVSection(prefill_sharers=2, decode_sharers=1), decode=DecodeSection(share_prefixes=False))
     few = reserved_bytes(directory, config)
     make_gpu(10 * NUM_SMS, monkeypatch)
     parts_bytes = [query_parts_bytes(KV_HEADS, HEAD_DIM, gpu_of(GPU)) for _ in range(3)]
     assert parts_bytes[0] > 80e6, "or nothing would be seen"
     more = reserved_bytes(directory, config) - few
     assert abs(more - 0.9 * sum(parts_bytes)) <= LAYOUT.groups[0].block_bytes
+
+
+def test_there_is_room_for_what_rows_attend_to_together(directory: Path) -> None:
+    """Of each decode worker that may share prefixes."""
+
+    def needed(num_prefill: int, num_decode: int, *, share_prefixes: bool) -> int:
+        kv = KVSection(prefill_sharers=num_prefill, decode_sharers=num_decode)
+        return reserved_bytes(directory, Config(kv=kv, decode=DecodeSection(share_prefixes=share_prefixes)))
+
+    shared_bytes = shared_parts_bytes(256, most_shared_slots(gpu_of(GPU)), KV_HEADS, HEAD_DIM)
+    assert shared_bytes > 80e6, "or nothing would be seen"
+    more = needed(2, 3, share_prefixes=True) - needed(2, 3, share_prefixes=False)
+    assert abs(more - 3 * shared_bytes) <= LAYOUT.groups[0].block_bytes
+    assert needed(2, 0, share_prefixes=True) == needed(2, 0, share_prefixes=False)
 
 
 def test_without_chunks_there_is_room_for_the_longest_prompt(directory: Path) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from common.config import Config, ModelSection, WorkerSection
 from common.device.engine import Engine
 from common.device.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
 from common.device.prompt_runner import PromptRunner
-from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from common.device.warm_up import _decode_batches, compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from common.kernels.shared_parts import MAX_ROWS as MAX_SHARING_ROWS
 from common.memory_sections import KVSection
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
@@ -95,6 +97,22 @@ def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled, sta
         runner.launch(num_rows).output()
         runner.launch(num_rows, spared_bytes=CAPTURE_BYTES).output()
     assert set(compiled) <= {"_update_rows_kernel"}, "what is left is not worth a thread"
+
+
+def test_steps_that_share_are_compiled_where_they_may_be_run() -> None:
+    device, groups = torch.device("meta"), pool_of(1, 16).layout.groups
+    engine = cast(
+        Engine, SimpleNamespace(device=device, max_len=100, pool=SimpleNamespace(layout=SimpleNamespace(groups=groups)))
+    )
+    counts = [1, 2, MAX_SHARING_ROWS, MAX_SHARING_ROWS + 1]
+
+    def kinds(*, share_prefixes: bool) -> list[tuple[int, bool]]:
+        batches = _decode_batches(engine, counts, share_prefixes=share_prefixes)
+        return [(len(batch.seq_lens), batch.prefixes is not None) for batch in batches]
+
+    alone = [(count, False) for count in counts]
+    assert kinds(share_prefixes=False) == alone
+    assert kinds(share_prefixes=True) == [*alone, (2, True), (MAX_SHARING_ROWS, True)]
 
 
 def test_inputs_of_prompts_lie_as_memory_of_their_own_would() -> None:

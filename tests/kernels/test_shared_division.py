@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from common.kernels.decode_division import divide
 from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE
 from common.kernels.operands import SharedDivision, SharedPrefixes
-from common.kernels.shared_division import MIN_TOKENS, block_queries, max_shared_items, share, tokens_of_block
+from common.kernels.shared_division import MIN_TOKENS, block_queries, share, tokens_of_block
+from common.kernels.shared_parts import MAX_ROWS, make_shared_parts, max_shared_items, shared_parts_bytes
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,20 @@ def test_blocks_have_64_queries_or_128(num_rows: int, num_q: int, num_kv: int) -
     queries = block_queries(num_rows, num_q, num_kv)
     assert queries == (64 if num_rows * heads <= 64 else 128)
     assert tokens_of_block(queries, num_q, num_kv) == queries // heads >= MIN_TOKENS
+
+
+@pytest.mark.parametrize(("num_rows", "num_kv", "num_slots"), [(256, 8, 264), (1, 3, 7), (512, 40, 4)])
+def test_bytes_of_parts_are_known_before_they_are_made(num_rows: int, num_kv: int, num_slots: int) -> None:
+    made = make_shared_parts(num_rows, num_slots, num_kv, 64, torch.device("meta"))
+    tensors = (made.partial, made.maxima, made.sums)
+    assert shared_parts_bytes(num_rows, num_slots, num_kv, 64) == sum(tensor.nbytes for tensor in tensors)
+
+
+def test_more_rows_than_are_told_apart_are_refused(device: torch.device) -> None:
+    rows = [Row(0, 512, 600)] * MAX_ROWS
+    assert shared_by(rows, 16, 8, 264, device).own_begins.shape[0] == MAX_ROWS
+    with pytest.raises(AssertionError, match=f"{MAX_ROWS + 1} rows: at most {MAX_ROWS}"):
+        shared_by([*rows, rows[0]], 16, 8, 264, device)
 
 
 @settings(max_examples=20)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from common.kernels.operands import SharedDivision, SharedParts, SharedPrefixes
 from common.kernels.shared_division import block_queries, share, tokens_of_block
-from common.kernels.shared_prefix_attention import make_shared_parts, shared_prefix_attention
+from common.kernels.shared_parts import make_shared_parts
+from common.kernels.shared_prefix_attention import shared_prefix_attention
 from tests.kernels.decode_steps import HOPPER_TARGETS, LAYER, MakePaged, MakeStep, Shape, Step, hopper_target, step_of
 
 AssertClose = Callable[[Tensor, Tensor], None]
