@@ -11,6 +11,9 @@ The others are what is left of a load's figure when those are taken off:
   (`request_ms`, `handoff_ms`);
 - of a first token on one GPU at 16 requests/s, mostly beside streams, what is no prompt step beside them by the factor
   of a long one (`beside_prompt_ms`);
+- of decode steps whose rows share a prefix, and which read that once, what is no step of as many tokens as are read, on
+  a line through all of them (`prefix_kernel_ms`, `prefix_kernel_ms_per_1000`); and of those that read it for each row,
+  on average, the part that they take of what as many tokens would add that nobody shares (`reread`);
 - of the first tokens of prompts of which all but 16 tokens are there, what 16,000 take longer than 1,024
   (`found_ms_per_1000`);
 - of the gaps of 512 requests at once on one GPU while prompts have all of it (their 90th percentile), what is no
@@ -24,10 +27,11 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import linear_regression, mean
 
 from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_cells import MODEL, ONE_GPU, TWO_GPUS, newest
-from benchmarks.table_steps import PROMPT, PULL, STEP
+from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP
 from common.config import GPU_STEP_TOKENS
 from deploy.planning.costs import MAX_ROWS, PromptCosts, StepCosts
 from deploy.planning.rates import SHIPPED, Points, Rates, Where, as_json
@@ -111,10 +115,13 @@ def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
         shared=nothing,
         apart=nothing,
         found_ms_per_1000=0.0,
+        prefix_kernel_ms=0.0,
+        prefix_kernel_ms_per_1000=0.0,
+        reread=1.0,
         router_tokens_per_s=max(of.all("output_throughput")),
         origin=(),
     )
-    return _filled(rates, of, beside_ms)
+    return replace(_prefixes(_filled(rates, of, beside_ms), of), origin=of.origin())
 
 
 def _filled(rates: Rates, of: _Rows, beside_ms: float) -> Rates:
@@ -144,8 +151,21 @@ def _filled(rates: Rates, of: _Rows, beside_ms: float) -> Rates:
         found_ms_per_1000=_rounded(1e3 * (long_ms - short_ms) / (LONG_CACHED - SHORT_CACHED)),
         shared=shared,
         apart=left(TWO_GPUS, "baton 1P1D", copy_ms),
-        origin=of.origin(),
     )
+
+
+def _prefixes(rates: Rates, of: _Rows) -> Rates:
+    """The same with what decode steps take whose rows share a prefix."""
+    steps, spared, added_ms, parts = StepCosts(rates), [], [], []
+    for rows, context, prefix, shared_ms, each_ms in of.points(_shared):
+        num_spared = (rows - 1) * prefix
+        once_ms, apart_ms = (steps.ms(int(rows), rows * context - left) for left in (num_spared, 0))
+        spared.append(num_spared / 1000)
+        added_ms.append(shared_ms - once_ms)
+        parts.append((each_ms - once_ms) / (apart_ms - once_ms))
+    slope, intercept = linear_regression(spared, added_ms)
+    prefix_kernel_ms, ms_per_1000, reread = map(_rounded, (intercept, slope, mean(parts)))
+    return replace(rates, prefix_kernel_ms=prefix_kernel_ms, prefix_kernel_ms_per_1000=ms_per_1000, reread=reread)
 
 
 def _beside(of: _Rows) -> tuple[Points, float]:
@@ -179,6 +199,13 @@ def _step(row: Row) -> tuple[float, ...] | None:
         return None
     floor_ms = float(row.compared_value) if row.compared_with == "read floor" else float(row.value)
     return float(match[1]), float(match[2]), float(row.value), floor_ms
+
+
+def _shared(row: Row) -> tuple[float, ...] | None:
+    match = SHARED.fullmatch(row.workload)
+    if not match or not _is_ours(row) or row.compared_with != "read for each row":
+        return None
+    return *map(float, match.groups()), float(row.value), float(row.compared_value)
 
 
 def _copy(row: Row) -> tuple[float, ...] | None:

@@ -30,7 +30,7 @@ from benchmarks.table_cells import (
 from deploy.planning.costs import Costs
 from deploy.planning.figures import Figures
 from deploy.planning.layout import parse_layout
-from deploy.planning.loads import Arrival, Lengths, Load
+from deploy.planning.loads import Arrival, Lengths, Load, Prefix
 from deploy.planning.memory import MEMORY_FRACTION
 from deploy.planning.rates import Rates, read_rates
 from deploy.planning.scaling import scaled
@@ -153,7 +153,9 @@ def load_of(command: str) -> Load:
     else:
         lengths = [_with_prefix(args, number) for number in range(args.num_prompts)]
     times_s = sent.arrivals_s(0, len(lengths))
-    arrivals = [Arrival(time_s * 1e3, *each) for time_s, each in zip(times_s, lengths, strict=True)]
+    prefixes = [_prefix(args, number) for number in range(len(lengths))]
+    sent_ones = zip(times_s, lengths, prefixes, strict=True)
+    arrivals = [Arrival(time_s * 1e3, *each, prefix=prefix) for time_s, each, prefix in sent_ones]
     return Load(arrivals, num_streams=args.concurrency or 0)
 
 
@@ -164,6 +166,11 @@ def _with_prefix(args: argparse.Namespace, number: int) -> Lengths:
     is_there = args.primed or number >= args.prefixes.count
     num_tokens = args.prefixes.num_tokens
     return Lengths(num_tokens + args.input_len, args.output_len, num_tokens * is_there)
+
+
+def _prefix(args: argparse.Namespace, number: int) -> Prefix | None:
+    """With which the request of that number begins."""
+    return args.prefixes and Prefix(number % args.prefixes.count, args.prefixes.num_tokens)
 
 
 @cache

@@ -7,6 +7,7 @@ from benchmarks.results import Row
 from benchmarks.table_cells import MODEL, ONE_GPU, Cell, Line, TableData
 
 STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
+SHARED = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens, (\d+) of them shared")
 PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
 KERNEL = re.compile(r"kernel decode ((.+) \(.+\)), ([\d.]+) MB")
 ALONE = "decode step alone, "

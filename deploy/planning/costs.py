@@ -5,7 +5,10 @@ weights, for all tokens together, and attention, for each prompt by itself. k fo
 were measured, the longer one in several steps. L is straight between measured lengths.
 
 **A decode step** of as many rows as its graph has and K tokens of context in all is straight in K between
-measured contexts, and in rows between measured batches at the same K.
+measured contexts, and in rows between measured batches at the same K. If all that rows share were read once, S of
+these need not be. Where S is bytes enough workers do so: the step takes what one of K - S tokens takes, and another
+kernel, whose work grows with S. Where it is not each row reads all of its own, but what others have just read comes out
+of cache in part: of what S would add a measured part is left.
 
 **On one GPU** the two slow each other down. Beside a prompt that keeps to its share of the multiprocessors both take a
 measured factor longer. Beside one that has all of them each kernel of a decode step waits for one of the prompt's,
@@ -21,6 +24,8 @@ from deploy.planning.rates import Rates
 
 MAX_ROWS = 256
 """Of a decode step: `decode.max_num_seqs`."""
+MIN_SPARED_BYTES = 6 << 30
+"""Of a decode step that reads what rows share once (`decode_worker/runner.py`)."""
 BUCKETS = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 1025, 32)]
 """Rows that decode steps are captured for (`decode_worker/runner.py`)."""
 Chunk = tuple[int, int]
@@ -62,7 +67,8 @@ class StepCosts:
 
     def __init__(self, rates: Rates, max_rows: int = MAX_ROWS) -> None:
         batches = sorted({int(rows) for rows, *_ in rates.steps})
-        self._batches = batches
+        self._batches, self._rates = batches, rates
+        self._min_spared = MIN_SPARED_BYTES / rates.shape.kv_bytes
         self._curves: list[Curve] = [
             Curve([(rows * context, ms) for rows, context, ms, _ in rates.steps if rows == batch], slanted=True)
             for batch in batches
@@ -70,8 +76,22 @@ class StepCosts:
         buckets: list[int] = [*(rows for rows in BUCKETS if rows < max_rows), max_rows]
         self._buckets = [buckets[bisect_left(buckets, rows)] for rows in range(max_rows + 1)]
 
-    def ms(self, num_rows: int, num_tokens: float) -> float:
-        """A step of so many rows, with so many tokens of context in all."""
+    def ms(self, num_rows: int, num_tokens: float, num_spared: float = 0) -> float:
+        """A step of so many rows, with so many tokens of context in all.
+
+        Args:
+            num_spared: of these, that need not be read if each prefix that rows share is read once.
+        """
+        once_ms = self._ms(num_rows, num_tokens - num_spared)
+        if not num_spared:
+            return once_ms
+        rates = self._rates
+        if num_spared >= self._min_spared:
+            return once_ms + rates.prefix_kernel_ms + rates.prefix_kernel_ms_per_1000 * num_spared / 1000
+        return once_ms + rates.reread * (self._ms(num_rows, num_tokens) - once_ms)
+
+    def _ms(self, num_rows: int, num_tokens: float) -> float:
+        """Where no two rows have anything in common."""
         bucket = self._buckets[num_rows]
         right = bisect_left(self._batches, bucket)
         if right >= len(self._batches):

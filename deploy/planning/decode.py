@@ -4,7 +4,7 @@ In a leap each step takes a little longer than the one before, as contexts grow:
 function of k, and which step runs at a given moment is found without going through them.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
@@ -12,6 +12,7 @@ from common.serving.standstill import Standstill
 from deploy.planning.costs import Costs
 from deploy.planning.events import Events
 from deploy.planning.gpu import Gpu
+from deploy.planning.loads import Prefix
 from deploy.planning.request import Request
 
 LAUNCH_MS = 0.7
@@ -52,6 +53,7 @@ class DecodeWorker:
         self._fresh: list[Request] = []  # in their first step
         self._rows: list[tuple[int, int, Request]] = []  # a heap, by the step after which they are over
         self._num_steps, self._num_tokens = 0, 0  # steps that are over; tokens of context of all rows
+        self._prefixes = Counter[Prefix]()  # by which rows have them
         # The leap: the step that runs, how much longer each one behind it takes, and how many there are.
         self._step_ms = self._left_ms = self._slope_ms = self._since_ms = self._boundary_ms = 0.0
         self._length, self._version, self._speed = 0, 0, 1.0
@@ -146,14 +148,17 @@ class DecodeWorker:
             request.last_step = self._num_steps + request.num_outputs - 1
             heappush(self._rows, (request.last_step, request.number, request))
             self._num_tokens += request.num_inputs
+            if request.prefix is not None:
+                self._prefixes[request.prefix] += 1
         num_rows, self._since_ms = len(self._rows), self.events.now_ms
         if not num_rows:
             self._length = 0
             self.gpu.set_step(0, 0.0)
             return
         self._length = self._rows[0][0] - self._num_steps
-        self._step_ms = self._left_ms = self.costs.steps.ms(num_rows, self._num_tokens)
-        last_ms = self.costs.steps.ms(num_rows, self._num_tokens + num_rows * self._length)
+        num_spared = sum((count - 1) * prefix.num_tokens for prefix, count in self._prefixes.items())
+        self._step_ms = self._left_ms = self.costs.steps.ms(num_rows, self._num_tokens, num_spared)
+        last_ms = self.costs.steps.ms(num_rows, self._num_tokens + num_rows * self._length, num_spared)
         self._slope_ms = (last_ms - self._step_ms) / self._length
         self.gpu.set_step(num_rows, self._step_ms)
         self.hasten()
@@ -170,6 +175,8 @@ class DecodeWorker:
         for request in over:
             request.ended_ms = self.events.now_ms
             self._num_tokens -= request.num_inputs + request.num_outputs - 1
+            if request.prefix is not None:
+                self._prefixes -= Counter([request.prefix])
         self._num_taken -= len(over)
         self._begin()
         for request in over:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -15,6 +15,13 @@ class Lengths(NamedTuple):
     cached: int = 0  # of the prompt, that are there already; less than all
 
 
+class Prefix(NamedTuple):
+    """With which prompts begin: those of one number with the same tokens."""
+
+    number: int
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A request to come."""
@@ -23,6 +30,7 @@ class Arrival:
     num_inputs: int
     num_outputs: int
     num_cached: int = 0  # of the prompt, where it is computed and decoded; less than all
+    prefix: Prefix | None = field(default=None, kw_only=True)  # whose KV blocks it has in common with others
 
     @property
     def lengths(self) -> Lengths:

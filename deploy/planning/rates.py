@@ -42,6 +42,9 @@ class Rates:
     beside_prompt: factor by which that prompt is longer than alone with that share.
     beside_prompt_ms: and what is added to each of its steps, whatever their tokens.
     found_ms_per_1000: of the time to a first token, for each thousand tokens of the prompt that are there already.
+    prefix_kernel_ms: of a decode step that reads once what rows share, what is no step of as many tokens as it reads.
+    prefix_kernel_ms_per_1000: and for each thousand tokens that it need not read.
+    reread: where each row reads what rows share, what that takes, of what as many tokens take that nobody shares.
     router_tokens_per_s: output tokens a second that a router was measured with, at most.
     whole_wait: beside a prompt step that has the whole GPU, what is added to a decode step, of what that prompt step
         takes alone.
@@ -63,6 +66,9 @@ class Rates:
     shared: Where
     apart: Where
     found_ms_per_1000: float
+    prefix_kernel_ms: float
+    prefix_kernel_ms_per_1000: float
+    reread: float
     router_tokens_per_s: float
     origin: tuple[str, ...]  # which rows
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from deploy.planning.loads import Prefix
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -12,6 +14,7 @@ class Request:
     num_inputs: int
     num_outputs: int
     num_cached: int = 0  # of the prompt, that are there already
+    prefix: Prefix | None = None  # whose KV blocks it has in common with others
     priority: int = 0
     turn: int = 0
     num_done: int = field(init=False)  # of the prompt, there already or in steps that are launched

@@ -3,7 +3,8 @@
 Products of prompts grow with the weights of all layers, attention of prompts with heads, their size and layers. Of a
 decode step what reading takes grows with the bytes that it reads, at the rate at which the known model's least time
 says that the GPU reads; all else of it, launches, tails of kernels, tiles that are not full, with the number of layers.
-Copies grow with the bytes of KV of a token. What a request and a handoff take beside these stays.
+The kernel by which it reads shared prefixes once grows with layers, its work as attention of prompts does. Copies grow
+with the bytes of KV of a token. What a request and a handoff take beside these stays.
 """
 
 from dataclasses import replace
@@ -18,6 +19,7 @@ def scaled(rates: Rates, shape: ModelShape, model: str) -> Rates:
     if shape == rates.shape:
         return replace(rates, model=model)
     known = rates.shape
+    layers, pairs = shape.num_hidden_layers / known.num_hidden_layers, shape.pair_products / known.pair_products
     bytes_per_token = shape.kv_bytes / known.kv_bytes
     return replace(
         rates,
@@ -25,6 +27,8 @@ def scaled(rates: Rates, shape: ModelShape, model: str) -> Rates:
         shape=shape,
         prompts=_prompts(rates, shape),
         steps=_steps(rates, shape),
+        prefix_kernel_ms=rates.prefix_kernel_ms * layers,
+        prefix_kernel_ms_per_1000=rates.prefix_kernel_ms_per_1000 * pairs,
         copies=tuple((tokens, ms * bytes_per_token) for tokens, ms in rates.copies),
         origin=(*rates.origin, f"scaled from {rates.model}: an estimate"),
     )

@@ -3,10 +3,11 @@
     request ──▶ router: queue, window, choice ──▶ prefill worker: steps of a token budget ──▶ handoff ──▶ decode worker
 
 What it knows: the order of prompts (the workers' own code), how much the router sends ahead and which pair it chooses,
-chunks, two prompt steps in flight, rows, KV blocks, who joins which decode step, and how steps that share a GPU slow
-each other down. What it leaves out: which prefixes are where (a request says how much of its prompt is there), stop
-tokens, what of a prompt is found again when it is given back at a standstill, preemption, deaths, several clients,
-limits of the queue, and what the router's own process takes when it is busy. The same load gives the same figures.
+chunks, two prompt steps in flight, rows, KV blocks, who joins which decode step, how steps that share a GPU slow each
+other down, and what a decode step is spared of a prefix that its rows share. What it leaves out: which prefixes are
+where (a request says how much of its prompt is there, and which prefix others have as well), stop tokens, what of a
+prompt is found again when it is given back at a standstill, preemption, deaths, several clients, limits of the queue,
+and what the router's own process takes when it is busy. The same load gives the same figures.
 """
 
 import random
@@ -100,9 +101,8 @@ class Simulation:
         return [self._left.pop() for _ in range(min(count, len(self._left)))]
 
     def _arrive(self, arrival: Arrival, time_ms: float) -> None:
-        request = Request(
-            len(self._requests), time_ms, arrival.num_inputs, arrival.num_outputs, num_cached=arrival.num_cached
-        )
+        lengths = arrival.num_inputs, arrival.num_outputs, arrival.num_cached
+        request = Request(len(self._requests), time_ms, *lengths, prefix=arrival.prefix)
         self._requests.append(request)
         self._events.at(
             time_ms + self._request_ms + self._costs.found_ms(arrival.num_cached), lambda: self._submit(request)

@@ -9,14 +9,15 @@ import pytest
 
 from benchmarks import rates as made
 from benchmarks.make_checkpoint import PRESETS
-from benchmarks.results import ROOT
+from benchmarks.results import ROOT, read_rows
 from benchmarks.simulated import KNOWN_SHAPES
+from benchmarks.table_steps import SHARED
 from common.device import pool_budget, step_sizes
 from common.errors import ConfigError
 from common.memory_sections import KVSection
 from common.models.loader import read_config
 from deploy.planning import memory
-from deploy.planning.costs import MAX_ROWS, PromptCosts, StepCosts
+from deploy.planning.costs import MAX_ROWS, MIN_SPARED_BYTES, PromptCosts, StepCosts
 from deploy.planning.memory import Room, step_bytes
 from deploy.planning.rates import as_json, from_json, read_rates, shipped
 from deploy.planning.scaling import scaled
@@ -69,6 +70,20 @@ def test_decode_steps_take_what_was_measured_and_longer_with_more_to_read() -> N
     assert costs.ms(9, 9000) == costs.ms(16, 9000), "a step of nine rows is that of the graph for sixteen"
 
 
+def test_decode_steps_of_rows_that_share_take_what_was_measured_as_workers_run_them() -> None:
+    costs, compared = StepCosts(RATES), 0
+    for row in read_rows(ROOT / "benchmarks" / "results.csv"):
+        if match := SHARED.fullmatch(row.workload):
+            rows, context, prefix = map(int, match.groups())
+            num_spared = (rows - 1) * prefix
+            reads_once = num_spared * RATES.shape.kv_bytes >= MIN_SPARED_BYTES
+            ms = float(row.value if reads_once else row.compared_value)
+            assert costs.ms(rows, rows * context, num_spared) == pytest.approx(ms, rel=0.05), row.workload
+            assert costs.ms(rows, rows * context, num_spared) < costs.ms(rows, rows * context)
+            compared += 1
+    assert compared
+
+
 def test_another_model_takes_what_its_bytes_and_products_say() -> None:
     assert scaled(RATES, RATES.shape, "same").steps == RATES.steps
     known = RATES.shape
@@ -78,6 +93,8 @@ def test_another_model_takes_what_its_bytes_and_products_say() -> None:
     for name, at in (("prompts", 2), ("steps", 2), ("copies", 1)):
         for before, after in zip(getattr(RATES, name), getattr(twice, name), strict=True):
             assert after[at] == pytest.approx(2 * before[at]) and after[:at] == before[:at]
+    for name in ("prefix_kernel_ms", "prefix_kernel_ms_per_1000"):
+        assert getattr(twice, name) == 2 * getattr(RATES, name)
 
 
 def test_a_shape_is_read_from_a_config_and_anything_else_is_refused() -> None:

@@ -20,10 +20,9 @@ MISSES = {
     ("1P1D on 1 GPU, at once, 64/64", "ttft_p50"),
     ("qwen3-8b 1P1D on 1 GPU, concurrency 8, 1024/128", "ttft_p50"),
     ("qwen3-32b 1P1D on 1 GPU, concurrency 8, 1024/128", "ttft_p50"),
-    ("1P1D on 1 GPU, at once, 8x4096+256/128", "tpot_p50"),
-    ("1P1D on 1 GPU, at once, 8x4096+256/128", "output_throughput"),
+    ("1P1D on 1 GPU, at once, 8x4096+256/128", "ttft_p50"),
 }
 """Medians of first tokens, where these depend on who happens to come in one step with whom; of 512 prompts so short
-that what the router itself takes for so many requests at once is more than computing them; and steps of rows with a
-common prefix, which a GPU reads once for all of them, and the simulator for each.
+that what the router itself takes for so many requests at once is more than computing them; and of 512 prompts behind
+common prefixes, whose first tokens come later than simulated, the last ones by 18 %.
 """

@@ -17,7 +17,7 @@ from deploy.planning.events import Events
 from deploy.planning.figures import Figures, Objectives
 from deploy.planning.gpu import Gpu
 from deploy.planning.layout import Layout, parse_layout
-from deploy.planning.loads import Arrival, Load, at_once, poisson, streams
+from deploy.planning.loads import Arrival, Load, Prefix, at_once, poisson, streams
 from deploy.planning.prefill import PrefillWorker
 from deploy.planning.rates import Where
 from deploy.planning.request import Request
@@ -80,6 +80,19 @@ def test_what_is_there_already_is_not_computed_and_takes_no_room() -> None:
     assert known.tpot_ms == pytest.approx(unknown.tpot_ms), "its context is as long"
     many = at_once([(20_000, 3, 19_000)] * 12)
     assert max(each.first_gap_ms for each in simulate(APART, Costs(rates), many, kv_tokens=22_000).requests) < 100
+
+
+def test_of_a_prefix_that_rows_share_a_decode_step_takes_one() -> None:
+    """As long as both are there; and who has another prefix shares nothing."""
+    costs = Costs(made_rates(reread=0.0))
+    outcomes = [
+        simulate(APART, costs, Load([Arrival(0.0, 1000, 300, prefix=Prefix(number, 900)) for number in numbers]))
+        for numbers in ((0, 0), (0, 1))
+    ]
+    both, apart = (max(each.gaps, key=lambda gap: gap[1])[0] for each in outcomes)
+    assert apart - both == pytest.approx(900 * CONTEXT_MS)
+    alone = [each.requests[1].ended_ms - each.requests[0].ended_ms for each in outcomes]
+    assert alone[0] == pytest.approx(alone[1])
 
 
 def test_steps_that_share_a_gpu_slow_each_other_down_and_nobody_alone() -> None:
