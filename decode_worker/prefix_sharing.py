@@ -4,7 +4,8 @@ Who just came is computed alone until then, which is right, only slower; who lef
 """
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from common.wire.kv_layout import KVGroup
@@ -34,7 +35,10 @@ class PrefixSharing:
     def tend(self, rows: Rows) -> None:
         """Group rows anew, if others are there and the last time is long enough ago."""
         begin_s = self._clock()
-        if rows.sequences == self._grouped or begin_s < self._rests_until_s or not self.group.is_append_only:
+        if rows.sequences == self._grouped or not self.group.is_append_only:
+            return
+        if begin_s < self._rests_until_s:
+            self._grouped = []  # who left shares nothing when it is back, though all are there again
             return
         self._grouped = list(rows.sequences)
         rows.share(self._prefixes(rows))
@@ -47,8 +51,9 @@ class PrefixSharing:
 
     def _prefixes(self, rows: Rows) -> dict[DecodeSequence, SharedPrefix]:
         """By sequence, for those that share one; who goes on sharing keeps the number, where that is possible."""
-        groups = prefix_groups([self._lasting_blocks(sequence) for sequence in rows.sequences], self._min_places)
-        members = [[rows.sequences[row] for row in group.rows] for group in groups]
+        alike = self._alike(rows.sequences)
+        groups = prefix_groups([self._lasting_blocks(sequence) for sequence in alike], self._min_places)
+        members = [[alike[row] for row in group.rows] for group in groups]
         before = [rows.prefixes.get(sequences[0], UNSHARED).number for sequences in members]
         free, taken = (number for number in count() if number not in before), {UNSHARED.number}
         prefixes: dict[DecodeSequence, SharedPrefix] = {}
@@ -60,7 +65,13 @@ class PrefixSharing:
             prefixes |= dict.fromkeys(sequences, prefix)
         return prefixes
 
+    def _alike(self, sequences: Sequence[DecodeSequence]) -> list[DecodeSequence]:
+        """Those that begin as others do, if only as far as is worth it; in most batches nobody does."""
+        beginnings = [sequence.tables[0].block_ids[: self._min_places].tobytes() for sequence in sequences]
+        counts = Counter(beginnings)
+        return [sequence for sequence, begin in zip(sequences, beginnings, strict=True) if counts[begin] > 1]
+
     def _lasting_blocks(self, sequence: DecodeSequence) -> bytes:
         """Those that the device has written all of: it has a token more than are known here, or several."""
         num_places = (len(sequence.token_ids) - 1) // self.group.block_size
-        return sequence.tables[0].block_ids[:num_places].tobytes()
+        return memoryview(sequence.tables[0].block_ids)[:num_places].tobytes()

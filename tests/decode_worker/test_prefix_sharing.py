@@ -169,6 +169,47 @@ def test_grouping_rests_for_as_long_as_it_is_to_take_little_of_the_time() -> Non
     assert set(rows.prefixes) == {first, second, third}
 
 
+def test_who_is_back_before_rows_are_grouped_again_shares_once_more() -> None:
+    """So that the same rows are there as when they were grouped last."""
+    rows, now_s = Rows(), [0.0]
+
+    def clock() -> float:
+        now_s[0] += 1.0
+        return now_s[0]
+
+    sharing = PrefixSharing(tiny(16).groups[0], clock=clock)
+    first, second = sequences(*[list(range(20))] * 2)
+    for sequence in (first, second):
+        rows.enter(sequence)
+    for rests in (False, True, False):
+        sharing.tend(rows)
+        rows.take_changes()
+        assert (second in rows.prefixes) != rests
+        if rests:
+            rows.enter(second)
+            sharing.tend(rows)
+            now_s[0] += REST
+        else:
+            rows.leave(second)
+    assert rows.num_spared == 320
+
+
+def test_tables_are_compared_only_where_another_begins_alike() -> None:
+    rows, compared = Rows(), list[DecodeSequence]()
+
+    class Noting(PrefixSharing):
+        def _lasting_blocks(self, sequence: DecodeSequence) -> bytes:
+            compared.append(sequence)
+            return super()._lasting_blocks(sequence)
+
+    one, two, three = (list(range(base, base + 20)) for base in (100, 200, 300))
+    several = sequences(one, two, [*one[:16], *three], [*two[:15], 1, 2], three, [])
+    for sequence in several:
+        rows.enter(sequence)
+    Noting(tiny(16).groups[0]).tend(rows)
+    assert compared == [several[0], several[2]] and set(compared) == set(rows.prefixes)
+
+
 def test_blocks_that_a_window_uses_again_are_not_shared() -> None:
     rows = Rows()
     for sequence in sequences(*[list(range(20))] * 2):
