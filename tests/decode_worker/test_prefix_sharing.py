@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 import torch
 
+from common.kernels.operands import HEAD_WORDS, RowUpdates
 from common.ops import reference
 from common.wire.memory_messages import BlocksFreed
 from common.wire.sampling_params import SamplingParams
@@ -32,6 +33,7 @@ class SharingHouse(LocalHouse):
         self.sharing = PrefixSharing(self.magazine.shape.layout.groups[0], clock=lambda: self.now_s + next(ticks) / 200)
         self.sharing._min_places = 2
         self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, self.magazine.shape, 300, torch.device("cpu"))
+        self._update, self.batch._update = self.batch._update, self.update
         scheduler = self.scheduler
         self._launched, self._preempt = scheduler.launched, scheduler.preempt
         scheduler.launched, scheduler.preempt = self.launched, self.preempt  # type: ignore[method-assign]
@@ -45,6 +47,15 @@ class SharingHouse(LocalHouse):
         step = self.batch.forward_batch(len(rows))
         reference.advance(step, torch.zeros(len(rows), dtype=torch.int32))
         return self._launched()
+
+    def update(self, updates: RowUpdates) -> None:
+        """A GPU writes words in any order: no place may be named with two."""
+        words = updates.words.tolist()
+        heads, entries = words[: HEAD_WORDS * updates.num_rows], words[HEAD_WORDS * updates.num_rows :]
+        rows, places = heads[::HEAD_WORDS], entries[: updates.num_entries]
+        named = set(zip(places, entries[updates.num_entries : 2 * updates.num_entries], strict=True))
+        assert len(rows) == len(set(rows)) and len(named) == len(set(places))
+        self._update(updates)
 
     def preempt(self) -> DecodeSequence:
         self.num_preempted += 1
