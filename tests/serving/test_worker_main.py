@@ -128,12 +128,12 @@ def test_a_worker_without_a_secret_that_it_can_use_says_so_before_it_waits_for_a
         secret.write_text("short")
         secret.chmod(mode)
     if mode == 0o000 and os.getuid() == 0:  # who may read everything
-        opened = Path.open
+        opened = os.open
 
-        def open_another(path: Path, *mode: Any) -> Any:
-            return _forbidden(path) if path == secret else opened(path, *mode)
+        def open_another(path: Any, *args: Any, **options: Any) -> int:
+            return _forbidden(secret) if path in (secret, str(secret)) else opened(path, *args, **options)
 
-        monkeypatch.setattr(Path, "open", open_another)
+        monkeypatch.setattr(os, "open", open_another)
     argv = ["--net-router-endpoint", "tcp://127.0.0.1:9", "--net-secret-file", str(secret),
             "--worker-memory-socket", str(tmp_path / "nobody.sock")]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
@@ -142,7 +142,7 @@ def test_a_worker_without_a_secret_that_it_can_use_says_so_before_it_waits_for_a
     assert re.search(problem, capfd.readouterr().err)
 
 
-def _forbidden(path: Path) -> bytes:
+def _forbidden(path: Path) -> int:
     raise PermissionError(path)
 
 
