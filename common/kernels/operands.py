@@ -181,17 +181,17 @@ class Division:
 class SharedDivision:
     """Who computes what of the keys that rows of a decode step begin with together (`shared_division`).
 
-    Items with rows of one block of a group are units of these rows, one after the other.
+    Items with rows of one bundle of a group are units of these rows, one after the other.
     """
 
     own_begins: Tensor  # [num_rows] int32: the tile from which on each row attends alone; 0 where it shares nothing
     units: Tensor  # [num_rows] int32: the first item of each row that shares
     pieces: Tensor  # [num_rows] int32: how many of them there are
-    places: Tensor  # [num_rows] int32: where the row stands in its block
+    places: Tensor  # [num_rows] int32: where the row stands in its bundle
     members: Tensor  # [num_rows] int32: rows that share, group after group
     items: Tensor  # [max_items, SHARED_ITEM_WORDS] int32
     num_items: Tensor  # [1] int32
-    tokens: int  # rows of a block
+    tokens: int  # rows of a bundle
     num_slots: int  # programs that run at once
 
 

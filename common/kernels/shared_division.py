@@ -1,7 +1,7 @@
 """Which rows of a decode step attend together to the keys that they begin with, and how that is divided over programs.
 
 Rows of one number (`SharedPrefixes`) have the same blocks at their beginning. They attend to these together, up to so
-many rows of a group at a time, a block: keys and values are read once for all of them, not by each. What is left of
+many rows of a group at a time, a bundle: keys and values are read once for all of them, not by each. What is left of
 each context, from its own first tile on, `decode_division` deals out. That tile begins a run of the context's parts, so
 rows whose parts are of different lengths are not of one group.
 """
@@ -15,16 +15,16 @@ from common.kernels.checks import check_column
 from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE, num_tiles_of, part_tiles_of
 from common.kernels.operands import SharedDivision, SharedPrefixes
 from common.kernels.pdl import wait_for_predecessor
-from common.kernels.shared_parts import LARGE_BLOCK, MAX_ROWS, SMALL_BLOCK, max_shared_items
+from common.kernels.shared_parts import LARGE_BUNDLE, MAX_ROWS, SMALL_BUNDLE, max_shared_items
 
-MIN_TOKENS = 4  # rows of a block: no KV head has more query heads than 16
+MIN_TOKENS = 4  # rows of a bundle: no KV head has more query heads than 16
 SHARED_ITEM_WORDS = 4  # as `load_shared_item` reads them
 MIN_ROWS = 64  # so that few kernels are compiled
 
 
 @triton.jit
 def load_shared_item(item_ptr):
-    """First and number of the block's places among members, first tile and tile after the last."""
+    """First and number of the bundle's places among members, first tile and tile after the last."""
     return tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 2), tl.load(item_ptr + 3)
 
 
@@ -43,7 +43,7 @@ def _share_kernel(
     num_rows,
     NUM_KV: tl.constexpr,
     SLOTS: tl.constexpr,  # programs that run at once
-    TOKENS: tl.constexpr,  # rows of a block
+    TOKENS: tl.constexpr,  # rows of a bundle
     SHARED_ITEM_WORDS: tl.constexpr,
     ROWS: tl.constexpr,  # power of two, at least num_rows
     TILE: tl.constexpr,
@@ -73,14 +73,14 @@ def _share_kernel(
     leads = is_shared & (rank == 0)
     tl.store(own_begins_ptr + rows, shared, mask=inside)
 
-    blocks = tl.where(leads, tl.cdiv(sharers, TOKENS), 0)  # of groups, where they are led, as all that follows
-    all_tiles = tl.sum(blocks * shared, axis=0) * NUM_KV
+    bundles = tl.where(leads, tl.cdiv(sharers, TOKENS), 0)  # of groups, where they are led, as all that follows
+    all_tiles = tl.sum(bundles * shared, axis=0) * NUM_KV
     pieces = tl.maximum(shared * SLOTS // tl.maximum(all_tiles, 1), 1)  # no more than run at once
     piece_tiles = tl.cdiv(shared, pieces)  # as even as may be
     pieces = tl.cdiv(shared, tl.maximum(piece_tiles, 1))
     led = tl.where(leads, sharers, 0)
     first_member = tl.cumsum(led, axis=0) - led
-    items = blocks * pieces
+    items = bundles * pieces
     first_item = tl.cumsum(items, axis=0) - items
     tl.store(num_items_ptr, tl.sum(items, axis=0))
 
@@ -91,22 +91,22 @@ def _share_kernel(
     tl.store(units_ptr + rows, unit, mask=is_shared)
     tl.store(pieces_ptr + rows, pieces, mask=inside)
     tl.store(places_ptr + rows, rank % TOKENS, mask=is_shared)
-    for block in range(tl.max(blocks, axis=0)):
+    for bundle in range(tl.max(bundles, axis=0)):
         for piece in range(tl.max(pieces, axis=0)):
-            item_ptr = items_ptr + (first_item + block * pieces + piece) * SHARED_ITEM_WORDS
-            present = (block < blocks) & (piece < pieces)
-            tl.store(item_ptr, first_member + block * TOKENS, mask=present)
-            tl.store(item_ptr + 1, tl.minimum(sharers - block * TOKENS, TOKENS), mask=present)
+            item_ptr = items_ptr + (first_item + bundle * pieces + piece) * SHARED_ITEM_WORDS
+            present = (bundle < bundles) & (piece < pieces)
+            tl.store(item_ptr, first_member + bundle * TOKENS, mask=present)
+            tl.store(item_ptr + 1, tl.minimum(sharers - bundle * TOKENS, TOKENS), mask=present)
             tl.store(item_ptr + 2, piece * piece_tiles, mask=present)
             tl.store(item_ptr + 3, tl.minimum((piece + 1) * piece_tiles, shared), mask=present)
 
 
-def block_queries(num_rows: int, num_q_heads: int, num_kv_heads: int) -> int:
-    """Of a block, where it is one of a batch of `num_rows`."""
-    return SMALL_BLOCK if num_rows << _log_heads(num_q_heads, num_kv_heads) <= SMALL_BLOCK else LARGE_BLOCK
+def bundle_queries(num_rows: int, num_q_heads: int, num_kv_heads: int) -> int:
+    """Of a bundle, where it is one of a batch of `num_rows`."""
+    return SMALL_BUNDLE if num_rows << _log_heads(num_q_heads, num_kv_heads) <= SMALL_BUNDLE else LARGE_BUNDLE
 
 
-def tokens_of_block(queries: int, num_q_heads: int, num_kv_heads: int) -> int:
+def tokens_of_bundle(queries: int, num_q_heads: int, num_kv_heads: int) -> int:
     """Rows that have so many queries."""
     return queries >> _log_heads(num_q_heads, num_kv_heads)
 
@@ -133,7 +133,7 @@ def share(
     check_column("numbers", prefixes.numbers, num_rows)
     check_column("num_tokens", prefixes.num_tokens, num_rows)
     assert num_rows <= MAX_ROWS, f"{num_rows} rows: at most {MAX_ROWS} are told apart"
-    assert tokens >= MIN_TOKENS, f"blocks of {tokens} rows: at least {MIN_TOKENS} needed"
+    assert tokens >= MIN_TOKENS, f"bundles of {tokens} rows: at least {MIN_TOKENS} needed"
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=seq_lens.device)

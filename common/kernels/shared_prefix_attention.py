@@ -15,10 +15,10 @@ from common.kernels.operands import AttentionWeights, SharedDivision, SharedPart
 from common.kernels.pdl import wait_behind_next
 from common.kernels.prefill_attention import attend_keys
 from common.kernels.shared_division import SHARED_ITEM_WORDS, load_shared_item
-from common.kernels.shared_parts import LARGE_BLOCK, SMALL_BLOCK
+from common.kernels.shared_parts import LARGE_BUNDLE, SMALL_BUNDLE
 
-NUM_WARPS = {SMALL_BLOCK: 4, LARGE_BLOCK: 8}  # by queries
-NUM_STAGES = {SMALL_BLOCK: 3, LARGE_BLOCK: 5}
+NUM_WARPS = {SMALL_BUNDLE: 4, LARGE_BUNDLE: 8}  # by queries
+NUM_STAGES = {SMALL_BUNDLE: 3, LARGE_BUNDLE: 5}
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _shared_prefix_attention_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ITEM_WORDS: tl.constexpr,
-    QUERIES: tl.constexpr,  # of a block: HEADS of each row
+    QUERIES: tl.constexpr,  # of a bundle: HEADS of each row
     MAX_QUERIES: tl.constexpr,
     TILE: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -134,7 +134,7 @@ def shared_prefix_attention(
     assert max_items <= parts.partial.shape[0], f"parts of {parts.partial.shape[0]} items: {max_items} needed"
     heads = triton.next_power_of_2(num_q // num_kv)
     queries = division.tokens * heads
-    assert queries in (SMALL_BLOCK, LARGE_BLOCK), f"blocks of {queries} queries"
+    assert queries in (SMALL_BUNDLE, LARGE_BUNDLE), f"bundles of {queries} queries"
     _shared_prefix_attention_kernel[(min(max_items * num_kv, division.num_slots),)](
         qkv_ptr=qkv,
         q_norm_ptr=weights.rope if weights.q_norm is None else weights.q_norm,

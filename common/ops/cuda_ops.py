@@ -21,7 +21,7 @@ from common.kernels.prefill_attention import prefill_attention
 from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.query_parts import QueryParts, make_query_parts
 from common.kernels.row_slots import row_slots
-from common.kernels.shared_division import block_queries, share, tokens_of_block
+from common.kernels.shared_division import bundle_queries, share, tokens_of_bundle
 from common.kernels.shared_parts import make_shared_parts, most_shared_slots, shared_slots
 from common.kernels.shared_prefix_attention import shared_prefix_attention
 from common.kernels.silu_mul import silu_mul
@@ -231,8 +231,8 @@ class CudaOps:
 
     def _share(self, prefixes: SharedPrefixes, seq_lens: Tensor, num_q_heads: int) -> SharedDivision:
         num_rows, num_kv = seq_lens.shape[0], self.kv_cache.shape[4]
-        queries = block_queries(num_rows, num_q_heads, num_kv)
-        tokens, num_slots = tokens_of_block(queries, num_q_heads, num_kv), shared_slots(queries, self._gpu)
+        queries = bundle_queries(num_rows, num_q_heads, num_kv)
+        tokens, num_slots = tokens_of_bundle(queries, num_q_heads, num_kv), shared_slots(queries, self._gpu)
         return share(prefixes, seq_lens, tokens, num_kv, num_slots, pdl=self.pdl)
 
     def _programs_per_sm(self, batch: ForwardBatch) -> int:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from common.kernels.decode_division import divide
 from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE
 from common.kernels.operands import SharedDivision, SharedPrefixes
-from common.kernels.shared_division import MIN_TOKENS, block_queries, share, tokens_of_block
+from common.kernels.shared_division import MIN_TOKENS, bundle_queries, share, tokens_of_bundle
 from common.kernels.shared_parts import MAX_ROWS, make_shared_parts, max_shared_items, shared_parts_bytes
 
 
@@ -83,12 +83,12 @@ def test_rows_share_whole_runs_once(rows: list[Row], tokens: int, num_slots: int
     for index, row in enumerate(rows):
         assert own_begins[index] == (row.runs * RUN_PARTS * row.part_tiles if index in groups_of else 0)
 
-    blocks = defaultdict[tuple[int, int], list[int]](list)  # their items, by number
+    bundles = defaultdict[tuple[int, int], list[int]](list)  # their items, by number
     for index, item in enumerate(items):
-        blocks[item.first, item.num_members].append(index)
+        bundles[item.first, item.num_members].append(index)
     attended = []
     units, pieces, places = division.units.tolist(), division.pieces.tolist(), division.places.tolist()
-    for (first, num_members), own in blocks.items():
+    for (first, num_members), own in bundles.items():
         assert 1 <= num_members <= tokens
         together = members[first : first + num_members]
         attended += together
@@ -105,8 +105,8 @@ def test_rows_share_whole_runs_once(rows: list[Row], tokens: int, num_slots: int
 @pytest.mark.parametrize("num_rows", [2, 16, 64, 256])
 @pytest.mark.parametrize("num_tokens", [1024, 8192, 32_768])
 def test_nobody_has_much_more_than_the_others(num_rows: int, num_tokens: int, device: torch.device) -> None:
-    """One group: every program has one item at most, unless there are more blocks, and few have half of a share."""
-    tokens = tokens_of_block(block_queries(num_rows, 32, 8), 32, 8)
+    """One group: every program has one item at most, unless there are more bundles, and few have half of a share."""
+    tokens = tokens_of_bundle(bundle_queries(num_rows, 32, 8), 32, 8)
     division = shared_by([Row(0, num_tokens, num_tokens + 9)] * num_rows, tokens, 8, 264, device)
     items = [Item(*words) for words in division.items[: division.num_items.tolist()[0]].tolist()]
     share_tiles = sum(item.end - item.begin for item in items) * 8 / 264
@@ -117,11 +117,11 @@ def test_nobody_has_much_more_than_the_others(num_rows: int, num_tokens: int, de
 @pytest.mark.parametrize(
     ("num_rows", "num_q", "num_kv"), [(1, 32, 8), (256, 32, 8), (9, 16, 1), (256, 5, 5), (4, 8, 8)]
 )
-def test_blocks_have_64_queries_or_128(num_rows: int, num_q: int, num_kv: int) -> None:
+def test_bundles_have_64_queries_or_128(num_rows: int, num_q: int, num_kv: int) -> None:
     heads = 1 << (num_q // num_kv - 1).bit_length()
-    queries = block_queries(num_rows, num_q, num_kv)
+    queries = bundle_queries(num_rows, num_q, num_kv)
     assert queries == (64 if num_rows * heads <= 64 else 128)
-    assert tokens_of_block(queries, num_q, num_kv) == queries // heads >= MIN_TOKENS
+    assert tokens_of_bundle(queries, num_q, num_kv) == queries // heads >= MIN_TOKENS
 
 
 @pytest.mark.parametrize(("num_rows", "num_kv", "num_slots"), [(256, 8, 264), (1, 3, 7), (512, 40, 4)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.kernels.operands import SharedDivision, SharedParts, SharedPrefixes
-from common.kernels.shared_division import block_queries, share, tokens_of_block
+from common.kernels.shared_division import bundle_queries, share, tokens_of_bundle
 from common.kernels.shared_parts import make_shared_parts
 from common.kernels.shared_prefix_attention import shared_prefix_attention
 from tests.kernels.decode_steps import HOPPER_TARGETS, LAYER, MakePaged, MakeStep, Shape, Step, hopper_target, step_of
@@ -83,8 +83,8 @@ def parts_of(step: Step, num_rows: int, num_slots: int) -> SharedParts:
 def divided(step: Step, prefixes: SharedPrefixes, num_slots: int, num_rows: int = 0) -> SharedDivision:
     """As for a batch of `num_rows`, or of its own size."""
     shape, seq_lens = step.shape, step.batch.seq_lens
-    queries = block_queries(num_rows or len(seq_lens), shape.num_q, shape.num_kv)
-    tokens = tokens_of_block(queries, shape.num_q, shape.num_kv)
+    queries = bundle_queries(num_rows or len(seq_lens), shape.num_q, shape.num_kv)
+    tokens = tokens_of_bundle(queries, shape.num_q, shape.num_kv)
     return share(prefixes, seq_lens, tokens, shape.num_kv, num_slots)
 
 
