@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Set
 
 from common.wire.messages import KVPathReport, Role
+from common.wire.operator_messages import MAX_WORKERS
 from router.member import Member
 
 Identity = tuple[str, int]
@@ -45,9 +46,11 @@ class KVPaths:
             self._reports = {prefill: reports for prefill, reports in self._reports.items() if reports}
 
     def note(self, report: KVPathReport) -> bool:
-        """False when it says what was said before."""
-        reports = self._reports.setdefault((report.prefill_worker_id, report.prefill_epoch), {})
-        decode = report.worker_id, report.epoch
+        """False when it says what was said before, or names more unknown prefill workers than there may be."""
+        prefill, decode = (report.prefill_worker_id, report.prefill_epoch), (report.worker_id, report.epoch)
+        if prefill not in self._reports and not self._get(*prefill) and self._num_unknown(decode) >= MAX_WORKERS:
+            return False
+        reports = self._reports.setdefault(prefill, {})
         if reports.get(decode) == report:
             return False
         reports[decode] = report
@@ -64,6 +67,10 @@ class KVPaths:
 
     def is_proven(self, prefill: Member, decode: Member) -> bool:
         return decode in self.partners(prefill)
+
+    def _num_unknown(self, decode: Identity) -> int:
+        """Prefill workers that are not registered, of which this one has told."""
+        return sum(decode in reports and not self._get(*prefill) for prefill, reports in self._reports.items())
 
     def _link(self, report: KVPathReport) -> None:
         prefill = self._get(report.prefill_worker_id, report.prefill_epoch)

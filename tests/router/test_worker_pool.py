@@ -7,6 +7,7 @@ import pytest
 from common.config import NetSection
 from common.wire.kv_layout import KVLayout
 from common.wire.messages import KVPathReport, Role, WorkerReady
+from common.wire.operator_messages import MAX_WORKERS
 from router.member import NO_TRANSPORT, Member
 from router.route import LEAST, Demand
 from router.worker_pool import MEETING_S, WorkerPool
@@ -291,3 +292,12 @@ def test_decode_by_the_group_of_blocks_that_ends_first() -> None:
     assert route.decode.expected_blocks == (0, 0, 0)
     assert pool.beat(heartbeat(other.id, num_running=1, num_free_blocks=(100,)), 0.0)
     assert other.decode_load == 0, "what it does not say does not count"
+
+
+def test_a_decode_worker_that_tells_of_unknown_prefill_workers_without_end_is_heard_no_more_of_them() -> None:
+    pool, [prefill], [decode, honest] = pool_of(1, 2)
+    told = [pool.set_path(kv_path(f"nobody{i}", decode.id)) for i in range(3 * MAX_WORKERS)]
+    assert sum(told) == MAX_WORKERS
+    assert pool.set_path(path(prefill, decode, error="broken")), "of those that are there it is"
+    assert pool.set_path(kv_path("late", honest.id)), "others are"
+    assert pool.choose(Demand(10, 20)) is not None
