@@ -8,6 +8,7 @@ from typing import TypeVar
 from benchmarks.prefixes import Prefixes
 from benchmarks.stats import parse_slo
 from benchmarks.workload import Draw, Even, HeavyTailed, Stream
+from common.plain_file import read_plain
 
 Parsed = TypeVar("Parsed")
 
@@ -164,10 +165,10 @@ def _type(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
 
 def _first_line(path: str) -> str:
     try:
-        with Path(path).open(encoding="utf-8") as lines:
-            line = lines.readline(MAX_KEY_CHARS).strip()
+        content = read_plain(path, MAX_KEY_CHARS)
     except OSError as error:
         raise ValueError(f"{path!r}: {error.strerror}") from None
+    line = content.partition(b"\n")[0].strip().decode("utf-8", "replace")
     if not (line and line.isascii() and line.isprintable()):
         raise ValueError(f"{path!r}: its first line is no API key")
     return line

@@ -1,5 +1,6 @@
 """`baton bench`: the load client with flags left out, the line that it shows meanwhile, and its picture."""
 
+import os
 import sys
 from io import StringIO
 from pathlib import Path
@@ -67,6 +68,13 @@ def test_a_file_without_a_key_is_refused(
         key.write_text(content)
     assert run("--api-key-file", str(key)) == 2
     assert str(key) in capsys.readouterr().err
+
+
+def test_a_key_is_not_awaited_from_a_named_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = tmp_path / "key"
+    os.mkfifo(key)
+    assert run("--api-key-file", str(key)) == 2
+    assert "it is a named pipe" in capsys.readouterr().err
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
