@@ -36,7 +36,7 @@ def order(spec: ProcessSpec) -> bytes:
 def main() -> None:
     parent = os.getppid()
     name_process("fork-server")
-    for name in sys.argv[1:]:
+    for name in (*sys.argv[1:], "setproctitle"):  # of which none may be missing only when a worker is forked
         importlib.import_module(name)
     if traces := traces_of_imports():
         sys.exit(f"imports left {', '.join(traces)}: no worker can be forked")
@@ -108,7 +108,7 @@ def await_order(parent: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, INPUT)
     os.close(nothing)
-    from setproctitle import setproctitle  # here, as `order` is for those, too, that install no worker
+    from setproctitle import setproctitle  # not above, as `order` is for those, too, that install no worker
 
     name, module, flags, env = json.loads(line)
     os.environ.update(env)
