@@ -308,7 +308,8 @@ def fused_decode_attention(
     The token's position is `seq_len - 1`, its slot that position's in the block table. Padding gives zeros
     and writes nothing. With `pdl`, block tables, seq_lens, the division and all K and V but the new must be
     older than the kernel before this one. The fewer `programs_per_sm`, the more tiles each has on the way.
-    Where the division is without what is `shared`, that is `before`, as `shared_prefix_attention` left it.
+    Where the division is without what is `shared`, that is `before`, as `shared_prefix_attention` left it: all
+    those must then be older than the kernel before that one, behind which this one starts (`wait_behind_next`).
     """
     _check(qkv, weights, kv_cache, block_tables, seq_lens)
     num_seqs, num_q, head_dim = qkv.shape[0], weights.num_q_heads, weights.head_dim
