@@ -15,7 +15,7 @@ import torch
 from common.device.engine import Engine
 from common.device.landing import PendingOutput, RingLanding
 from common.device.loop_trace import Trace
-from common.kernels.shared_parts import MAX_ROWS
+from common.kernels.shared_parts import MAX_SHARING_ROWS
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear
 
@@ -107,7 +107,7 @@ class DecodeRunner:
         return [StepKind(rows, shares_prefixes=True) for rows in self.buckets if self._may_share(rows)]
 
     def _may_share(self, num_rows: int) -> bool:
-        return self.shares_prefixes and 1 < num_rows <= MAX_ROWS
+        return self.shares_prefixes and 1 < num_rows <= MAX_SHARING_ROWS
 
     def _shares(self, kind: StepKind, spared_bytes: int) -> bool:
         """Whether it had better read prefixes once; for that a graph is captured when it would have paid already."""

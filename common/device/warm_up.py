@@ -26,7 +26,7 @@ from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.sampling_tensors import sampling_tensors
 from common.kernels.operands import AttentionWeights, SharedPrefixes, TokenRing
-from common.kernels.shared_parts import MAX_ROWS
+from common.kernels.shared_parts import MAX_SHARING_ROWS
 from common.ops.base import ForwardBatch, Ops, Residual
 from common.ops.linear_plan import SHORT_STEPS
 from common.wire.sampling_params import PADDING, SamplingParams
@@ -200,7 +200,7 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
 def _decode_batches(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool) -> list[ForwardBatch]:
     """Of every kind that attention tells apart."""
     batches = [_padding(engine, rows, rows) for rows in row_counts]
-    sharing = [_with_prefixes(batch) for batch in batches if 1 < len(batch.seq_lens) <= MAX_ROWS]
+    sharing = [_with_prefixes(batch) for batch in batches if 1 < len(batch.seq_lens) <= MAX_SHARING_ROWS]
     return [*batches, *sharing] if share_prefixes else batches
 
 

@@ -15,7 +15,7 @@ from common.kernels.checks import check_column
 from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE, num_tiles_of, part_tiles_of
 from common.kernels.operands import SharedDivision, SharedPrefixes
 from common.kernels.pdl import wait_for_predecessor
-from common.kernels.shared_parts import LARGE_BUNDLE, MAX_ROWS, SMALL_BUNDLE, max_shared_items
+from common.kernels.shared_parts import LARGE_BUNDLE, MAX_SHARING_ROWS, SMALL_BUNDLE, max_shared_items
 
 MIN_TOKENS = 4  # rows of a bundle: no KV head has more query heads than 16
 SHARED_ITEM_WORDS = 4  # as `load_shared_item` reads them
@@ -117,7 +117,7 @@ def _log_heads(num_q_heads: int, num_kv_heads: int) -> int:
 
 def share(
     prefixes: SharedPrefixes,
-    seq_lens: Tensor,  # [num_rows] int32, this step's token included; 0 is padding; `MAX_ROWS` at most
+    seq_lens: Tensor,  # [num_rows] int32, this step's token included; 0 is padding; `MAX_SHARING_ROWS` at most
     tokens: int,
     num_kv_heads: int,
     num_slots: int,
@@ -132,7 +132,7 @@ def share(
     check_column("seq_lens", seq_lens, num_rows)
     check_column("numbers", prefixes.numbers, num_rows)
     check_column("num_tokens", prefixes.num_tokens, num_rows)
-    assert num_rows <= MAX_ROWS, f"{num_rows} rows: at most {MAX_ROWS} are told apart"
+    assert num_rows <= MAX_SHARING_ROWS, f"{num_rows} rows: at most {MAX_SHARING_ROWS} are told apart"
     assert tokens >= MIN_TOKENS, f"bundles of {tokens} rows: at least {MIN_TOKENS} needed"
 
     def empty(*shape: int) -> Tensor:

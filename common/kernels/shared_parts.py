@@ -10,7 +10,7 @@ from common.kernels.operands import SharedParts
 
 SMALL_BUNDLE = 64  # queries: those of all query heads of a KV head
 LARGE_BUNDLE = 128
-MAX_ROWS = 512
+MAX_SHARING_ROWS = 512
 """Of a step: each is compared with each, by a kernel that takes minutes to compile for twice as many."""
 PROGRAMS_PER_SM = {SMALL_BUNDLE: 2, LARGE_BUNDLE: 1}  # by queries
 

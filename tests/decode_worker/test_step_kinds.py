@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.device.engine import Engine
-from common.kernels.shared_parts import MAX_ROWS
+from common.kernels.shared_parts import MAX_SHARING_ROWS
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import CAPTURE_BYTES, MIN_SPARED_BYTES, DecodeRunner, StepKind
 
@@ -64,7 +64,9 @@ def test_a_step_shares_if_it_may_and_spares_enough_and_nobody_asks_for_log_proba
         assert may_not.run == [ALONE, StepKind(1, has_logprobs=True)]
 
 
-@pytest.mark.parametrize(("num_rows", "may"), [(1, False), (2, True), (MAX_ROWS, True), (MAX_ROWS + 1, False)])
+@pytest.mark.parametrize(
+    ("num_rows", "may"), [(1, False), (2, True), (MAX_SHARING_ROWS, True), (MAX_SHARING_ROWS + 1, False)]
+)
 def test_steps_of_more_rows_than_are_told_apart_do_not_share(num_rows: int, may: bool) -> None:
     runner = NotingRunner(max_rows=num_rows)
     runner.launch(num_rows, spared_bytes=CAPTURE_BYTES)

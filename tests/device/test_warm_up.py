@@ -14,7 +14,7 @@ from common.device.engine import Engine
 from common.device.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.device.warm_up import _decode_batches, compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
-from common.kernels.shared_parts import MAX_ROWS as MAX_SHARING_ROWS
+from common.kernels.shared_parts import MAX_SHARING_ROWS
 from common.memory_sections import KVSection
 from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch

@@ -14,7 +14,7 @@ from common.kernels.decode_division import divide
 from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE
 from common.kernels.operands import SharedDivision, SharedPrefixes
 from common.kernels.shared_division import MIN_TOKENS, bundle_queries, share, tokens_of_bundle
-from common.kernels.shared_parts import MAX_ROWS, make_shared_parts, max_shared_items, shared_parts_bytes
+from common.kernels.shared_parts import MAX_SHARING_ROWS, make_shared_parts, max_shared_items, shared_parts_bytes
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ def test_bytes_of_parts_are_known_before_they_are_made(num_rows: int, num_kv: in
 
 
 def test_more_rows_than_are_told_apart_are_refused(device: torch.device) -> None:
-    rows = [Row(0, 512, 600)] * MAX_ROWS
-    assert shared_by(rows, 16, 8, 264, device).own_begins.shape[0] == MAX_ROWS
-    with pytest.raises(AssertionError, match=f"{MAX_ROWS + 1} rows: at most {MAX_ROWS}"):
+    rows = [Row(0, 512, 600)] * MAX_SHARING_ROWS
+    assert shared_by(rows, 16, 8, 264, device).own_begins.shape[0] == MAX_SHARING_ROWS
+    with pytest.raises(AssertionError, match=f"{MAX_SHARING_ROWS + 1} rows: at most {MAX_SHARING_ROWS}"):
         shared_by([*rows, rows[0]], 16, 8, 264, device)
 
 
