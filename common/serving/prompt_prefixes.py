@@ -101,11 +101,11 @@ class PromptPrefixes(Generic[AnyPrompt]):
         return self.rate.block_us(self.block_size)
 
     def begin(self, prompt: AnyPrompt, salt: bytes) -> None:
-        """Look a prompt up, unless something is wanted of the computation itself."""
+        """Look a prompt up."""
         if self.is_on:
             prompt.root = root_of(self.layout, salt)
             prompt.digests = self._digests.of(prompt.root, pack_ids(prompt.token_ids))
-            if not prompt.num_prompt_logprobs and len(prompt.token_ids) >= self.min_tokens:
+            if len(prompt.token_ids) >= self.min_tokens:
                 self.ask(prompt)
 
     def ask(self, prompt: AnyPrompt) -> None:
@@ -115,7 +115,11 @@ class PromptPrefixes(Generic[AnyPrompt]):
             self.magazine.look_up(*prompt.key, wanted, self.block_us)
 
     def lacking(self, prompt: AnyPrompt) -> list[bytes]:
-        """Digests of its blocks that would not be computed if they were there; at least one token is computed."""
+        """Digests of its blocks that would not be computed if they were there: at least one token is computed, and all
+        where something is wanted of the computation itself.
+        """
+        if prompt.num_prompt_logprobs:
+            return []
         return prompt.digests[prompt.num_sealed : (len(prompt.token_ids) - 1) // self.block_size]
 
     def has_asked(self, message: PrefixFound) -> bool:
@@ -153,7 +157,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
             return False
         if prompt.key in self.asked:
             return True
-        lacking = self.lacking(prompt) if not prompt.num_prompt_logprobs else []
+        lacking = self.lacking(prompt)
         other = self.computing.get(lacking[0]) if lacking else None
         return other is not None and (not other.num_left or _turn(other) <= _turn(prompt))
 

@@ -247,6 +247,11 @@ def test_prompts_whose_own_tokens_are_scored_are_computed_and_help_others() -> N
     for name in ("one", "two"):
         house.add(name, range(100, 110), num_logprobs=1)
     assert house.step() == [("one", 10), ("two", 10)], "neither waits for the other"
+    for name in ("a", "b"):
+        house.add(name, range(200, 240), num_logprobs=1)
+    assert [house.step() for _ in range(3)] == [[("a", 32)], [("a", 8), ("b", 24)], [("b", 16)]], (
+        "nor uses what it seals"
+    )
     house.all_done()
 
 
