@@ -1,12 +1,13 @@
 """`/docs`: an OpenAPI document as a page for people, without scripts and without anything from elsewhere."""
 
+import json
 import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
 
 STYLE = (
-    "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
+    ":root{color-scheme:light dark}body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
     "table{border-collapse:collapse;table-layout:fixed;width:100%}td:first-child{width:40%}"
     "td{padding:.2em 1em .2em 0;vertical-align:top;border-top:1px solid #ccc;overflow-wrap:anywhere}"
 )
@@ -21,14 +22,22 @@ def page(document: dict[str, Any]) -> str:
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
+    contents = [
+        f'<li><a href="#{escape(method + path)}"><code>{method.upper()} {escape(path)}</code></a>'
+        for path, methods in document["paths"].items()
+        for method in methods
+    ]
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-        f'<h1>{title}</h1><p>For programs: <a href="openapi.json">openapi.json</a></p>{"".join(operations)}</html>'
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><p>For programs: <a href="openapi.json">'
+        f"openapi.json</a></p><ul>{''.join(contents)}</ul>{''.join(operations)}</html>"
     )
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
-    yield f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{_prose(operation['summary'])}</p>"
+    name = f"<code>{method.upper()} {escape(path)}</code>"
+    yield f'<h2 id="{escape(method + path)}">{name}</h2><p>{_prose(operation["summary"])}</p>'
     if "requestBody" in operation:
         for content in operation["requestBody"]["content"].values():
             for schema in content["schema"].get("anyOf", [content["schema"]]):
@@ -50,7 +59,8 @@ def _table(schema: dict[str, Any]) -> Iterator[str]:
 def _rows(schema: dict[str, Any], within: str) -> Iterator[tuple[str, str]]:
     """Every field with what it may be, those of its own behind it."""
     for name, field in schema["properties"].items():
-        yield within + name, field.get("description", "")
+        default = f"; default `{json.dumps(field['default'])}`" if "default" in field else ""
+        yield within + name, field.get("description", "") + default
         for kind in field.get("anyOf", [field]):
             is_list = kind.get("type") == "array"
             inner = kind["items"] if is_list else kind

@@ -8,7 +8,6 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from router.chat_fields import CHAT_FIELDS
 from router.completion_fields import COMPLETION_FIELDS, GENERATION_FIELDS
@@ -44,12 +43,11 @@ def _lines(table: Table, within: str) -> Iterator[str]:
         if isinstance(field.rule, Object):
             yield from _lines(field.rule.table, f"{within}{field.name}.")
         elif field.is_implemented:
-            yield f"| `{within}{field.name}` | {field.rule.wants} | {_shown(field)} | {field.about} |"
+            yield f"| `{within}{field.name}` | {field.rule.wants} | {_default(field)} | {field.about} |"
 
 
-def _shown(field: Field) -> str:
-    default: Any = field.default
-    return "" if default in (None, "", ()) else json.dumps(default)
+def _default(field: Field) -> str:
+    return json.dumps(field.default) if field.has_default else ""
 
 
 def _neutral(rule: object) -> str:

@@ -39,6 +39,17 @@ class Field:
         """Whether any value of it has an effect."""
         return not isinstance(self.rule, Only)
 
+    @property
+    def has_default(self) -> bool:
+        """Whether leaving it out is the same as some value of it."""
+        return self.is_implemented and self.default not in (None, "", ())
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema."""
+        default = {"default": self.default} if self.has_default else {}
+        return {"anyOf": [self.rule.schema, {"type": "null"}], "description": self.words} | default
+
 
 class Table:
     """All fields that an object may have."""
@@ -67,10 +78,7 @@ class Table:
     @property
     def schema(self) -> dict[str, Any]:
         """Of the object, as JSON schema."""
-        properties = {
-            name: {"anyOf": [field.rule.schema, {"type": "null"}], "description": field.words}
-            for name, field in self.fields.items()
-        }
+        properties = {name: field.schema for name, field in self.fields.items()}
         return {"type": "object", "properties": properties, "additionalProperties": {"type": "null"}}
 
     def schema_with(self, required: str) -> dict[str, Any]:

@@ -111,7 +111,11 @@ class Text:
     def wants(self) -> str:
         low = f"{self.min_chars} to" if self.min_chars else "at most"
         size = "" if self.max_chars is None else f" of {low} {self.max_chars} characters"
-        return f"a string{size}" + (f", without {json.dumps(self.without)[1:-1]}" if self.without else "")
+        return f"a string{size}" + (f", without {self._without}" if self.without else "")
+
+    @property
+    def _without(self) -> str:
+        return " ".join(char if char.isprintable() else f"U+{ord(char):04X}" for char in self.without)
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ STRUCTURED_OUTPUTS = Table(
     Field("json", Schema(), None, "the text is JSON by it; one of these at a time"),
     Field("regex", SOURCE, None, "the whole text matches it; in Rust's syntax, without looking around"),
     Field("choice", Choices(), None, "the text is one of these"),
-    Field("grammar", SOURCE, None, "the text is one of its; in llguidance's variant of Lark, or in GBNF"),
+    Field("grammar", SOURCE, None, "the text follows it; in llguidance's variant of Lark, or in GBNF"),
     Field("json_object", Boolean(), False, "the text is a JSON object"),
     Field(
         "whitespace_pattern",

@@ -2,6 +2,7 @@
 
 import asyncio
 import html
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +61,9 @@ async def test_the_page_has_every_path_and_field_and_nothing_from_elsewhere(star
     assert all(f"<code>{name}</code>" in text for name in fields["properties"])
     assert all(path in text for path in document["paths"])
     assert "<code>stream_options.include_usage</code>" in text and "<code>messages[].tool_calls[].function.name" in text
-    assert "an integer from 1 to 128; texts for each prompt" in text and "`" not in text
+    assert "an integer from 1 to 128; texts for each prompt; default <code>1</code>" in text and "`" not in text
+    assert all(text.count(f'href="#{target}"') == 1 for target in re.findall('<h2 id="([^"]*)"', text))
+    assert 'name="viewport"' in text
     assert "<script" not in text and "http" not in text
 
 
