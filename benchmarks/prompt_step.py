@@ -1,16 +1,21 @@
 """How long a prompt takes in its worker, by length and share of the GPU, without a server around it.
 
-    python -m benchmarks.prompt_step MODEL_DIR [--lengths 1024,8192] [--shares 100,80] [--profile]
+    python -m benchmarks.prompt_step MODEL_DIR [--lengths 1024,8192] [--shares 100,80]
+        [--together 32x256+4096] [--profile]
 
 Uses the prefill worker's own engine, chunks, graphs and share (`prefill.sm_share`). A time is from the launch
-of the first chunk to the first token on the host. `--profile` lists the kernels of a prompt by time.
+of the first chunk to the first token on the host. `--together` adds steps of several prompts which all begin with the
+same tokens, that are there. `--profile` lists the kernels of a prompt by time.
 """
 
 import argparse
+import re
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -36,22 +41,40 @@ WARM_UPS = 2
 NUM_SEQS = 8
 
 
-class PromptBench:
-    """A prefill worker's engine, and a runner for each share of the GPU."""
+class Together(NamedTuple):
+    """One step of several prompts: so many tokens of each, behind so many that are there, the same of all."""
 
-    def __init__(self, model_dir: str, chunk_tokens: int, memory: MemoryClient, device: str) -> None:
+    num_prompts: int
+    num_tokens: int
+    num_before: int
+
+    @staticmethod
+    def parse(text: str) -> list["Together"]:
+        """From `32x256+4096`, or several with commas; raises ValueError for anything else."""
+        return [Together(*map(int, re.split("[x+]", each))) for each in text.split(",")]
+
+    def __str__(self) -> str:
+        return f"{self.num_prompts} of {self.num_tokens} tokens behind {self.num_before} shared"
+
+
+class PromptBench:
+    """A prefill worker's engine, and a runner for each share of the GPU; steps of so many prompts at most."""
+
+    def __init__(
+        self, model_dir: str, chunk_tokens: int, memory: MemoryClient, device: str, num_seqs: int = NUM_SEQS
+    ) -> None:
         config = Config(
             model=ModelSection(path=model_dir),
             worker=WorkerSection(device=device),
             prefill=PrefillSection(max_batch_tokens=chunk_tokens),
         )
-        self.chunk_tokens = chunk_tokens
-        self.engine: Engine = build_engine(config, memory, step_tokens=chunk_tokens, logit_rows=NUM_SEQS)
+        self.chunk_tokens, self.num_seqs = chunk_tokens, num_seqs
+        self.engine: Engine = build_engine(config, memory, step_tokens=chunk_tokens, logit_rows=num_seqs)
 
     def runner(self, percent: int) -> PromptRunner:
         """Ready as a worker with `prefill.sm_share` = percent."""
         share = make_share(percent, self.engine.device)
-        runner = PromptRunner(self.engine, self.chunk_tokens, NUM_SEQS, share)
+        runner = PromptRunner(self.engine, self.chunk_tokens, self.num_seqs, share)
         if self.engine.device.type == "cuda":
             warm_up_prompts(runner)
             runner.capture()
@@ -73,13 +96,28 @@ class PromptBench:
             for begin in range(0, num_tokens, budget)
         ]
 
+    def together(self, step: Together) -> list[PromptChunk]:
+        """The prompts of one step; raises ValueError for more than it or the pool has room for."""
+        [group], shape = self.engine.pool.layout.groups, self.engine.pool.shape
+        num_shared = group.num_places(step.num_before)
+        num_own = group.num_places(step.num_before + step.num_tokens) - num_shared
+        num_blocks = num_shared + step.num_prompts * num_own
+        if step.num_prompts * step.num_tokens > self.chunk_tokens or num_blocks >= sum(shape.num_blocks):
+            raise ValueError(f"{step}: more than {self.chunk_tokens} tokens of a step, or than the pool has room for")
+        shared = list(range(1, 1 + num_shared))
+        owns = (range(begin, begin + num_own) for begin in range(1 + num_shared, 1 + num_blocks, num_own))
+        greedy = SamplingParams(temperature=0.0)
+        return [
+            PromptChunk([7] * step.num_tokens, step.num_before, [[*shared, *own]], greedy, is_last=True) for own in owns
+        ]
+
     def median_ms(self, runner: PromptRunner, num_tokens: int, *, whole_gpu: bool) -> float:
-        chunks, times_s = self.chunks(num_tokens), []
-        for _ in range(WARM_UPS + REPEATS):
-            begin_s = time.perf_counter()
-            run(runner, chunks, whole_gpu=whole_gpu)
-            times_s.append(time.perf_counter() - begin_s)
-        return statistics.median(times_s[WARM_UPS:]) * 1e3
+        chunks = self.chunks(num_tokens)
+        return _median_ms(lambda: run(runner, chunks, whole_gpu=whole_gpu))
+
+    def together_ms(self, runner: PromptRunner, step: Together, *, whole_gpu: bool) -> float:
+        chunks = self.together(step)
+        return _median_ms(lambda: runner.run(chunks, whole_gpu=whole_gpu))
 
     def profile(self, runner: PromptRunner, num_tokens: int, *, whole_gpu: bool) -> str:
         """Kernels of one prompt by time."""
@@ -87,6 +125,15 @@ class PromptBench:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             run(runner, chunks, whole_gpu=whole_gpu)
         return str(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
+
+
+def _median_ms(act: Callable[[], object]) -> float:
+    times_s = []
+    for _ in range(WARM_UPS + REPEATS):
+        begin_s = time.perf_counter()
+        act()
+        times_s.append(time.perf_counter() - begin_s)
+    return statistics.median(times_s[WARM_UPS:]) * 1e3
 
 
 def run(runner: PromptRunner, chunks: list[PromptChunk], *, whole_gpu: bool) -> None:
@@ -107,6 +154,13 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for flag, default, what in (("--lengths", LENGTHS, "tokens"), ("--shares", SHARES, "percent of the GPU")):
         shown = ",".join(map(str, default))
         parser.add_argument(flag, type=numbers, default=default, help=f"{what}, separated by commas (default: {shown})")
+    parser.add_argument(
+        "--together",
+        type=Together.parse,
+        default=[],
+        metavar="COUNTxTOKENS+BEFORE",
+        help="prompts of one step, by number, tokens and those before them, that are there, separated by commas",
+    )
     parser.add_argument("--chunk", type=int, default=8192, help="most tokens of a step (default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
     parser.add_argument("--profile", action="store_true", help="list the kernels of a prompt")
@@ -118,7 +172,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
     with own_memory(args.device) as memory:
-        rows = measure(args, PromptBench(args.model_dir, args.chunk, memory, args.device))
+        num_seqs = max([NUM_SEQS, *(step.num_prompts for step in args.together)])
+        rows = measure(args, PromptBench(args.model_dir, args.chunk, memory, args.device, num_seqs))
     if args.results:
         append_rows(args.results, rows)
     return 0
@@ -128,17 +183,22 @@ def measure(args: argparse.Namespace, bench: PromptBench) -> list[Row]:
     """Time and show what is asked for; what there is to be kept of it."""
     table, rows = Table("share, %", "tokens", "ms", "tokens/s", title="one prompt in its worker"), []
     for percent in args.shares:
-        runner = bench.runner(percent)
+        runner, whole_gpu = bench.runner(percent), percent == 100
         for num_tokens in args.lengths:
             if not bench.fits(num_tokens):
                 print(f"{num_tokens} tokens do not fit, skipped")
                 continue
-            whole_gpu = percent == 100
             prompt_ms = bench.median_ms(runner, num_tokens, whole_gpu=whole_gpu)
             table.add_row(str(percent), str(num_tokens), f"{prompt_ms:.2f}", f"{num_tokens / prompt_ms * 1e3:,.0f}")
             rows.append(_row(args, percent, num_tokens, prompt_ms))
             if args.profile:
                 print(bench.profile(runner, num_tokens, whole_gpu=whole_gpu))
+        for step in args.together:
+            num_tokens = step.num_prompts * step.num_tokens
+            step_ms = bench.together_ms(runner, step, whole_gpu=whole_gpu)
+            table.add_row(str(percent), str(step), f"{step_ms:.2f}", f"{num_tokens / step_ms * 1e3:,.0f}")
+            workload = f"prompts in one step, {step}, {percent} % of the GPU"
+            rows.append(row_of(args.hardware, Path(args.model_dir).name, workload, Figure("step", step_ms, "ms")))
     Console().print(table)
     return rows
 
