@@ -1,8 +1,8 @@
 """Keeps the router and the workers of one machine running, says when they are ready, and ends them in order.
 
 Invariant: whatever ends the supervisor ends its children: a drain, a second Ctrl-C, a failed start,
-or its own death (see `exec_child`). A child that dies is started again; one that cannot be
-configured, or keeps dying before the system was ever ready, ends everything.
+or its own death (see `exec_child`). A child that dies, or for which there is no room, is started again;
+one that cannot be configured, or keeps dying before the system was ever ready, ends everything.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import aiohttp
 
@@ -45,6 +46,14 @@ class Kept:
     backoff: Backoff = field(default_factory=Backoff)
     child: Child | None = None  # None between two starts
     keeper: "asyncio.Task[None] | None" = None
+
+
+class End(NamedTuple):
+    """Of a process, in words."""
+
+    how: str
+    lived_s: float = 0.0
+    is_final: bool = False  # another start would end likewise
 
 
 class Supervisor:
@@ -165,28 +174,41 @@ class Supervisor:
     # --- starting and restarting ----------------------------------------------------------------
 
     async def _keep_running(self, kept: Kept) -> None:
-        spec = kept.spec
+        name = kept.spec.name
         while not kept.may_go.is_set():
-            forked = await self._fork_server.fork(spec) if spec.kind is Kind.WORKER else None
-            if forked is None and kept.may_go.is_set():
-                return
-            child = kept.child = forked or await Child.start(spec, self._environ, self._console)
-            if kept.may_go.is_set():  # while it was being started
-                child.signal(signal.SIGTERM)
-            code = await child.ended()
-            kept.child = None
+            end = await self._life(kept)
             if kept.may_go.is_set():
                 return
-            delay_s = kept.backoff.after(child.lived_s if self.ready.is_set() else 0.0)  # unserved is not forgiven
-            wrong = code == CONFIG_EXIT_CODE
-            if not self.ready.is_set() and (wrong or kept.backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
-                reason = f"{spec.name} ended with {describe_exit(code)} before the system was ready"
-                self._fail(reason, CONFIG_EXIT_CODE if wrong else 1)
+            delay_s = kept.backoff.after(end.lived_s if self.ready.is_set() else 0.0)  # unserved is not forgiven
+            if not self.ready.is_set() and (end.is_final or kept.backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
+                self._fail(f"{name} {end.how} before the system was ready", CONFIG_EXIT_CODE if end.is_final else 1)
                 return
             when = f"in {delay_s:g} s" if delay_s else "at once"
-            self._console.say(f"{spec.name} ended with {describe_exit(code)}; restarting {when}", "W")
+            self._console.say(f"{name} {end.how}; restarting {when}", "W")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(kept.may_go.wait(), delay_s)
+
+    async def _life(self, kept: Kept) -> End:
+        """From its start, if there is room for it and it may not go yet, to its end."""
+        try:
+            child = await self._started(kept)
+        except OSError as error:  # no memory, file or process is left: nothing else is to end for that
+            return End(f"could not be started ({error})")
+        if child is None:
+            return End("may go")
+        kept.child = child
+        if kept.may_go.is_set():  # while it was being started
+            child.signal(signal.SIGTERM)
+        code = await child.ended()
+        kept.child = None
+        return End(f"ended with {describe_exit(code)}", child.lived_s, code == CONFIG_EXIT_CODE)
+
+    async def _started(self, kept: Kept) -> Child | None:
+        spec = kept.spec
+        forked = await self._fork_server.fork(spec) if spec.kind is Kind.WORKER else None
+        if forked is not None or kept.may_go.is_set():
+            return forked
+        return await Child.start(spec, self._environ, self._console)
 
     async def _once_ready(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         await self.ready.wait()

@@ -1,7 +1,9 @@
 """The supervisor with stand-ins for the router and the workers: real processes, signals and exits."""
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -48,6 +50,31 @@ async def test_a_killed_worker_comes_back(stage: Stage) -> None:
         supervisor.stop()
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
     assert not is_alive(stage.pid("decode-0"))
+
+
+@pytest.mark.parametrize("forks", [False, True])
+async def test_a_worker_for_which_there_is_no_room_comes_back_when_there_is(forks: bool, stage: Stage) -> None:
+    supervisor = stage.supervisor("decode-0", "decode-1", worker_modules=(stage.module(),) if forks else ())
+    async with running(supervisor, lambda _: None) as run:
+        first, other = stage.pid("decode-0"), stage.pid("decode-1")
+        with no_more_files():
+            os.kill(first, signal.SIGKILL)
+            await eventually(lambda: "decode-0 could not be started ([Errno 24]" in stage.log.getvalue())
+        await eventually(lambda: stage.pid("decode-0") != first)
+        assert is_alive(other) and stage.pid("decode-1") == other
+        supervisor.stop()
+        assert await asyncio.wait_for(run, DEADLINE_S) == 0
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process may open none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(("worker", "code"), [("misconfigured", 2), ("crashing", 1)])
