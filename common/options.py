@@ -17,6 +17,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from common.argument_parser import ArgumentParser
 from common.errors import ConfigError
 from common.option_sources import Given, Table, flag_name, from_environment, read_toml, strangers, variable_name
 
@@ -64,7 +65,7 @@ def parse(
     config_cls: type[Config], sections: Sequence[str], prog: str, description: str, argv: Sequence[str]
 ) -> Config:
     """The config of one program; with `--print-config` it is printed, and nothing else is done."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser = ArgumentParser(prog=prog, usage=f"{prog} [option ...]", description=description)
     add_flags(parser, config_cls, sections)
     return from_flags(config_cls, parser.parse_args(argv))
 

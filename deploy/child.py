@@ -55,6 +55,7 @@ class Child:
     def __init__(self, spec: ProcessSpec, process: Process, output: FileIO, console: Console) -> None:
         self.spec = spec
         self.pid = process.pid
+        self.last_line = ""  # that it wrote
         self._process = process
         self._started_s = time.monotonic()
         self._output = asyncio.create_task(self._forward(output, console))
@@ -131,6 +132,7 @@ class Child:
                 return
             text = line.decode("utf-8", "replace").rstrip()
             if text:
+                self.last_line = text
                 console.child_line(self.spec.name, text)
 
 

@@ -9,7 +9,8 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from common.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
+from common.argument_parser import ArgumentParser, Commands
+from common.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config, WorkerSection
 from common.errors import ConfigError
 from common.memory_sections import MemorySection
 from common.option_limits import DAY_S
@@ -57,7 +58,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="baton", description="Disaggregated LLM serving on the machine you have.")
+    parser = ArgumentParser(prog="baton", description="Disaggregated LLM serving on the machine you have.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_demo(commands)
@@ -69,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_serve(commands: Commands) -> None:
     parser = commands.add_parser(
         "serve",
         usage="baton serve MODEL [option ...]",
@@ -97,7 +98,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_flags(parser, Config, ALL_SECTIONS)
 
 
-def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_demo(commands: Commands) -> None:
     parser = commands.add_parser(
         "demo",
         help="serve the bundled model, stream one verse, show the figures",
@@ -113,7 +114,7 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.set_defaults(config=None)
 
 
-def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_workers(commands: Commands) -> None:
     parser = commands.add_parser(
         "workers",
         help="who serves: role, device, load, KV blocks, version, since when",
@@ -124,9 +125,10 @@ def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--json", action="store_true", help="GET /health as it is")
 
 
-def _add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_drain(commands: Commands) -> None:
     parser = commands.add_parser(
         "drain",
+        usage="baton drain WORKER [option ...]",
         help="have a worker or memory server finish what it has, and end",
         description="Ask a router to send a worker nothing new, and wait until it has finished what it has and ended. "
         "Who started it decides what follows: baton serve, Docker and Kubernetes start another, so that one drain "
@@ -153,7 +155,7 @@ def _name(text: str) -> str:
     return text
 
 
-def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_bench(commands: Commands) -> None:
     """Its flags are those of the load client, which takes all that follows as it is."""
     parser = commands.add_parser(
         "bench",
@@ -249,10 +251,11 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
             "memory.id, memory.socket, memory.device and memory.linger_s are for one memory server, and chosen here; "
             "leave them out, or start python -m common.memory yourself"
         )
-    if config.worker.standby:
-        raise ConfigError(
-            f"worker.standby = {config.worker.standby}: that is for one worker; leave it out, and ask for --standby"
-        )
+    one = config.worker
+    if one.standby:
+        raise ConfigError(f"worker.standby = {one.standby}: that is for one worker; ask for --standby instead")
+    if one != replace(one, id=WorkerSection().id, memory_socket=WorkerSection().memory_socket):
+        raise ConfigError("worker.id and worker.memory_socket are for one worker, and chosen here; leave them out")
     if Role.PREFILL in STANDBYS[args.standby] and not num_prefill:
         raise ConfigError(f"--standby {args.standby}: there are no prefill workers to stand by for; use decode or none")
     mps = MpsOptions(args.mps, args.mps_prefill_percent)

@@ -57,6 +57,7 @@ class ForkServer:
         self._control: socket.socket | None = None
         self._turn = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
+        self._is_ending = False
 
     async def begin(self) -> None:
         """Start it; `fork` waits for its imports."""
@@ -74,11 +75,13 @@ class ForkServer:
                 self._console.say(f"killing {self._spec.name}: no answer in {ANSWER_DEADLINE_S:g} s", "W")
                 self._kill()
             except OSError as error:
-                self._console.say(f"{spec.name} imports for itself: {error}", "W")
+                if not self._is_ending:
+                    self._console.say(f"{spec.name} imports for itself: {error}", "W")
             return None
 
     async def end(self) -> None:
         """Nothing is forked any more; what was goes on."""
+        self._is_ending = True
         if self._keeper is not None:
             self._keeper.cancel()
         self._kill()

@@ -54,6 +54,7 @@ class End(NamedTuple):
     how: str
     lived_s: float = 0.0
     is_final: bool = False  # another start would end likewise
+    last_line: str = ""  # that it wrote
 
 
 class Supervisor:
@@ -181,7 +182,9 @@ class Supervisor:
                 return
             delay_s = kept.backoff.after(end.lived_s if self.ready.is_set() else 0.0)  # unserved is not forgiven
             if not self.ready.is_set() and (end.is_final or kept.backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
-                self._fail(f"{name} {end.how} before the system was ready", CONFIG_EXIT_CODE if end.is_final else 1)
+                reason = f"{name} {end.how} before the system was ready"
+                told = f": {end.last_line}" if end.is_final else ""
+                self._fail(reason + told, CONFIG_EXIT_CODE if end.is_final else 1)
                 return
             when = f"in {delay_s:g} s" if delay_s else "at once"
             self._console.say(f"{name} {end.how}; restarting {when}", "W")
@@ -201,7 +204,7 @@ class Supervisor:
             child.signal(signal.SIGTERM)
         code = await child.ended()
         kept.child = None
-        return End(f"ended with {describe_exit(code)}", child.lived_s, code == CONFIG_EXIT_CODE)
+        return End(f"ended with {describe_exit(code)}", child.lived_s, code == CONFIG_EXIT_CODE, child.last_line)
 
     async def _started(self, kept: Kept) -> Child | None:
         spec = kept.spec

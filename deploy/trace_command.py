@@ -4,6 +4,7 @@ import argparse
 import math
 from pathlib import Path
 
+from common.argument_parser import Commands
 from common.option_limits import DAY_S
 from common.options import number
 from deploy.trace_merge import write_trace
@@ -14,7 +15,7 @@ from deploy.trace_summary import summary
 FILE = "trace.json.gz"
 
 
-def add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_trace(commands: Commands) -> None:
     parser = commands.add_parser(
         "trace",
         help="merge and sum up what the processes of baton serve --trace DIR wrote",

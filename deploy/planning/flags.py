@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from common.argument_parser import Commands
 from common.options import number
 from deploy.planning import traces
 from deploy.planning.memory import MEMORY_FRACTION
@@ -20,7 +21,7 @@ hand, with --prompt-ms and --step-ms, or have a running router tell it, with --f
 {traces.__doc__}"""
 
 
-def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_plan(commands: Commands) -> None:
     """The command and its flags."""
     parser = commands.add_parser(
         "plan",

@@ -56,6 +56,10 @@ def test_a_wrong_setting_exits_with_2_and_names_it(
         ("--decode 2 --autoscale --autoscale-window-s 0.5", r"0\.5: 1 to 3600"),
         ("--decode 2 --autoscale --autoscale-cooldown-s -1", r"-1: 0 to 86400"),
         ("--memory-device cuda:1", r"memory\.linger_s are for one memory server"),
+        ("--worker-id mine", r"worker\.id and worker\.memory_socket are for one worker, and chosen here"),
+        ("--gpu 0", r"baton serve: error: unrecognized arguments: --gpu 0; did you mean --gpus\?"),
+        ("--kv-blocksize=32 --zzz", r"--kv-blocksize=32 --zzz; did you mean --kv-block-size\?"),
+        ("--zzz", r"unrecognized arguments: --zzz; --help lists what there is"),
         ("--device gpu", r"worker\.device = 'gpu': auto, cpu, cuda or cuda:N"),
     ],
 )

@@ -113,6 +113,7 @@ async def test_a_stop_does_not_wait_for_imports_and_starts_nobody_instead(stage:
     supervisor.stop()
     assert await asyncio.wait_for(run, DEADLINE_S) == 0
     assert not stage.fork_servers() and not (stage.directory / "decode-0.pid").exists()
+    assert "decode-0" not in stage.log.getvalue()
 
 
 async def test_nobody_of_a_worker_is_left_when_it_dies(stage: Stage) -> None:
