@@ -56,17 +56,27 @@ def absolute(endpoint: str) -> str:
 
 
 def private_directory() -> Path:
-    """A directory that only this user may enter, the same for all processes of the user."""
-    path = PARENT / f"baton-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    status = path.lstat()
+    """A directory that only this user may enter, the same for all processes of the user; raises ConfigError."""
+    path = _private_path()
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        status = path.lstat()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make {path}: {error.strerror}; set net.router_endpoint, net.handoff_endpoint and "
+            "worker.memory_socket to paths elsewhere"
+        ) from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(
             f"{path} is not a directory that only user {os.getuid()} may enter (mode 700); remove it, or set "
             "net.router_endpoint and net.handoff_endpoint"
         )
     return path
+
+
+def _private_path() -> Path:
+    return PARENT / f"baton-{os.getuid()}"
 
 
 def require_protected(endpoint: str, *, has_secret: bool) -> None:
@@ -88,7 +98,7 @@ def claim(endpoint: str) -> None:
         return
     if is_served(path):
         raise ConfigError(f"{endpoint} is served by another process; stop that, or choose another endpoint")
-    if path.parent == private_directory():
+    if path.parent == _private_path():
         _remove_abandoned(path.parent)
 
 

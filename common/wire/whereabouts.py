@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from common.config import NetSection
+from common.errors import ConfigError
 from common.wire.endpoints import absolute, private_directory
 
 
 def note(port: int, endpoint: str, net: NetSection) -> None:
-    """Say it, as the router whose port that is from now on; raises ConfigError."""
+    """Say it, as the router whose port that is from now on; raises ConfigError and OSError."""
     secret_file = os.path.abspath(net.secret_file) if net.secret_file else ""
     text = json.dumps({"router_endpoint": absolute(endpoint), "secret_file": secret_file, "pid": os.getpid()})
     temporary = _path(port).with_suffix(f".{os.getpid()}")
@@ -22,8 +23,9 @@ def note(port: int, endpoint: str, net: NetSection) -> None:
 
 def forget(port: int) -> None:
     """The router ends; a note of another that has the port by now stays."""
-    if _read(port).get("pid") == os.getpid():
-        _path(port).unlink(missing_ok=True)
+    with suppress(ConfigError, OSError):
+        if _read(port).get("pid") == os.getpid():
+            _path(port).unlink(missing_ok=True)
 
 
 def found(port: int) -> NetSection | None:

@@ -15,7 +15,7 @@ import zmq
 
 from common.config import NetSection
 from common.errors import ConfigError
-from common.wire import endpoints
+from common.wire import endpoints, whereabouts
 from common.wire.frames import MAX_FRAME_BYTES, encode
 from common.wire.messages import Abort, Message, PeerGone
 from common.wire.sockets import MAX_SECRET_BYTES, Hub, Spoke
@@ -188,6 +188,17 @@ def test_the_private_directory_is_entered_by_its_user_alone(tmp_path: Path, monk
     directory.symlink_to("/")
     with pytest.raises(ConfigError, match="is not a directory that only user"):
         endpoints.private_directory()
+
+
+def test_whose_endpoints_are_elsewhere_wants_no_private_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: Network
+) -> None:
+    (tmp_path / "full").touch()
+    monkeypatch.setattr(endpoints, "PARENT", tmp_path / "full")
+    network.hub(f"ipc://{tmp_path}/hub.sock")
+    whereabouts.forget(8000)
+    with pytest.raises(ConfigError, match=r"cannot make .*/full/baton-.*: Not a directory; set net.router_endpoint, "):
+        endpoints.resolved(endpoints.AUTO, "router")
 
 
 def test_sockets_left_in_the_private_directory_are_removed(
