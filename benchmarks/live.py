@@ -23,6 +23,7 @@ class Live:
         self._begin_s = self._said_s = time.perf_counter()
         self._ttfts_s: list[float] = []
         self._num_tokens = self._num_errors = 0
+        self._num_left = num_requests
 
     @staticmethod
     def _begun(progress: Progress, label: str, num_requests: int) -> TaskID:
@@ -36,8 +37,9 @@ class Live:
             insort(self._ttfts_s, record.ttft_s)
             self._num_tokens += record.num_output_tokens
         self._progress.advance(self._task)
+        self._num_left -= 1
         now_s = time.perf_counter()
-        if now_s - self._said_s > SAY_S:
+        if now_s - self._said_s > SAY_S or not self._num_left:
             self._said_s = now_s
             self._progress.update(self._task, figures=self.text(now_s - self._begin_s))
 

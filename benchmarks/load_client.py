@@ -238,7 +238,9 @@ async def served_model(session: aiohttp.ClientSession, url: str, deadline_s: flo
         why = f"{type(error).__name__} {error!s:.200}".strip()
         if isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED:
             raise NoServer(f"{url!r} asks for an API key ({why}): baton bench shows that of --api-key-file") from None
+        is_silent = isinstance(error, TimeoutError | aiohttp.ClientConnectionError)
+        trouble = "does not answer" if is_silent else "tells of no model"
         raise NoServer(
-            f"{url!r} tells of no model ({why}): give the address of a server with OpenAI's API, such as "
+            f"{url!r} {trouble} ({why}): give the address of a server with OpenAI's API, such as "
             "http://127.0.0.1:8000, or name its --model"
         ) from None

@@ -35,7 +35,7 @@ from benchmarks.load_client import (
 from benchmarks.moved import Moved
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.serve_load import Load
-from benchmarks.serve_options import parse_args
+from benchmarks.serve_options import USUAL, Defaults, parse_args
 from benchmarks.stats import Figure, RequestRecord, summarize
 
 Sent = tuple[list[RequestRecord], list[RequestRecord]]
@@ -177,9 +177,9 @@ def rows(name: str, workload: str, systems: list[System], slo_ms: dict[str, floa
     ]
 
 
-def main(argv: list[str], prog: str = "python -m benchmarks.serve") -> int:
+def main(argv: list[str], prog: str = "python -m benchmarks.serve", defaults: Defaults = USUAL) -> int:
     """Exit code 1 when a request failed and that was not allowed."""
-    args, console = parse_args(argv, (__doc__ or "").splitlines()[0], prog), Console()
+    args, console = parse_args(argv, (__doc__ or "").splitlines()[0], prog, defaults), Console()
     try:
         load = Load(args)
     except ValueError as error:

@@ -2,27 +2,46 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.prefixes import Prefixes
 from benchmarks.stats import parse_slo
 from benchmarks.workload import Draw, Even, HeavyTailed, Stream
+from common.argument_parser import ArgumentParser
 from common.plain_file import read_plain
 
 Parsed = TypeVar("Parsed")
 
 MAX_KEY_CHARS = 1000
+MODES = "--rate R | --concurrency N | --all-at-once | --users N"
 
 
-def parse_args(argv: list[str], description: str, prog: str = "python -m benchmarks.serve") -> argparse.Namespace:
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Of flags whose defaults depend on who asks."""
+
+    concurrency: int | None = None  # where no mode is asked for; None: one has to be
+    vocab_size: int = 151_000
+
+
+USUAL = Defaults()
+
+
+def parse_args(
+    argv: list[str], description: str, prog: str = "python -m benchmarks.serve", defaults: Defaults = USUAL
+) -> argparse.Namespace:
     """Exits with a message for flags that mean nothing together."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    mode = f"[{MODES}]" if defaults.concurrency else f"({MODES})"
+    parser = ArgumentParser(prog=prog, usage=f"{prog} {mode} [option ...]", description=description)
     _add_system_flags(parser)
-    _add_mode_flags(parser)
-    _add_prompt_flags(parser)
+    _add_mode_flags(parser, defaults.concurrency)
+    _add_prompt_flags(parser, defaults.vocab_size)
     _add_result_flags(parser)
     args = parser.parse_args(argv)
+    if args.rate is args.concurrency is args.users is None and not args.all_at_once:
+        args.concurrency = defaults.concurrency
     if problem := _problem(args):
         parser.error(problem)
     if args.zipf is not None:
@@ -54,10 +73,10 @@ def _problem(args: argparse.Namespace) -> str:
 
 
 def _add_system_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server to load")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server to load (default: %(default)s)")
     parser.add_argument("--vs", metavar="URL", help="second server, loaded turn by turn with the first")
-    parser.add_argument("--system", default="baton", help="label of the first server")
-    parser.add_argument("--vs-system", default="other", help="label of the second server")
+    parser.add_argument("--system", default="baton", help="label of the first server (default: %(default)s)")
+    parser.add_argument("--vs-system", default="other", help="label of the second server (default: %(default)s)")
     parser.add_argument("--model", help="model name to send (default: the first that each server lists)")
     parser.add_argument(
         "--api-key-file",
@@ -69,12 +88,15 @@ def _add_system_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline-s", type=float, default=600.0, help="for one request (default: 600)")
 
 
-def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
-    mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--rate", type=float, help="requests a second, arriving at random (Poisson)")
-    mode.add_argument("--concurrency", type=int, help="requests running at any time")
+def _add_mode_flags(parser: argparse.ArgumentParser, concurrency: int | None) -> None:
+    mode = parser.add_mutually_exclusive_group(required=not concurrency)
+    mode.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving at random (Poisson)")
+    usual = f" (default: {concurrency}, unless another mode is asked for)" if concurrency else ""
+    mode.add_argument("--concurrency", type=int, metavar="N", help=f"requests running at any time{usual}")
     mode.add_argument("--all-at-once", action="store_true", help="send everything at the start")
-    mode.add_argument("--users", type=int, help="users who begin at once, each with a conversation of --turns")
+    mode.add_argument(
+        "--users", type=int, metavar="N", help="users who begin at once, each with a conversation of --turns"
+    )
     parser.add_argument(
         "--turns", type=int, default=8, help="of a conversation: each prompt is all said before and more (default: 8)"
     )
@@ -92,7 +114,7 @@ def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_prompt_flags(parser: argparse.ArgumentParser) -> None:
+def _add_prompt_flags(parser: argparse.ArgumentParser, vocab_size: int) -> None:
     parser.add_argument(
         "--input-len", type=int, default=1024, help="prompt tokens, of a turn's or after a prefix (default: 1024)"
     )
@@ -125,7 +147,9 @@ def _add_prompt_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of the replies are held to a JSON schema: 0 to 1",
     )
-    parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
+    parser.add_argument(
+        "--vocab-size", type=int, default=vocab_size, help="prompt ids are below this (default: %(default)s)"
+    )
     parser.add_argument(
         "--tokenizer",
         type=Path,

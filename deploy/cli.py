@@ -298,14 +298,12 @@ def _drain(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     try:
         from benchmarks.serve import main as bench
+        from benchmarks.serve_options import Defaults
     except ImportError as error:
         raise ConfigError(
             f'{error}: baton bench needs the bench extra: pip install -e ".[bench]" where the sources are'
         ) from None
-    named = {flag.partition("=")[0] for flag in args.flags}
-    mode = [] if named & {"--rate", "--concurrency", "--all-at-once", "--users"} else ["--concurrency", "8"]
-    ids = [] if "--vocab-size" in named else ["--vocab-size", "1000"]  # which every model has
-    return bench([*mode, *ids, *args.flags], "baton bench")
+    return bench(args.flags, "baton bench", Defaults(concurrency=8, vocab_size=1000))  # ids that every model has
 
 
 COMMANDS = {

@@ -94,10 +94,18 @@ def test_another_program_is_named_and_nothing_is_sent_to_it(answer: bytes, capsy
     assert "tells of no model" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("url", ["", "router", "http://a:b", "http://127.0.0.1:9"])
-def test_where_nobody_answers_there_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("url", "trouble"),
+    [
+        ("", "tells of no model"),
+        ("router", "tells of no model"),
+        ("http://a:b", "tells of no model"),
+        ("http://127.0.0.1:9", "does not answer"),
+    ],
+)
+def test_where_nobody_answers_there_is_one_line(url: str, trouble: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--url", url) == 1
-    assert "tells of no model" in " ".join(capsys.readouterr().out.split())
+    assert f"'{url}' {trouble} (" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_picture_of_no_kind_is_refused_before_anything_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +113,9 @@ def test_a_picture_of_no_kind_is_refused_before_anything_is_sent(capsys: pytest.
     assert "'run.doc': a file that ends with .svg, .png or .pdf" in capsys.readouterr().err
 
 
-def test_the_line_says_what_was_seen_so_far() -> None:
-    with progress_on(Console(file=StringIO())) as progress:
+def test_the_line_says_what_was_seen_so_far_and_in_the_end_all() -> None:
+    shown = StringIO()
+    with progress_on(Console(file=shown, width=120)) as progress:
         live = Live(progress, "baton", 3)
         assert live.text(1.0) == ""
         for ttft_s in (0.5, 0.1):
@@ -116,3 +125,12 @@ def test_the_line_says_what_was_seen_so_far() -> None:
         assert live.text(2.0) == "TTFT 300 ms, p99 496; 20 tokens/s"
         live.note(RequestRecord(sent_s=1.0, error="HTTP 503"))
         assert live.text(4.0) == "TTFT 300 ms, p99 496; 10 tokens/s, 1 errors"
+    assert ", 1 errors" in shown.getvalue()
+
+
+def test_help_tells_the_defaults_that_hold_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "usage: baton bench [--rate R | --concurrency N" in shown
+    assert "requests running at any time (default: 8, unless another mode is asked for)" in shown
+    assert "prompt ids are below this (default: 1000)" in shown
