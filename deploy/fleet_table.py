@@ -1,6 +1,6 @@
 """Who serves, as a table for people: made of the router's GET /health."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.tables import BLANK, aligned, printable
@@ -13,13 +13,17 @@ def fleet_table(health: Mapping[str, Any]) -> str:
 
     Raises KeyError for another body.
     """
-    rows = [_worker(role, each) for role, members in health["workers"].items() for each in members]
-    rows += [_memory_server(each) for each in health["memory_servers"]]
+    rows = [_worker(role, each) for role, members in health["workers"].items() for each in _by_name(members)]
+    rows += map(_memory_server, _by_name(health["memory_servers"]))
     failed = [path for path in health["kv_paths"] if path["error"]]
     problems = [f"KV path {path['prefill']} -> {path['decode']}: {path['error']}" for path in failed]
     changes = [f"{_span(each['ago_s'])} ago, {each['state']}: {each['reason']}" for each in health["role_changes"]]
     below = map(printable, [*health["missing"], *problems, *changes])
     return "\n".join([*aligned([COLUMNS, *rows]), *below])
+
+
+def _by_name(members: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(members, key=lambda each: str(each["id"]))
 
 
 def _worker(role: str, worker: Mapping[str, Any]) -> tuple[str, ...]:

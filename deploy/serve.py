@@ -125,7 +125,7 @@ async def serve(config: Config, fleet: Fleet) -> int:
 
 
 def ready_text(config: Config, health: Health, mps: Mps) -> str:
-    """One line that says what is ready, and a command to try."""
+    """What is ready, a command to try, where to look, and how to end it: a line each."""
     url = local_url(config.router.host, config.router.port)
     name = config.model.served_name
     roles = ["standby" if worker.is_standby else worker.role for worker in health.workers]
@@ -136,5 +136,6 @@ def ready_text(config: Config, health: Health, mps: Mps) -> str:
     key = " -H 'authorization: Bearer KEY'" if config.router.api_key_file else ""
     return (
         f"ready: {url}  model {name}  {fleet}  KV over {health.transport}{sharing}\n"
-        f"  curl {url}/v1/completions -H 'content-type: application/json'{key} -d '{body}'"
+        f"  curl {url}/v1/completions -H 'content-type: application/json'{key} -d '{body}'\n"
+        f"  status page: {url}/  API: {url}/docs  Ctrl-C finishes what runs, and ends"
     )

@@ -16,10 +16,5 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     What they say may be somebody else's: nothing in it moves the cursor.
     """
     rows = [tuple(map(printable, row)) for row in rows]
-    rows = [tuple(map(_printable, row)) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _printable(cell: str) -> str:
-    return cell if cell.isprintable() else "".join(char if char.isprintable() else "?" for char in cell)

@@ -1,11 +1,12 @@
 """The way of one request through the processes, as a trace has it."""
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from common.errors import ConfigError
 from common.trace_events import DEVICE, LOOP
-from deploy.tables import aligned
+from deploy.tables import aligned, printable
 from deploy.trace_merge import process_names
 from deploy.trace_parts import Part, Recording, Slice
 from deploy.trace_summary import requests
@@ -14,6 +15,8 @@ HIDDEN = ("request", "requests", "request_id")
 """Of the arguments of a slice: who it is of is known."""
 MAX_TOLD = 8
 """Completions of which the way is told at once."""
+WIDTH = 80
+"""Of a terminal."""
 
 
 class _Stop(NamedTuple):
@@ -68,11 +71,14 @@ def _way(parts: list[Part], request_id: str) -> str:
     stops += [stop for name, part in zip(names, parts, strict=True) for stop in _decode_steps(name, part, request_id)]
     stops.sort(key=lambda stop: (stop.at.ts, -stop.at.dur))
     begin = stops[0].at.ts
-    rows = [("AT", "TOOK", "WHERE", "WHAT", "")]
+    rows, facts = [("AT", "TOOK", "WHERE", "WHAT", "")], ""
     for stop in stops:
         times = f"{stop.times} steps" if stop.times > 1 else stop.at.name
-        rows.append((_ms(stop.at.ts - begin), _ms(stop.at.dur), stop.process, times, _told(stop.at.args)))
-    return "\n".join([request_id, *aligned(rows)])
+        told = _told(stop.at.args)
+        if stop.at.name == "request":  # as a whole: too much for a row
+            facts, told = told, ""
+        rows.append((_ms(stop.at.ts - begin), _ms(stop.at.dur), stop.process, times, told))
+    return "\n".join([request_id, *_wrapped(printable(facts)), *aligned(rows)])
 
 
 def _decode_steps(name: str, part: Part, request_id: str) -> Iterator[_Stop]:
@@ -88,6 +94,10 @@ def _decode_steps(name: str, part: Part, request_id: str) -> Iterator[_Stop]:
     if between:
         whole = Slice(between[0].ts, between[-1].end - between[0].ts, first.track, "steps", {})
         yield _Stop(whole, name, len(between))
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _told(args: dict[str, Any]) -> str:

@@ -21,8 +21,8 @@ def health(**memory: Any) -> Any:
     pool = WorkerPool(NetSection(), 4)
     gpu = "cuda:0 NVIDIA H200 feb60d5f"
     pool.add(worker_ready("prefill-0", Role.PREFILL, device=gpu), NOW_S - 5)
-    pool.add(worker_ready("decode-0", Role.DECODE, device=gpu), NOW_S - 61)
     pool.add(worker_ready("decode-1", Role.DECODE, device=gpu, standby=1), NOW_S - 7_260)
+    pool.add(worker_ready("decode-0", Role.DECODE, device=gpu), NOW_S - 61)
     pool.beat(heartbeat("decode-0", num_free_blocks=(4,)), NOW_S)
     pool.set_path(kv_path("prefill-0", "decode-0", error="no way"))
     server = MemoryServer(MemoryReady("memory-0", 1, 9, "0.1.0", gpu), last_seen_s=NOW_S, joined_s=NOW_S - 90_000)

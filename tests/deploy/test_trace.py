@@ -119,8 +119,11 @@ def test_one_request_is_found_by_each_of_its_names(
     name: str, traced: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert baton(monkeypatch, str(traced), "--request", name) == 0
-    told, *lines = capsys.readouterr().out.splitlines()
-    assert told == REQUEST
+    out = capsys.readouterr().out
+    told, table = out.split("AT ")
+    assert told.split()[0] == REQUEST and "decode_worker=decode-0" in told and "e2e_ms" not in table
+    assert all(len(line) <= 80 for line in out.splitlines())
+    lines = table.splitlines()
     stops = [" ".join(line.split()[4:6]) for line in lines[1:]]
     way = ["router request", "router queued", "decode-0 step", "decode-0 2", "decode-0 collect", "router finish"]
     assert stops == way
