@@ -1,4 +1,4 @@
-"""Writes the lists of fields into README.md, of the tables that requests are checked with.
+"""Writes the lists of fields and errors into README.md, of the tables that requests are checked with.
 
 python -m router.field_list README.md
 """
@@ -13,20 +13,27 @@ from router.chat_fields import CHAT_FIELDS
 from router.completion_fields import COMPLETION_FIELDS, GENERATION_FIELDS
 from router.json_fields import Field, Object, Table
 from router.json_rules import Only
+from router.openapi import REASONS
 
 OF_CHATS = Table(*(field for field in CHAT_FIELDS.fields.values() if field not in GENERATION_FIELDS))
-LISTS = {"fields": COMPLETION_FIELDS, "chat fields": OF_CHATS}
 WIDTH = 125
 
 
 def written(page: str) -> str:
-    """The page with each list as its table has it."""
-    for name, table in LISTS.items():
+    """The page with each list as it is now."""
+    lists = {"fields": rendered(COMPLETION_FIELDS), "chat fields": rendered(OF_CHATS), "errors": errors()}
+    for name, shown in lists.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, _, rest = page.partition(begin)
         _, _, after = rest.partition(end)
-        page = f"{before}{begin}\n{rendered(table)}\n{end}{after}"
+        page = f"{before}{begin}\n{shown}\n{end}{after}"
     return page
+
+
+def errors() -> str:
+    """Markdown: what each status means."""
+    rows = [f"| {status} | {reason} |" for status, reason in REASONS.items()]
+    return "\n".join(["| status | |", "|---|---|", *rows]) + "\n"
 
 
 def rendered(table: Table) -> str:

@@ -22,17 +22,19 @@ JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 REASONS = {
     400: "a field, or the request, is wrong",
     401: "no API key, or one that is not the server's",
-    404: "there is no such model",
+    404: "there is no such model, or endpoint",
     408: "the request did not arrive in time",
     413: "the body is too large",
     415: "the body is not plain JSON",
     429: "too much at once; Retry-After says when to try again",
     431: "the headers are too large",
-    500: "a bug",
+    500: "a bug, or a request that one worker after the other died of or failed",
     503: "nothing can serve it now; Retry-After says when to try again",
+    504: "it took longer than a request may, `router.request_timeout_s`",
 }
 OF_ALL = (400, 431, 500)
 OF_BODIES = (404, 408, 413, 415, 429)
+OF_COMPLETIONS = (*OF_BODIES, 503, 504)
 Body: TypeAlias = tuple[Table, str]
 """Fields of an object, and the one that it needs."""
 
@@ -48,10 +50,8 @@ class Endpoint:
 
 
 ENDPOINTS: dict[Handler, Endpoint] = {
-    post_completions: Endpoint(
-        shapes.CompletionBody, (JSON, EVENTS), ((COMPLETION_FIELDS, "prompt"),), (*OF_BODIES, 503)
-    ),
-    post_chat_completions: Endpoint(shapes.ChatBody, (JSON, EVENTS), ((CHAT_FIELDS, "messages"),), (*OF_BODIES, 503)),
+    post_completions: Endpoint(shapes.CompletionBody, (JSON, EVENTS), ((COMPLETION_FIELDS, "prompt"),), OF_COMPLETIONS),
+    post_chat_completions: Endpoint(shapes.ChatBody, (JSON, EVENTS), ((CHAT_FIELDS, "messages"),), OF_COMPLETIONS),
     post_tokenize: Endpoint(
         shapes.Tokens, bodies=((TOKENIZE_FIELDS, "prompt"), (TOKENIZE_CHAT_FIELDS, "messages")), errors=OF_BODIES
     ),

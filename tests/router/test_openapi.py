@@ -4,6 +4,7 @@ import asyncio
 import html
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -20,10 +21,11 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from router.doc_handlers import get_docs, get_openapi
-from router.openapi import ENDPOINTS
+from router.openapi import ENDPOINTS, REASONS
 from router.page_handlers import OPEN_PAGES
 from tests.router.conftest import Cluster, StartCluster
 
+ROOT = Path(__file__).parents[2]
 NUM_EXAMPLES = 40
 PROMISES = [
     not_a_server_error,
@@ -48,7 +50,13 @@ async def test_every_handler_is_described(start_cluster: StartCluster) -> None:
     assert handlers == {*ENDPOINTS, get_openapi, get_docs, *OPEN_PAGES}
     document = await described(cluster)
     assert document["openapi"] == "3.1.0"
+    assert {"429", "503", "504"} <= set(document["paths"]["/v1/completions"]["post"]["responses"])
     assert all(operation["summary"] for methods in document["paths"].values() for operation in methods.values())
+
+
+def test_every_status_of_an_error_has_its_reason() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "router").glob("*.py")]
+    assert {int(status) for text in sources for status in re.findall(r"status=([45]\d\d)\b", text)} <= set(REASONS)
 
 
 async def test_the_page_has_every_path_and_field_and_nothing_from_elsewhere(start_cluster: StartCluster) -> None:
