@@ -30,10 +30,10 @@ class Prefixes:
 
     def before(self, prompts: Sequence[Prompt], vocabulary: Sequence[int], seed: str) -> list[Prompt]:
         """These prompts of token ids, each behind one of the prefixes."""
-        prefixes, order = self.drawn(vocabulary, seed), self._order(len(prompts), seed)
+        prefixes, order = self.drawn(vocabulary, seed), self.order(len(prompts), seed)
         return [prompt.after(prefixes[k].token_ids) for k, prompt in zip(order, prompts, strict=True)]
 
-    def _order(self, num_prompts: int, seed: str) -> list[int]:
+    def order(self, num_prompts: int, seed: str) -> list[int]:
         """Which prefix each prompt has."""
         if self.zipf is None:
             return [number % self.count for number in range(num_prompts)]

@@ -11,6 +11,8 @@ The others are what is left of a load's figure when those are taken off:
   (`request_ms`, `handoff_ms`);
 - of a first token on one GPU at 16 requests/s, mostly beside streams, what is no prompt step beside them by the factor
   of a long one (`beside_prompt_ms`);
+- of a step of many prompts behind a long prefix, what is no product of its tokens, as a multiple of what attention
+  takes of one long prompt (`scattered`);
 - of decode steps whose rows share a prefix, and which read that once, what is no step of as many tokens as are read, on
   a line through all of them (`prefix_kernel_ms`, `prefix_kernel_ms_per_1000`); and of those that read it for each row,
   on average, the part that they take of what as many tokens would add that nobody shares (`reread`);
@@ -31,9 +33,9 @@ from statistics import linear_regression, mean
 
 from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_cells import MODEL, ONE_GPU, TWO_GPUS, newest
-from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP
+from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP, TOGETHER
 from common.config import GPU_STEP_TOKENS
-from deploy.planning.costs import MAX_ROWS, PromptCosts, StepCosts
+from deploy.planning.costs import MAX_KEYS, MAX_ROWS, PromptCosts, StepCosts
 from deploy.planning.rates import SHIPPED, Points, Rates, Where, as_json
 from deploy.planning.shape import ModelShape
 
@@ -117,11 +119,12 @@ def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
         found_ms_per_1000=0.0,
         prefix_kernel_ms=0.0,
         prefix_kernel_ms_per_1000=0.0,
+        scattered=1.0,
         reread=1.0,
         router_tokens_per_s=max(of.all("output_throughput")),
         origin=(),
     )
-    return replace(_prefixes(_filled(rates, of, beside_ms), of), origin=of.origin())
+    return replace(_together(_prefixes(_filled(rates, of, beside_ms), of), of), origin=of.origin())
 
 
 def _filled(rates: Rates, of: _Rows, beside_ms: float) -> Rates:
@@ -168,6 +171,17 @@ def _prefixes(rates: Rates, of: _Rows) -> Rates:
     return replace(rates, prefix_kernel_ms=prefix_kernel_ms, prefix_kernel_ms_per_1000=ms_per_1000, reread=reread)
 
 
+def _together(rates: Rates, of: _Rows) -> Rates:
+    """The same with what attention takes of more keys than are gathered, on average."""
+    costs = {percent: PromptCosts(rates, percent) for percent in (100, SHARE)}
+    factors = [
+        costs[int(percent)].scattered(int(count), int(tokens), int(before), step_ms)
+        for count, tokens, before, percent, step_ms in of.points(_prompts_together)
+        if count * (tokens + before) > MAX_KEYS and percent in costs
+    ]
+    return replace(rates, scattered=_rounded(mean(factors)))
+
+
 def _beside(of: _Rows) -> tuple[Points, float]:
     """By streams, how much longer their gaps are beside a long prompt; and how long that takes, on average."""
     gaps, prompts = [], []
@@ -191,6 +205,13 @@ def _prompt(row: Row) -> tuple[float, ...] | None:
     if not match or not _is_ours(row) or row.figure != "prompt":
         return None
     return float(match[1]), float(match[2]), float(row.value)
+
+
+def _prompts_together(row: Row) -> tuple[float, ...] | None:
+    match = TOGETHER.fullmatch(row.workload)
+    if not match or not _is_ours(row) or row.figure != "step":
+        return None
+    return *map(float, match.groups()), float(row.value)
 
 
 def _step(row: Row) -> tuple[float, ...] | None:

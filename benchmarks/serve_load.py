@@ -53,6 +53,11 @@ class Load:
             return [0.0] * num_prompts
         return poisson_arrivals(num_prompts, self._args.rate, self._seed(f"arrivals of round {number}"))
 
+    def prefixes(self, number: int, num_prompts: int) -> list[int]:
+        """Which of its prefixes each prompt of a round begins with; of a load that has some."""
+        order: list[int] = self._args.prefixes.order(num_prompts, self._round(number))
+        return order
+
     def beside(self, number: int, last_s: float) -> tuple[list[Prompt], list[float]]:
         """The second stream: prompts, and arrivals up to the last of the first."""
         stream, seed = self._args.beside, self._seed(f"beside in round {number}")

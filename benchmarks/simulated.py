@@ -6,7 +6,6 @@ Loads are those of the rows' own commands, with the same arrivals. Rates come fr
 models than Qwen3-4B are scaled by their shapes, and nothing of these was measured by itself.
 """
 
-import argparse
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -81,7 +80,8 @@ def _cases() -> Iterator[Case]:
     known.append("at once, 8x4096+256/128,")
     yield from (Case(load, ONE_GPU, "baton", "1P1D", 1) for load in (*lone, *loads, *small, *known))
     yield from (Case(load, TWO_GPUS, "baton 1P1D", "1P1D", 2) for load in (*lone, *loads))
-    shared = ("concurrency 1, 1024/128,", "32 req/s, 1024/128,", "at once, 1024/128,")
+    shared = ("concurrency 1, 1024/128,", "32 req/s, 1024/128,", "at once, 1024/128,",
+              "24 req/s, 400x4096 (Zipf 1)+256/128,")  # fmt: skip
     yield from (Case(load, TWO_GPUS, "baton 2P2D", "2P2D", 2) for load in shared)
     four = {"1P1D": 2, "1P2D": 3, "2P2D": 4, "3P1D": 4}
     yield from (Case("at once, 1024/128,", FOUR_GPUS, f"baton {name}", name, gpus) for name, gpus in four.items())
@@ -148,29 +148,16 @@ def load_of(command: str) -> Load:
     """What a `benchmarks.serve` command sends in its first round."""
     args = parse_args(shlex.split(command)[3:], "")
     sent = SentLoad(args)
+    known = [Prefix(k, args.prefixes.num_tokens) for k in range(args.prefixes.count)] if args.prefixes else []
     if args.input_range or args.output_range:
         lengths = [Lengths(prompt.num_tokens or 0, prompt.max_tokens) for prompt in sent.prompts(0)]
     else:
-        lengths = [_with_prefix(args, number) for number in range(args.num_prompts)]
-    times_s = sent.arrivals_s(0, len(lengths))
-    prefixes = [_prefix(args, number) for number in range(len(lengths))]
-    sent_ones = zip(times_s, lengths, prefixes, strict=True)
+        num_inputs = args.input_len + (args.prefixes.num_tokens if args.prefixes else 0)
+        lengths = [Lengths(num_inputs, args.output_len)] * args.num_prompts
+    prefixes = [known[k] for k in sent.prefixes(0, len(lengths))] if known else [None] * len(lengths)
+    sent_ones = zip(sent.arrivals_s(0, len(lengths)), lengths, prefixes, strict=True)
     arrivals = [Arrival(time_s * 1e3, *each, prefix=prefix) for time_s, each, prefix in sent_ones]
-    return Load(arrivals, num_streams=args.concurrency or 0)
-
-
-def _with_prefix(args: argparse.Namespace, number: int) -> Lengths:
-    """Of the request of that number: its prefix is there if it was primed, or is not the first that begins so."""
-    if args.prefixes is None:
-        return Lengths(args.input_len, args.output_len)
-    is_there = args.primed or number >= args.prefixes.count
-    num_tokens = args.prefixes.num_tokens
-    return Lengths(num_tokens + args.input_len, args.output_len, num_tokens * is_there)
-
-
-def _prefix(args: argparse.Namespace, number: int) -> Prefix | None:
-    """With which the request of that number begins."""
-    return args.prefixes and Prefix(number % args.prefixes.count, args.prefixes.num_tokens)
+    return Load(arrivals, num_streams=args.concurrency or 0, known=known if args.primed else ())
 
 
 @cache

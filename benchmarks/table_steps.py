@@ -9,6 +9,7 @@ from benchmarks.table_cells import MODEL, ONE_GPU, Cell, Line, TableData
 STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
 SHARED = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens, (\d+) of them shared")
 PROMPT = re.compile(r"prompt alone, (\d+) tokens, (\d+) % of the GPU")
+TOGETHER = re.compile(r"prompts in one step, (\d+) of (\d+) tokens behind (\d+) shared, (\d+) % of the GPU")
 KERNEL = re.compile(r"kernel decode ((.+) \(.+\)), ([\d.]+) MB")
 ALONE = "decode step alone, "
 ASKS = re.compile(r"decode step alone, (?P<batch>\d+) sequences at 1024 tokens(?:, (?P<what>\w+))?")

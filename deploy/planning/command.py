@@ -25,6 +25,8 @@ def plan(args: argparse.Namespace) -> int:
     """Print the plan; 0 if there is one, 1 if nothing keeps the limits. Raises ConfigError for what has no answer."""
     if args.ttft_ms is None and args.tpot_ms is None:
         raise ConfigError("no limit to plan for: give --ttft-ms, --tpot-ms or both")
+    if args.prefixes and args.cached_len:
+        raise ConfigError("--cached-len: not with --prefixes, of which the simulation finds out what is there")
     layout = parse_layout(args.workers, args.gpus) if args.workers else None
     objectives = Objectives(args.ttft_ms or math.inf, args.tpot_ms or math.inf, args.percentile)
     rates = _rates(args)
@@ -84,11 +86,13 @@ def _rates(args: argparse.Namespace) -> Rates:
 def _observed(args: argparse.Namespace, rates: Rates) -> tuple[Rates, Workload]:
     """As a running system is, and under its load if no other is named."""
     if args.rate is None and args.trace is None:
+        if args.prefixes and not args.input_len:
+            raise ConfigError("--prefixes with --from: --input-len, too, as a router tells of whole prompts")
         _tell(f"watching {args.url} for {args.watch_s:g} s")
         metrics, asked = live.watch(args.url, args.watch_s)
         inputs, outputs = (Span(tokens, tokens) for tokens in (asked.num_inputs, asked.num_outputs))
         lengths = (args.input_len or inputs, args.output_len or outputs)
-        workload: Workload = Steady(asked.rate, *lengths, args.seed, args.cached_len)
+        workload: Workload = Steady(asked.rate, *lengths, args.seed, args.cached_len, args.prefixes)
     else:
         metrics, workload = live.told(live.fetched(args.url)), _workload(args)
     drawn = workload.lengths
@@ -107,9 +111,9 @@ def _workload(args: argparse.Namespace) -> Workload:
         raise ConfigError("what to plan for: --rate, or --trace, or the load of a running router with --from")
     if args.trace is None:
         lengths = (args.input_len or Span(1024, 1024), args.output_len or Span(128, 128))
-        return Steady(args.rate, *lengths, args.seed, args.cached_len)
-    if args.input_len or args.output_len or args.cached_len:
-        raise ConfigError("--input-len, --output-len and --cached-len: not with --trace, which has them")
+        return Steady(args.rate, *lengths, args.seed, args.cached_len, args.prefixes)
+    if args.input_len or args.output_len or args.cached_len or args.prefixes:
+        raise ConfigError("--input-len, --output-len, --cached-len and --prefixes: not with --trace, which has lengths")
     read = traces.read_trace(args.trace)
     busiest = traces.busiest(read, MOST_REQUESTS)
     part = f"the busiest {len(busiest):,} of {len(read):,} of " if len(busiest) < len(read) else ""

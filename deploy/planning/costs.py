@@ -2,7 +2,8 @@
 
 **A prompt step** of tokens n that attend to c before them takes L(n) + k·Σ(n·c + n²/2) over its prompts: products with
 weights, for all tokens together, and attention, for each prompt by itself. k follows from the two longest prompts that
-were measured, the longer one in several steps. L is straight between measured lengths.
+were measured, the longer one in several steps. L is straight between measured lengths. K and V of so many tokens that
+they are not gathered are read where they lie, and k is a measured factor larger.
 
 **A decode step** of as many rows as its graph has and K tokens of context in all is straight in K between
 measured contexts, and in rows between measured batches at the same K. If all that rows share were read once, S of
@@ -22,6 +23,8 @@ from deploy.planning.curves import Curve
 from deploy.planning.memory import MEMORY_FRACTION, Room
 from deploy.planning.rates import Rates
 
+MAX_KEYS = 65_536
+"""Tokens, whose K and V a prompt step gathers at most (`common/ops/prompt_attention.py`)."""
 MAX_ROWS = 256
 """Of a decode step: `decode.max_num_seqs`."""
 MIN_SPARED_BYTES = 6 << 30
@@ -38,17 +41,24 @@ class PromptCosts:
     def __init__(self, rates: Rates, share: int) -> None:
         points = {int(tokens): ms for tokens, ms in _at_share(rates, share)}
         self.step_tokens = rates.step_tokens
-        self.pair_ms = _pair_ms(points, self.step_tokens)
+        self.pair_ms, self._scattered = _pair_ms(points, self.step_tokens), rates.scattered
         self._products = Curve((n, ms - self.pair_ms * n * n / 2) for n, ms in points.items() if n <= self.step_tokens)
 
     def ms(self, chunks: Iterable[Chunk]) -> float:
         """One step over all chunks."""
-        num_tokens = 0
+        num_tokens = num_keys = 0
         pairs = 0.0
         for count, before in chunks:
             num_tokens += count
+            num_keys += before + count
             pairs += count * (before + count / 2)
+        pairs *= self._scattered if num_keys > MAX_KEYS else 1
         return self._products.at(num_tokens) + self.pair_ms * pairs
+
+    def scattered(self, num_prompts: int, num_tokens: int, num_before: int, step_ms: float) -> float:
+        """The factor with which a step of so many such prompts takes so long."""
+        pairs = num_prompts * num_tokens * (num_before + num_tokens / 2)
+        return (step_ms - self._products.at(num_prompts * num_tokens)) / (self.pair_ms * pairs)
 
     def full_ms(self, num_tokens: int, step_tokens: int, num_cached: int = 0) -> float:
         """Of full steps of such prompts, what one of them takes: no worker computes them faster."""

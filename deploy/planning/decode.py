@@ -68,22 +68,26 @@ class DecodeWorker:
         """Take what was offered, as far as there is room."""
         while self._offered and self._num_taken < self.costs.max_rows:
             request, source = self._offered[0]
-            lacking = 0 if source is self.gpu else request.num_held
-            if lacking > self.gpu.free_tokens:
+            pool, is_here = self.gpu.pool, source is self.gpu
+            if not is_here and pool.wanted(request, request.num_held) > pool.free_tokens:
                 if not self._looks:
                     self._look()
                 return
-            self.gpu.free_tokens -= lacking
             self._offered.popleft()
             self._num_taken += 1
-            self._fetch(request, source)
+            num_moved = request.num_own
+            if request.prefix is not None and not pool.has(request.prefix):
+                num_moved += request.prefix.num_tokens
+            if not is_here:
+                pool.take(request, request.num_held)
+            self._fetch(request, source, num_moved)
 
     def _look(self) -> None:
         """Every second, whether nothing moves by which blocks could come free: then the oldest is given back."""
         is_still = bool(self._offered) and not self._num_taken
         if self._standstill.is_over(is_still=is_still, num_done=self.gpu.num_done):
             request, source = self._offered.popleft()
-            source.give_back(source.held_by(request))
+            source.give_back(request, source.held_by(request))
             self._on_return(request)
         self._looks = is_still
         if is_still:
@@ -111,8 +115,8 @@ class DecodeWorker:
         end_ms = self.events.now_ms + self._time_of(length) / self._speed
         self.events.at(end_ms, lambda: self._end(version, length))
 
-    def _fetch(self, request: Request, source: Gpu) -> None:
-        """It joins when its blocks are here; of a prompt of several chunks all but the last are already.
+    def _fetch(self, request: Request, source: Gpu, num_moved: int) -> None:
+        """It joins when its blocks are here; of what is moved in several chunks all but the last are already.
 
         A copy holds up the step that runs: it takes multiprocessors, and memory bandwidth.
         """
@@ -120,7 +124,7 @@ class DecodeWorker:
         if source is self.gpu:
             events.at(events.now_ms + rates.shared.handoff_ms, lambda: self._join(request, source))
             return
-        copy_ms = self.costs.copy_ms((request.num_computed - 1) % self.costs.step_tokens + 1)
+        copy_ms = self.costs.copy_ms((num_moved - 1) % self.costs.step_tokens + 1)
         self.link_free_ms = max(self.link_free_ms, events.now_ms) + copy_ms
         if self._length:
             self.settle()
@@ -130,7 +134,7 @@ class DecodeWorker:
 
     def _join(self, request: Request, source: Gpu) -> None:
         if source is not self.gpu:
-            source.give_back(source.held_by(request))
+            source.give_back(request, source.held_by(request))
         self._joining.append((self.events.now_ms, request))
         if self._length:
             self.settle()
@@ -180,7 +184,7 @@ class DecodeWorker:
         self._num_taken -= len(over)
         self._begin()
         for request in over:
-            self.gpu.give_back(request.num_held)
+            self.gpu.give_back(request, request.num_held)
             self._on_end(request)
         self.resume()
 

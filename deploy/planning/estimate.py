@@ -9,14 +9,18 @@ token.
 **Decode.** B is the most rows whose step keeps the limit of a token, and whose KV a GPU has room for. It makes B tokens
 a step; λ times the tokens of a reply but the first are wanted.
 
+**Prefixes** that prompts have in common are there in as many of all cases as the pool of one GPU has room for them, and
+then not computed. Rows of a decode step that begin alike have those blocks once, and need not read them for each row.
+
 Both leave out what the simulator knows: several prompts in a step, chunks, windows, what a GPU that does both loses.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploy.planning.costs import Costs
 from deploy.planning.figures import Objectives, percentile
+from deploy.planning.loads import Lengths, Prefixes
 from deploy.planning.workload import Workload
 
 
@@ -32,8 +36,9 @@ class Estimate:
     context: float  # tokens of a row, on average
     step_ms: float  # of so many rows, or of one
     decode_busy: float  # GPUs that decode takes with so many rows; infinite if none keeps the limit
-    least_prefill: float  # workers that are always busy with full steps of prompts
-    least_decode: float  # workers that are always busy with as many rows as they have room for
+    found: float  # of prompts' prefixes, the share that is there
+    least_prefill: float  # workers that are always busy with full steps of prompts, all prefixes there
+    least_decode: float  # workers that are always busy with as many rows as they have room for, all alike
     request_ms: float  # from arrival to the last token, without waiting
 
     @property
@@ -48,7 +53,7 @@ class Estimate:
 
 def estimate(costs: Costs, workload: Workload, objectives: Objectives) -> Estimate:
     """For GPUs that do one thing each."""
-    lengths, request_ms = workload.lengths, costs.rates.apart.request_ms
+    lengths, request_ms = _found(costs, workload), costs.rates.apart.request_ms
     prompts = [costs.whole.prompt_ms(inputs, costs.step_tokens, cached) for inputs, _, cached in lengths]
     mean_ms = sum(prompts) / len(prompts)
     square_ms = sum(ms * ms for ms in prompts) / len(prompts)
@@ -57,13 +62,13 @@ def estimate(costs: Costs, workload: Workload, objectives: Objectives) -> Estima
     num_steps = sum(each.outputs - 1 for each in lengths)
     tokens = sum((each.outputs - 1) * (each.inputs + each.outputs / 2) for each in lengths)
     context = tokens / num_steps if num_steps else 0.0
-    num_rows = _rows(costs, context, objectives.tpot_ms)
-    step_ms = costs.steps.ms(max(1, num_rows), max(1, num_rows) * context)
+    batches = _Batches(costs, context, workload.prefixes)
+    num_rows = batches.most_rows(objectives.tpot_ms)
+    step_ms = batches.ms(max(1, num_rows))
     steps_per_s = workload.rate * num_steps / len(lengths)
-    full_ms = sum(costs.whole.full_ms(inputs, costs.step_tokens, cached) for inputs, _, cached in lengths) / len(
-        lengths
-    )
-    most_rows = max(1, _rows(costs, context, math.inf))
+    full_ms = [costs.whole.full_ms(inputs, costs.step_tokens, cached) for inputs, _, cached in _all_found(workload)]
+    alike = replace(batches, prefixes=workload.prefixes and replace(workload.prefixes, count=1))
+    most_rows = max(1, alike.most_rows(math.inf))
     return Estimate(
         prompt_ms=mean_ms,
         slowest_prompt_ms=slowest_ms,
@@ -73,8 +78,9 @@ def estimate(costs: Costs, workload: Workload, objectives: Objectives) -> Estima
         context=context,
         step_ms=step_ms,
         decode_busy=steps_per_s * step_ms / 1e3 / num_rows if num_rows else math.inf,
-        least_prefill=workload.rate * full_ms / 1e3,
-        least_decode=steps_per_s * costs.steps.ms(most_rows, most_rows * context) / 1e3 / most_rows,
+        found=_share_found(costs, workload),
+        least_prefill=workload.rate * sum(full_ms) / len(full_ms) / 1e3,
+        least_decode=steps_per_s * alike.ms(most_rows) / 1e3 / most_rows,
         request_ms=request_ms + mean_ms + num_steps / len(lengths) * step_ms,
     )
 
@@ -92,15 +98,52 @@ def _most_busy(mean_ms: float, square_ms: float, left_ms: float, late: float) ->
     return low
 
 
-def _rows(costs: Costs, context: float, tpot_ms: float) -> int:
-    """The most rows whose step takes no longer, and whose tokens a GPU that decodes has room for."""
-    room = costs.room.kv_tokens(0, 1)
-    low, high = 0, costs.max_rows
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = costs.steps.ms(middle, middle * context) <= tpot_ms and middle * context <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """Decode steps of rows with so many tokens of context each, and one of the prefixes, on a GPU that decodes only."""
+
+    costs: Costs
+    context: float
+    prefixes: Prefixes | None
+
+    def ms(self, num_rows: int) -> float:
+        return self.costs.steps.ms(num_rows, num_rows * self.context, self._num_spared(num_rows))
+
+    def most_rows(self, tpot_ms: float) -> int:
+        """Whose step takes no longer, and for whose tokens there is room; 0: of none."""
+        room = self.costs.room.kv_tokens(0, 1)
+        fitting = (
+            rows
+            for rows in range(self.costs.max_rows, 0, -1)
+            if rows * self.context - self._num_spared(rows) <= room and self.ms(rows) <= tpot_ms
+        )
+        return next(fitting, 0)
+
+    def _num_spared(self, num_rows: int) -> float:
+        """Tokens that several rows have the same."""
+        prefixes = self.prefixes
+        return (num_rows - prefixes.num_distinct(num_rows)) * prefixes.num_tokens if prefixes else 0.0
+
+
+def _share_found(costs: Costs, workload: Workload) -> float:
+    """Of prefixes, as many as a GPU that does both has room for."""
+    prefixes = workload.prefixes
+    return min(1.0, costs.room.kv_tokens(1, 1) / (prefixes.count * prefixes.num_tokens)) if prefixes else 1.0
+
+
+def _all_found(workload: Workload) -> list[Lengths]:
+    """Requests whose prefixes are there."""
+    prefixes = workload.prefixes
+    return [each._replace(cached=prefixes.num_tokens) if prefixes else each for each in workload.lengths]
+
+
+def _found(costs: Costs, workload: Workload) -> list[Lengths]:
+    """Requests, with what is there of their prompts."""
+    drawn, share = list(workload.lengths), _share_found(costs, workload)
+    if (prefixes := workload.prefixes) is None:
+        return drawn
+    are_there = [int((number + 1) * share) > int(number * share) for number in range(len(drawn))]
+    return [each._replace(cached=prefixes.num_tokens * found) for each, found in zip(drawn, are_there, strict=True)]
 
 
 def obstacles(costs: Costs, workload: Workload, objectives: Objectives) -> list[str]:
@@ -108,7 +151,7 @@ def obstacles(costs: Costs, workload: Workload, objectives: Objectives) -> list[
     found, request_ms = [], costs.rates.apart.request_ms
     lone = [
         request_ms + costs.found_ms(cached) + costs.whole.prompt_ms(inputs, costs.step_tokens, cached)
-        for inputs, _, cached in workload.lengths
+        for inputs, _, cached in _all_found(workload)
     ]
     least_ms = percentile(lone, objectives.percent)
     if least_ms > objectives.ttft_ms:

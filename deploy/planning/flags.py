@@ -6,11 +6,13 @@ from pathlib import Path
 from common.argument_parser import Commands
 from common.options import number
 from deploy.planning import traces
+from deploy.planning.loads import Prefixes
 from deploy.planning.memory import MEMORY_FRACTION
 from deploy.planning.rates import shipped
 from deploy.planning.workload import Span
 
 DEFAULT_RATES = "h200-qwen3-4b"
+MAX_PREFIXES = 100_000
 EPILOG = f"""\
 Which rates: --model-rates NAME is one of those that come with Baton ({", ".join(shipped())}) or a file of yours; with
 --model DIR they are scaled to that model's shape, which is an estimate. For a GPU without any, measure it: run there
@@ -49,6 +51,12 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="tokens that each prompt begins with and that are there already, as a system prompt is (default: 0)",
+    )
+    load.add_argument(
+        "--prefixes",
+        type=_prefixes,
+        metavar="COUNTxTOKENS",
+        help="prompts begin with one of so many prefixes of so many tokens, all as likely; --input-len tokens follow",
     )
     load.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and lengths instead: see below")
     load.add_argument(
@@ -122,6 +130,16 @@ def plan(args: argparse.Namespace) -> int:
     from deploy.planning import command
 
     return command.plan(args)
+
+
+def _prefixes(text: str) -> Prefixes:
+    count, _, num_tokens = text.partition("x")
+    if not (count.isdecimal() and num_tokens.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text}: COUNTxTOKENS, for example 8x4096")
+    prefixes = Prefixes(int(count), int(num_tokens))
+    if not (1 <= prefixes.count <= MAX_PREFIXES and 1 <= prefixes.num_tokens <= traces.MAX_TOKENS):
+        raise argparse.ArgumentTypeError(f"{text}: 1 to {MAX_PREFIXES} prefixes of 1 to {traces.MAX_TOKENS} tokens")
+    return prefixes
 
 
 def _span(text: str) -> Span:

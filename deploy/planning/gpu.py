@@ -1,9 +1,10 @@
-"""A simulated GPU: its KV pool, and how fast a prompt step and a decode step are that run on it together."""
+"""A simulated GPU: who works on it, and how fast a prompt step and a decode step are that run on it together."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from deploy.planning.costs import Costs
+from deploy.planning.pool import Pool
 from deploy.planning.request import Request
 
 
@@ -29,8 +30,7 @@ class Gpu:
 
     host: int
     costs: Costs
-    num_tokens: int  # of its KV pool
-    free_tokens: int = field(init=False)
+    pool: Pool
     prompt_ms: float = 0.0  # what the prompt step at work takes alone; 0: none
     has_whole: bool = False  # that one has all multiprocessors
     num_rows: int = 0  # of the decode step at work; 0: none
@@ -39,21 +39,18 @@ class Gpu:
     prefill: Running | None = None
     decode: Running | None = None
 
-    def __post_init__(self) -> None:
-        self.free_tokens = self.num_tokens
-
     @property
     def is_shared(self) -> bool:
         """Whether workers of both kinds are on it."""
         return self.prefill is not None and self.decode is not None
 
     def held_by(self, request: Request) -> int:
-        """Tokens for which a prompt takes room here: where it may stay, for all that it will have."""
-        return request.num_held if self.is_shared else request.num_computed
+        """Tokens for which a prompt takes room here beside its prefix: where it may stay, for all that it will have."""
+        return request.num_held if self.is_shared else request.num_own
 
-    def give_back(self, num_tokens: int) -> None:
-        """Room for so many tokens: whoever waits for some may go on."""
-        self.free_tokens += num_tokens
+    def give_back(self, request: Request, num_own: int) -> None:
+        """Room for so many tokens and a prefix: whoever waits for some may go on."""
+        self.pool.give_back(request, num_own)
         self.num_done += 1
         for worker in (self.decode, self.prefill):
             if worker is not None:

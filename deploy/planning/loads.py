@@ -12,7 +12,7 @@ class Lengths(NamedTuple):
 
     inputs: int
     outputs: int
-    cached: int = 0  # of the prompt, that are there already; less than all
+    cached: int = 0  # of the prompt, that are there already, its prefix or else; less than all
 
 
 class Prefix(NamedTuple):
@@ -23,14 +23,33 @@ class Prefix(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Prefixes:
+    """So many different ones of so many tokens, each as likely."""
+
+    count: int
+    num_tokens: int
+
+    @property
+    def all(self) -> list[Prefix]:
+        return [Prefix(number, self.num_tokens) for number in range(self.count)]
+
+    def num_distinct(self, num_requests: int) -> float:
+        """That so many requests begin with, on average."""
+        return self.count * (1 - (1 - 1 / self.count) ** num_requests)
+
+    def __str__(self) -> str:
+        return f"{self.count:,} prefix{'es' * (self.count > 1)} of {self.num_tokens:,}"
+
+
+@dataclass(frozen=True, slots=True)
 class Arrival:
     """A request to come."""
 
     time_ms: float
     num_inputs: int
     num_outputs: int
-    num_cached: int = 0  # of the prompt, where it is computed and decoded; less than all
-    prefix: Prefix | None = field(default=None, kw_only=True)  # whose KV blocks it has in common with others
+    num_cached: int = 0  # of the prompt, where it is computed and decoded; less than all; none of one with a prefix
+    prefix: Prefix | None = field(default=None, kw_only=True)  # found where others have left it; less than all
 
     @property
     def lengths(self) -> Lengths:
@@ -42,12 +61,14 @@ class Load:
     """Requests at their times; or, with `num_streams`, each as soon as one of so many before it is over.
 
     first_ms, last_ms: what arrives between them is looked at, the rest is there so that queues are as they are then.
+    known: prefixes that pools have at the beginning, as far as there is room.
     """
 
     arrivals: Sequence[Arrival]
     num_streams: int = 0
     first_ms: float = 0.0
     last_ms: float = float("inf")
+    known: Sequence[Prefix] = ()
 
     @property
     def longest(self) -> int:

@@ -44,6 +44,8 @@ class Rates:
     found_ms_per_1000: of the time to a first token, for each thousand tokens of the prompt that are there already.
     prefix_kernel_ms: of a decode step that reads once what rows share, what is no step of as many tokens as it reads.
     prefix_kernel_ms_per_1000: and for each thousand tokens that it need not read.
+    scattered: of a prompt step whose prompts have too many keys together to be gathered, factor by which attention is
+        longer.
     reread: where each row reads what rows share, what that takes, of what as many tokens take that nobody shares.
     router_tokens_per_s: output tokens a second that a router was measured with, at most.
     whole_wait: beside a prompt step that has the whole GPU, what is added to a decode step, of what that prompt step
@@ -68,6 +70,7 @@ class Rates:
     found_ms_per_1000: float
     prefix_kernel_ms: float
     prefix_kernel_ms_per_1000: float
+    scattered: float
     reread: float
     router_tokens_per_s: float
     origin: tuple[str, ...]  # which rows

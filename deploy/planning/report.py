@@ -30,6 +30,8 @@ def formula(estimate: Estimate, workload: Workload, costs: Costs, objectives: Ob
         "By formula, for GPUs that do one thing each:",
         f"  prefill  {shown(rate)} prompts/s x {each.prompt_ms:.1f} ms = {each.prompt_busy:.2f} GPUs busy",
     ]
+    if each.found < 1:
+        lines[0] += f" {each.found:.0%} of prefixes are there, as a GPU has no room for more."
     if each.num_prefill:
         why = ""
         if objectives.ttft_ms < math.inf:

@@ -13,11 +13,13 @@ class Request:
     arrived_ms: float
     num_inputs: int
     num_outputs: int
-    num_cached: int = 0  # of the prompt, that are there already
+    num_cached: int = 0  # of the prompt, that are there already, wherever it goes
     prefix: Prefix | None = None  # whose KV blocks it has in common with others
     priority: int = 0
     turn: int = 0
-    num_done: int = field(init=False)  # of the prompt, there already or in steps that are launched
+    num_found: int = field(init=False)  # of the prompt, that are there where it is computed
+    num_done: int = field(init=False)  # of the prompt, those and what is in steps that are launched
+    num_sent: int = 0  # of the prompt, that the router takes its prefill worker to have to compute
     is_started: bool = False  # has KV blocks for all of its prompt
     whole_gpu: bool = False  # its prompt may have all of the GPU
     overtakes: bool = False  # sent ahead of its turn
@@ -29,17 +31,22 @@ class Request:
     last_step: int = field(default=-1)  # of its decode worker
 
     def __post_init__(self) -> None:
-        self.num_done = self.num_cached
+        self.find(self.num_cached)
+
+    def find(self, num_tokens: int) -> None:
+        """So many are there, behind which it is computed."""
+        self.num_found = self.num_done = num_tokens
 
     def begin_again(self, avoided: object) -> None:
         """That decode worker has given it back: it is computed again, as its blocks are for others."""
-        self.num_done, self.is_started, self.overtakes = self.num_cached, False, False
+        self.find(self.num_cached)
+        self.is_started = self.overtakes = False
         self.num_returns, self.avoided = self.num_returns + 1, avoided
 
     @property
-    def num_computed(self) -> int:
-        """Prompt tokens that are not there already."""
-        return self.num_inputs - self.num_cached
+    def num_own(self) -> int:
+        """Prompt tokens that nobody else has."""
+        return self.num_inputs - self.num_cached - (self.prefix.num_tokens if self.prefix is not None else 0)
 
     @property
     def num_left(self) -> int:
@@ -49,7 +56,7 @@ class Request:
     @property
     def num_held(self) -> int:
         """Tokens for which it takes KV blocks of its own."""
-        return self.num_computed + self.num_outputs
+        return self.num_own + self.num_outputs
 
     @property
     def ttft_ms(self) -> float:

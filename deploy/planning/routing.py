@@ -1,8 +1,9 @@
 """The router of a simulation: its queue, how much it sends ahead, and which pair it chooses.
 
-The rules are those of `router/worker_pool.py`, `router/binding.py` and `router/waiting_queue.py`, of one client; what
-is there of a prompt is there wherever it goes. A test holds the choice against the router's own. What the router looks
-for among all pairs is looked for on one host after the other here, while there is one that could have a better pair.
+The rules are those of `router/worker_pool.py`, `router/costs.py`, `router/binding.py` and `router/waiting_queue.py`, of
+one client, but that nobody passes for the sake of what lies elsewhere, and nothing is taken from decode workers. A test
+holds the choice against the router's own. What the router looks for among all pairs is looked for on one host after the
+other here, while there is one that could have a better pair.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -59,10 +60,10 @@ class Router:
 
     def submit(self, request: Request) -> None:
         """A request has come."""
-        request.turn, self._num_turns = self._num_turns, self._num_turns + request.num_computed
+        request.turn, self._num_turns = self._num_turns, self._num_turns + request.num_inputs
         self._by_turn.append(request)
-        insort(self._by_length, (request.num_computed, request.number, request))
-        self._num_tokens += request.num_computed
+        insort(self._by_length, (request.num_inputs, request.number, request))
+        self._num_tokens += request.num_inputs
         self.pump()
 
     def reenter(self, request: Request) -> None:
@@ -71,21 +72,32 @@ class Router:
         self.is_over(request)
         request.begin_again(avoided=decode)
         self._by_turn.insert(bisect_left(self._by_turn, request.turn, key=lambda each: each.turn), request)
-        insort(self._by_length, (request.num_computed, request.number, request))
-        self._num_tokens += request.num_computed
+        insort(self._by_length, (request.num_inputs, request.number, request))
+        self._num_tokens += request.num_inputs
         self.pump()
 
     def pair_of(self, request: Request) -> Pair:
         """Of one that was sent."""
         return self._pairs[request.number]
 
+    def lighten(self, request: Request) -> None:
+        """Its prefill worker has told how much of it is there."""
+        prefill, _ = self._pairs[request.number]
+        num_left = request.num_inputs - request.num_found
+        prefill.outstanding_tokens -= request.num_sent - num_left
+        if request.overtakes:
+            prefill.overtaking.remove(request.num_sent)
+            insort(prefill.overtaking, num_left)
+        request.num_sent = num_left
+        self._review(prefill)
+
     def prompt_is_over(self, request: Request) -> None:
         """Its first token is there."""
         prefill, _ = self._pairs[request.number]
-        prefill.outstanding_tokens -= request.num_computed
+        prefill.outstanding_tokens -= request.num_sent
         prefill.num_outstanding -= 1
         if request.overtakes:
-            prefill.overtaking.remove(request.num_computed)
+            prefill.overtaking.remove(request.num_sent)
         self._review(prefill)
 
     def is_over(self, request: Request) -> None:
@@ -107,7 +119,7 @@ class Router:
     def choose(self, request: Request, *, overtakes: bool = False) -> Pair | None:
         """The pair with room that has it done at the least cost."""
         floors = self._floors_ahead if overtakes else self._floors
-        least_moved = 0 if self._is_shared else request.num_computed / MOVED_AT_ONCE
+        least_moved = 0 if self._is_shared else request.num_own / MOVED_AT_ONCE
         best = NOWHERE_KEY
         chosen: Pair | None = None
         tried: list[tuple[int, Floor]] = []
@@ -123,13 +135,13 @@ class Router:
         return chosen
 
     def _pairs_of(self, host: Host, request: Request, *, overtakes: bool) -> Iterator[tuple[Key, Pair]]:
-        """Pairs of a host that have room, and what the request costs there beside the prompt itself."""
+        """Pairs of a host that have room, and what the request costs there beside what is computed of it anywhere."""
         loads = [(LOAD_TOKENS * load(decode), decode) for decode in host.decodes]
         for prefill in host.prefills:
             if fits_ahead(prefill, request) if overtakes else has_window(prefill):
                 for weight, decode in loads:
-                    moved = 0 if prefill.gpu is decode.gpu else request.num_computed
-                    cost = prefill.outstanding_tokens + moved / MOVED_AT_ONCE + weight
+                    moved = 0 if prefill.gpu is decode.gpu else request.num_own + lacking(decode, request)
+                    cost = prefill.outstanding_tokens + lacking(prefill, request) + moved / MOVED_AT_ONCE + weight
                     cost += AVOIDED_TOKENS * (decode is request.avoided)
                     yield (cost, decode.last_turn, prefill.last_turn), (prefill, decode)
 
@@ -144,16 +156,22 @@ class Router:
         self._discard(request)
         self.assign(request, pair)
         pair[0].take(request)
+        if request.num_found:
+            self.lighten(request)
 
     def assign(self, request: Request, pair: Pair) -> None:
         """Count it as those two's."""
         prefill, decode = self._pairs[request.number] = pair
         self._num_sent += 1
         prefill.last_turn = decode.last_turn = self._num_sent
-        prefill.outstanding_tokens += request.num_computed
+        prefill.outstanding_tokens += request.num_inputs
         prefill.num_outstanding += 1
+        request.num_sent = request.num_inputs
         if request.overtakes:
-            insort(prefill.overtaking, request.num_computed)
+            insort(prefill.overtaking, request.num_sent)
+        if request.prefix is not None:
+            prefill.gpu.pool.known.add(request.prefix)
+            decode.gpu.pool.known.add(request.prefix)
         decode.num_assigned += 1
         decode.expected_tokens += expected(request)
         neighbour = prefill.gpu.decode
@@ -168,8 +186,8 @@ class Router:
             self._by_turn.popleft()
         else:
             self._by_turn.remove(request)
-        del self._by_length[bisect_left(self._by_length, (request.num_computed, request.number))]
-        self._num_tokens -= request.num_computed
+        del self._by_length[bisect_left(self._by_length, (request.num_inputs, request.number))]
+        self._num_tokens -= request.num_inputs
 
     def _review(self, worker: PrefillWorker | DecodeWorker) -> None:
         """Find the floors of its host."""
@@ -187,9 +205,15 @@ def expected(request: Request) -> int:
     return request.num_inputs + min(request.num_outputs, FORESEEN_TOKENS)
 
 
+def lacking(worker: PrefillWorker | DecodeWorker, request: Request) -> int:
+    """Tokens of its prefix, if that is not known to be in the worker's pool."""
+    prefix = request.prefix
+    return 0 if prefix is None or prefix in worker.gpu.pool.known else prefix.num_tokens
+
+
 def load(decode: DecodeWorker) -> float:
     """The fuller of its rows and its blocks; 1 is full."""
-    return max(decode.num_assigned / decode.costs.max_rows, decode.expected_tokens / decode.gpu.num_tokens)
+    return max(decode.num_assigned / decode.costs.max_rows, decode.expected_tokens / decode.gpu.pool.num_tokens)
 
 
 def has_window(prefill: PrefillWorker) -> bool:
@@ -200,6 +224,6 @@ def has_window(prefill: PrefillWorker) -> bool:
 
 def fits_ahead(prefill: PrefillWorker, request: Request) -> bool:
     """Whether a prompt may be sent there ahead of its turn."""
-    is_shorter = request.num_computed * prefill.num_outstanding < prefill.outstanding_tokens
-    before = prefill.overtaking[: bisect_right(prefill.overtaking, request.num_computed)]
+    is_shorter = request.num_inputs * prefill.num_outstanding < prefill.outstanding_tokens
+    before = prefill.overtaking[: bisect_right(prefill.overtaking, request.num_inputs)]
     return is_shorter and sum(before) < prefill.costs.step_tokens

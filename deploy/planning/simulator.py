@@ -4,10 +4,10 @@
 
 What it knows: the order of prompts (the workers' own code), how much the router sends ahead and which pair it chooses,
 chunks, two prompt steps in flight, rows, KV blocks, who joins which decode step, how steps that share a GPU slow each
-other down, and what a decode step is spared of a prefix that its rows share. What it leaves out: which prefixes are
-where (a request says how much of its prompt is there, and which prefix others have as well), stop tokens, what of a
-prompt is found again when it is given back at a standstill, preemption, deaths, several clients, limits of the queue,
-and what the router's own process takes when it is busy. The same load gives the same figures.
+other down, which prefixes are in which pool, being computed there or gone for want of room, and what a decode step is
+spared of one that its rows share. What it leaves out: stop tokens, conversations, what of a prompt is found again when
+it is given back at a standstill, host memory and other pools that a prefix could come from, preemption, deaths, several
+clients, limits of the queue, and what messages and busy processes take. The same load gives the same figures.
 """
 
 import random
@@ -21,6 +21,7 @@ from deploy.planning.events import Events
 from deploy.planning.gpu import Gpu
 from deploy.planning.layout import Layout
 from deploy.planning.loads import Arrival, Load
+from deploy.planning.pool import Pool
 from deploy.planning.prefill import DECODE_RESERVE, PrefillWorker
 from deploy.planning.request import Request
 from deploy.planning.routing import Host, Router
@@ -89,13 +90,23 @@ class Simulation:
                     f"a request of {self._longest} tokens: a GPU has room for {num_tokens} tokens of KV "
                     "beside the weights; shorten it, or take GPUs with more memory"
                 )
-            gpus.append(Gpu(number, self._costs, num_tokens))
+            gpus.append(Gpu(number, self._costs, self._pool(num_tokens, index, layout.num_gpus)))
         decodes = [
             DecodeWorker(gpus[i], self._costs, self._events, self._end, self._return, self._chance)
             for i in places[Role.DECODE]
         ]
-        prefills = [PrefillWorker(gpus[i], self._costs, self._events, self._first) for i in places[Role.PREFILL]]
+        prefills = [
+            PrefillWorker(gpus[i], self._costs, self._events, self._found, self._first) for i in places[Role.PREFILL]
+        ]
         return Host(prefills, decodes)
+
+    def _pool(self, num_tokens: int, index: int, count: int) -> Pool:
+        """That of one GPU of so many: where there is no room for all that is known, each has others."""
+        pool, known = Pool(num_tokens), self._load.known
+        first = index * len(known) // count
+        for prefix in (*known[first:], *known[:first]):
+            pool.keep(prefix)
+        return pool
 
     def _next_ones(self, count: int) -> list[Arrival]:
         return [self._left.pop() for _ in range(min(count, len(self._left)))]
@@ -104,14 +115,18 @@ class Simulation:
         lengths = arrival.num_inputs, arrival.num_outputs, arrival.num_cached
         request = Request(len(self._requests), time_ms, *lengths, prefix=arrival.prefix)
         self._requests.append(request)
-        self._events.at(
-            time_ms + self._request_ms + self._costs.found_ms(arrival.num_cached), lambda: self._submit(request)
-        )
+        found_ms = self._costs.found_ms(request.num_inputs - request.num_own)
+        self._events.at(time_ms + self._request_ms + found_ms, lambda: self._submit(request))
 
     def _submit(self, request: Request) -> None:
         self._num_active += 1
         self._most_active = max(self._most_active, self._num_active)
         self._router.submit(request)
+
+    def _found(self, request: Request) -> None:
+        """Its prefix is there since it was sent."""
+        self._router.lighten(request)
+        self._router.pump()
 
     def _first(self, request: Request) -> None:
         """Its prompt is computed, and its first token is there."""
@@ -123,7 +138,7 @@ class Simulation:
             decode.offer(request, prefill.gpu)
         else:
             request.ended_ms = self._events.now_ms
-            prefill.gpu.give_back(prefill.gpu.held_by(request))
+            prefill.gpu.give_back(request, prefill.gpu.held_by(request))
             self._end(request)
         self._router.pump()
 
@@ -132,7 +147,7 @@ class Simulation:
         if self._events.now_ms - request.arrived_ms > REQUEST_TIMEOUT_MS:
             raise Stuck(
                 f"a request is not over after {REQUEST_TIMEOUT_MS / 1e3:.0f} s, as requests wait for one another's KV "
-                f"blocks: pools of {self._hosts[0].prefills[0].gpu.num_tokens} tokens are too small"
+                f"blocks: pools of {self._hosts[0].prefills[0].gpu.pool.num_tokens} tokens are too small"
             )
         self._router.reenter(request)
 

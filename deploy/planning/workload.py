@@ -2,10 +2,10 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from common.errors import ConfigError
-from deploy.planning.loads import Arrival, Lengths, Load, poisson
+from deploy.planning.loads import Arrival, Lengths, Load, Prefixes, poisson
 
 LEAST_LATE, MOST_REQUESTS = 15, 30_000
 """Requests that are looked at in one simulation: so many that may miss a limit, or a percentile says little; and no
@@ -44,15 +44,17 @@ class Steady:
     outputs: Span
     seed: int = 0
     num_cached: int = 0  # tokens that each prompt begins with and that are there already, as far as it has so many
+    prefixes: Prefixes | None = None  # before `inputs`; not with `num_cached`
 
     @property
     def name(self) -> str:
         cached = f", of the prompt's {self.num_cached:,} there already" if self.num_cached else ""
-        return f"{shown(self.rate)} requests/s of {self.inputs} prompt and {self.outputs} output tokens{cached}"
+        behind = f" behind {self.prefixes}" if self.prefixes else ""
+        return f"{shown(self.rate)} requests/s of {self.inputs} prompt and {self.outputs} output tokens{behind}{cached}"
 
     @property
     def lengths(self) -> Sequence[Lengths]:
-        """Of a few requests as they are sent."""
+        """Of a few requests as they are sent; what is there of prefixes is not said."""
         rng = random.Random(f"{self.seed}, lengths")
         return [self._draw(rng) for _ in range(NUM_DRAWN)]
 
@@ -80,10 +82,14 @@ class Steady:
                 f"most {MOST_SIMULATED:,}; plan for a part of the load, and multiply"
             )
         arrivals = poisson(self.rate, count, self._draw, f"{self.seed}, {self.rate:g}").arrivals
-        return Load(arrivals, first_ms=first_s * 1e3, last_ms=(first_s + span_s) * 1e3)
+        known = self.prefixes.all if self.prefixes else []
+        if known:
+            rng = random.Random(f"{self.seed}, prefixes")
+            arrivals = [replace(each, prefix=rng.choice(known)) for each in arrivals]
+        return Load(arrivals, first_ms=first_s * 1e3, last_ms=(first_s + span_s) * 1e3, known=known)
 
     def _draw(self, rng: random.Random) -> Lengths:
-        inputs = self.inputs.draw(rng)
+        inputs = self.inputs.draw(rng) + (self.prefixes.num_tokens if self.prefixes else 0)
         return Lengths(inputs, self.outputs.draw(rng), min(self.num_cached, inputs - 1))
 
 
@@ -94,6 +100,7 @@ class Replay:
     arrivals: Sequence[Arrival]
     source: str
     seed: int = 0
+    prefixes: None = field(default=None, init=False)  # of a trace none are known
 
     def __post_init__(self) -> None:
         if len(self.arrivals) < 2 or self.arrivals[-1].time_ms <= self.arrivals[0].time_ms:

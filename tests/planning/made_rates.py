@@ -40,6 +40,7 @@ def made_rates(**changes: object) -> Rates:
         found_ms_per_1000=0.0,
         prefix_kernel_ms=0.0,
         prefix_kernel_ms_per_1000=0.0,
+        scattered=1.0,
         reread=1.0,
         router_tokens_per_s=1e4,
         origin=("made",),

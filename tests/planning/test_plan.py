@@ -21,6 +21,7 @@ from deploy.planning.costs import Costs
 from deploy.planning.estimate import Estimate, estimate, obstacles
 from deploy.planning.figures import Objectives
 from deploy.planning.layout import Layout
+from deploy.planning.loads import Prefixes
 from deploy.planning.rates import read_rates
 from deploy.planning.search import Search
 from deploy.planning.workload import Replay, Span, Steady
@@ -65,6 +66,23 @@ def test_the_formula_by_hand() -> None:
     assert found.num_rows == int(10 / (ROW_MS + 1050.5 * CONTEXT_MS))
     assert found.step_ms == pytest.approx(found.num_rows * (ROW_MS + 1050.5 * CONTEXT_MS))
     assert found.decode_busy == pytest.approx(20 * 100 * found.step_ms / 1e3 / found.num_rows)
+
+
+def test_the_formula_counts_what_prefixes_spare() -> None:
+    """Prompts that are computed behind them, as far as they are there, and rows that read them once."""
+    costs, limits = Costs(made_rates(reread=0.0)), Objectives(1e3, 150.0, 90.0)
+    lengths = Span(200, 200), Span(101, 101)
+    behind = estimate(costs, Steady(20.0, *lengths, prefixes=Prefixes(4, 10_000)), limits)
+    assert behind.found == 1.0 and behind.prompt_ms == pytest.approx(STEP_MS + 200 * TOKEN_MS)
+    rows, num_shared = behind.num_rows, 4 * (1 - 0.75**behind.num_rows)
+    assert behind.step_ms == pytest.approx(rows * (ROW_MS + 250.5 * CONTEXT_MS) + num_shared * 10_000 * CONTEXT_MS)
+    whole = estimate(costs, Steady(20.0, Span(10_200, 10_200), lengths[1]), limits)
+    assert whole.num_rows < rows and whole.prompt_busy > 10 * behind.prompt_busy
+    too_many = Prefixes(4 * costs.room.kv_tokens(1, 1) // 10_000, 10_000)
+    missed = estimate(costs, Steady(20.0, *lengths, prefixes=too_many), limits)
+    assert missed.found == pytest.approx(0.25, abs=1e-3)
+    assert missed.prompt_ms == pytest.approx(0.25 * behind.prompt_ms + 0.75 * whole.prompt_ms, rel=0.01)
+    assert not obstacles(costs, Steady(20.0, *lengths, prefixes=too_many), Objectives(behind.prompt_ms + 0.1, 150.0))
 
 
 @pytest.mark.parametrize(
@@ -181,6 +199,22 @@ def test_a_plan_says_formula_candidates_and_command(
         ("--rate 3 --ttft-ms 9 --workers 9P --gpus 9", 2, "for example 2P2D"),
         ("--rate 3 --ttft-ms 9 --input-len 0", 2, "0: 1 to 16777216"),
         ("--rate 3 --ttft-ms 9 --input-len 9-3", 2, "the smaller one first"),
+        (
+            "--rate 60 --ttft-ms 200 --tpot-ms 12 --input-len 256 --prefixes 8x4096 --gpus 2",
+            0,
+            "256 prompt and 128 output tokens behind 8 prefixes of 4,096",
+        ),
+        ("--rate 60 --ttft-ms 200 --tpot-ms 12 --input-len 4352 --gpus 2", 1, "By formula it takes"),
+        (
+            "--rate 60 --ttft-ms 400 --input-len 64 --prefixes 400x4096 --gpus 1",
+            1,
+            r"46% of prefixes are there(.*\n)*No layout of up to 1 GPUs",
+        ),
+        ("--rate 3 --ttft-ms 9 --prefixes 8", 2, "--prefixes: 8: COUNTxTOKENS, for example 8x4096"),
+        ("--rate 3 --ttft-ms 9 --prefixes 0x8", 2, "0x8: 1 to 100000 prefixes of 1 to 16777216 tokens"),
+        ("--rate 3 --ttft-ms 9 --prefixes 8x8 --cached-len 8", 2, "--cached-len: not with --prefixes"),
+        ("--trace x --prefixes 8x8 --ttft-ms 9", 2, "not with --trace"),
+        ("--ttft-ms 9 --prefixes 8x8 --from http://127.0.0.1:9", 2, "--prefixes with --from: --input-len, too"),
         ("--rate nan --ttft-ms 9", 2, r"--rate: nan: 0\.001 to"),
         ("--rate 3 --ttft-ms 9 --from http://127.0.0.1:9", 2, "no router answers"),
     ],

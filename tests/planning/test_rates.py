@@ -11,7 +11,7 @@ from benchmarks import rates as made
 from benchmarks.make_checkpoint import PRESETS
 from benchmarks.results import ROOT, read_rows
 from benchmarks.simulated import KNOWN_SHAPES
-from benchmarks.table_steps import SHARED
+from benchmarks.table_steps import SHARED, TOGETHER
 from common.device import pool_budget, step_sizes
 from common.errors import ConfigError
 from common.memory_sections import KVSection
@@ -58,6 +58,19 @@ def test_prompts_take_what_was_measured(share: int) -> None:
     for tokens, percent, ms in RATES.prompts:
         if percent == share:
             assert costs.prompt_ms(int(tokens)) == pytest.approx(ms, rel=0.01)
+
+
+def test_steps_of_many_prompts_behind_a_prefix_take_what_was_measured() -> None:
+    compared = 0
+    for row in read_rows(ROOT / "benchmarks" / "results.csv"):
+        if match := TOGETHER.fullmatch(row.workload):
+            count, tokens, before, share = map(int, match.groups())
+            costs = PromptCosts(RATES, share)
+            assert costs.ms([(tokens, before)] * count) == pytest.approx(float(row.value), rel=0.05), row.workload
+            compared += 1
+    assert compared
+    costs = PromptCosts(RATES, 100)
+    assert costs.ms([(256, 768)] * 64) < costs.ms([(256, 769)] * 64) - 5, "more keys than are gathered"
 
 
 def test_decode_steps_take_what_was_measured_and_longer_with_more_to_read() -> None:

@@ -3,6 +3,7 @@
 from common.config import DecodeSection, PrefillSection, RouterSection
 from common.memory.pulse import ASK_S
 from common.memory_sections import MemorySection
+from common.ops.prompt_attention import MAX_KEYS
 from decode_worker.runner import MIN_SPARED_BYTES, batch_buckets
 from deploy.planning import costs, decode, prefill, routing, simulator
 from router import binding, route
@@ -20,7 +21,7 @@ def test_the_numbers_are_the_same() -> None:
         PrefillSection().max_mixed_tokens,
     ) == (prefill.MAX_SEQS, prefill.MAX_MIXED_TOKENS)
     assert (MemorySection().decode_reserve, DecodeSection().max_num_seqs) == (prefill.DECODE_RESERVE, costs.MAX_ROWS)
-    assert costs.MIN_SPARED_BYTES == MIN_SPARED_BYTES
+    assert (costs.MIN_SPARED_BYTES, costs.MAX_KEYS) == (MIN_SPARED_BYTES, MAX_KEYS)
     for rows in range(1, costs.MAX_ROWS + 1):
         ours = next(bucket for bucket in costs.BUCKETS if bucket >= rows)
         assert ours == next(bucket for bucket in batch_buckets(costs.MAX_ROWS) if bucket >= rows)

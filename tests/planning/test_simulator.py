@@ -1,6 +1,7 @@
 """The simulator beside what can be reckoned by hand, and beside the router's and the workers' own code."""
 
 import random
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +18,8 @@ from deploy.planning.events import Events
 from deploy.planning.figures import Figures, Objectives
 from deploy.planning.gpu import Gpu
 from deploy.planning.layout import Layout, parse_layout
-from deploy.planning.loads import Arrival, Load, Prefix, at_once, poisson, streams
+from deploy.planning.loads import Arrival, Load, Prefixes, at_once, poisson, streams
+from deploy.planning.pool import Pool
 from deploy.planning.prefill import PrefillWorker
 from deploy.planning.rates import Where
 from deploy.planning.request import Request
@@ -25,8 +27,9 @@ from deploy.planning.routing import Host, Router
 from deploy.planning.simulator import Outcome, Stuck, simulate
 from router.member import Member
 from router.route import Demand, Route
+from router.text_keys import TextKeys
 from router.worker_pool import WorkerPool
-from tests.messages import kv_path, worker_ready
+from tests.messages import LAYOUT, kv_path, worker_ready
 from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, STEP_TOKENS, TOKEN_MS, made_rates
 
 APART, SHARED = Layout(1, 1, 2), Layout(1, 1, 1)
@@ -82,11 +85,52 @@ def test_what_is_there_already_is_not_computed_and_takes_no_room() -> None:
     assert max(each.first_gap_ms for each in simulate(APART, Costs(rates), many, kv_tokens=22_000).requests) < 100
 
 
+def test_a_prefix_is_computed_once_and_others_wait_for_it() -> None:
+    """Who comes with the same waits, with another one is computed; later it is found, or gone for want of room."""
+    one, two = Prefixes(2, 1800).all
+    sent = [(0.0, one), (0.0, two), (0.0, one), (1e4, one), (2e4, None), (3e4, one), (4e4, one)]
+    load = Load([Arrival(ms, 2000 if prefix else 19_000, 2, prefix=prefix) for ms, prefix in sent])
+    requests = simulate(APART, Costs(made_rates()), load, kv_tokens=20_100).requests
+    assert [each.num_found for each in requests] == [0, 0, 1800, 1800, 0, 0, 1800]
+    whole_ms, own_ms = STEP_MS + 2000 * TOKEN_MS, STEP_MS + 200 * TOKEN_MS
+    # Steps begin with whoever is there: the first alone, then the other one, then what has waited for the first.
+    first, other, waiting, later, _, again, found = (each.ttft_ms for each in requests)
+    assert (first, other, waiting) == pytest.approx((whole_ms, 2 * whole_ms, 2 * whole_ms + own_ms))
+    assert (later, again, found) == pytest.approx((own_ms, whole_ms, own_ms))
+
+
+def test_a_pool_keeps_what_is_over_until_room_is_wanted_and_a_prefix_once() -> None:
+    pool, (one, two) = Pool(1000), Prefixes(2, 300).all
+    requests = [Request(number, 0.0, 400, 1, prefix=prefix) for number, prefix in enumerate((one, one, two))]
+    assert not pool.has(one) and pool.wanted(requests[0], 100) == 400
+    pool.take(requests[0], 100)
+    assert pool.has(one) and pool.wanted(requests[1], 100) == 100
+    pool.take(requests[1], 100)
+    assert pool.free_tokens == 500
+    for request in requests[:2]:
+        pool.give_back(request, 100)
+    assert pool.free_tokens == 1000 and pool.has(one) and one in pool.known
+    pool.take(requests[2], 100)
+    assert pool.has(one) and pool.has(two)
+    pool.take(Request(3, 0.0, 400, 1), 400)
+    assert not pool.has(one) and one not in pool.known and pool.has(two)
+
+
+def test_where_there_is_no_room_for_all_prefixes_each_gpu_has_others() -> None:
+    """Two GPUs, each with room for half of them, know them all from the beginning; one computes half of them again."""
+    prefixes = Prefixes(20, 1000).all
+    arrivals = [Arrival(100.0 * n, 1100, 2, prefix=prefixes[n % 20]) for n in range(200)]
+    load = Load(arrivals, known=prefixes)
+    outcomes = [simulate(layout, Costs(made_rates()), load, kv_tokens=15_000) for layout in (Layout(2, 2, 2), SHARED)]
+    both, alone = (sum(not request.num_found for request in outcome.requests) for outcome in outcomes)
+    assert both == 0 and alone > 150
+
+
 def test_of_a_prefix_that_rows_share_a_decode_step_takes_one() -> None:
     """As long as both are there; and who has another prefix shares nothing."""
-    costs = Costs(made_rates(reread=0.0))
+    costs, known = Costs(made_rates(reread=0.0)), Prefixes(2, 900).all
     outcomes = [
-        simulate(APART, costs, Load([Arrival(0.0, 1000, 300, prefix=Prefix(number, 900)) for number in numbers]))
+        simulate(APART, costs, Load([Arrival(0.0, 1000, 300, prefix=known[n]) for n in numbers], known=known))
         for numbers in ((0, 0), (0, 1))
     ]
     both, apart = (max(each.gaps, key=lambda gap: gap[1])[0] for each in outcomes)
@@ -128,10 +172,10 @@ class Pools:
     def __init__(self, layout: Layout) -> None:
         costs, events, rng = Costs(made_rates()), Events(), random.Random(0)
         self.pool = WorkerPool(NetSection(), 3.0)
-        gpus = [Gpu(0, costs, 160_000) for _ in range(layout.num_gpus)]
+        gpus = [Gpu(0, costs, Pool(160_000)) for _ in range(layout.num_gpus)]
         places = {role: layout.places(role) for role in Role}
         self.decodes = [DecodeWorker(gpus[i], costs, events, print, print, rng.random) for i in places[Role.DECODE]]
-        self.prefills = [PrefillWorker(gpus[i], costs, events, print) for i in places[Role.PREFILL]]
+        self.prefills = [PrefillWorker(gpus[i], costs, events, print, print) for i in places[Role.PREFILL]]
         self.members = {role: [self._member(role, n, gpu) for n, gpu in enumerate(places[role])] for role in Role}
         for prefill in self.members[Role.PREFILL]:
             for decode in self.members[Role.DECODE]:
@@ -144,20 +188,24 @@ class Pools:
             worker_ready(
                 f"{role.name}{number}", role, device=f"GPU {gpu}", num_blocks=(10_000,), max_model_len=1 << 20,
                 max_batch_tokens=budget, max_num_seqs=rows, memory_server_id=f"m{gpu}", memory_server_epoch=1,
-                pool_id=1,
+                pool_id=1, takes_replies=False,
             ),
             0.0,
         )  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", ["2P2D 4", "3P1D 4", "2P2D 2", "4P4D 4", "3P2D 4"])
-def test_the_pair_that_is_chosen_is_the_router_s(layout: str) -> None:
+@pytest.mark.parametrize("prefixes", [None, Prefixes(7, 1600)])
+def test_the_pair_that_is_chosen_is_the_router_s(layout: str, prefixes: Prefixes | None) -> None:
     name, num_gpus = layout.split()
     pools, rng = Pools(parse_layout(name, int(num_gpus))), random.Random(layout)
     running: list[tuple[Request, Route, bool]] = []
     for number in range(400):
-        request = Request(number, 0.0, 16 * rng.randint(1, 600), 16 * rng.randint(1, 100))
-        demand = Demand(request.num_inputs, request.num_inputs + request.num_outputs)
+        prefix = rng.choice(prefixes.all) if prefixes else None
+        num_inputs = 16 * rng.randint(1, 600) + (prefix.num_tokens if prefix else 0)
+        request = Request(number, 0.0, num_inputs, 16 * rng.randint(1, 100), prefix=prefix)
+        text = TextKeys(LAYOUT, b"", array("Q", [prefix.number << 32 | n for n in range(100)] if prefix else []))
+        demand = Demand(num_inputs, num_inputs + request.num_outputs, texts=(text,))
         overtakes = rng.random() < 0.3
         pair = pools.router.choose(request, overtakes=overtakes)
         route = pools.pool.choose(demand, overtakes=overtakes)
@@ -168,15 +216,22 @@ def test_the_pair_that_is_chosen_is_the_router_s(layout: str) -> None:
             assert f"DECODE{pools.decodes.index(decode)}" == route.decode.id
             request.overtakes = overtakes
             pools.router.assign(request, pair)
-            pools.pool.assign(route, request.num_inputs)
+            pools.pool.assign(route, num_inputs)
+            for worker in {route.prefill, route.decode}:
+                pools.pool.prefixes.predict(worker.pool, text.keys)
+            if prefix and rng.random() < 0.5:
+                request.find(prefix.num_tokens)
+                pools.router.lighten(request)
+                pools.pool.lighten_prompt(route, num_inputs, num_inputs - prefix.num_tokens)
             assert request.whole_gpu == pools.pool.has_gpu_alone(route)
             running.append((request, route, True))
         while running and rng.random() < 0.6:
             place = rng.randrange(len(running))
             gone, its_route, is_prompt = running[place]
             if is_prompt:
+                num_left = gone.num_inputs - gone.num_found
                 pools.router.prompt_is_over(gone)
-                pools.pool.release_prompt(its_route, gone.num_inputs)
+                pools.pool.release_prompt(its_route, num_left)
                 running[place] = gone, its_route, False
             else:
                 pools.router.is_over(gone)
@@ -208,22 +263,25 @@ def test_whatever_is_sent_ends_once_and_the_same_twice(layout: Layout) -> None:
 
 
 def test_pools_of_kv_are_never_overdrawn_and_empty_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus: list[Gpu] = []
-    begin, give_back = Gpu.__post_init__, Gpu.give_back
+    pools: list[Pool] = []
+    begin, evict = Pool.__post_init__, Pool._evict
 
-    def begun(self: Gpu) -> None:
+    def begun(self: Pool) -> None:
         begin(self)
-        gpus.append(self)
+        pools.append(self)
 
-    def checked(self: Gpu, num_tokens: int) -> None:
-        assert 0 <= self.free_tokens <= self.free_tokens + num_tokens <= 30_000
-        give_back(self, num_tokens)
+    def checked(self: Pool) -> None:
+        evict(self)
+        assert 0 <= self._num_kept <= self.free_tokens <= 30_000
 
-    monkeypatch.setattr(Gpu, "__post_init__", begun)
-    monkeypatch.setattr(Gpu, "give_back", checked)
+    monkeypatch.setattr(Pool, "__post_init__", begun)
+    monkeypatch.setattr(Pool, "_evict", checked)
+    rng = random.Random(0)
+    alike = [Arrival(0.0, 4000, 500, prefix=rng.choice(Prefixes(12, 3000).all)) for _ in range(60)]
     for layout in (APART, SHARED, Layout(3, 1, 4)):
-        simulate(layout, Costs(made_rates()), at_once([(4000, 500)] * 60), kv_tokens=30_000)
-    assert gpus and all(gpu.free_tokens == 30_000 for gpu in gpus)
+        for load in (at_once([(4000, 500)] * 60), Load(alike)):
+            simulate(layout, Costs(made_rates()), load, kv_tokens=30_000)
+    assert pools and all(pool.free_tokens == 30_000 and not pool.computing for pool in pools)
 
 
 def test_prompts_that_wait_for_one_another_s_pools_are_given_back_until_all_are_over() -> None:
