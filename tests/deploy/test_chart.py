@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -31,6 +33,42 @@ RENDERED = {
 }  # fmt: skip
 SECTIONS = {
     "router": ROUTER_SECTIONS, "memory": MEMORY_SECTIONS, "prefill": WORKER_SECTIONS, "decode": WORKER_SECTIONS
+}  # fmt: skip
+OPTIONS = {
+    "kv.memoryFraction": "kv.memory_fraction", "kv.cpuPoolBytes": "kv.cpu_pool_bytes",
+    "kv.hostTierBytes": "memory.host_tier_bytes", "kv.prefillSharers": "kv.prefill_sharers",
+    "kv.decodeSharers": "kv.decode_sharers", "prefill.smShare": "prefill.sm_share", "threads": "worker.num_threads",
+    "drainSeconds": "worker.drain_s",
+}  # fmt: skip
+"""Values that are an option's."""
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+SOUND = {
+    "nothing": {}, "what is needed": {"node": "gpu-1", "model": {"claim": "models"}, "secret": {"value": 64 * "0"}},
+    "a parent chart": {"global": {"registry": "x"}}, "a GPU": {"gpu": {"devices": 1}},
+    "two GPUs": {"gpu": {"devices": "0,1"}},
+    "a limit": {"decode": {"resources": {"limits": {"cpu": 2, "memory": "8Gi"}}}},
+    "flags": {"router": {"flags": ["--router-max-requests=100"]}},
+}  # fmt: skip
+MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "misspelt": ({"decode": {"replica": 2}}, "/decode", "'replica' was unexpected"),
+    "misspelt at the top": ({"prefil": {"replicas": 2}}, "", "'prefil' was unexpected"),
+    "of another kind": ({"decode": {"smShare": 80}}, "/decode", "'smShare' was unexpected"),
+    "misspelt resource": ({"router": {"resources": {"limit": {}}}}, "/router/resources", "'limit' was unexpected"),
+    "text for a number": ({"prefill": {"replicas": "2"}}, "/prefill/replicas", '"2" is not of type "integer"'),
+    "a part of a worker": ({"decode": {"replicas": 1.5}}, "/decode/replicas", '1.5 is not of type "integer"'),
+    "no workers": ({"decode": {"replicas": 0}}, "/decode/replicas", "0 is less than the minimum of 1"),
+    "scaled to none": (
+        {"autoscaling": {"prefill": {"minReplicas": 0}}}, "/autoscaling/prefill/minReplicas", "less than the minimum"
+    ),
+    "percent for a share": ({"kv": {"memoryFraction": 85}}, "/kv/memoryFraction", "85 is greater than the maximum"),
+    "a share for percent": ({"prefill": {"smShare": 0}}, "/prefill/smShare", "less than the minimum of 1"),
+    "text for yes": ({"gpu": {"enabled": "yes"}}, "/gpu/enabled", '"yes" is not of type "boolean"'),
+    "no number of a GPU": ({"gpu": {"devices": "all"}}, "/gpu/devices", '"all" does not match'),
+    "a number for a tag": ({"images": {"tag": 1.2}}, "/images/tag", '1.2 is not of type "string"'),
+    "one flag": ({"router": {"flags": "--log-level=debug"}}, "/router/flags", 'is not of type "array"'),
+    "no flag": ({"router": {"flags": ["log-level=debug"]}}, "/router/flags/0", "does not match"),
+    "a directory of nowhere": ({"memory": {"directory": "run/baton"}}, "/memory/directory", "does not match"),
+    "a short secret": ({"secret": {"value": "hunter2"}}, "/secret/value", "is not valid under any of"),
 }  # fmt: skip
 needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
 
@@ -68,6 +106,27 @@ def test_programs_know_the_options_and_are_there() -> None:
     assert len(named) > 10 and named <= options
     for module in set(re.findall(r"-m,? (deploy\.\w+)", ALL)):
         assert importlib.util.find_spec(module), module
+
+
+def test_the_schema_has_the_values_that_there_are_with_the_limits_of_their_options() -> None:
+    known = {re.sub(r"\.resources\..*", ".resources", leaf) for leaf in leaves(loaded("values.yaml"))}
+    assert schema_leaves(SCHEMA) == known | {"global"}
+    for value, option in OPTIONS.items():
+        section, _, name = option.partition(".")
+        field = next(each for each in dataclasses.fields(getattr(Config(), section)) if each.name == name)
+        said = schema_of(value)
+        assert (said["minimum"], said["maximum"]) == field.metadata["within"], value
+
+
+@pytest.mark.parametrize("values", SOUND.values(), ids=SOUND)
+def test_sound_values_pass(values: dict[str, Any]) -> None:
+    assert refusals(values) == []
+
+
+@pytest.mark.parametrize(("values", "path", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_refused_by_its_key(values: dict[str, Any], path: str, said: str) -> None:
+    ((found, message),) = refusals(values)
+    assert found == path and said in message, message
 
 
 def test_every_pod_is_bounded_and_every_container_hardened() -> None:
@@ -131,6 +190,50 @@ def test_helm_has_nothing_to_say_and_programs_read_what_it_renders(values: tuple
 def test_what_is_needed_is_asked_for(values: tuple[str, ...], said: str) -> None:
     with pytest.raises(AssertionError, match=said):
         helm("template", "chat", str(CHART), values=values)
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("decode.replica=2", "at '/decode': additional properties 'replica' not allowed"),
+        ("prefill.replicas=two", "at '/prefill/replicas': got string, want integer"),
+        ("decode.replicas=0", "at '/decode/replicas': minimum: got 0, want 1"),
+        ("secret.value=hunter2", "at '/secret/value': minLength: got 7, want 16"),
+    ],
+)
+def test_helm_refuses_mistakes(value: str, said: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(said)):
+        helm("template", "chat", str(CHART), values=(*NEEDED, value))
+
+
+def schema_of(path: str) -> dict[str, Any]:
+    """Of a value by its dotted path."""
+    found = SCHEMA
+    for key in path.split("."):
+        found = found["properties"][key]
+    return found
+
+
+def schema_leaves(schema: dict[str, Any], above: str = "") -> set[str]:
+    """Dotted paths of all values, as far as they are the chart's own."""
+    found: set[str] = set()
+    for key, each in schema["properties"].items():
+        found |= schema_leaves(each, f"{above}{key}.") if "properties" in each else {above + key}
+    return found
+
+
+def refusals(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is wrong with the default values under these, by where."""
+    found = jsonschema_rs.Draft7Validator(SCHEMA).iter_errors(merged(loaded("values.yaml"), values))
+    return [("".join(f"/{key}" for key in error.instance_path), error.message) for error in found]
+
+
+def merged(values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """As helm does it: mappings by their keys, all else replaced."""
+    both = {key: merged(values[key], other) for key, other in others.items()
+            if isinstance(other, dict) and isinstance(values.get(key), dict)}  # fmt: skip
+    return values | others | both
 
 
 def helm(*words: str, values: Iterable[str]) -> str:
