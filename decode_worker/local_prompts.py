@@ -16,8 +16,9 @@ from common.device.prompt_runner import PendingPrompts, PromptRunner
 from common.errors import ErrorCode
 from common.kv.tables import Tables
 from common.memory.magazine import Magazine
+from common.serving.beginning import Beginning
 from common.serving.prompt_order import PromptOrder
-from common.serving.prompt_prefixes import PromptPrefixes, last_digest
+from common.serving.prompt_prefixes import PromptPrefixes
 from common.wire.messages import Message, PromptCached, RequestFailed
 from common.wire.output_token import OutputToken
 from common.wire.router_link import Load
@@ -37,14 +38,7 @@ class LocalPrompt:
     turn: int
     is_started: bool = False  # it has blocks, and a row to come
     num_scheduled_tokens: int = 0  # computed by chunks that are launched, or not to be computed
-    root: bytes = b""  # where its digests begin; b"" if none of its blocks is looked up or sealed
-    digests: list[bytes] = field(default_factory=list)  # of its full blocks
-    num_sealed: int = 0  # of those, from the first on: found, or computed
-    found: list[int] = field(default_factory=list)  # blocks of its first tokens that it reads, until it is started
-    looks_again: bool = False  # it has let go of what was found, or more is in host memory
-    num_hoped: int = 0  # blocks that it finds then, perhaps
-    has_given: bool = False  # it has given blocks back for those
-    asks_again: bool = False  # more of it was sealed since it asked
+    beginning: Beginning = field(default_factory=Beginning)
     most_tokens: int = 0  # if more are to be computed it is given back; 0: none are too many
 
     @property
@@ -215,12 +209,13 @@ class LocalPrompts:
         """Give it blocks beside those that were found, and a row to come, if there is room."""
         if not self.scheduler.has_row():
             return False
-        if not self.scheduler.has_blocks(self.scheduler.num_lacking_of_prompt(prompt.sequence, len(prompt.found))):
+        lacking = self.scheduler.num_lacking_of_prompt(prompt.sequence, len(prompt.beginning.found))
+        if not self.scheduler.has_blocks(lacking):
             self.prefixes.lack(self._waiting)
             return False
         if self.prefixes.looks_again(prompt):
             return False
-        prompt.is_started = self.scheduler.reserve_prompt(prompt.sequence, prompt.found)
+        prompt.is_started = self.scheduler.reserve_prompt(prompt.sequence, prompt.beginning.found)
         self.prefixes.admitted(prompt)
         return True
 
@@ -229,7 +224,7 @@ class LocalPrompts:
         self.prompts.remove(prompt)
         self.prefixes.forget(prompt)
         sequence = prompt.sequence
-        sequence.num_sealed, sequence.digest = prompt.num_sealed, last_digest(prompt)
+        sequence.num_sealed, sequence.digest = prompt.beginning.num_sealed, prompt.beginning.last_digest
         return sequence
 
     def _drop(self, prompt: LocalPrompt) -> None:

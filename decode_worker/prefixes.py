@@ -8,21 +8,18 @@ What is found is read, and so kept from others who want blocks. When blocks are 
 it, as all might wait for one another otherwise; they look again when there are blocks for all of their tokens.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable
 
 from common.kv.tables import num_seen
 from common.memory.shared_pool import SharedPool
+from common.serving.shortage import Shortage
 from common.wire.block_key import TextDigests
 from common.wire.fields import ID_BYTES
 from common.wire.kv_layout import Counts
 from common.wire.memory_messages import PrefixFound
 from decode_worker.handoff import Handoff
 from decode_worker.sequence import Key
-
-PATIENCE_S = 1.0
-"""How long handoffs that wait for blocks keep from others what was found of them."""
 
 
 class Prefixes:
@@ -34,12 +31,12 @@ class Prefixes:
     """
 
     def __init__(self, shared: SharedPool, *, min_tokens: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        self.shared, self.magazine, self.min_tokens, self._clock = shared, shared.magazine, min_tokens, clock
+        self.shared, self.magazine, self.min_tokens = shared, shared.magazine, min_tokens
         self.layout = shared.magazine.shape.layout
         self._digests = TextDigests(self.layout.groups[0].block_size)
         self.asked: dict[Key, Handoff] = {}
         self.num_found = self.num_pulled = 0  # blocks of handoffs that had room, since the start
-        self._short_since_s = math.inf
+        self._shortage = Shortage(clock)
 
     def begin(self, handoff: Handoff, *, was_begun: bool) -> bool:
         """Make its keys, and look it up unless it was begun ahead or is short; whether an answer is to come."""
@@ -81,9 +78,7 @@ class Prefixes:
 
     def lack(self, waiting: Iterable[Handoff]) -> None:
         """Blocks are short; after a while nobody who waits keeps any."""
-        now_s = self._clock()
-        self._short_since_s = min(self._short_since_s, now_s)
-        if now_s - self._short_since_s > PATIENCE_S:
+        if self._shortage.lasts():
             self.let_go(waiting)
 
     def let_go(self, waiting: Iterable[Handoff]) -> bool:
@@ -96,7 +91,7 @@ class Prefixes:
 
     def take(self, handoff: Handoff) -> list[int]:
         """It has room: what was found is the sequence's own to read, and the rest is pulled."""
-        self._short_since_s = math.inf
+        self._shortage.ends()
         self.asked.pop(handoff.sequence.key, None)
         found, handoff.found = handoff.found, []
         handoff.sequence.num_sealed = len(found)

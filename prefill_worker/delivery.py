@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from common.errors import ErrorCode
 from common.memory.shared_pool import SharedPool
 from common.serving.inquiry import Key
-from common.serving.prompt_prefixes import last_digest
 from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
 from common.wire.messages import Message, PeerGone
 from common.wire.packing import pack_ids
@@ -43,7 +42,7 @@ class Delivery:
         holder, token_ids = (target.worker_id, target.epoch), sequence.token_ids[:]
         token_ids.append(token_id)
         num_outputs = sequence.num_outputs + 1
-        chain, sampling = (sequence.root, last_digest(sequence)), sequence.sampling
+        chain, sampling = (sequence.beginning.root, sequence.beginning.last_digest), sequence.sampling
         if not self.shared.offer(holder, sequence.key, token_ids, num_outputs, sampling, block_ids, chain):
             self.fail(sequence.key, ErrorCode.DRAINING, self.shared.problem)
 

@@ -235,7 +235,7 @@ class Retrievals:
             self.trace.stretch("pull", prompt.key, max(each.begin_s, prompt.arrived_s), self._clock())
         self.prefixes.arrived(each.key, block_ids)
         for prompt in each.prompts[1:]:
-            prompt.asks_again |= bool(block_ids)
+            prompt.beginning.asks_again |= bool(block_ids)
             self.prefixes.arrived(prompt.key, [])
 
     def _let_go(self, each: Retrieval) -> None:

@@ -136,14 +136,14 @@ class PromptScheduler:
     def _admit(self, sequence: PromptSequence) -> bool:
         """Give it blocks for its whole prompt, if there are so many beside those that it reads."""
         first, *others = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
-        num_blocks = (first - len(sequence.found), *others)
+        num_blocks = (first - len(sequence.beginning.found), *others)
         if not self.allocator.fetch(num_blocks):
             self.prefixes.lack(self.waiting)
             return False
         if self.prefixes.looks_again(sequence):
             return False
         fresh = self.allocator.allocate(num_blocks)
-        fresh[0] = sequence.found + fresh[0]
+        fresh[0] = sequence.beginning.found + fresh[0]
         sequence.tables = tables_of(self.layout, fresh)
         self.prefixes.admitted(sequence)
         self.waiting.remove(sequence)
@@ -152,7 +152,8 @@ class PromptScheduler:
 
     def blocks(self) -> list[Sequence[int]]:
         """Block ids of every owner."""
-        return [[*held_by(sequence.tables), *sequence.found] for sequence in [*self.sequences(), *self.lingering]]
+        owners = [*self.sequences(), *self.lingering]
+        return [[*held_by(sequence.tables), *sequence.beginning.found] for sequence in owners]
 
     def _free(self, sequence: PromptSequence) -> None:
         tables, sequence.tables = sequence.tables, ()

@@ -9,6 +9,7 @@ import numpy as np
 from common.device.loop_trace import Trace
 from common.grammar.follower import Follower
 from common.kv.tables import Tables
+from common.serving.beginning import Beginning
 from common.serving.inquiry import Key
 from common.wire.messages import PrefillRequest
 from common.wire.output_token import OutputToken
@@ -40,14 +41,7 @@ class PromptSequence:
     follower: Follower | None = None  # of its grammar, if it is under one
     mask: np.ndarray | None = None  # what its grammar lets follow the prompt, once that is known
     unsent: OutputToken | None = None  # the token after the prompt, until its grammar has taken it
-    root: bytes = b""  # where its digests begin; b"" if none of its blocks is looked up or sealed
-    digests: list[bytes] = field(default_factory=list)  # of its full blocks
-    num_sealed: int = 0  # of those, from the first on: found, or computed
-    found: list[int] = field(default_factory=list)  # blocks of its first tokens that it reads, until it is admitted
-    looks_again: bool = False  # it has let go of what was found, or more is in host memory
-    num_hoped: int = 0  # blocks that it finds then, perhaps
-    has_given: bool = False  # it has given blocks back for those
-    asks_again: bool = False  # more of it was sealed since it asked
+    beginning: Beginning = field(default_factory=Beginning)
     arrived_s: float = 0.0  # on `time.monotonic`, until its first step
     holder: tuple[str, int] | None = None  # a decode worker in whose pool more may be, until that was tried
 

@@ -234,14 +234,12 @@ class PrefillWorker:
         """Sleep until a message comes, or until it is time to look whether a step is over."""
         if self.in_flight:
             self.idling.worked()
-        if (not self.in_flight and self.guides.followers.num_pending) or (
-            not self.in_flight and (self.delivery.is_sending() or self.retrievals.is_busy)
-        ):
+            if not self.in_flight[0].pending.ready():
+                time.sleep(LOOK_INTERVAL_S)
+        elif self.guides.followers.num_pending or self.delivery.is_sending() or self.retrievals.is_busy:
             time.sleep(LOOK_INTERVAL_S)
-        elif not self.in_flight:  # what waits now waits for blocks: a message brings them
+        else:  # what waits now waits for blocks: a message brings them
             self.idling.await_message(IDLE_POLL_MS)
-        elif not self.in_flight[0].pending.ready():
-            time.sleep(LOOK_INTERVAL_S)
 
     def _launch(self) -> None:
         """Start the next step, if there is anything to compute."""

@@ -15,7 +15,6 @@ those of whom more is in host memory, for which no blocks were free. Whoever loo
 hopes to find: what has left the pool meanwhile comes back in these.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -23,28 +22,20 @@ from typing import Generic, Protocol, TypeVar
 from common.kv.tables import Tables
 from common.memory.magazine import Magazine
 from common.memory_sections import KVSection
+from common.serving.beginning import Beginning
 from common.serving.inquiry import Key
 from common.serving.prompt_order import Prompt
 from common.serving.prompt_rate import PromptRate
+from common.serving.shortage import Shortage
 from common.wire.block_key import TextDigests, root_of
 from common.wire.memory_messages import PrefixFound
 from common.wire.packing import pack_ids
-
-PATIENCE_S = 1.0
-"""How long prompts that wait for blocks keep from others what was found of them."""
 
 
 class KnownPrompt(Prompt, Protocol):
     """A prompt whose beginning may be known; `key`, `token_ids` and what is asked of it are given."""
 
-    root: bytes  # where its digests begin; b"" if none of its blocks is looked up or sealed
-    digests: list[bytes]  # of its full blocks
-    num_sealed: int  # of those, from the first on: found, or computed
-    found: list[int]  # blocks of its first tokens that it reads, until it is admitted
-    looks_again: bool  # it has let go of what was found, or more is in host memory
-    num_hoped: int  # blocks that it finds then, perhaps
-    has_given: bool  # it has given blocks back for those
-    asks_again: bool  # more of it was sealed since it asked
+    beginning: Beginning
     num_scheduled_tokens: int  # computed by the steps launched so far
 
     @property
@@ -84,7 +75,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.magazine, self.tell, self._clock = magazine, tell, clock
+        self.magazine, self.tell, self._shortage = magazine, tell, Shortage(clock)
         self.layout, self.min_tokens = magazine.shape.layout, section.prefix_min_tokens
         self.is_on = section.prefix_cache and self.layout.is_reusable
         self.block_size = self.layout.groups[0].block_size
@@ -93,7 +84,6 @@ class PromptPrefixes(Generic[AnyPrompt]):
         self.look_elsewhere: Callable[[AnyPrompt], bool] = lambda prompt: False  # whether it says what `arrived`
         self.asked: dict[Key, AnyPrompt] = {}
         self.computing: dict[bytes, AnyPrompt] = {}  # who will seal the block of that digest next
-        self._short_since_s = math.inf  # nothing could be admitted for want of blocks
 
     @property
     def block_us(self) -> int:
@@ -103,8 +93,8 @@ class PromptPrefixes(Generic[AnyPrompt]):
     def begin(self, prompt: AnyPrompt, salt: bytes) -> None:
         """Look a prompt up."""
         if self.is_on:
-            prompt.root = root_of(self.layout, salt)
-            prompt.digests = self._digests.of(prompt.root, pack_ids(prompt.token_ids))
+            root = prompt.beginning.root = root_of(self.layout, salt)
+            prompt.beginning.digests = self._digests.of(root, pack_ids(prompt.token_ids))
             if len(prompt.token_ids) >= self.min_tokens:
                 self.ask(prompt)
 
@@ -120,7 +110,8 @@ class PromptPrefixes(Generic[AnyPrompt]):
         """
         if prompt.num_prompt_logprobs:
             return []
-        return prompt.digests[prompt.num_sealed : (len(prompt.token_ids) - 1) // self.block_size]
+        beginning = prompt.beginning
+        return beginning.digests[beginning.num_sealed : (len(prompt.token_ids) - 1) // self.block_size]
 
     def has_asked(self, message: PrefixFound) -> bool:
         """Whether the answer is to one of these."""
@@ -133,8 +124,8 @@ class PromptPrefixes(Generic[AnyPrompt]):
         self.arrived(key, self.magazine.found(message))
         if prompt is None:
             return
-        if message.num_parked and not prompt.has_given:
-            prompt.looks_again, prompt.num_hoped = True, message.num_parked
+        if message.num_parked and not prompt.beginning.has_given:
+            prompt.beginning.looks_again, prompt.beginning.num_hoped = True, message.num_parked
         elif prompt.key not in self.asked and self.look_elsewhere(prompt):
             self.asked[prompt.key] = prompt
 
@@ -144,11 +135,11 @@ class PromptPrefixes(Generic[AnyPrompt]):
         if prompt is None:
             self.magazine.free(block_ids)
         elif block_ids:
-            prompt.found += block_ids
+            prompt.beginning.found += block_ids
             self._begin_behind(prompt)
             self.tell(prompt)
-        if prompt is not None and prompt.asks_again:
-            prompt.asks_again = False
+        if prompt is not None and prompt.beginning.asks_again:
+            prompt.beginning.asks_again = False
             self.ask(prompt)
 
     def is_held_up(self, prompt: AnyPrompt) -> bool:
@@ -163,44 +154,44 @@ class PromptPrefixes(Generic[AnyPrompt]):
 
     def lack(self, waiting: Iterable[AnyPrompt]) -> None:
         """There are too few blocks for a prompt; after a while nobody who waits keeps any."""
-        now_s = self._clock()
-        self._short_since_s = min(self._short_since_s, now_s)
-        if now_s - self._short_since_s > PATIENCE_S:
+        if self._shortage.lasts():
             self.let_go(waiting)
 
     def looks_again(self, prompt: AnyPrompt) -> bool:
         """There are blocks for all of a prompt's tokens; whether it waits for an answer first, as it has let go."""
-        self._short_since_s = math.inf
-        if not prompt.looks_again:
+        self._shortage.ends()
+        beginning = prompt.beginning
+        if not beginning.looks_again:
             return False
-        prompt.looks_again = False
-        if not prompt.has_given:
-            prompt.has_given = True
-            self.magazine.give_back(prompt.num_hoped)
+        beginning.looks_again = False
+        if not beginning.has_given:
+            beginning.has_given = True
+            self.magazine.give_back(beginning.num_hoped)
         self.ask(prompt)
         return True
 
     def admitted(self, prompt: AnyPrompt) -> None:
         """It computes its blocks from now on."""
-        prompt.found = []
+        prompt.beginning.found = []
         self._compute_next(prompt)
 
     def computed(self, prompt: AnyPrompt, num_tokens: int, waiting: Iterable[AnyPrompt]) -> None:
         """A step is over behind which so many tokens are: full blocks are sealed, and those that wait look again."""
-        begin, end = prompt.num_sealed, min(num_tokens // self.block_size, len(prompt.digests))
+        beginning = prompt.beginning
+        begin, end = beginning.num_sealed, min(num_tokens // self.block_size, len(beginning.digests))
         if begin >= end:
             return
         self._compute_no_more(prompt)
-        sealed = prompt.digests[begin:end]
+        sealed = beginning.digests[begin:end]
         self.magazine.seal(prompt.tables[0].block_ids[begin:end], sealed)
-        prompt.num_sealed = end
+        beginning.num_sealed = end
         self._compute_next(prompt)
         for other in waiting:
-            if other.digests[begin : begin + 1] != sealed[:1]:
+            if other.beginning.digests[begin : begin + 1] != sealed[:1]:
                 continue
             if other.key in self.asked:
-                other.asks_again = True  # the answer that is on its way may not know
-            elif _next_digest(other) in sealed:
+                other.beginning.asks_again = True  # the answer that is on its way may not know
+            elif other.beginning.next_digest in sealed:
                 self.ask(other)
 
     def let_go(self, prompts: Iterable[AnyPrompt]) -> bool:
@@ -208,11 +199,12 @@ class PromptPrefixes(Generic[AnyPrompt]):
 
         Not amid a question, as its answer goes on where the last one ended.
         """
-        keepers = [prompt for prompt in prompts if prompt.found and prompt.key not in self.asked]
+        keepers = [prompt for prompt in prompts if prompt.beginning.found and prompt.key not in self.asked]
         for prompt in keepers:
-            self.magazine.free(prompt.found)
-            prompt.num_hoped += len(prompt.found)
-            prompt.found, prompt.looks_again = [], True
+            beginning = prompt.beginning
+            self.magazine.free(beginning.found)
+            beginning.num_hoped += len(beginning.found)
+            beginning.found, beginning.looks_again = [], True
             self._begin_behind(prompt)
         return bool(keepers)
 
@@ -220,33 +212,23 @@ class PromptPrefixes(Generic[AnyPrompt]):
         """It is complete, or given up: nobody waits for it any more."""
         self.asked.pop(prompt.key, None)
         self._compute_no_more(prompt)
-        if prompt.found:
-            self.magazine.free(prompt.found)
-            prompt.found = []
+        if prompt.beginning.found:
+            self.magazine.free(prompt.beginning.found)
+            prompt.beginning.found = []
 
     def _begin_behind(self, prompt: AnyPrompt) -> None:
         """Behind what was found of it."""
-        prompt.num_sealed = len(prompt.found)
-        prompt.num_scheduled_tokens = prompt.num_sealed * self.block_size
+        prompt.beginning.num_sealed = len(prompt.beginning.found)
+        prompt.num_scheduled_tokens = prompt.beginning.num_sealed * self.block_size
 
     def _compute_next(self, prompt: AnyPrompt) -> None:
-        if digest := _next_digest(prompt):
+        if digest := prompt.beginning.next_digest:
             self.computing.setdefault(digest, prompt)
 
     def _compute_no_more(self, prompt: AnyPrompt) -> None:
-        digest = _next_digest(prompt)
+        digest = prompt.beginning.next_digest
         if self.computing.get(digest) is prompt:
             del self.computing[digest]
-
-
-def last_digest(prompt: KnownPrompt) -> bytes:
-    """Of its last full block, or where its chain begins; b"" if nothing is to be sealed."""
-    return prompt.digests[-1] if prompt.digests else prompt.root
-
-
-def _next_digest(prompt: KnownPrompt) -> bytes:
-    """Of the first full block that is not sealed; b"" when all are."""
-    return prompt.digests[prompt.num_sealed] if prompt.num_sealed < len(prompt.digests) else b""
 
 
 def _turn(prompt: KnownPrompt) -> tuple[int, int]:

@@ -13,7 +13,8 @@ from common.device.prompt_buffers import PromptChunk
 from common.device.prompt_runner import PromptRunner
 from common.errors import ErrorCode
 from common.memory_sections import KVSection
-from common.serving.prompt_prefixes import PATIENCE_S, PromptPrefixes
+from common.serving.prompt_prefixes import PromptPrefixes
+from common.serving.shortage import PATIENCE_S
 from common.wire.memory_messages import BlocksFreed, PrefixFound
 from common.wire.messages import PromptCached, RequestFailed
 from common.wire.output_token import OutputToken
@@ -68,7 +69,9 @@ class LocalHouse(House):
             super().hear(message)
 
     def found(self) -> list[list[int]]:
-        return [*super().found(), *(prompt.found for prompt in self.local.prompts)] if hasattr(self, "local") else []
+        if not hasattr(self, "local"):
+            return []
+        return [*super().found(), *(prompt.beginning.found for prompt in self.local.prompts)]
 
     def ask(
         self, name: str, token_ids: Sequence[int], max_tokens: int = 16, most_tokens: int = 0, **fields: Any

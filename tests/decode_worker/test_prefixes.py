@@ -12,6 +12,7 @@ from common.memory.magazine import Magazine
 from common.memory.pool import User
 from common.memory.pools import Pools
 from common.memory.shared_pool import SharedPool
+from common.serving.shortage import PATIENCE_S
 from common.wire.block_key import digests, root_of
 from common.wire.memory_messages import (
     BlocksFreed,
@@ -25,7 +26,7 @@ from common.wire.memory_messages import (
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
-from decode_worker.prefixes import PATIENCE_S, Prefixes
+from decode_worker.prefixes import Prefixes
 from decode_worker.sealing import Sealing
 from decode_worker.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE, Rig

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from common.memory.exchange import Answer
-from common.serving.prompt_prefixes import PATIENCE_S
+from common.serving.shortage import PATIENCE_S
 from common.wire.memory_messages import OfBlocks
 from prefill_worker.scheduler import Chunk
 from prefill_worker.sequence import PromptSequence
@@ -57,12 +57,12 @@ class World(House):
         begin, end, blocks = sequence.num_scheduled_tokens, sequence.num_scheduled_tokens, sequence.tables[0].block_ids
         end += num_tokens
         for number in range(begin // BLOCK):
-            assert self.written[blocks[number]] == sequence.digests[number], "it reads what another one wrote"
+            assert self.written[blocks[number]] == sequence.beginning.digests[number], "it reads what another one wrote"
         if not sequence.num_in_flight:
-            self.num_saved += sequence.num_sealed
+            self.num_saved += sequence.beginning.num_sealed
         for number in range(begin // BLOCK, -(-end // BLOCK)):
-            digest = sequence.digests[number] if (number + 1) * BLOCK <= end else b"of a part"
-            assert number >= sequence.num_sealed, "it writes what others read"
+            digest = sequence.beginning.digests[number] if (number + 1) * BLOCK <= end else b"of a part"
+            assert number >= sequence.beginning.num_sealed, "it writes what others read"
             self.written[blocks[number]] = digest
 
     def collect(self) -> None:

@@ -9,7 +9,8 @@ from common.memory.magazine import Magazine
 from common.memory.pool import User
 from common.memory.pools import Pools
 from common.memory_sections import KVSection
-from common.serving.prompt_prefixes import PATIENCE_S, PromptPrefixes, last_digest
+from common.serving.prompt_prefixes import PromptPrefixes
+from common.serving.shortage import PATIENCE_S
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
@@ -105,7 +106,7 @@ class House:
             sequence = chunk.sequence
             self.prefixes.computed(sequence, sequence.num_scheduled_tokens, self.scheduler.waiting)
             if sequence in self.scheduler.ending:
-                assert sequence.num_sealed == len(sequence.token_ids) // BLOCK
+                assert sequence.beginning.num_sealed == len(sequence.token_ids) // BLOCK
                 self.magazine.free(self.scheduler.take(sequence))
         self.computed += pieces
         self.exchange()
@@ -114,7 +115,7 @@ class House:
 
     def check(self) -> None:
         self.magazine.check([*self.scheduler.blocks(), *self.filled()])
-        running = {digest for s in self.scheduler.running for digest in s.digests}
+        running = {digest for s in self.scheduler.running for digest in s.beginning.digests}
         assert self.prefixes.computing.keys() <= running
 
     def filled(self) -> Iterable[list[int]]:
@@ -367,23 +368,23 @@ def test_nothing_is_let_go_amid_a_question() -> None:
     assert [house.step(), house.step()] == [[("whole", 32)], [("whole", 18)]]
     second = house.add("second", text)
     house.exchange()
-    block_ids = list(second.found)
-    house.magazine.free(second.found[5:])
-    del second.found[5:]
-    second.num_sealed = 5
+    block_ids = list(second.beginning.found)
+    house.magazine.free(second.beginning.found[5:])
+    del second.beginning.found[5:]
+    second.beginning.num_sealed = 5
     house.prefixes.ask(second)  # for what follows those
     house.prefixes.let_go([second])
     house.exchange()
-    assert second.found == block_ids and second.num_sealed == whole.num_sealed == 12
+    assert second.beginning.found == block_ids and second.beginning.num_sealed == whole.beginning.num_sealed == 12
     assert house.step() == [("second", 2)]
     house.all_done()
 
 
 def test_a_chain_goes_on_from_the_last_full_block() -> None:
     house = House()
-    short, long = house.add("short", [1, 2]), house.add("long", range(9))
-    assert last_digest(short) == short.root and last_digest(long) == long.digests[1]
+    short, long = house.add("short", [1, 2]).beginning, house.add("long", range(9)).beginning
+    assert short.last_digest == short.root and long.last_digest == long.digests[1]
     off = no_prefixes(house.magazine)
     plain = PromptSequence("plain", 0, [1, 2, 3, 4], 0, SamplingParams(), "d", 1)
     off.begin(plain, b"")
-    assert last_digest(plain) == b"" and not plain.digests
+    assert plain.beginning.last_digest == b"" and not plain.beginning.digests
