@@ -82,6 +82,7 @@ def test_the_formula_counts_what_prefixes_spare() -> None:
     missed = estimate(costs, Steady(20.0, *lengths, prefixes=too_many), limits)
     assert missed.found == pytest.approx(0.25, abs=1e-3)
     assert missed.prompt_ms == pytest.approx(0.25 * behind.prompt_ms + 0.75 * whole.prompt_ms, rel=0.01)
+    assert missed.least_prefill == behind.least_prefill, "several GPUs may have all of them"
     assert not obstacles(costs, Steady(20.0, *lengths, prefixes=too_many), Objectives(behind.prompt_ms + 0.1, 150.0))
 
 

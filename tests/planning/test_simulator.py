@@ -99,6 +99,38 @@ def test_a_prefix_is_computed_once_and_others_wait_for_it() -> None:
     assert (later, again, found) == pytest.approx((own_ms, whole_ms, own_ms))
 
 
+def test_of_two_that_could_share_a_step_one_waits_for_the_other_s_prefix() -> None:
+    (one,) = Prefixes(1, 1800).all
+    load = Load([Arrival(0.0, 2000, 2, prefix=prefix) for prefix in (None, None, one, one)])
+    *_, first, second = simulate(APART, Costs(made_rates()), load).requests
+    assert (first.num_found, second.num_found) == (0, 1800)
+    assert second.ttft_ms - first.ttft_ms == pytest.approx(STEP_MS + 200 * TOKEN_MS)
+
+
+def test_a_prefix_that_a_decode_worker_has_is_not_moved_there_again() -> None:
+    (one,) = Prefixes(1, 1800).all
+    load = Load([Arrival(1e4 * n, 2000, 2, prefix=one) for n in range(2)])
+    rates = made_rates(copies=((1.0, 0.001), (1000.0, 1.0)))
+    first, second = simulate(APART, Costs(rates), load).requests
+    assert first.first_gap_ms - second.first_gap_ms == pytest.approx(1.8)
+
+
+def test_a_prefix_that_goes_before_its_prompt_is_admitted_is_computed() -> None:
+    (one,) = Prefixes(1, 1800).all
+    gpu = Gpu(0, Costs(made_rates()), Pool(20_000))
+    worker = PrefillWorker(gpu, gpu.costs, Events(), print, print)
+    large, request = Request(0, 0.0, 19_000, 1), Request(1, 0.0, 2000, 1, prefix=one)
+    gpu.pool.keep(one)
+    gpu.pool.take(large, 18_000)
+    worker.take(request)
+    assert (request.num_done, request.is_started) == (1800, False)
+    gpu.pool.take(large, 1000)
+    assert not gpu.pool.has(one)
+    gpu.give_back(large, 19_000)
+    assert (request.num_found, request.is_started) == (0, True)
+    assert gpu.pool.computing == {one: request}
+
+
 def test_a_pool_keeps_what_is_over_until_room_is_wanted_and_a_prefix_once() -> None:
     pool, (one, two) = Pool(1000), Prefixes(2, 300).all
     requests = [Request(number, 0.0, 400, 1, prefix=prefix) for number, prefix in enumerate((one, one, two))]
