@@ -28,7 +28,7 @@ from common.grammar.reasons import reason
 from common.json_file import read_json
 from common.log import setup_logging
 from common.serving.settle import settle_memory
-from router.grammar_source import GrammarSource, grammar_of
+from router.grammar_source import MARKS, Dialect, GrammarSource, grammar_of
 from router.grammar_tokens import lean_tokens
 from router.helper_frames import GRAMMAR
 from router.memory_limit import limit_memory
@@ -143,7 +143,7 @@ def main() -> None:
 def found(source: GrammarSource, grammars: Grammars) -> tuple[str, str]:
     """The grammar and "", or "" and why it is none: it is compiled, and some token can begin it."""
     try:
-        grammar = grammar_of(source, any_to_lark)
+        grammar = grammar_of(source, Dialect(any_to_lark, [mark for mark in MARKS if grammars.has_token(mark)]))
     except (ValueError, RecursionError) as error:
         return "", f"{error!s:.{MAX_REASON_CHARS}}" or TOO_MUCH
     problem = _problem(grammars.compile(grammar))

@@ -12,10 +12,10 @@ from router.structured_fields import MAX_NESTING, MAX_SOURCE_CHARS
 
 CHOICES = ("auto", "none", "required")
 FORMATS = {
-    ToolFormat.HERMES: (CALL, '\n{"name": ', ', "arguments": ', f"}}\n{CALL_END}", "\n"),
-    ToolFormat.LLAMA: ("", '{"name": ', ', "parameters": ', "}", ""),
+    ToolFormat.HERMES: (CALL, '\n{"name": ', ', "arguments": ', "}\n", CALL_END, "\n"),
+    ToolFormat.LLAMA: ("", '{"name": ', ', "parameters": ', "}", "", ""),
 }
-"""What begins a call, stands before its name, between that and arguments, behind those, and between calls."""
+"""What begins a call, stands before its name, between that and arguments, behind those, ends it, and between calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def form_of(values: dict[str, Any], tool_format: ToolFormat, asked: GrammarSourc
     has_rules = is_forced or asked.kind or one_only or any(tool["function"].get("strict") for tool in tools)
     if choice == "none" or not tools or not has_rules:
         return asked
-    trigger, before, between, behind, separator = FORMATS[tool_format]
+    trigger, before, between, behind, end, separator = FORMATS[tool_format]
     if asked.kind and not trigger:  # both may begin with the same bracket
         raise wrong(asked.field.split(".")[0], "a form", "no tools beside it with this model, or tool_choice = none")
     calls = Calls(
@@ -65,6 +65,7 @@ def form_of(values: dict[str, Any], tool_format: ToolFormat, asked: GrammarSourc
         before=before,
         between=between,
         behind=behind,
+        end=end,
         separator="" if one_only or choice not in ("auto", "required") else separator,
         tools=_schemas(called, is_forced),
         has_text=not is_forced and not asked.kind,

@@ -3,6 +3,7 @@
 Compiled ones are kept, as requests share them: a copy of one takes microseconds, compiling it up to a second.
 """
 
+import json
 import logging
 import time
 from collections import OrderedDict
@@ -54,6 +55,10 @@ class Grammars:
     def compile(self, grammar: str) -> llguidance.LLMatcher:
         """At the beginning of a text; its `is_error` tells of a grammar that is wrong or too large."""
         return llguidance.LLMatcher(self._tokens, grammar, log_level=SILENT, limits=LIMITS)
+
+    def has_token(self, name: str) -> bool:
+        """Whether a grammar can name the token that is this text, `<...>`, and only so has it."""
+        return not self.compile(json.dumps({"grammars": [{"lark_grammar": f"start: {name}"}]})).is_error()
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:
         """The same, a copy of one that is kept."""

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,10 +17,10 @@ from common.errors import RequestError
 from common.grammar.follower import Follower
 from common.grammar.grammars import Grammars
 from common.wire.messages import PrefillRequest
-from router.chat_answer import AnswerParser, Part, ToolFormat
+from router.chat_answer import CALL, AnswerParser, Part, ToolFormat
 from router.grammar_checks import MAX_KNOWN
 from router.grammar_main import found
-from router.grammar_source import NO_GRAMMAR, GrammarSource, Thoughts
+from router.grammar_source import MARKS, NO_GRAMMAR, GrammarSource, Thoughts
 from router.tool_choice import form_of
 from tests.guided import DEMO_MODEL, is_valid
 from tests.router.conftest import Cluster
@@ -31,6 +32,7 @@ PERSON = {
     "additionalProperties": False,
     "$defs": {"sort": {"enum": ["ü", "b"]}},
 }
+VOCAB = 2048
 HOSTILE: list[dict[str, Any]] = [
     {"guided_grammar": "start: A0\n" + "".join(f'A{i}: (A{i + 1})* "x"\n' for i in range(2500)) + 'A2500: "z"'},
     {"guided_regex": "a?" * 30_000},
@@ -60,14 +62,32 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars.of_model(DEMO_MODEL, 2048, [0])
+@pytest.fixture(scope="module", params=[False, True], ids=["marks are text", "marks are tokens"])
+def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model; `<think>` and its like are no tokens of it, or the last ones, as of Qwen3."""
+    if not request.param:
+        return DEMO_MODEL
+    path = tmp_path_factory.mktemp("marked")
+    tokenizer = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    texts = {token_id: text for text, token_id in tokenizer["model"]["vocab"].items()}
+    usual = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    for token_id, mark in enumerate(MARKS, VOCAB - len(MARKS)):
+        del tokenizer["model"]["vocab"][text := texts[token_id]]
+        merges = tokenizer["model"]["merges"]
+        tokenizer["model"]["merges"] = [merge for merge in merges if "".join(merge) != text]
+        tokenizer["added_tokens"].append({"id": token_id, "content": mark} | usual)
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path
 
 
 @pytest.fixture(scope="module")
-def demo_tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+def grammars(model_path: Path) -> Grammars:
+    return Grammars.of_model(model_path, VOCAB, [0])
+
+
+@pytest.fixture(scope="module")
+def demo_tokenizer(model_path: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(model_path / "tokenizer.json"))
 
 
 def random_text(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: int, begin: str = "") -> str:
@@ -245,7 +265,7 @@ def test_calls_of_strict_tools_have_valid_arguments_and_a_text_may_stand_there_t
     model = (grammars, demo_tokenizer)
     source = form_of(chat("auto", strict=True), tool_format, NO_GRAMMAR)
     said = answers_of(source, tool_format, model, "I say { no <tool_cal")
-    assert not any(part.calls for part in said) and all(part.content.startswith("I say { no") for part in said)
+    assert all(part.content.startswith("I say { no") and check_calls(part) <= SCHEMAS.keys() for part in said)
     begin = "" if tool_format is ToolFormat.LLAMA else "Well.\n<tool_call>"
     begin += ("" if tool_format is ToolFormat.LLAMA else "\n") + '{"name": "gr'
     parts = answers_of(source, tool_format, model, begin)
@@ -259,7 +279,8 @@ def test_a_form_that_is_asked_for_beside_tools_is_that_of_texts_that_call_none(
 ) -> None:
     asked = GrammarSource("json", json.dumps(NOTHING), "guided_json", "")
     source = form_of(chat("auto", strict=True), ToolFormat.HERMES, asked)
-    parts = answers_of(source, ToolFormat.HERMES, (grammars, demo_tokenizer))
+    model = (grammars, demo_tokenizer)
+    parts = answers_of(source, ToolFormat.HERMES, model) + answers_of(source, ToolFormat.HERMES, model, CALL)
     for part in parts:
         assert check_calls(part) or is_valid(part.content, NOTHING)
     assert {bool(part.calls) for part in parts} == {True, False}
