@@ -124,13 +124,17 @@ def _said(hub_id: str, missing: int, repository: Path) -> Iterator[None]:
             there, passed_s = _size(repository) - before, time.monotonic() - begin_s
             print(f"{hub_id}: {there / GB:.2f} {of}GB are there after {passed_s:.0f} s", flush=True)
 
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-        threading.Thread(target=say, name="progress", daemon=True).start()
+    if sys.stderr.isatty():
+        yield
+        return
+    disable_progress_bars()
+    progress = threading.Thread(target=say, name="progress", daemon=True)
+    progress.start()
     try:
         yield
     finally:
         is_over.set()
+        progress.join()  # nothing is said of a download that is over
 
 
 @contextlib.contextmanager
