@@ -16,6 +16,7 @@ from common.ops.base import ForwardBatch
 TOLERANCE = {torch.float32: (1e-5, 2e-5), torch.float16: (1.5e-3, 4e-3), torch.bfloat16: (8e-3, 2e-2)}
 ANY_BLOCK = 1 << 30  # in block tables past the last block: reading there fails or gives NaN
 MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
+AssertClose = Callable[[Tensor, Tensor], None]
 
 
 @pytest.fixture(
@@ -79,7 +80,7 @@ def _seed_and_poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def assert_close() -> Callable[[Tensor, Tensor], None]:
+def assert_close() -> AssertClose:
     """Compare a kernel's output with the reference's, by bounds that suit the dtype; NaN fails."""
 
     def check(out: Tensor, ref: Tensor) -> None:

@@ -1,6 +1,5 @@
 """Attention of one token a sequence against the reference, whole and cut, and the same to the bit in any company."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,9 +11,7 @@ from common.kernels.decode_division import divide, limits_for
 from common.kernels.decode_parts import make_workspace
 from common.ops import reference
 from common.ops.base import ForwardBatch
-
-AssertClose = Callable[[Tensor, Tensor], None]
-MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
+from tests.kernels.conftest import AssertClose, MakePaged
 
 
 def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, num_slots: int, scale: float | None = None) -> Tensor:

@@ -1,6 +1,5 @@
 """Attention of few queries against the reference, with contexts whole and cut, and what is left in the workspace."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,10 +11,8 @@ from common.kernels.gpu import Gpu
 from common.kernels.query_parts import QueryParts, make_query_parts, query_parts_bytes, tokens_of_tile
 from common.ops import reference
 from common.ops.base import ForwardBatch
-from tests.kernels.conftest import gpu_at
+from tests.kernels.conftest import AssertClose, MakePaged, gpu_at
 
-AssertClose = Callable[[Tensor, Tensor], None]
-MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
 PART = MIN_PART_KEYS
 
 

@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -7,8 +5,8 @@ from torch import Tensor
 from common.device.gpu_share import make_share
 from common.kernels.gated_gemm import gated_gemm
 from common.ops import reference
+from tests.kernels.conftest import AssertClose
 
-AssertClose = Callable[[Tensor, Tensor], None]
 SHAPES = [(8, 8), (136, 64), (1000, 200), (128, 640), (2048, 2560)]
 
 

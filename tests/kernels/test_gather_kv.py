@@ -1,15 +1,10 @@
 """K and V out of their blocks: every key at its row, and nothing but zeros beside it in its tiles."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 
 from common.kernels.gather_kv import TILE, gather_kv
-from common.ops.base import ForwardBatch
-
-MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
+from tests.kernels.conftest import MakePaged
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from common.kernels.ring_gemm import ring_gemm
 from common.kernels.skinny_gemm import skinny_gemm
 from common.ops import reference
 from common.ops.linear_plan import Kind, Plan
+from tests.kernels.conftest import AssertClose
 
-AssertClose = Callable[[Tensor, Tensor], None]
 EPS = 1e-6
 SHAPES = [(6, 256), (33, 320), (130, 96), (64, 1000)]
 FUSIONS = [(False, False, False), (True, False, False), (False, True, False), (True, False, True)]

@@ -1,7 +1,5 @@
 """Ragged paged causal attention against the reference."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,10 +7,7 @@ from torch import Tensor
 from common.kernels.prefill_attention import prefill_attention
 from common.ops import reference
 from common.ops.base import ForwardBatch
-from tests.kernels.conftest import gpu_at
-
-AssertClose = Callable[[Tensor, Tensor], None]
-MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
+from tests.kernels.conftest import AssertClose, MakePaged, gpu_at
 
 
 def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float) -> Tensor:

@@ -1,34 +1,14 @@
 """Norms, rotation and cache write against the reference; nothing but the named slots is written."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 
-from common.kernels.operands import AttentionWeights
 from common.kernels.qk_norm_rope_kv import heads_per_program, qk_norm_rope_kv
 from common.ops import reference
+from tests.attention_weights import attention_weights
+from tests.kernels.conftest import AssertClose
 
-AssertClose = Callable[[Tensor, Tensor], None]
 MAX_POSITIONS = 500
-
-
-def make_weights(
-    num_q: int, num_kv: int, head_dim: int, has_norm: bool, device: torch.device, dtype: torch.dtype
-) -> AttentionWeights:
-    angles = torch.rand(MAX_POSITIONS, head_dim // 2) * 6
-    norms = [(torch.rand(head_dim) + 0.5).to(device, dtype) if has_norm else None for _ in range(2)]
-    rope = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
-    return AttentionWeights(
-        q_norm=norms[0],
-        k_norm=norms[1],
-        norm_eps=1e-6,
-        rope=rope,
-        num_q_heads=num_q,
-        num_kv_heads=num_kv,
-        head_dim=head_dim,
-    )
 
 
 @pytest.mark.parametrize("has_norm", [True, False])
@@ -47,7 +27,7 @@ def test_equals_reference(
     dtype: torch.dtype,
     assert_close: AssertClose,
 ) -> None:
-    weights = make_weights(num_q, num_kv, head_dim, has_norm, device, dtype)
+    weights = attention_weights(num_q, num_kv, head_dim, MAX_POSITIONS, device, dtype, has_norm=has_norm)
     qkv = torch.randn(num_tokens, (num_q + 2 * num_kv) * head_dim).to(device, dtype)
     positions = torch.randint(0, MAX_POSITIONS, (num_tokens,), dtype=torch.int32).to(device)
     num_blocks = num_tokens // block_size + 3
@@ -68,7 +48,7 @@ def test_equals_reference(
 
 
 def test_a_position_of_padding_is_never_looked_up(device: torch.device, dtype: torch.dtype) -> None:
-    weights = make_weights(2, 1, 32, True, device, dtype)
+    weights = attention_weights(2, 1, 32, MAX_POSITIONS, device, dtype)
     qkv = torch.randn(2, 4 * 32).to(device, dtype)
     positions = torch.tensor([1 << 30, -7], dtype=torch.int32, device=device)
     slots = torch.full((2,), -1, dtype=torch.int64, device=device)

@@ -1,15 +1,11 @@
 """RMSNorm against the reference."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 
 from common.kernels.rms_norm import rms_norm
 from common.ops import reference
-
-AssertClose = Callable[[Tensor, Tensor], None]
+from tests.kernels.conftest import AssertClose
 
 
 @pytest.mark.parametrize(("num_tokens", "hidden"), [(0, 64), (1, 2560), (3, 33), (5, 1024), (17, 1)])

@@ -1,15 +1,11 @@
 """The gate against the reference."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 
 from common.kernels.silu_mul import silu_mul
 from common.ops import reference
-
-AssertClose = Callable[[Tensor, Tensor], None]
+from tests.kernels.conftest import AssertClose
 
 
 @pytest.mark.parametrize(("num_tokens", "inner"), [(1, 9728), (3, 1025), (7, 5), (64, 1024)])

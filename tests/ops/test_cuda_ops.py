@@ -13,6 +13,7 @@ from common.kernels.operands import AttentionWeights
 from common.ops.base import ForwardBatch, Residual
 from common.ops.linear_plan import MIN_GATED_TOKENS
 from common.ops.torch_ops import TorchOps
+from tests.attention_weights import attention_weights
 
 pytestmark = pytest.mark.gpu
 
@@ -42,22 +43,11 @@ def make_weights(device: torch.device, dtype: torch.dtype, has_norm: bool) -> We
     def random(*shape: int) -> Tensor:
         return torch.randn(shape).div(shape[-1] ** 0.5).to(device, dtype)
 
-    angles = torch.rand(600, HEAD_DIM // 2) * 6
-    rope = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
-    norms = [(torch.rand(HEAD_DIM) + 0.5).to(device, dtype) if has_norm else None for _ in range(2)]
     return Weights(
         table=random(VOCAB, HIDDEN) * 10,
         norm=(torch.rand(HIDDEN) + 0.5).to(device, dtype),
         qkv=random((NUM_Q + 2 * NUM_KV) * HEAD_DIM, HIDDEN),
-        attention=AttentionWeights(
-            q_norm=norms[0],
-            k_norm=norms[1],
-            norm_eps=EPS,
-            rope=rope,
-            num_q_heads=NUM_Q,
-            num_kv_heads=NUM_KV,
-            head_dim=HEAD_DIM,
-        ),
+        attention=attention_weights(NUM_Q, NUM_KV, HEAD_DIM, 600, device, dtype, has_norm=has_norm, eps=EPS),
         o=random(HIDDEN, NUM_Q * HEAD_DIM),
         gate_up=random(2 * INNER, HIDDEN),
         down=random(HIDDEN, INNER),

@@ -9,24 +9,14 @@ from common.kernels.operands import AttentionWeights
 from common.ops import reference
 from common.ops.base import ForwardBatch, Residual
 from common.ops.torch_ops import TorchOps
+from tests.attention_weights import attention_weights
 
 NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 16
 Chunks = list[tuple[int, int]]  # (begin, end) of each sequence's tokens in one step
 
 
 def make_weights() -> AttentionWeights:
-    angles = torch.rand(256, HEAD_DIM // 2) * 6
-    rope = torch.cat((angles.cos(), angles.sin()), dim=1)
-    norms = torch.rand(2, HEAD_DIM) + 0.5
-    return AttentionWeights(
-        q_norm=norms[0],
-        k_norm=norms[1],
-        norm_eps=1e-6,
-        rope=rope,
-        num_q_heads=NUM_Q,
-        num_kv_heads=NUM_KV,
-        head_dim=HEAD_DIM,
-    )
+    return attention_weights(NUM_Q, NUM_KV, HEAD_DIM, 256, torch.device("cpu"), torch.float32)
 
 
 def make_batch(chunks: Chunks, tables: Tensor) -> ForwardBatch:

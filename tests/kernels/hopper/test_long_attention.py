@@ -1,28 +1,16 @@
 """Attention of long prompt steps against the reference; what it runs on is a Hopper GPU."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from common.device.gpu_share import make_share
-from common.kernels.gpu import gpu_of
 from common.kernels.long_attention import long_attention
 from common.ops import reference
 from common.ops.base import ForwardBatch
-
-AssertClose = Callable[[Tensor, Tensor], None]
-MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
+from tests.kernels.conftest import AssertClose, MakePaged
 
 QUERY_LENS, SEQ_LENS = [700, 129, 1, 300], [700, 1001, 513, 300]
-
-
-@pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def target(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
-    if not torch.cuda.is_available() or not gpu_of(torch.device("cuda")).is_hopper:
-        pytest.skip("needs a Hopper GPU")
-    return "cuda", request.param
 
 
 def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, num_keys: int | None = None, scale: float = 0.1) -> Tensor:

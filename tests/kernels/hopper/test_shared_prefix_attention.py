@@ -1,8 +1,7 @@
 """Rows that share blocks attend to what they would attend to alone, however they share them. Hopper only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pytest
 import torch
@@ -12,9 +11,8 @@ from common.kernels.operands import SharedDivision, SharedParts, SharedPrefixes
 from common.kernels.shared_division import bundle_queries, share, tokens_of_bundle
 from common.kernels.shared_parts import make_shared_parts
 from common.kernels.shared_prefix_attention import shared_prefix_attention
-from tests.kernels.decode_steps import HOPPER_TARGETS, LAYER, MakePaged, MakeStep, Shape, Step, hopper_target, step_of
-
-AssertClose = Callable[[Tensor, Tensor], None]
+from tests.kernels.conftest import AssertClose
+from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape, Step
 
 SHAPES = [
     Shape(32, 8, 128, 16, num_slots=264, programs_per_sm=2),
@@ -45,16 +43,6 @@ GROUPS = [
     Group(768, [1000]),
     Group(9216, [9216 + 1, 9300, 9400, 12_300, 9700]),
 ]
-
-
-@pytest.fixture(params=HOPPER_TARGETS)
-def target(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
-    return hopper_target(request.param)
-
-
-@pytest.fixture
-def make_step(make_paged: MakePaged) -> MakeStep:
-    return partial(step_of, make_paged)
 
 
 def sharing(make_step: MakeStep, groups: Sequence[Group], shape: Shape) -> tuple[Step, SharedPrefixes]:

@@ -3,33 +3,21 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import pytest
 import torch
 from torch import Tensor
 
 from common.kernels.decode_division import divide, limits_for
 from common.kernels.decode_parts import PartsWorkspace, make_workspace
 from common.kernels.fused_decode_attention import fused_decode_attention
-from common.kernels.gpu import gpu_of
 from common.kernels.operands import AttentionWeights, SharedDivision, SharedParts
 from common.ops import reference
 from common.ops.base import ForwardBatch
+from tests.attention_weights import attention_weights
+from tests.kernels.conftest import MakePaged
 
-MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
 MakeStep = Callable[[list[int], "Shape"], "Step"]
 
 LAYER = 1  # of the two of `make_paged`, the one that is not NaN
-HOPPER_TARGETS = [
-    pytest.param(("cuda", torch.float16), id="fp16", marks=pytest.mark.gpu),
-    pytest.param(("cuda", torch.bfloat16), id="bf16", marks=pytest.mark.gpu),
-]
-
-
-def hopper_target(target: tuple[str, torch.dtype]) -> tuple[str, torch.dtype]:
-    """One of HOPPER_TARGETS, where there is one."""
-    if not torch.cuda.is_available() or not gpu_of(torch.device("cuda")).is_hopper:
-        pytest.skip("needs a Hopper GPU")
-    return target
 
 
 @dataclass(frozen=True)
@@ -110,19 +98,10 @@ def step_of(make_paged: MakePaged, seq_lens: list[int], shape: Shape) -> Step:
     num_q, num_kv, head_dim = shape.num_q, shape.num_kv, shape.head_dim
     pool, batch = make_paged([1] * len(seq_lens), seq_lens, shape.block_size, num_kv, head_dim)
     batch = replace(batch, positions=(batch.seq_lens - 1).clamp(min=0))  # the reference looks up every position
-    angles = torch.rand(max(seq_lens) + 1, head_dim // 2) * 6
-    rope = torch.cat((angles.cos(), angles.sin()), dim=1).to(pool.device)
-    norms = [(torch.rand(head_dim) + 0.5).to(pool) if shape.has_norm else None for _ in range(2)]
     qkv = torch.randn(len(seq_lens), (num_q + 2 * num_kv) * head_dim).to(pool)
     qkv[batch.seq_lens == 0] = float("nan")
-    weights = AttentionWeights(
-        q_norm=norms[0],
-        k_norm=norms[1],
-        norm_eps=1e-6,
-        rope=rope,
-        num_q_heads=num_q,
-        num_kv_heads=num_kv,
-        head_dim=head_dim,
+    weights = attention_weights(
+        num_q, num_kv, head_dim, max(seq_lens) + 1, pool.device, pool.dtype, has_norm=shape.has_norm
     )
     step = Step(qkv, weights, pool, batch, shape)
     pool[step.written()] = float("nan")

@@ -3,18 +3,14 @@
 Few shapes, since each is compiled anew: every value of every parameter is there, not every combination.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 from common.kernels.fused_decode_attention import is_supported
-from tests.kernels.decode_steps import HOPPER_TARGETS, LAYER, MakePaged, MakeStep, Shape, hopper_target, step_of
-
-AssertClose = Callable[[Tensor, Tensor], None]
+from tests.kernels.conftest import AssertClose
+from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape
 
 # Padding, few and many parts, and a last one that is full, partly full, or has the new key only.
 SEQ_LENS = [500, 0, 1, 2, 16, 17, 63, 64, 65, 66, 0, 128, 129, 1023, 1025, 4096, 4097, 4600]
@@ -33,16 +29,6 @@ SHAPES = [
     Shape(24, 2, 64, 16, num_slots=2700),
     Shape(16, 1, 128, 32, num_slots=396, has_norm=False, programs_per_sm=2),
 ]
-
-
-@pytest.fixture(params=HOPPER_TARGETS)
-def target(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
-    return hopper_target(request.param)
-
-
-@pytest.fixture
-def make_step(make_paged: MakePaged) -> MakeStep:
-    return partial(step_of, make_paged)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

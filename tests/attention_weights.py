@@ -1,0 +1,30 @@
+"""What attention has beside projections, drawn at random."""
+
+import torch
+
+from common.kernels.operands import AttentionWeights
+
+
+def attention_weights(
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    num_positions: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    has_norm: bool = True,
+    eps: float = 1e-6,
+) -> AttentionWeights:
+    """Norms of that type, and any angles at all."""
+    angles = torch.rand(num_positions, head_dim // 2) * 6
+    norms = [(torch.rand(head_dim) + 0.5).to(device, dtype) if has_norm else None for _ in range(2)]
+    return AttentionWeights(
+        q_norm=norms[0],
+        k_norm=norms[1],
+        norm_eps=eps,
+        rope=torch.cat((angles.cos(), angles.sin()), dim=1).to(device),
+        num_q_heads=num_q,
+        num_kv_heads=num_kv,
+        head_dim=head_dim,
+    )
