@@ -53,12 +53,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         logit_rows=max_rows,
         meanwhile=compile_meanwhile,
     )
-    prompt_runner = PromptRunner(engine, section.local_chunk_tokens, max_seqs=1)
-    if engine.device.type == "cuda" and has_prompts:
-        warm_up_prompts(prompt_runner)
-    has_graphs = config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton"
-    if engine.device.type == "cuda" and short_tokens and has_graphs:
-        prompt_runner.capture(short_tokens)
+    prompt_runner = _prompt_runner(config, engine, short_tokens, has_prompts=has_prompts)
     batch = DecodeBatch(max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
     runner = DecodeRunner(
         engine,
@@ -89,6 +84,17 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     if short_tokens:
         worker.local_prompts.note_chunk(short_tokens, time_prompt(prompt_runner, short_tokens))
     return worker
+
+
+def _prompt_runner(config: Config, engine: Engine, short_tokens: int, *, has_prompts: bool) -> PromptRunner:
+    """For prompts that are computed here: warm where these are more than emergencies, captured where they are short."""
+    runner = PromptRunner(engine, config.decode.local_chunk_tokens, max_seqs=1)
+    if engine.device.type == "cuda" and has_prompts:
+        warm_up_prompts(runner)
+    has_graphs = config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton"
+    if engine.device.type == "cuda" and short_tokens and has_graphs:
+        runner.capture(short_tokens)
+    return runner
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from common.config import Config
 from common.options import from_flags
 from deploy.autoscale.judge import Pace
 from deploy.autoscale.options import AutoscaleOptions, autoscale_of
-from deploy.cli import build_parser, fleet_of, main
+from deploy.cli import build_parser, main
 from deploy.demo import DEMO_MODEL
+from deploy.fleet_options import fleet_of
 from deploy.launch_plan import SOURCE_ROOT
 
 
