@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
-from benchmarks.own_memory import own_memory, take_all
+from benchmarks.own_memory import own_memory, require_gpu, take_all
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from benchmarks.workload import numbers
@@ -202,6 +202,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
+    require_gpu()
     bytes_per_s = read_ceiling()
     with confined(args.sms), own_memory("cuda") as memory:
         rows = measure(args, StepBench(args, memory, "cuda"), bytes_per_s)

@@ -26,7 +26,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load_client import Target, open_session, served_model
+from benchmarks.load_client import NoServer, Target, open_session, served_model
 from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure, RequestRecord, percentile
 from benchmarks.workload import Lengths, random_prompts
@@ -196,8 +196,13 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 1 when a request failed."""
-    return 0 if uvloop.run(run(parse_args(argv), Console())) else 1
+    """Exit code 1 when a request failed, or nobody answers."""
+    args, console = parse_args(argv), Console()
+    try:
+        return 0 if uvloop.run(run(args, console)) else 1
+    except NoServer as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
 
 
 if __name__ == "__main__":

@@ -247,13 +247,15 @@ def tables(rig: Rig) -> list[Table]:
 
 def main(argv: list[str]) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="benchmarks.host_tier", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_tier", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N (default: %(default)s)")
     parser.add_argument("--tier-gb", type=float, default=8.0, help="of host memory (default: %(default)g)")
     parser.add_argument("--pool-blocks", type=int, default=2048, help="of 2.36 MB each (default: %(default)s)")
     parser.add_argument("--sizes", type=numbers, default=[64, 256, 1000], help="blocks of texts (default: 64,256,1000)")
     parser.add_argument("--rounds", type=int, default=5, help="of each size (default: %(default)s)")
     args = parser.parse_args(argv)
+    if max(args.sizes) >= args.pool_blocks:
+        parser.error(f"--sizes {max(args.sizes)}: below --pool-blocks, which is {args.pool_blocks}")
     section = MemorySection(device=args.device, host_tier_bytes=int(args.tier_gb * 1e9))
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as directory:
         with closing(Rig(Path(directory), section, args.pool_blocks, args.sizes, args.rounds)) as rig:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from benchmarks.decode_cases import decode_cases
 from benchmarks.kernel_cases import Case, kernel_cases
+from benchmarks.own_memory import require_gpu
 from benchmarks.prompt_cases import prompt_cases
 from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure
@@ -88,9 +89,7 @@ def is_right(out: Tensor, expected: Tensor) -> bool:
 
 def main() -> int:
     args = parse_args()
-    if not torch.cuda.is_available():
-        print("these benchmarks need a CUDA GPU", file=sys.stderr)
-        return 2
+    require_gpu()
     torch.manual_seed(0)
     ceiling = read_ceiling()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")

@@ -211,7 +211,7 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-class NoServer(Exception):
+class NoServer(RuntimeError):
     """What is at a URL is none that speaks OpenAI's API."""
 
 

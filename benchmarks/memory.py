@@ -189,7 +189,7 @@ def measure(args: argparse.Namespace) -> list[Table]:
 
 def main(argv: list[str]) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="benchmarks.memory", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests-per-s", type=float, default=1000.0, help="of all (default: %(default)g)")
     parser.add_argument("--blocks", type=int, default=64, help="of a request (default: %(default)s)")
     parser.add_argument("--steps-per-s", type=float, default=100.0, help="of each worker (default: %(default)g)")

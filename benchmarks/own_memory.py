@@ -1,11 +1,14 @@
 """A memory server for one process alone, as an engine without a fleet around it needs one."""
 
 import select
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from common.config import Config, NetSection
 from common.device.engine import resolve_device
@@ -18,6 +21,13 @@ from common.memory_sections import MemorySection
 LINGER_S = 10.0
 """Should its worker be killed."""
 END_S = 30.0
+
+
+def require_gpu(device: str = "cuda") -> None:
+    """Exit with status 2 where there is none of that name's kind."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        print("this benchmark needs a CUDA GPU", file=sys.stderr)
+        raise SystemExit(2)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.own_memory import own_memory
+from benchmarks.own_memory import own_memory, require_gpu
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from benchmarks.workload import numbers
@@ -171,6 +171,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
+    require_gpu(args.device)
     with own_memory(args.device) as memory:
         num_seqs = max([NUM_SEQS, *(step.num_prompts for step in args.together)])
         rows = measure(args, PromptBench(args.model_dir, args.chunk, memory, args.device, num_seqs))

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.decode_step import StepBench, add_engine_flags
-from benchmarks.own_memory import own_memory
+from benchmarks.own_memory import own_memory, require_gpu
 from benchmarks.results import Row, append_rows, row_of
 from benchmarks.stats import Figure, percentile
 from common.device.landing import LOOK_INTERVAL_S, PendingOutput
@@ -148,6 +148,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
+    require_gpu(args.device)
     with own_memory(args.device) as memory:
         bench = StepBench(args, memory, args.device)
         measured = {rows: measure(bench, rows, args) for rows in args.batches}

@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.linear_candidates import Operands, Shape, candidates, shapes_of
 from benchmarks.make_checkpoint import PRESETS
+from benchmarks.own_memory import require_gpu
 from common.config import KernelsSection
 from common.kernels.gpu import Gpu, gpu_of
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
@@ -174,6 +175,7 @@ def main() -> int:
     if args.compile_part >= 0:
         compile_part(presets, tokens_of, args.compile_part)
         return 0
+    require_gpu()
     command = [sys.executable, "-m", "benchmarks.tune_linear", "--models", args.models, "--tokens", args.tokens]
     compilers = [subprocess.Popen([*command, "--compile-part", str(part)]) for part in range(COMPILERS)]
     for compiler in compilers:

@@ -176,7 +176,7 @@ def _summary(args: argparse.Namespace, verdicts: Verdicts, fleet: Fleet, replays
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.storm", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.storm", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--model", type=Path, default=Path("deploy/demo_model"), help="directory (default: %(default)s)"
     )

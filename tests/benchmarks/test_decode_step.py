@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.decode_step import ASKS, StepBench
-from benchmarks.own_memory import own_memory
+from benchmarks.own_memory import own_memory, require_gpu
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 
@@ -19,6 +20,14 @@ def test_a_step_does_what_its_rows_ask_for(asked: str, checkpoint: Checkpoint) -
     args = argparse.Namespace(model_dir=str(directory), batches=[3], no_pdl=False, cublas=False)
     with own_memory("cpu") as memory:
         see(StepBench(args, memory, "cpu"), asked)
+
+
+def test_what_needs_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    require_gpu("cpu")
+    with pytest.raises(SystemExit, match="2"):
+        require_gpu("cuda:1")
+    assert "needs a CUDA GPU" in capsys.readouterr().err
 
 
 def see(bench: StepBench, asked: str) -> None:

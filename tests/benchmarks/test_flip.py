@@ -44,6 +44,11 @@ def test_a_request_that_fails_is_told(servers: Running) -> None:
     assert main(["--url", servers.start(FakeServer(fault="refused")).url, *FLAGS]) == 1
 
 
+def test_where_nobody_answers_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", "http://127.0.0.1:9", *FLAGS]) == 1
+    assert "does not answer" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("text", ["8000/32", "0x8/8", "4x8", "ax8/8"])
 def test_what_is_no_phase_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -17,6 +17,7 @@ def test_what_goes_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"idle", "out", "back"} <= {what for what, _ in rows}
 
 
-def test_sizes_are_numbers() -> None:
-    with pytest.raises(SystemExit):
-        main(["--sizes", "many"])
+@pytest.mark.parametrize("flags", ["--sizes many", "--sizes 40 --pool-blocks 40"])
+def test_sizes_are_numbers_of_blocks_that_the_pool_has(flags: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(flags.split())
