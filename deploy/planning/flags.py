@@ -13,6 +13,11 @@ from deploy.planning.workload import Span
 
 DEFAULT_RATES = "h200-qwen3-4b"
 MAX_PREFIXES = 100_000
+DESCRIPTION = """\
+Say how many prefill and decode workers on how many GPUs keep limits of the
+first token and of each token behind it: by a formula, and by simulating the
+queues of what it says and of its neighbours. Exit status 1 if nothing keeps
+them."""
 EPILOG = f"""\
 Which rates: --model-rates NAME is one of those that come with Baton ({", ".join(shipped())}) or a file of yours; with
 --model DIR they are scaled to that model's shape, which is an estimate. For a GPU without any, measure it: run there
@@ -28,9 +33,7 @@ def add_plan(commands: Commands) -> None:
     parser = commands.add_parser(
         "plan",
         help="how many workers a load takes, by measured rates and a simulation",
-        description="Say how many prefill and decode workers on how many GPUs keep limits of the first token and of "
-        "each token behind it: by a formula, and by simulating the queues of what it says and of its neighbours. Exit "
-        "status 1 if nothing keeps them.",
+        description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
