@@ -23,8 +23,10 @@ GPU_MODULES = (
     "cuda.bindings.runtime",
 )
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
-ANSWER_DEADLINE_S = 60.0
-"""The first answer comes after the imports, which may take twenty seconds when nothing is in the page cache."""
+IMPORT_DEADLINE_S = 60.0
+"""Of the first answer: imports may take twenty seconds when nothing is in the page cache."""
+FORK_DEADLINE_S = 2.0
+"""Of each one after that, which takes milliseconds: with a fork server that hangs, workers wait no longer."""
 MAX_ANSWER_BYTES = 16
 MAX_CRASHES = 3
 KILL_DEADLINE_S = 5.0
@@ -55,13 +57,20 @@ class ForkServer:
         self._console = console
         self._child: Child | None = None
         self._control: socket.socket | None = None
+        self._deadline_s = IMPORT_DEADLINE_S  # of its next answer
         self._turn = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
         self._is_ending = False
 
     async def begin(self) -> None:
         """Start it; `fork` waits for its imports."""
-        if self._spec.flags and (child := await self._start()):
+        if not self._spec.flags:
+            return
+        try:
+            child = await self._start()
+        except OSError as error:
+            self._console.say(f"no fork server: {error}; workers import for themselves", "W")
+        else:
             self._keeper = asyncio.create_task(self._keep(child))
 
     async def fork(self, spec: ProcessSpec) -> Child | None:
@@ -72,7 +81,7 @@ class ForkServer:
             try:
                 return await self._forked(spec, self._control)
             except TimeoutError:
-                self._console.say(f"killing {self._spec.name}: no answer in {ANSWER_DEADLINE_S:g} s", "W")
+                self._console.say(f"killing {self._spec.name}: no answer in {self._deadline_s:g} s", "W")
                 self._kill()
             except OSError as error:
                 if not self._is_ending:
@@ -94,18 +103,18 @@ class ForkServer:
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
 
-    async def _start(self) -> Child | None:
+    async def _start(self) -> Child:
+        """Raises OSError."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
                 adopt_orphans()
                 self._child = await Child.start(self._spec, self._environ, self._console, theirs.fileno())
-        except OSError as error:
+        except BaseException:
             control.close()
-            self._console.say(f"no fork server: {error}; workers import for themselves", "W")
-            return None
+            raise
         control.setblocking(False)
-        self._control = control
+        self._control, self._deadline_s = control, IMPORT_DEADLINE_S
         return self._child
 
     async def _hang_up(self) -> None:
@@ -115,10 +124,10 @@ class ForkServer:
                 self._control.close()
             self._control = None
 
-    async def _keep(self, child: Child | None) -> None:
+    async def _keep(self, child: Child) -> None:
         """Start another when it ends, unless none lasts."""
         backoff = Backoff()
-        while child is not None:
+        while True:
             code = await child.ended()
             await self._hang_up()
             delay_s = backoff.after(child.lived_s)
@@ -128,7 +137,19 @@ class ForkServer:
             if is_last:
                 return
             await asyncio.sleep(delay_s)
-            child = await self._start()
+            child = await self._started()
+
+    async def _started(self) -> Child:
+        """As soon as there is room for it; workers import for themselves meanwhile."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._start()
+            except OSError as error:  # no memory, file or process is left
+                delay_s = backoff.after(0.0)
+                when = f"in {delay_s:g} s" if delay_s else "at once"
+                self._console.say(f"{self._spec.name} could not be started ({error}); again {when}", "W")
+            await asyncio.sleep(delay_s)
 
     async def _forked(self, spec: ProcessSpec, control: socket.socket) -> Child:
         """Raises OSError if the fork server ends, or what it forked does not become ours, and TimeoutError."""
@@ -137,9 +158,10 @@ class ForkServer:
             with orders, to_order, from_output:
                 socket.send_fds(control, [b"fork"], [orders.fileno(), from_output.fileno()])
                 answer = asyncio.get_running_loop().sock_recv(control, MAX_ANSWER_BYTES)
-                pid = await asyncio.wait_for(answer, ANSWER_DEADLINE_S)
+                pid = await asyncio.wait_for(answer, self._deadline_s)
                 if not pid:
                     raise ConnectionResetError("the fork server has ended")
+                self._deadline_s = FORK_DEADLINE_S
                 process = Adopted(int(pid))
                 to_order.write(order(spec))
             return Child(spec, process, output, self._console)

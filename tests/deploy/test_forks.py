@@ -15,7 +15,7 @@ from deploy.child import Child
 from deploy.console import Console
 from deploy.forks import GPU_MODULES, WORKER_MODULES, ForkServer
 from deploy.launch_plan import Kind, ProcessSpec
-from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, running
+from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ async def test_workers_outlive_a_fork_server_that_is_killed_and_another_takes_it
 
 
 async def test_a_worker_does_without_a_fork_server_that_hangs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = stage.supervisor("decode-0", worker_modules=(stage.module(),))
+    monkeypatch.setattr(forks, "FORK_DEADLINE_S", 0.1)  # the imports have taken longer
+    supervisor = stage.supervisor("decode-0", worker_modules=(stage.module("import time; time.sleep(0.5)"),))
     async with running(supervisor, lambda _: None) as run:
-        monkeypatch.setattr(forks, "ANSWER_DEADLINE_S", 0.1)
         worker, [server] = stage.pid("decode-0"), stage.fork_servers()
         os.kill(server, signal.SIGSTOP)
         os.kill(worker, signal.SIGKILL)
@@ -94,6 +94,18 @@ async def test_a_worker_does_without_a_fork_server_that_hangs(stage: Stage, monk
         await eventually(lambda: not is_alive(server))
         supervisor.stop()
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
+
+
+async def test_a_fork_server_for_which_there_is_no_room_comes_back_when_there_is(stage: Stage) -> None:
+    async with fork_server(stage) as server:
+        await eventually(lambda: len(stage.fork_servers()) == 1)
+        [first] = stage.fork_servers()
+        with no_more_files():
+            os.kill(first, signal.SIGKILL)
+            await eventually(lambda: "fork-server could not be started ([Errno 24]" in stage.log.getvalue())
+        await eventually(lambda: len(stage.fork_servers() - {first}) == 1)
+        child = await forked(server, stage, "")
+        assert await asyncio.wait_for(child.ended(), DEADLINE_S) == 0
 
 
 async def test_what_cannot_be_imported_is_shown_and_workers_start_without(stage: Stage) -> None:

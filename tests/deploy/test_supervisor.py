@@ -1,9 +1,7 @@
 """The supervisor with stand-ins for the router and the workers: real processes, signals and exits."""
 
 import asyncio
-import contextlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +14,7 @@ import pytest
 
 from deploy.health import Health
 from deploy.launch_plan import SOURCE_ROOT
-from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, running
+from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
 
 
 @pytest.fixture
@@ -64,17 +62,6 @@ async def test_a_worker_for_which_there_is_no_room_comes_back_when_there_is(fork
         assert is_alive(other) and stage.pid("decode-1") == other
         supervisor.stop()
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
-
-
-@contextlib.contextmanager
-def no_more_files() -> Iterator[None]:
-    """This process may open none."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(("worker", "code"), [("misconfigured", 2), ("crashing", 1)])
