@@ -54,9 +54,28 @@ class Follower:
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             return Outcome(problem=reason(matcher))
+        if (named := _only(mask)) is not None and not matcher.validate_tokens([named]):
+            mask = _mask_of(grammars.longest_token(matcher.compute_ff_bytes()), mask.size)
         if ignored := [token_id for token_id in grammars.end_ids if token_id not in self.stop_token_ids]:
             mask = _without(mask, ignored)
         return Outcome(mask) if mask.any() else Outcome(problem="no token can follow")
+
+
+def _only(mask: np.ndarray) -> int | None:
+    """The token that the mask has, if it has one only.
+
+    Where a grammar forces a text that is that of an added token, llguidance has that token in its mask, and does not
+    take it: to it such a token is no text. Others spell the text.
+    """
+    (words,) = mask.nonzero()
+    bits = int(mask.view(np.uint32)[words[0]]) if words.size == 1 else 0
+    return int(words[0]) * 32 + bits.bit_length() - 1 if bits.bit_count() == 1 else None
+
+
+def _mask_of(token_id: int, num_words: int) -> np.ndarray:
+    mask = np.zeros(num_words, np.uint32)
+    mask[token_id // 32] = 1 << token_id % 32
+    return mask.view(np.int32)
 
 
 def _without(mask: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:

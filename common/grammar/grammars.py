@@ -60,6 +60,11 @@ class Grammars:
         """Whether a grammar can name the token that is this text, `<...>`, and only so has it."""
         return not self.compile(json.dumps({"grammars": [{"lark_grammar": f"start: {name}"}]})).is_error()
 
+    def longest_token(self, text: bytes) -> int:
+        """That the text begins with, and none that is named only; a character at its end may be incomplete."""
+        token_ids: list[int] = self._tokens.greedy_tokenize(text.decode(errors="ignore"))
+        return token_ids[0]
+
     def matcher(self, grammar: str) -> llguidance.LLMatcher:
         """The same, a copy of one that is kept."""
         with self._lock:

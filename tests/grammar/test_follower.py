@@ -93,6 +93,13 @@ def test_random_texts_of_regular_expressions_match(model: tuple[Grammars, Tokeni
             assert text is None or re.fullmatch(regex, text), (text, regex)
 
 
+def test_texts_of_added_tokens_are_spelled_where_nothing_else_may_stand(model: tuple[Grammars, Tokenizer]) -> None:
+    text = "x <think>ab</think> <|end|><|turn|>ü"
+    for grammar in (of_regex(re.escape(text).replace("/", r"\/")), of_schema({"const": text})):
+        written = write(model, grammar, random.Random(0))
+        assert written in (text, json.dumps(text, ensure_ascii=False)), written
+
+
 def test_a_text_that_may_not_end_goes_on_as_long_as_it_can(model: tuple[Grammars, Tokenizer]) -> None:
     grammars, _ = model
     follower = Follower(of_regex("x{0,9}"))
