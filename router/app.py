@@ -16,7 +16,7 @@ from common.errors import ConfigError, RequestError
 from router.api_keys import API_KEYS, ApiKeys, guarded
 from router.connection import SERVER
 from router.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
-from router.doc_handlers import describe, doc_routes
+from router.doc_handlers import OPEN_DOCS, describe, doc_routes
 from router.door import PLACES, Door, bound_sockets, close_surplus, open_places
 from router.handlers import routes
 from router.http_errors import from_http
@@ -38,7 +38,8 @@ SHUTDOWN_S = 2.0
 
 def make_app(config: Config) -> web.Application:
     """An application that makes its `Service` at startup and closes it at cleanup."""
-    app = web.Application(middlewares=[shape_errors, answer_preflights, guarded(*OPEN_TO_ALL, *OPEN_PAGES), with_span])
+    guard = guarded(*OPEN_TO_ALL, *OPEN_PAGES, *OPEN_DOCS)
+    app = web.Application(middlewares=[shape_errors, answer_preflights, guard, with_span])
     app[API_KEYS] = ApiKeys(config.router.api_key_file)
     app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
     app[PLACES] = open_places()

@@ -31,3 +31,7 @@ async def get_openapi(request: web.Request) -> web.Response:
 async def get_docs(request: web.Request) -> web.Response:
     """This, as a page."""
     return web.Response(text=request.app[DOCS], content_type="text/html", headers=NOTHING_ELSE)
+
+
+OPEN_DOCS = (get_openapi, get_docs)
+"""What needs no API key: it says how to show one, and nothing of who asks for what."""

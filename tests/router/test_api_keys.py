@@ -48,7 +48,7 @@ async def statuses(cluster: Cluster, headers: dict[str, str]) -> dict[tuple[str,
     return found
 
 
-async def test_every_route_wants_a_key_but_those_that_tell_of_health(
+async def test_every_route_wants_a_key_but_those_that_tell_of_health_or_how_to_ask(
     start_cluster: StartCluster, key_file: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_keys, "LOOK_S", 0.05)
@@ -56,7 +56,8 @@ async def test_every_route_wants_a_key_but_those_that_tell_of_health(
     cluster = await start_cluster(api_key_file=key_file)
     refused = await statuses(cluster, {"Authorization": f"Bearer {FIRST}x"})
     open_to_all = {path for (_, path), status in refused.items() if status != 401}
-    assert open_to_all == {"/live", "/health", "/ping", "/metrics", "/", "/status/{name}"}, "the page says nothing"
+    about = {"/docs", "/openapi.json", "/", "/status/{name}"}  # which say nothing of requests
+    assert open_to_all == {"/live", "/health", "/ping", "/metrics", *about}
     assert len(OPEN_TO_ALL) == 3
     served = await statuses(cluster, {"Authorization": f"Bearer {FIRST}"})
     assert 401 not in served.values()
