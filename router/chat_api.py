@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import RequestError
-from router.chat_answer import THINK, ToolFormat
+from router.chat_answer import THINK, THINK_END, ToolFormat
 from router.chat_fields import CHAT_FIELDS
 from router.chat_model import ChatModel
 from router.chat_template import ChatTemplate, template_error
@@ -65,9 +65,9 @@ def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionReq
 def _grammar(
     values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource, response: ResponseOptions
 ) -> GrammarSource:
-    """Of the answer, behind what the model thinks."""
+    """Of the answer, behind what the model thinks, unless the prompt has that: templates write its end to have none."""
     source = form_of(values, prompt.template.tool_format, asked)
-    if not source.kind or not response.has_thoughts:
+    if not source.kind or not response.has_thoughts or prompt.text.rstrip().endswith(THINK_END):
         return source
     return replace(source, thoughts="have begun" if response.is_thinking else "may come")
 

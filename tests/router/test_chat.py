@@ -302,11 +302,13 @@ def test_how_an_answer_is_taken_apart_follows_from_the_template_and_the_request(
         assert ours.decode_all(prompt).startswith("<tool_call>") is (choice == "auto")
 
 
-@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize(
+    ("end", "thoughts"), [("<think>\n", "have begun"), ("Well.", "may come"), ("<think>\n\n</think>\n\n", "")]
+)
 def test_a_form_is_that_of_what_is_said_behind_thoughts(
-    ours: Tokenizer, monkeypatch: pytest.MonkeyPatch, begins: bool
+    ours: Tokenizer, monkeypatch: pytest.MonkeyPatch, end: str, thoughts: str
 ) -> None:
-    source = "{% if tools %}<tool_call>{% endif %}</think>{% if add_generation_prompt %}<think>\n{% endif %}"
+    source = "{% if tools %}<tool_call>{% endif %}</think>" + end
     monkeypatch.setattr(ours, "chat_template", ChatTemplate(source, {}))
     tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
     cases: list[tuple[dict[str, Any], str]] = [
@@ -319,10 +321,10 @@ def test_a_form_is_that_of_what_is_said_behind_thoughts(
         ({}, ""),
     ]
     for fields, kind in cases:
-        body = {"messages": [USER], "add_generation_prompt": begins} | fields
+        body = {"messages": [USER]} | fields
         grammar = unpack(read(bytearray(json.dumps(body).encode()), ours, 100, Kind.CHAT)).grammar
         assert grammar.kind == kind
-        assert grammar.thoughts == (("have begun" if begins else "may come") if kind else "")
+        assert grammar.thoughts == (thoughts if kind else "")
 
 
 def test_calls_of_tools_reach_the_template_as_it_reads_them(ours: Tokenizer) -> None:
