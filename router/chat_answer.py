@@ -5,6 +5,7 @@ looks like a call and is none is said.
 """
 
 import json
+import re
 import secrets
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -15,6 +16,8 @@ from router.shapes import CalledFunction, ToolCall
 THINK, THINK_END = "<think>", "</think>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
+ESCAPED = re.compile(r"\\.", re.DOTALL)
+"""In a string of JSON."""
 MAX_CALLS = 128
 """Of an answer; what follows is said."""
 
@@ -57,6 +60,8 @@ class AnswerParser:
         self._held = ""
         self._follows_tag = is_thinking  # line breaks next to tags belong to them
         self._num_calls = 0
+        self._quoted = 0  # characters of a call up to a tag that is in a string of it, and that
+        self._is_quoted = False
 
     @property
     def has_called(self) -> bool:
@@ -110,16 +115,29 @@ class AnswerParser:
         return is_over
 
     def _call(self, part: Part, is_last: bool) -> bool:
-        text, end, rest = self._held.partition(CALL_END)
-        if not end and not is_last:
+        end = self._end_of_call()
+        if end < 0 and not is_last:
             return False
-        self._held = rest
-        calls = self._calls(text)
+        calls = self._calls(self._held if end < 0 else self._held[:end])
+        if not calls:
+            end = self._held.find(CALL_END)
+        whole = self._held if end < 0 else self._held[: end + len(CALL_END)]
+        self._held = self._held[len(whole) :]
         part.calls += calls
         if not calls:
-            part.content += CALL + text + end
+            part.content += CALL + whole
+        self._quoted, self._is_quoted = 0, False
         self._enter(Section.CONTENT)
         return True
+
+    def _end_of_call(self) -> int:
+        """Where the tag begins that is in no string of the call; -1 while it has not come."""
+        while (end := self._held.find(CALL_END, self._quoted)) >= 0:
+            num_quotes = ESCAPED.sub("", self._held[self._quoted : end]).count('"')
+            if self._is_quoted == num_quotes % 2:
+                return end
+            self._quoted, self._is_quoted = end + len(CALL_END), True
+        return -1
 
     def _calls_alone(self, part: Part, is_last: bool) -> bool:
         if is_last:

@@ -19,6 +19,8 @@ from router.request_state import Completion, Delivery, Mailbox
 
 F = '{"name": "f", "arguments": {"a": "ü"}}'
 F_CALL = ("f", {"a": "ü"})
+QUOTING = r'{"name": "f", "arguments": {"a": "</tool_call>\"</tool_call>\\"}}'
+QUOTING_CALL = ("f", {"a": '</tool_call>"</tool_call>\\'})
 LLAMA_F = '{"name": "f", "parameters": {"a": "ü"}}'
 DEEP = "[" * 100_000
 
@@ -77,6 +79,9 @@ def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
         ("hermes", "a <tool_call>{</tool_call> b", ("", "a <tool_call>{</tool_call> b", [])),
         ("hermes", '<tool_call>{"name": 5}</tool_call>', ("", '<tool_call>{"name": 5}</tool_call>', [])),
         ("hermes", f"<tool_call>{DEEP}</tool_call>", ("", f"<tool_call>{DEEP}</tool_call>", [])),
+        ("hermes", f"<tool_call>{QUOTING}</tool_call> a<tool_call>{F}</tool_call>", ("", " a", [QUOTING_CALL, F_CALL])),
+        ("hermes", f'<tool_call>{{"</tool_call> b<tool_call>{F}</tool_call>',
+         ("", '<tool_call>{"</tool_call> b', [F_CALL])),
         ("hermes", "1 < 2\n<tool", ("", "1 < 2\n<tool", [])),
         ("llama", LLAMA_F, ("", "", [F_CALL])),
         ("llama", f"<|python_tag|>{LLAMA_F}; {LLAMA_F}", ("", "", [F_CALL, F_CALL])),
@@ -103,8 +108,10 @@ PARTS = [
     "</tool_call>",
     "<|python_tag|>",
     F,
+    QUOTING,
     LLAMA_F,
     "{",
+    '"',
     "\n",
     " ",
     "<",
