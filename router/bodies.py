@@ -5,6 +5,7 @@ bodies may keep out one another, never a short request.
 """
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,8 @@ from common.malloc import trim_memory
 from router.waiting_queue import busy
 
 NUM_FREE_BYTES = 32_768
+SLOW_S = 1.0
+"""Where as many bodies are open as may be, one that has been coming for longer makes room for the next."""
 TRIMMED_BYTES = 4 << 20
 """Of bodies that were let go of: before, giving memory back takes longer than it is worth."""
 
@@ -26,6 +29,7 @@ class Body:
     def __init__(self, bodies: "Bodies") -> None:
         self.pieces: list[bytes] = []
         self.num_bytes = 0
+        self.makes_room = False  # for another: it is refused
         self._bodies = bodies
 
     @property
@@ -42,18 +46,24 @@ class Body:
         self._bodies.check(self, request.content_length or 0)
         timeout_s = self._bodies.timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                while piece := await request.content.readany():
-                    self._bodies.check(self, self.num_bytes + len(piece))
-                    self._bodies.num_counted -= self.num_counted
-                    self.pieces.append(piece)
-                    self.num_bytes += len(piece)
-                    self._bodies.num_counted += self.num_counted
+            async with asyncio.timeout(timeout_s) as timeout:
+                with self._bodies.coming(self, timeout):
+                    await self._collect(request)
         except TimeoutError:
+            if self.makes_room:
+                raise busy("its room was wanted, and this body comes slowly") from None
             message = f"the body did not arrive within router.body_timeout_s = {timeout_s:g} s"
             raise RequestError(message, code="request_timeout", status=408) from None
         except web.RequestPayloadError as error:
             raise RequestError(f"the body is broken: {error!s:.100}", code="invalid_request") from None
+
+    async def _collect(self, request: web.Request) -> None:
+        while piece := await request.content.readany():
+            self._bodies.check(self, self.num_bytes + len(piece))
+            self._bodies.num_counted -= self.num_counted
+            self.pieces.append(piece)
+            self.num_bytes += len(piece)
+            self._bodies.num_counted += self.num_counted
 
 
 class Bodies:
@@ -64,12 +74,13 @@ class Bodies:
         self.num_counted = 0
         self.timeout_s = limits.body_timeout_s
         self._limits = limits
+        self._coming: dict[Body, tuple[float, asyncio.Timeout]] = {}  # since when, the longest first
         self._num_freed = 0
 
     @contextmanager
     def hold(self) -> Iterator[Body]:
         """A body to be received; whatever ends the block lets go of it."""
-        if self.num_open >= self._limits.max_requests:
+        if self.num_open >= self._limits.max_requests and not self._make_room():
             raise busy(f"{self.num_open} requests being read, limit {self._limits.max_requests}")
         body = Body(self)
         self.num_open += 1
@@ -83,6 +94,27 @@ class Bodies:
             if not self.num_counted and self._num_freed > TRIMMED_BYTES:
                 self._num_freed = 0
                 trim_memory()
+
+    @contextmanager
+    def coming(self, body: Body, timeout: asyncio.Timeout) -> Iterator[None]:
+        """While it does."""
+        self._coming[body] = time.monotonic(), timeout
+        try:
+            yield
+        finally:
+            self._coming.pop(body, None)
+
+    def _make_room(self) -> bool:
+        """By the body that has been coming for the longest, if it is slow: it ends in the loop's next turn."""
+        for body, (since_s, timeout) in self._coming.items():
+            if time.monotonic() - since_s < SLOW_S:
+                return False
+            del self._coming[body]
+            if not timeout.expired():
+                body.makes_room = True
+                timeout.reschedule(asyncio.get_running_loop().time())
+            return True
+        return False
 
     def check(self, body: Body, num_bytes: int) -> None:
         """Raise RequestError unless `body` may have `num_bytes`: 413 when none may, 429 when not now."""

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from common.config import RouterSection
-from router import connection
+from router import bodies, connection
 from router.connection import Connection
 from tests.router.conftest import Cluster, StartCluster
 
@@ -165,6 +165,24 @@ async def test_a_body_that_never_ends_is_told_so(start_cluster: StartCluster, co
     socket.writer.write(POST + b"Content-Length: 100\r\n\r\n{")
     status, body = await socket.response()
     assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+
+
+async def test_bodies_that_come_slowly_make_room_for_others(
+    start_cluster: StartCluster, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "SLOW_S", 0.0)
+    cluster = await start_cluster(max_requests=2)
+    slow = [await connect(cluster) for _ in range(2)]
+    slow[0].writer.write(POST + b"Content-Length: 100\r\n\r\n{")
+    await cluster.until(lambda: cluster.service.bodies.num_open == 1, "a body that does not end")
+    slow[1].writer.write(POST + b"Content-Length: 100\r\n\r\n{")
+    await cluster.until(lambda: cluster.service.bodies.num_open == 2, "another")
+    short = await connect(cluster)
+    short.writer.write(POST + b"Content-Length: 2\r\n\r\n{}")
+    assert (await short.response())[0] == 400, "it is read"
+    status, body = await slow[0].response()
+    assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert cluster.service.bodies.num_open == 1, "one makes room"
 
 
 async def test_who_asks_for_nothing_is_let_go(start_cluster: StartCluster, connect: Connect) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from common.config import RouterSection
 from common.errors import ConfigError, RequestError
+from router import bodies
 from router.bodies import NUM_FREE_BYTES
 from router.reader_process import ReaderProcess
 from tests.router.conftest import Cluster, StartCluster
@@ -150,7 +151,10 @@ async def test_bodies_too_large_or_compressed(start_cluster: StartCluster) -> No
     assert (cluster.service.bodies.num_open, cluster.service.bodies.num_counted) == (0, 0)
 
 
-async def test_nobody_reads_the_body_of_a_request_that_is_not_taken(start_cluster: StartCluster) -> None:
+async def test_nobody_reads_the_body_of_a_request_that_is_not_taken(
+    start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "SLOW_S", 1e9)
     cluster = await start_cluster(max_requests=1)
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 90000\r\n\r\n"
