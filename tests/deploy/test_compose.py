@@ -225,6 +225,7 @@ def test_each_image_is_built_once_from_the_target_that_it_is_named_after(overlay
     ours = [service for service in services(overlay).values() if service.get("profiles") != ["monitoring"]]
     built = [service for service in ours if "build" in service]
     assert sorted(service["image"] for service in built) == sorted({service["image"] for service in ours})
+    assert {service["pull_policy"] for service in ours} == {"never"}, "what others build would be asked of a registry"
     for service in built:
         assert service["build"]["target"] in stages
         assert service["image"] == f"baton-{service['build']['target']}:{VERSION}"
