@@ -64,11 +64,11 @@ def candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
 def _gemv_candidates(shape: Shape) -> Iterator[Plan]:
     """Programs of one warp do best, of four where rows are long; a thread holds all that is loaded ahead."""
     sides = 2 if shape.fusion is Fusion.GATE else 1
-    for rows, (warps, unroll), preload in product((1, 2, 4), ((1, 1), (1, 2), (2, 1), (4, 1)), (1, 2, 3, 5)):
+    for rows, (warps, unroll), stages in product((1, 2, 4), ((1, 1), (1, 2), (2, 1), (4, 1)), (1, 2, 3, 5)):
         tiles = -(-shape.k // (256 * warps * unroll))
-        registers = 4 * rows * unroll * sides * preload
-        if preload <= tiles and 16 <= registers <= 80 and rows * unroll * sides <= 8:
-            yield Plan(Kind.GEMV, rows=rows, warps=warps, unroll=unroll, preload=preload)
+        registers = 4 * rows * unroll * sides * stages
+        if stages <= tiles and 16 <= registers <= 80 and rows * unroll * sides <= 8:
+            yield Plan(Kind.GEMV, rows=rows, warps=warps, unroll=unroll, stages=stages)
 
 
 def _skinny_candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:

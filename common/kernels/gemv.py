@@ -3,8 +3,10 @@
 Before: RMSNorm of the input, whose scale is a common factor and is applied to the finished sums, so
 that the row is read once. After: the residual is added, or gate and up are joined by SiLU.
 The first tiles of weights are loaded before the wait for the predecessor: at the start of a kernel
-the memory is busy with weights, not idle until the input is there. Programs of one warp with all of
-their rows on the way do best: nothing in them waits for another warp.
+the memory is busy with weights, not idle until the input is there. From then on each tile that is
+used makes room for one more on the way, which the source says rather than leaves to the compiler: how
+far ahead that loads changes from one version to the next. Programs of one warp with all of their rows
+on the way do best: nothing in them waits for another warp.
 """
 
 import triton
@@ -16,23 +18,23 @@ from common.kernels.pdl import wait_for_predecessor
 
 @triton.jit
 def _load_tile(
-    tile_ptr, inside_n, columns, begin: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr
+    tile_ptr, inside_n, columns, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr
 ):
-    """Weights `[ROWS, BLOCK_K]` from column `begin` on, without a mask where all are there; read once, so not kept."""
-    if begin + BLOCK_K <= K:
+    """Weights `[ROWS, BLOCK_K]`, the tile INDEX, without a mask where all are there; read once, so not kept."""
+    if (INDEX + 1) * BLOCK_K <= K:
         if EVEN_N:
-            return tl.load(tile_ptr + begin, eviction_policy="evict_first")
-        return tl.load(tile_ptr + begin, mask=inside_n, other=0.0, eviction_policy="evict_first")
-    inside = inside_n & (columns < K - begin)[None, :]
-    return tl.load(tile_ptr + begin, mask=inside, other=0.0, eviction_policy="evict_first")
+            return tl.load(tile_ptr + INDEX * BLOCK_K, eviction_policy="evict_first")
+        return tl.load(tile_ptr + INDEX * BLOCK_K, mask=inside_n, other=0.0, eviction_policy="evict_first")
+    inside = inside_n & (columns < K - INDEX * BLOCK_K)[None, :]
+    return tl.load(tile_ptr + INDEX * BLOCK_K, mask=inside, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
-def _load_row(row_ptr, columns, begin: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """`[BLOCK_K]` of a vector as fp32."""
-    if begin + BLOCK_K <= K:
-        return tl.load(row_ptr + begin + columns).to(tl.float32)
-    return tl.load(row_ptr + begin + columns, mask=columns < K - begin, other=0.0).to(tl.float32)
+def _load_piece(row_ptr, columns, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """`[BLOCK_K]` of a vector, beside the tile INDEX."""
+    if (INDEX + 1) * BLOCK_K <= K:
+        return tl.load(row_ptr + INDEX * BLOCK_K + columns)
+    return tl.load(row_ptr + INDEX * BLOCK_K + columns, mask=columns < K - INDEX * BLOCK_K, other=0.0)
 
 
 @triton.jit
@@ -42,17 +44,17 @@ def _load_tiles(
     """The first COUNT tiles, as a tuple: all are on the way before the first is needed."""
     tiles = (_load_tile(tile_ptr, inside_n, columns, 0, K, BLOCK_K, EVEN_N),)
     for i in tl.static_range(1, COUNT):
-        tiles = tiles + (_load_tile(tile_ptr, inside_n, columns, i * BLOCK_K, K, BLOCK_K, EVEN_N),)  # type: ignore[assignment]
+        tiles = tiles + (_load_tile(tile_ptr, inside_n, columns, i, K, BLOCK_K, EVEN_N),)  # type: ignore[assignment]
     return tiles
 
 
 @triton.jit
-def _load_rows(row_ptr, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT: tl.constexpr):
+def _load_pieces(row_ptr, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT: tl.constexpr):
     """The first COUNT pieces of a vector, as a tuple."""
-    rows = (_load_row(row_ptr, columns, 0, K, BLOCK_K),)
+    pieces = (_load_piece(row_ptr, columns, 0, K, BLOCK_K),)
     for i in tl.static_range(1, COUNT):
-        rows = rows + (_load_row(row_ptr, columns, i * BLOCK_K, K, BLOCK_K),)  # type: ignore[assignment]
-    return rows
+        pieces = pieces + (_load_piece(row_ptr, columns, i, K, BLOCK_K),)  # type: ignore[assignment]
+    return pieces
 
 
 @triton.jit
@@ -67,7 +69,7 @@ def _gemv_kernel(
     K: tl.constexpr,
     ROWS: tl.constexpr,  # outputs of a program
     BLOCK_K: tl.constexpr,  # a multiple of 256 a warp: then a thread has the same columns of all rows
-    PRELOAD: tl.constexpr,  # tiles loaded before the wait; not more than there are
+    STAGES: tl.constexpr,  # tiles on the way at once; not more than there are
     EVEN_N: tl.constexpr,  # ROWS divides n
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -81,32 +83,32 @@ def _gemv_kernel(
     tile_ptr = weight_ptr + rows[:, None].to(tl.int64) * K + columns[None, :]
     up_ptr = tile_ptr + n.to(tl.int64) * K
     inside_n = (rows < n)[:, None]
-    weights = _load_tiles(tile_ptr, inside_n, columns, K, BLOCK_K, PRELOAD, EVEN_N)
+    weights = _load_tiles(tile_ptr, inside_n, columns, K, BLOCK_K, STAGES, EVEN_N)
     if GATED:
-        up_weights = _load_tiles(up_ptr, inside_n, columns, K, BLOCK_K, PRELOAD, EVEN_N)
+        up_weights = _load_tiles(up_ptr, inside_n, columns, K, BLOCK_K, STAGES, EVEN_N)
     if HAS_NORM:
-        norms = _load_rows(norm_ptr, columns, K, BLOCK_K, PRELOAD)
+        norms = _load_pieces(norm_ptr, columns, K, BLOCK_K, STAGES)
     wait_for_predecessor(PDL)
+    inputs = _load_pieces(x_ptr, columns, K, BLOCK_K, STAGES)
 
     acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
     up_acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     for i in tl.static_range(TILES):
-        weight = weights[i] if i < PRELOAD else _load_tile(tile_ptr, inside_n, columns, i * BLOCK_K, K, BLOCK_K, EVEN_N)
-        x = _load_row(x_ptr, columns, i * BLOCK_K, K, BLOCK_K)
+        if i + STAGES < TILES:
+            weights = weights + (_load_tile(tile_ptr, inside_n, columns, i + STAGES, K, BLOCK_K, EVEN_N),)
+            if GATED:
+                up_weights = up_weights + (_load_tile(up_ptr, inside_n, columns, i + STAGES, K, BLOCK_K, EVEN_N),)
+            inputs = inputs + (_load_piece(x_ptr, columns, i + STAGES, K, BLOCK_K),)
+            if HAS_NORM:
+                norms = norms + (_load_piece(norm_ptr, columns, i + STAGES, K, BLOCK_K),)
+        x = inputs[i].to(tl.float32)
         if HAS_NORM:
             squares += x * x
-            if i < PRELOAD:
-                x *= norms[i]
-            else:
-                x *= _load_row(norm_ptr, columns, i * BLOCK_K, K, BLOCK_K)
-        acc += weight.to(tl.float32) * x[None, :]
+            x *= norms[i].to(tl.float32)
+        acc += weights[i].to(tl.float32) * x[None, :]
         if GATED:
-            if i < PRELOAD:
-                up_weight = up_weights[i]
-            else:
-                up_weight = _load_tile(up_ptr, inside_n, columns, i * BLOCK_K, K, BLOCK_K, EVEN_N)
-            up_acc += up_weight.to(tl.float32) * x[None, :]
+            up_acc += up_weights[i].to(tl.float32) * x[None, :]
 
     y = tl.sum(acc, axis=1)
     scale = 1.0
@@ -128,7 +130,7 @@ def gemv(
     rows: int,
     warps: int,
     unroll: int = 1,
-    preload: int = 1,
+    stages: int = 1,
     norm: Tensor | None = None,  # [k]
     eps: float = 0.0,
     residual: Tensor | None = None,  # [1, n]; may be `out`
@@ -137,8 +139,8 @@ def gemv(
 ) -> Tensor:
     """`norm(x) @ weight.T`, then `+ residual` or `silu(gate) * up`; returns `out`.
 
-    A program has `rows` outputs and `warps` warps; a thread loads `unroll` times 8 columns of each row at once,
-    `preload` times before it waits for the predecessor.
+    A program has `rows` outputs and `warps` warps. Its tiles are `unroll` times 8 columns of each row wide for each
+    thread, and `stages` of them are on the way at once, the first ones while it waits for the predecessor.
     """
     n, k = weight.shape[0] // (2 if gated else 1), weight.shape[1]
     assert x.shape == (1, k) and x.is_contiguous(), f"x {tuple(x.shape)}: [1, {k}] needed"
@@ -157,7 +159,7 @@ def gemv(
         K=k,
         ROWS=rows,
         BLOCK_K=256 * warps * unroll,
-        PRELOAD=min(preload, triton.cdiv(k, 256 * warps * unroll)),
+        STAGES=min(stages, triton.cdiv(k, 256 * warps * unroll)),
         EVEN_N=n % rows == 0,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,

@@ -44,7 +44,7 @@ class GemvTiles(TypedDict):
     rows: int
     warps: int
     unroll: int
-    preload: int
+    stages: int
 
 
 class SkinnyTiles(TypedDict):
@@ -70,7 +70,6 @@ class Plan:
     kind: Kind
     rows: int = 0
     unroll: int = 0
-    preload: int = 0
     block_n: int = 0
     block_k: int = 0
     splits: int = 0
@@ -79,7 +78,7 @@ class Plan:
 
     @property
     def gemv_tiles(self) -> GemvTiles:
-        return {"rows": self.rows, "warps": self.warps, "unroll": self.unroll, "preload": self.preload}
+        return {"rows": self.rows, "warps": self.warps, "unroll": self.unroll, "stages": self.stages}
 
     @property
     def skinny_tiles(self) -> SkinnyTiles:
@@ -155,8 +154,8 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu) -> 
 
 def _gemv_of_thumb(fusion: Fusion) -> Plan:
     """Programs of one warp, of four for the widest products; as much loaded ahead as registers hold."""
-    rows, warps, preload = {Fusion.GATE: (2, 4, 5), Fusion.LOGITS: (4, 4, 3)}.get(fusion, (2, 1, 5))
-    return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, preload=preload)
+    rows, warps, stages = {Fusion.GATE: (2, 4, 5), Fusion.LOGITS: (4, 4, 3)}.get(fusion, (2, 1, 5))
+    return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, stages=stages)
 
 
 def _skinny_of_thumb(fusion: Fusion, n: int, k: int, num_sms: int) -> Plan:

@@ -43,9 +43,9 @@ class Operands:
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize(("has_norm", "has_residual", "gated"), FUSIONS)
-@pytest.mark.parametrize(("rows", "warps", "unroll", "preload"), [(4, 2, 1, 1), (2, 1, 2, 2), (2, 1, 1, 9)])
+@pytest.mark.parametrize(("rows", "warps", "unroll", "stages"), [(4, 2, 1, 1), (2, 1, 2, 2), (2, 1, 1, 9)])
 def test_gemv(
-    n: int, k: int, has_norm: bool, has_residual: bool, gated: bool, rows: int, warps: int, unroll: int, preload: int,
+    n: int, k: int, has_norm: bool, has_residual: bool, gated: bool, rows: int, warps: int, unroll: int, stages: int,
     device: torch.device, dtype: torch.dtype, assert_close: AssertClose,
 ) -> None:  # fmt: skip
     operands = Operands(1, n, k, device, dtype)
@@ -56,7 +56,7 @@ def test_gemv(
         rows=rows,
         warps=warps,
         unroll=unroll,
-        preload=preload,
+        stages=stages,
         norm=operands.norm if has_norm else None,
         eps=EPS,
         residual=operands.residual if has_residual else None,
