@@ -192,9 +192,10 @@ def write(path: Path, measured: list[Row]) -> None:
     known = json.loads(path.read_text(encoding="utf-8"))["plans"] if path.exists() else []
     keys = {(row["fusion"], row["n"], row["k"], row["max_tokens"]) for row in measured}
     kept = [row for row in known if (row["fusion"], row["n"], row["k"], row["max_tokens"]) not in keys]
-    first = {(row["fusion"], row["n"], row["k"], row["max_tokens"]): row for row in reversed(measured)}
+    under = {"torch": torch.__version__}  # and the Triton that belongs to it
+    first = {(row["fusion"], row["n"], row["k"], row["max_tokens"]): row | under for row in reversed(measured)}
     lines = ",\n".join(json.dumps(row) for row in [*kept, *reversed(first.values())])
-    head = json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})[:-1]
+    head = json.dumps({"gpu": torch.cuda.get_device_name()})[:-1]
     path.parent.mkdir(exist_ok=True)
     path.write_text(f'{head}, "plans": [\n{lines}\n]}}\n', encoding="utf-8")
 
