@@ -115,8 +115,8 @@ class RouterSection:
     )
     prefill_window: float = option(
         3.0,
-        "prompt tokens to compute that are sent ahead to a prefill worker, in multiples of its step budget: two steps "
-        "are launched, and of what waits the third is chosen",
+        "prompt tokens sent ahead to a prefill worker, in multiples of its step budget: two steps are launched, and of "
+        "what waits the third is chosen",
         within=(0.1, 1000.0),
     )
     drain_s: float = option(30.0, "on SIGTERM, seconds that running requests may take to finish", within=(0.0, DAY_S))

@@ -126,7 +126,7 @@ class Inbox:
             self.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
             self.guides.begin(sequence)
-            self.local_prompts.accept(sequence, message)
+            self.local_prompts.accept(sequence, message.priority, message.turn, message.salt, message.most_tokens)
 
     def _abort(self, request_id: str, attempt: int) -> None:
         self.pulls.abort(request_id, attempt)

@@ -19,7 +19,7 @@ from common.memory.magazine import Magazine
 from common.serving.beginning import Beginning
 from common.serving.prompt_order import PromptOrder
 from common.serving.prompt_prefixes import PromptPrefixes
-from common.wire.messages import Message, PrefillRequest, PromptCached, RequestFailed
+from common.wire.messages import Message, PromptCached, RequestFailed
 from common.wire.output_token import OutputToken
 from common.wire.router_link import Load
 from decode_worker.scheduler import DecodeScheduler
@@ -120,10 +120,10 @@ class LocalPrompts:
         """Those that have not begun."""
         return [prompt.sequence for prompt in self._waiting]
 
-    def accept(self, sequence: DecodeSequence, request: PrefillRequest) -> None:
+    def accept(self, sequence: DecodeSequence, priority: int, turn: int, salt: bytes, most_tokens: int = 0) -> None:
         """Queue one, and look for what is there of it."""
-        prompt = LocalPrompt(sequence, request.priority, request.turn, most_tokens=request.most_tokens)
-        self.prefixes.begin(prompt, request.salt, request.num_expected)
+        prompt = LocalPrompt(sequence, priority, turn, most_tokens=most_tokens)
+        self.prefixes.begin(prompt, salt)
         self.prompts.append(prompt)
 
     def abort(self, request_id: str, attempt: int) -> None:

@@ -313,7 +313,7 @@ class PrefillWorker:
             self._fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
             self.guides.begin(sequence)
-            self.prefixes.begin(sequence, request.salt, request.num_expected)
+            self.prefixes.begin(sequence, request.salt)
             self.scheduler.add(sequence)
 
     def _fail(self, key: Key, code: ErrorCode, message: str) -> None:

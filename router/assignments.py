@@ -3,7 +3,7 @@
 Whether it is to begin or to end, the dispatcher decides.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 from common.wire.block_key import STRETCH_BLOCKS, TextDigests
@@ -20,8 +20,6 @@ Send = Callable[[str, Message], None]
 """Queue a message for a worker, by worker id."""
 MAX_BLOCKS_AT_ONCE = 8 * STRETCH_BLOCKS
 """Of which keys are made in one turn of the event loop: a quarter of a millisecond."""
-MAX_IN_VAIN = 1000
-"""Prompts in a row of which nothing was found, from which on no keys are made only to count what is left of them."""
 
 
 class Assignments:
@@ -31,44 +29,36 @@ class Assignments:
         self._pool = pool
         self._send = send
         self._digests: dict[int, TextDigests] = {}  # by block size
-        self._num_in_vain = 0  # prompts whose keys were made only for that, since something was found
 
     def find_out(self, completions: Iterable[Completion]) -> Iterator[None]:
-        """Make the keys of their prompts, by which it is known what is there; after each step others have a turn.
+        """Make the keys of their prompts, if it makes a difference what lies where; after each step others have a turn.
 
         Call before they are queued.
         """
-        spans, num_tokens = self._pool.spans(counts_too=self._num_in_vain < MAX_IN_VAIN), 0
+        layouts, num_tokens = self._pool.layouts(), 0
         for _, choices in groupby(completions, key=lambda completion: id(completion.prompt_ids)):
             first, *others = choices
-            num_blocks = {layout: len(first.prompt_ids) // layout.groups[0].block_size for layout in spans}
-            texts = tuple(
-                TextKeys.of(layout, first.salt, span) for layout, span in spans.items() if num_blocks[layout] >= span
-            )
+            texts = tuple(TextKeys.of(layout, first.salt) for layout in layouts)
             for text in texts:
-                step = MAX_BLOCKS_AT_ONCE // text.span * text.key_tokens
+                step = MAX_BLOCKS_AT_ONCE * text.block_size
                 for begin in range(0, len(first.prompt_ids), step):
                     if num_tokens >= step:
                         yield
                         num_tokens = 0
                     piece = first.prompt_ids[begin : begin + step]
-                    if text.span > 1:
-                        text.grow(piece)
-                    else:
-                        text.extend(self._digests_of(text).of(text.digest, pack_ids(piece)))
+                    text.extend(self._digests_of(text).of(text.digest, pack_ids(piece)))
                     num_tokens += len(piece)
-            self._num_in_vain += any(text.span > 1 for text in texts)
             for completion in (first, *others):
                 completion.texts = texts
 
     def _digests_of(self, text: TextKeys) -> TextDigests:
-        return self._digests.setdefault(text.key_tokens, TextDigests(text.key_tokens))
+        return self._digests.setdefault(text.block_size, TextDigests(text.block_size))
 
     def begin(self, completion: Completion, route: Route, now_s: float, *, is_backlog: bool) -> None:
         """Send its prompt; with a backlog that may take the whole GPU, although others decode there."""
         completion.route, completion.avoided = route, None
         completion.transport = self._pool.transport(route)
-        completion.sent_tokens, completion.num_found = route.cost.num_computed, 0
+        completion.sent_tokens = completion.num_tokens
         completion.started_s = now_s
         completion.is_unproven = True
         self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
@@ -76,19 +66,18 @@ class Assignments:
         whole_gpu = self._pool.has_gpu_alone(route) or is_backlog
         self._send(route.prefill.id, prefill_request(completion, route, whole_gpu))
 
-    def recount(self, completion: Completion, num_cached: int) -> int:
-        """Of its prompt so much is there, whatever was expected; returns how much more than was told before."""
-        if completion.route is None or not completion.sent_tokens or not num_cached < completion.num_tokens:
+    def lighten(self, completion: Completion, num_cached: int) -> int:
+        """Of what it was sent so much is there already; returns how much less that leaves to its prefill worker."""
+        if completion.route is None or not num_cached < completion.num_tokens:
             return 0
         if not completion.outputs:
             completion.num_cached = num_cached
         num_before, num_left = completion.sent_tokens, completion.num_tokens - num_cached
-        self._pool.recount_prompt(completion.route, num_before, num_left)
+        if num_left >= num_before:
+            return 0
+        self._pool.lighten_prompt(completion.route, num_before, num_left)
         completion.sent_tokens = num_left
-        num_more = max(0, num_cached - completion.num_found)
-        completion.num_found += num_more
-        self._num_in_vain = 0 if num_more else self._num_in_vain
-        return num_more
+        return num_before - num_left
 
     def prompt_is_over(self, completion: Completion) -> None:
         """Its first token is here, or it is given up: the prefill worker has that much less to compute."""
@@ -114,10 +103,8 @@ class Assignments:
         """Give back what was counted at its workers; of blocks of its outputs their pool tells, or this does."""
         self.prompt_is_over(completion)
         if (route := completion.route) is not None:
-            if not self._pool.prefixes.is_told(route.decode.pool):
-                num_tokens = completion.num_tokens
-                longer = [text for text in completion.texts if num_tokens >= text.num_tokens + text.key_tokens]
-                whole = [text.grown(completion.tokens_from(text.num_tokens)) for text in longer]
+            if completion.texts and not self._pool.prefixes.is_told(route.decode.pool):
+                whole = [text.grown(completion.tokens_from(text.num_tokens)) for text in completion.texts]
                 completion.predictions += self._predict(route, whole)
             for prediction in completion.predictions:
                 self._pool.prefixes.end(prediction)
@@ -125,11 +112,9 @@ class Assignments:
             self.prove(completion)
             completion.route, completion.predictions = None, []
 
-    def _predict(self, route: Route, texts: Sequence[TextKeys]) -> list[Prediction]:
+    def _predict(self, route: Route, texts: Iterable[TextKeys]) -> list[Prediction]:
         """What will be in the pools of its workers: what one computes is there, and so is what the other pulls."""
-        if not texts:
-            return []
         layouts = {worker.pool: worker.ready.kv_layout for worker in (route.prefill, route.decode)}
-        text_in = {text.layout: text for text in texts}
-        known = [(pool, text_in[layout]) for pool, layout in layouts.items() if layout in text_in]
-        return [self._pool.prefixes.predict(pool, text.keys, text.span) for pool, text in known]
+        keys_in = {text.layout: text.keys for text in texts}
+        known = [(pool, keys_in[layout]) for pool, layout in layouts.items() if layout in keys_in]
+        return [self._pool.prefixes.predict(pool, keys) for pool, keys in known]

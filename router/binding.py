@@ -101,6 +101,5 @@ def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> Pr
         salt=completion.salt,
         holder_worker_id=route.holder.id if route.holder else "",
         holder_epoch=route.holder.epoch if route.holder else 0,
-        num_expected=route.cost.num_known + route.cost.num_restored,
         most_tokens=route.most_tokens,
     )

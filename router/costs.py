@@ -33,7 +33,6 @@ class Costs:
     def __init__(self, demand: Demand, prefixes: PrefixMap, paths: KVPaths, workers: Iterable[Member]) -> None:
         self._demand, self._prefixes, self._paths, self._workers = demand, prefixes, paths, workers
         self._found: dict[PoolName, Found] = {}
-        self._seen: dict[Pair, tuple[Found, int]] = {}  # who looks, and in whose pool
         self._prompts: dict[Member, Cost] = {}  # by prefill worker
 
     def of(self, pair: Pair) -> Cost:
@@ -110,9 +109,7 @@ class Costs:
     def _restored_for(self, worker: Member) -> Restored:
         """What its memory server copies back for it, if it does."""
         found, block_size = self._look(worker, worker)
-        if not found.num_behind:
-            return Restored()
-        most = (self._demand.num_tokens - 1) // block_size
+        most = (self._demand.num_tokens - 1) // block_size if block_size else 0
         num_blocks = min(found.num_there + found.num_behind, most) - found.num_there
         num_parked = min(found.num_parked, num_blocks)
         if num_parked <= 0 or not is_worth_copying(num_parked, block_size, worker.block_us, found.copy_us):
@@ -126,16 +123,10 @@ class Costs:
         return min(found.num_there, most // block_size) * block_size if block_size else 0
 
     def _look(self, worker: Member, owner: Member) -> tuple[Found, int]:
-        """What a pool has of its prompt, and what each key stands for; 0 tokens if the worker looks nothing up."""
-        if not self._demand.texts:
+        """What a pool has of its prompt, and of how many tokens each block is; 0 if the worker looks nothing up."""
+        text = self._demand.text_in(worker.ready.kv_layout) if self._demand.texts else None
+        if text is None or self._demand.num_tokens < worker.ready.prefix_min_tokens:
             return NOTHING, 0
-        if (seen := self._seen.get((worker, owner))) is None:
-            text = self._demand.text_in(worker.ready.kv_layout)
-            if text is None or self._demand.num_tokens < worker.ready.prefix_min_tokens:
-                seen = NOTHING, 0
-            else:
-                if (pool := owner.pool) not in self._found:
-                    self._found[pool] = self._prefixes.find(pool, text.keys)
-                seen = self._found[pool], text.key_tokens
-            self._seen[worker, owner] = seen
-        return seen
+        if owner.pool not in self._found:
+            self._found[owner.pool] = self._prefixes.find(owner.pool, text.keys)
+        return self._found[owner.pool], text.block_size

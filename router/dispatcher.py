@@ -151,9 +151,9 @@ class Dispatcher:
             self.pump()
 
     def on_cached(self, told: PromptCached) -> None:
-        """A worker tells what of a prompt it need not compute: it has room for more, or for less than was thought."""
+        """A prefill worker computes less of a prompt than it was sent, so that it has room for more."""
         if (completion := self._about(told)) is not None:
-            self._metrics.cached_tokens.inc(self._assignments.recount(completion, told.num_tokens))
+            self._metrics.cached_tokens.inc(self._assignments.lighten(completion, told.num_tokens))
             self.pump()
 
     def on_failed(self, failed: RequestFailed) -> None:

@@ -69,7 +69,7 @@ class Metrics:
             "cached_prompt_tokens", "prompt tokens that were not computed, as their KV was there"
         )
         self.expected_tokens = counter(
-            "expected_cached_prompt_tokens", "the same, as they were expected when they were sent"
+            "expected_cached_prompt_tokens", "the same, as they were expected where there are several pools"
         )
         self.stale_tokens = counter(
             "stale_tokens", "tokens dropped: of a dead worker, an old attempt or an ended completion"

@@ -3,7 +3,7 @@
 A pool's memory server tells of each block that is sealed, or evicted, and whether it stays in host memory (`KVEvents`).
 That comes behind its computation, so what a request will leave in a pool is predicted when it is sent: that holds until
 it is told of, or until the request has been over for a moment. Where no server tells, predictions are all there is:
-each holds until as much else was predicted as the pool has blocks, and a key may stand for several of these.
+each holds until as much else was predicted as the pool has blocks.
 
 Blocks are known by short keys (`text_keys`). One takes about 100 bytes, so eight pools of 50,000 blocks 40 MB, and host
 memory of twice as many 80 MB more.
@@ -86,15 +86,15 @@ class PoolContents:
             end = self._num_there(keys, end)
         return Found(num_there, end - num_there, num_parked, self.copy_us)
 
-    def predict(self, keys: Sequence[int], span: int = 1) -> Prediction:
-        """Those that are not known to be there will be; each stands for so many blocks."""
+    def predict(self, keys: Sequence[int]) -> Prediction:
+        """Those that are not known to be there will be."""
         prediction = Prediction(self.pool, [key for key in keys if key not in self.told])
         for key in prediction.keys:
             self._settle(key)
             self._predicted[key] = prediction
         if prediction.keys:
             self._predictions[prediction] = None
-        while len(self._predicted) * span > min(self.num_blocks, MAX_PREDICTED):
+        while len(self._predicted) > min(self.num_blocks, MAX_PREDICTED):
             self._drop(next(iter(self._predictions)))
         return prediction
 
@@ -202,10 +202,10 @@ class PrefixMap:
         contents.forget_over(self._clock())
         return contents.find(keys)
 
-    def predict(self, pool: PoolName, keys: Sequence[int], span: int = 1) -> Prediction:
-        """A request leaves there blocks of these keys, each of which stands for so many; its `end` is to follow."""
+    def predict(self, pool: PoolName, keys: Sequence[int]) -> Prediction:
+        """A request leaves these blocks there; its `end` is to follow."""
         contents = self._pools.get(pool)
-        return contents.predict(keys, span) if contents is not None else Prediction(pool, [])
+        return contents.predict(keys) if contents is not None else Prediction(pool, [])
 
     def end(self, prediction: Prediction) -> None:
         """The request is over."""

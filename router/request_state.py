@@ -128,7 +128,6 @@ class Completion:
     is_unproven: bool = False  # this attempt has been sent, and has not got on
     predictions: list[Prediction] = field(default_factory=list)  # of what this attempt leaves in pools
     sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
-    num_found: int = 0  # of what this attempt computes as a prompt, tokens that were told to be there
     num_cached: int = 0  # of its prompt, tokens that need not be computed for its first output
     finish_reason: str = ""
     journey: Journey | None = None  # if somebody watches

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from common.config import NetSection
-from common.wire.fields import MAX_INT32
 from common.wire.kv_layout import KVLayout
 from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
 from common.wire.pool_shape import minus, plus
@@ -24,7 +23,6 @@ from router.pairing import Pairing
 from router.prefix_map import PrefixMap
 from router.route import Demand, Route
 from router.standby import Standbys
-from router.text_keys import span_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +45,7 @@ class WorkerPool:
 
     Args:
         net: time limits.
-        prefill_window: prompt tokens to compute sent ahead to a prefill worker, in multiples of its step budget.
+        prefill_window: prompt tokens sent ahead to a prefill worker, in multiples of its step budget.
     """
 
     def __init__(self, net: NetSection, prefill_window: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -178,15 +176,12 @@ class WorkerPool:
         A prompt `overtakes` where it is shorter than those that are there. Beside its window a worker gets one step's
         worth of such prompts, longer ones not counted: the shortest are computed first, while all others wait.
         """
+        has_room = self._has_room_ahead if overtakes else self._has_room
         prefills, decodes, alone = self._who_may(demand)
         costs, route = Costs(demand, self.prefixes, self._paths, self), None
-
-        def has_room(worker: Member) -> bool:
-            return self._has_room_ahead(worker, costs) if overtakes else self._has_room(worker)
-
         num_decodes = sum(worker.ready.role is Role.DECODE for worker in self)
-        pairing = Pairing(filter(has_room, prefills), num_decodes, self._paths, demand, costs)
-        pair, num_pairs = pairing.best(decodes, filter(has_room, alone))
+        pairing = Pairing([w for w in prefills if has_room(w, demand)], num_decodes, self._paths, demand, costs)
+        pair, num_pairs = pairing.best(decodes, (worker for worker in alone if has_room(worker, demand)))
         if pair is not None:
             prefill, decode = pair
             num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
@@ -200,17 +195,11 @@ class WorkerPool:
         """Whether it makes a difference what lies where."""
         return len({worker.pool for worker in self}) > 1 or any(worker.ready.short_prompt_tokens for worker in self)
 
-    def spans(self, *, counts_too: bool) -> dict[KVLayout, int]:
-        """Layouts of blocks that may be found again, and for how many of them a key of a text is to be made.
-
-        For each, where it makes a difference in which pool they are. For several, where it only counts how much of a
-        prompt is left to compute for a prefill worker, if that is asked for.
-        """
-        readies = [worker.ready for worker in self if worker.ready.kv_layout.is_reusable]
-        if self.has_choice:
-            return {ready.kv_layout: 1 for ready in readies}
-        looking = [ready for ready in readies if ready.role is Role.PREFILL and ready.prefix_min_tokens < MAX_INT32]
-        return {ready.kv_layout: span_of(ready.kv_layout) for ready in looking} if counts_too else {}
+    def layouts(self) -> set[KVLayout]:
+        """Of blocks that may be found again, where it makes a difference in which pool they are."""
+        if not self.has_choice:
+            return set()
+        return {worker.ready.kv_layout for worker in self if worker.ready.kv_layout.is_reusable}
 
     def transport(self, route: Route) -> str:
         """How KV blocks travel along a route; "none" where a worker does both."""
@@ -241,7 +230,7 @@ class WorkerPool:
         return self.choose(replace(demand, is_trial=False)) is not None
 
     def assign(self, route: Route, num_tokens: int, *, is_trial: bool = False) -> None:
-        """Count one sequence on its way of whose prompt so many tokens are to be computed."""
+        """Count one sequence of `num_tokens` prompt tokens on its way."""
         for worker in route.workers:
             worker.num_unproven += 1
             worker.has_trial = is_trial
@@ -254,8 +243,8 @@ class WorkerPool:
         route.decode.num_assigned += 1
         route.decode.expected_blocks = plus(route.decode.expected_blocks, route.expected_blocks)
 
-    def recount_prompt(self, route: Route, num_tokens: int, num_left: int) -> None:
-        """Of the prompt of an assigned sequence that many are to be computed, not `num_tokens`."""
+    def lighten_prompt(self, route: Route, num_tokens: int, num_left: int) -> None:
+        """Of the prompt of an assigned sequence, so long as it was thought to be, no more than that is computed."""
         route.prefill.outstanding_tokens -= num_tokens - num_left
         if route.overtakes:
             route.prefill.overtaking.remove(num_tokens)
@@ -323,17 +312,16 @@ class WorkerPool:
         since_s = max(prefill.joined_s, decode.joined_s)
         return not is_tried and decode.ready.transport != NO_TRANSPORT and self._clock() - since_s < MEETING_S
 
-    def _has_room(self, worker: Member) -> bool:
+    def _has_room(self, worker: Member, _: Demand) -> bool:
         if worker.ready.role is Role.DECODE:
             return worker.num_assigned < worker.ready.max_num_seqs
         by_turn = worker.outstanding_tokens - sum(worker.overtaking)
         return by_turn < self._prefill_window * worker.ready.max_batch_tokens
 
-    def _has_room_ahead(self, worker: Member, costs: Costs) -> bool:
+    def _has_room_ahead(self, worker: Member, demand: Demand) -> bool:
         """Whether a prompt may be sent there ahead of its turn; never to a worker without a step budget."""
-        num_tokens = costs.prompt(worker).num_computed
-        is_shorter = num_tokens * worker.num_outstanding < worker.outstanding_tokens
-        before = worker.overtaking[: bisect_right(worker.overtaking, num_tokens)]
+        is_shorter = demand.num_tokens * worker.num_outstanding < worker.outstanding_tokens
+        before = worker.overtaking[: bisect_right(worker.overtaking, demand.num_tokens)]
         return is_shorter and sum(before) < worker.ready.max_batch_tokens
 
 

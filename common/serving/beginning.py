@@ -14,7 +14,6 @@ class Beginning:
     looks_again: bool = False  # it has let go of what was found, or more is in host memory
     num_hoped: int = 0  # blocks that it finds then, perhaps
     has_given: bool = False  # it has given blocks back for those
-    num_expected: int = 0  # tokens, which the router takes to be there, and need not be computed
     asks_again: bool = False  # more of it was sealed since it asked
 
     @property

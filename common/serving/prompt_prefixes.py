@@ -62,7 +62,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
     """Of all prompts here.
 
     Args:
-        tell: hears of a prompt of which something was found, or less than was expected and nobody else here computes.
+        tell: hears of a prompt of which something was found.
         section: whether anything is looked up and sealed, where blocks can be used again; shorter prompts than it says
             do not wait for an answer, but for others that compute what they begin with.
     """
@@ -84,16 +84,14 @@ class PromptPrefixes(Generic[AnyPrompt]):
         self.look_elsewhere: Callable[[AnyPrompt], bool] = lambda prompt: False  # whether it says what `arrived`
         self.asked: dict[Key, AnyPrompt] = {}
         self.computing: dict[bytes, AnyPrompt] = {}  # who will seal the block of that digest next
-        self._to_compute: dict[bytes, AnyPrompt] = {}  # the same of those that wait: the first that did not find it
 
     @property
     def block_us(self) -> int:
         """What computing a block takes."""
         return self.rate.block_us(self.block_size)
 
-    def begin(self, prompt: AnyPrompt, salt: bytes, num_expected: int = 0) -> None:
-        """Look a prompt up, of which so many tokens are expected to be there."""
-        prompt.beginning.num_expected = num_expected
+    def begin(self, prompt: AnyPrompt, salt: bytes) -> None:
+        """Look a prompt up."""
         if self.is_on:
             root = prompt.beginning.root = root_of(self.layout, salt)
             prompt.beginning.digests = self._digests.of(root, pack_ids(prompt.token_ids))
@@ -136,17 +134,13 @@ class PromptPrefixes(Generic[AnyPrompt]):
         prompt = self.asked.pop(key, None)
         if prompt is None:
             self.magazine.free(block_ids)
-            return
-        if block_ids:
-            self._no_more(self._to_compute, prompt)
+        elif block_ids:
             prompt.beginning.found += block_ids
             self._begin_behind(prompt)
-        if prompt.beginning.asks_again:
+            self.tell(prompt)
+        if prompt is not None and prompt.beginning.asks_again:
             prompt.beginning.asks_again = False
             self.ask(prompt)
-        is_hopeful, is_less = self._is_hopeful(prompt), prompt.num_scheduled_tokens < prompt.beginning.num_expected
-        if (block_ids or is_less) and not (is_hopeful and is_less):
-            self._tell(prompt)
 
     def is_held_up(self, prompt: AnyPrompt) -> bool:
         """Whether it waits for an answer, or for what another one computes; not what is admitted."""
@@ -178,11 +172,8 @@ class PromptPrefixes(Generic[AnyPrompt]):
 
     def admitted(self, prompt: AnyPrompt) -> None:
         """It computes its blocks from now on."""
-        self._no_more(self._to_compute, prompt)
         prompt.beginning.found = []
         self._compute_next(prompt)
-        if prompt.num_scheduled_tokens != prompt.beginning.num_expected:
-            self._tell(prompt)
 
     def computed(self, prompt: AnyPrompt, num_tokens: int, waiting: Iterable[AnyPrompt]) -> None:
         """A step is over behind which so many tokens are: full blocks are sealed, and those that wait look again."""
@@ -190,7 +181,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         begin, end = beginning.num_sealed, min(num_tokens // self.block_size, len(beginning.digests))
         if begin >= end:
             return
-        self._no_more(self.computing, prompt)
+        self._compute_no_more(prompt)
         sealed = beginning.digests[begin:end]
         self.magazine.seal(prompt.tables[0].block_ids[begin:end], sealed)
         beginning.num_sealed = end
@@ -210,7 +201,6 @@ class PromptPrefixes(Generic[AnyPrompt]):
         """
         keepers = [prompt for prompt in prompts if prompt.beginning.found and prompt.key not in self.asked]
         for prompt in keepers:
-            self._no_more(self._to_compute, prompt)
             beginning = prompt.beginning
             self.magazine.free(beginning.found)
             beginning.num_hoped += len(beginning.found)
@@ -221,8 +211,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
     def forget(self, prompt: AnyPrompt) -> None:
         """It is complete, or given up: nobody waits for it any more."""
         self.asked.pop(prompt.key, None)
-        self._no_more(self.computing, prompt)
-        self._no_more(self._to_compute, prompt)
+        self._compute_no_more(prompt)
         if prompt.beginning.found:
             self.magazine.free(prompt.beginning.found)
             prompt.beginning.found = []
@@ -236,22 +225,10 @@ class PromptPrefixes(Generic[AnyPrompt]):
         if digest := prompt.beginning.next_digest:
             self.computing.setdefault(digest, prompt)
 
-    def _no_more(self, computing: dict[bytes, AnyPrompt], prompt: AnyPrompt) -> None:
-        """It is not the one to compute what it lacks next."""
+    def _compute_no_more(self, prompt: AnyPrompt) -> None:
         digest = prompt.beginning.next_digest
-        if computing.get(digest) is prompt:
-            del computing[digest]
-
-    def _is_hopeful(self, prompt: AnyPrompt) -> bool:
-        """Whether it may find more before it begins: it has asked again, or another one is to compute what it lacks."""
-        if not (digest := prompt.beginning.next_digest):
-            return False
-        other = self.computing.get(digest) or self._to_compute.setdefault(digest, prompt)
-        return prompt.key in self.asked or other is not prompt
-
-    def _tell(self, prompt: AnyPrompt) -> None:
-        prompt.beginning.num_expected = prompt.num_scheduled_tokens
-        self.tell(prompt)
+        if self.computing.get(digest) is prompt:
+            del self.computing[digest]
 
 
 def _turn(prompt: KnownPrompt) -> tuple[int, int]:

@@ -201,15 +201,14 @@ class PromptLogprobs:
 class PromptCached:
     """worker -> router: of a prompt's first tokens so many are there and need not be computed.
 
-    Again when there are others; it comes before the prompt's first output, and not at all if there are none and none
-    were expected.
+    Again when more are; it comes before the prompt's first output, and not at all if there are none.
     """
 
     worker_id: WorkerId
     epoch: Epoch
     request_id: RequestId
     attempt: Count
-    num_tokens: Count
+    num_tokens: Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +316,6 @@ class PrefillRequest:
     salt: OptionalDigest  # it shares blocks with prompts of the same one alone, see `block_key`
     holder_worker_id: OptionalId  # a decode worker whose pool may have more of it, as of a reply; "" for none
     holder_epoch: Epoch
-    num_expected: Count  # of its first tokens, that the router takes to be there: if they are not, it is to be told
     most_tokens: Count  # decode worker: if more of them are to be computed it gives the prompt back; 0: it computes all
 
 

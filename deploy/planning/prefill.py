@@ -36,8 +36,7 @@ class PrefillWorker:
     """Computes prompts; what `router` counts of it stands here, too.
 
     Args:
-        on_found: is told of each prompt that waits here, when another one has computed what it begins with; and of one
-            that begins without that, although it was taken to be there.
+        on_found: is told of each prompt that waits here, when another one has computed what it begins with.
         on_first: of each that is complete.
     """
 
@@ -101,8 +100,6 @@ class PrefillWorker:
         if request.prefix is not None and not self._finds(request):
             request.find(0)
             pool.computing.setdefault(request.prefix, request)
-            if request.num_sent != request.num_left:
-                self.events.at(self.events.now_ms, lambda: self._on_found(request))
         pool.take(request, num_own)
         request.is_started = True
         return True

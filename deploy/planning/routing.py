@@ -80,14 +80,15 @@ class Router:
         """Of one that was sent."""
         return self._pairs[request.number]
 
-    def recount(self, request: Request) -> None:
+    def lighten(self, request: Request) -> None:
         """Its prefill worker has told how much of it is there."""
         prefill, _ = self._pairs[request.number]
-        before, request.num_sent = request.num_sent, request.num_inputs - request.num_found
-        prefill.outstanding_tokens += request.num_sent - before
+        num_left = request.num_inputs - request.num_found
+        prefill.outstanding_tokens -= request.num_sent - num_left
         if request.overtakes:
-            prefill.overtaking.remove(before)
-            insort(prefill.overtaking, request.num_sent)
+            prefill.overtaking.remove(request.num_sent)
+            insort(prefill.overtaking, num_left)
+        request.num_sent = num_left
         self._review(prefill)
 
     def prompt_is_over(self, request: Request) -> None:
@@ -156,16 +157,16 @@ class Router:
         self.assign(request, pair)
         pair[0].take(request)
         if request.num_found:
-            self.recount(request)
+            self.lighten(request)
 
     def assign(self, request: Request, pair: Pair) -> None:
         """Count it as those two's."""
         prefill, decode = self._pairs[request.number] = pair
         self._num_sent += 1
         prefill.last_turn = decode.last_turn = self._num_sent
-        request.num_sent = num_left(prefill, request)
-        prefill.outstanding_tokens += request.num_sent
+        prefill.outstanding_tokens += request.num_inputs
         prefill.num_outstanding += 1
+        request.num_sent = request.num_inputs
         if request.overtakes:
             insort(prefill.overtaking, request.num_sent)
         if request.prefix is not None:
@@ -210,11 +211,6 @@ def lacking(worker: PrefillWorker | DecodeWorker, request: Request) -> int:
     return 0 if prefix is None or prefix in worker.gpu.pool.known else prefix.num_tokens
 
 
-def num_left(prefill: PrefillWorker, request: Request) -> int:
-    """Tokens of its prompt that are to be computed there, as far as is known."""
-    return request.num_own + lacking(prefill, request)
-
-
 def load(decode: DecodeWorker) -> float:
     """The fuller of its rows and its blocks; 1 is full."""
     return max(decode.num_assigned / decode.costs.max_rows, decode.expected_tokens / decode.gpu.pool.num_tokens)
@@ -228,7 +224,6 @@ def has_window(prefill: PrefillWorker) -> bool:
 
 def fits_ahead(prefill: PrefillWorker, request: Request) -> bool:
     """Whether a prompt may be sent there ahead of its turn."""
-    num_tokens = num_left(prefill, request)
-    is_shorter = num_tokens * prefill.num_outstanding < prefill.outstanding_tokens
-    before = prefill.overtaking[: bisect_right(prefill.overtaking, num_tokens)]
+    is_shorter = request.num_inputs * prefill.num_outstanding < prefill.outstanding_tokens
+    before = prefill.overtaking[: bisect_right(prefill.overtaking, request.num_inputs)]
     return is_shorter and sum(before) < prefill.costs.step_tokens

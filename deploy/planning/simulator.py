@@ -124,8 +124,8 @@ class Simulation:
         self._router.submit(request)
 
     def _found(self, request: Request) -> None:
-        """Its prefix is there, or is not, as was not known when it was sent."""
-        self._router.recount(request)
+        """Its prefix is there since it was sent."""
+        self._router.lighten(request)
         self._router.pump()
 
     def _first(self, request: Request) -> None:

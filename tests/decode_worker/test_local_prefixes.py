@@ -24,7 +24,6 @@ from decode_worker.local_prompts import LocalPrompts
 from decode_worker.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE
 from tests.decode_worker.test_prefixes import House, keys_of
-from tests.messages import prefill_request
 
 SALT = b"a tenant"  # of whom the handoffs are, too
 CHUNK_TOKENS = 8
@@ -79,7 +78,7 @@ class LocalHouse(House):
     ) -> DecodeSequence:
         sequence = DecodeSequence(name, 0, [*token_ids], 0, SamplingParams(max_tokens=max_tokens), **fields)
         self.num_named += 1
-        self.local.accept(sequence, prefill_request(name, [], turn=self.num_named, salt=SALT, most_tokens=most_tokens))
+        self.local.accept(sequence, 0, self.num_named, SALT, most_tokens)
         return sequence
 
     def compute(self) -> bool:

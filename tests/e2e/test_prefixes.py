@@ -143,35 +143,6 @@ async def test_after_a_death_less_than_a_block_is_computed_again(checkpoint: Che
         system.until(system.all_blocks_free)
 
 
-async def test_a_crowd_with_one_beginning_is_at_its_workers_at_once_and_outlives_one(checkpoint: Checkpoint) -> None:
-    """As of each but the first little is left to compute. None of it is there yet when a worker dies; none is lost."""
-    directory, model = checkpoint("qwen3-tied")
-    reference, [beginning], tails = (
-        Reference(directory, model),
-        prompts(1, 272, 272, seed=33),
-        prompts(14, 4, 16, seed=34),
-    )
-    asked = [beginning + tail for tail in tails]
-    texts = [reference.text(prompt, NUM_OUT, ignore_eos=True) for prompt in asked]
-    with HeldSystem(directory, *ANY_LENGTH, "--prefill-max-batch-tokens", "128").start(prefill=2) as system:
-        system.holds.prompt_steps.set(0)
-        crowd = asyncio.create_task(complete_all(system.url, asked, max_tokens=NUM_OUT, ignore_eos=True))
-        await asyncio.to_thread(
-            system.until, lambda: metric(system, 'baton_requests_in_phase{phase="prefill"}') == len(asked)
-        )
-        await asyncio.to_thread(system.kill, "prefill-0")
-        system.release()
-        answers = await crowd
-        assert [(answer.error, answer.text) for answer in answers] == [(None, text) for text in texts]
-        assert "2 attempts" in system.log("router")
-        again = await complete_all(system.url, asked, max_tokens=NUM_OUT, ignore_eos=True)
-        assert [(answer.error, answer.text) for answer in again] == [(None, text) for text in texts]
-        num_cached = metric(system, "baton_cached_prompt_tokens_total")
-        assert metric(system, "baton_expected_cached_prompt_tokens_total") >= 2 * (len(asked) - 2) * 256
-        assert num_cached >= (2 * len(asked) - 3) * full(272)
-        system.until(system.all_blocks_free)
-
-
 async def test_blocks_that_are_pulled_are_found_where_they_were_computed(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     [prompt] = prompts(1, 80, 80, seed=26)

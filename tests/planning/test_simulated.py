@@ -25,6 +25,6 @@ MISSES = {
 }
 """Medians of first tokens, where these depend on who happens to come in one step with whom; of 512 prompts so short
 that what the router itself takes for so many requests at once is more than computing them; of 512 prompts behind
-common prefixes, of which workers heard only a few at a time, while they launched one short step after the other; and of
+common prefixes, of which workers hear only a few at a time, while they launch one short step after the other; and of
 short prompts behind prefixes that are there, which are so few to a step that attention fills no GPU.
 """

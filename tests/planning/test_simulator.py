@@ -131,26 +131,6 @@ def test_a_prefix_that_goes_before_its_prompt_is_admitted_is_computed() -> None:
     assert gpu.pool.computing == {one: request}
 
 
-def test_a_window_holds_what_is_left_of_prompts_whose_prefix_is_known() -> None:
-    """Of those that a worker has, and more when it does not find what was known; in the end it has none."""
-    one, two = Prefixes(2, 1800).all
-    gpu = Gpu(0, Costs(made_rates()), Pool(500_000))
-    events, (request, *others) = Events(), [Request(n, 0.0, 2000, 1, prefix=one) for n in range(40)]
-    worker = PrefillWorker(gpu, gpu.costs, events, lambda found: router.recount(found), lambda over: None)
-    router = Router([Host([worker], [DecodeWorker(gpu, gpu.costs, events, print, print, random.random)])])
-    for each in (request, *others):
-        router.submit(each)
-    assert worker.outstanding_tokens == 2000 + 200 * (worker.num_outstanding - 1) and worker.num_outstanding > 20
-    events.run()
-    gone = Request(40, 0.0, 2000, 1, prefix=two)
-    gpu.pool.known.add(two)
-    router.assign(gone, (worker, router.pair_of(request)[1]))
-    before = worker.outstanding_tokens
-    worker.take(gone)
-    events.run()
-    assert (gone.num_sent, worker.outstanding_tokens) == (2000, before + 1800)
-
-
 def test_a_pool_keeps_what_is_over_until_room_is_wanted_and_a_prefix_once() -> None:
     pool, (one, two) = Pool(1000), Prefixes(2, 300).all
     requests = [Request(number, 0.0, 400, 1, prefix=prefix) for number, prefix in enumerate((one, one, two))]
@@ -268,22 +248,22 @@ def test_the_pair_that_is_chosen_is_the_router_s(layout: str, prefixes: Prefixes
             assert f"DECODE{pools.decodes.index(decode)}" == route.decode.id
             request.overtakes = overtakes
             pools.router.assign(request, pair)
-            pools.pool.assign(route, route.cost.num_computed)
-            assert request.num_sent == route.cost.num_computed
+            pools.pool.assign(route, num_inputs)
             for worker in {route.prefill, route.decode}:
                 pools.pool.prefixes.predict(worker.pool, text.keys)
             if prefix and rng.random() < 0.5:
                 request.find(prefix.num_tokens)
-                pools.router.recount(request)
-                pools.pool.recount_prompt(route, route.cost.num_computed, request.num_sent)
+                pools.router.lighten(request)
+                pools.pool.lighten_prompt(route, num_inputs, num_inputs - prefix.num_tokens)
             assert request.whole_gpu == pools.pool.has_gpu_alone(route)
             running.append((request, route, True))
         while running and rng.random() < 0.6:
             place = rng.randrange(len(running))
             gone, its_route, is_prompt = running[place]
             if is_prompt:
+                num_left = gone.num_inputs - gone.num_found
                 pools.router.prompt_is_over(gone)
-                pools.pool.release_prompt(its_route, gone.num_sent)
+                pools.pool.release_prompt(its_route, num_left)
                 running[place] = gone, its_route, False
             else:
                 pools.router.is_over(gone)

@@ -47,7 +47,6 @@ class House:
         self.said: list[MemoryMessage] = []
         self.num_added = 10
         self.told: dict[str, int] = {}
-        self.num_told = 0
         self.magazine = Magazine(shape, self.said.append, clock=lambda: self.now_s)
         section = KVSection(prefix_min_tokens=0)
         self.prefixes = PromptPrefixes(self.magazine, self._tell, section, clock=lambda: self.now_s)
@@ -58,7 +57,6 @@ class House:
 
     def _tell(self, sequence: PromptSequence) -> None:
         self.told[sequence.request_id] = sequence.num_scheduled_tokens
-        self.num_told += 1
 
     def add(
         self,
@@ -69,13 +67,12 @@ class House:
         priority: int = 0,
         turn: int = 0,
         num_logprobs: int = 0,
-        num_expected: int = 0,
         holder: tuple[str, int] | None = None,
     ) -> PromptSequence:
         sequence = PromptSequence(name, 0, [*token_ids], 0, SamplingParams(), "d", 1, holder=holder)
         sequence.priority, sequence.turn, sequence.num_prompt_logprobs = priority, turn or self.num_added, num_logprobs
         self.num_added += 1
-        self.prefixes.begin(sequence, salt, num_expected)
+        self.prefixes.begin(sequence, salt)
         self.scheduler.add(sequence)
         return sequence
 
@@ -130,7 +127,6 @@ class House:
             assert self.step(), "somebody waits for ever"
         self.check()
         assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.readings)
-        assert not self.prefixes._to_compute
 
     def take_away(self, num_blocks: int) -> tuple[list[int], list[int]]:
         """Others lease so many."""
@@ -164,53 +160,6 @@ def test_equal_prompts_wait_for_the_first_and_begin_behind_what_it_has_sealed() 
     assert house.step() == [("a", 23)], "b and c wait for what it computes"
     assert house.step() == [("b", 2), ("c", 2)]
     house.all_done()
-
-
-def test_who_does_not_find_what_was_expected_says_so_but_not_who_finds_what_another_computes() -> None:
-    house, text = House(), list(range(50))
-    house.add("first", text)
-    for name in "abc":
-        house.add(name, text, num_expected=48)
-    assert [house.step(), house.step()] == [[("first", 32)], [("first", 18)]]
-    assert house.told == dict.fromkeys("abc", 48)
-    house.all_done()
-    assert house.num_told == 3
-
-    other = list(range(100, 150))
-    for name in "xyz":
-        house.add(name, other, num_expected=48)
-    house.exchange()
-    assert house.told.keys() == {*"abcx"} and house.told["x"] == 0, "the others wait for what it computes"
-    house.scheduler.remove("x", 0)
-    assert house.step() == [("y", 32)] and (house.told["y"], "z" in house.told) == (0, False)
-    house.add("late", other, num_expected=48)
-    house.exchange()
-    house.scheduler.remove("y", 0)
-    house.all_done()
-    assert (house.told["z"], house.told["late"]) == (32, 48), "z computes the rest, for which the last one waits"
-
-    house.add("less", [*other[:32], 1, 2, 3, 4], num_expected=48)
-    house.add("more", [*other, 1], num_expected=16)
-    house.all_done()
-    assert (house.told["less"], house.told["more"]) == (32, 48)
-    computed = {name: count for name, count in house.computed if name in ("z", "late", "less", "more")}
-    assert computed == {"z": 18, "late": 2, "less": 4, "more": 3}
-
-
-def test_what_was_let_go_and_is_gone_since_is_told_when_it_is_computed() -> None:
-    house, text = House(num_blocks=20, num_at_hand=0), list(range(12 * BLOCK))
-    house.add("first", text[: 8 * BLOCK])
-    house.step()
-    taken = house.take_away(10)
-    house.add("long", text, num_expected=8 * BLOCK)
-    assert house.step() == [] and house.told["long"] == 8 * BLOCK
-    house.now_s += PATIENCE_S + 0.1
-    assert house.step() == []
-    others = house.take_away(10)
-    for blocks in (taken, others):
-        house.give_back(*blocks)
-    house.all_done()
-    assert house.told["long"] == 0 and house.computed[1:] == [("long", 8 * BLOCK), ("long", 4 * BLOCK)]
 
 
 def test_an_answer_that_was_on_its_way_while_blocks_were_sealed_is_asked_for_again() -> None:

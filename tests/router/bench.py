@@ -78,10 +78,8 @@ class Bench:
         *,
         num_prompt_logprobs: int = 0,
         prompt_only: bool = False,
-        alike: bool = False,
         **sampling: Any,
     ) -> Completion:
-        """One more; its prompt is the first numbers, KV of which it shares with those that are `alike` only."""
         self._num_made += 1
         fields: dict[str, Any] = {"max_tokens": 5, "stop_token_ids": (EOS,)} | sampling
         completion = Completion(
@@ -92,7 +90,6 @@ class Bench:
             text=TextStream(decode_ids, StopMatcher(StopAutomaton(stops)) if stops else None),
             mailbox=Mailbox(),
             priority=priority,
-            salt=b"" if alike else str(self._num_made).encode(),
             prompt_log=PromptLog(range(num_prompt_tokens), num_prompt_logprobs) if num_prompt_logprobs else None,
             prompt_only=prompt_only,
         )

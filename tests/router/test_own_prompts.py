@@ -130,9 +130,9 @@ def test_what_lies_where_is_known_for_it_in_one_pool_too() -> None:
     for name, role, most_tokens in (("p", Role.PREFILL, 0), ("d", Role.DECODE, 0)):
         fields: dict[str, Any] = {"memory_server_id": "m", "short_prompt_tokens": most_tokens, "max_batch_tokens": 100}
         member = pool.add(worker_ready(name, role, **fields), 0.0)
-    assert not pool.spans(counts_too=False) and pool.spans(counts_too=True)[LAYOUT] > 1
+    assert not pool.layouts()
     member.ready = replace(member.ready, short_prompt_tokens=MOST)
-    assert pool.spans(counts_too=False) == {LAYOUT: 1}
+    assert pool.layouts() == {LAYOUT}
 
 
 def test_a_prompt_that_is_given_back_is_sent_to_a_prefill_worker_and_decoded_where_it_was() -> None:

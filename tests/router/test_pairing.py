@@ -91,7 +91,8 @@ class Exhaustive:
         self.costs = Costs(self.demand, self.pool.prefixes, self.pool._paths, self.pool)
         self.proven = {(path.prefill_worker_id, path.worker_id) for path in self.pool.paths if not path.error}
         self.usable = [pair for pair in self._pairs() if self._is_open(pair[0])]
-        self.pairs = [pair for pair in self.usable if self._has_room(pair[0])]
+        has_room = self.pool._has_room_ahead if self.overtakes else self.pool._has_room
+        self.pairs = [pair for pair in self.usable if has_room(pair[0], self.demand)]
 
     def _pairs(self) -> list[tuple[Member, Member]]:
         demand, members = self.demand, list(self.pool)
@@ -105,9 +106,6 @@ class Exhaustive:
             *(pair for pair in handed if pair[1].ready.transport != NO_TRANSPORT),
             *((d, d) for d in decodes if d.ready.transport == NO_TRANSPORT or not handed),
         ]
-
-    def _has_room(self, worker: Member) -> bool:
-        return self.pool._has_room_ahead(worker, self.costs) if self.overtakes else self.pool._has_room(worker)
 
     def _is_open(self, worker: Member) -> bool:
         return not worker.silent

@@ -219,7 +219,7 @@ class Pools:
 
 def test_a_conversation_stays_where_it_was_and_is_decoded_in_the_same_pool() -> None:
     pools, histories = Pools(), [list(range(first, first + 2000)) for first in (0, 10_000, 20_000, 30_000)]
-    assert pools.workers.spans(counts_too=False) == {LAYOUT: 1}
+    assert pools.workers.layouts() == {LAYOUT}
     first = [pools.send(history) for history in histories]
     assert Counter(route.prefill.id for route in first) == {"PREFILL-0": 2, "PREFILL-1": 2}
     assert all(route.prefill.pool == route.decode.pool for route in first)
