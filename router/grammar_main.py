@@ -65,6 +65,7 @@ class Compiler:
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
+        self._dialect = dialect_of(grammars)
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
         self._input = bytearray()
@@ -102,7 +103,7 @@ class Compiler:
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _compile(self._grammars, packed, write_end)
+            _compile(self._grammars, self._dialect, packed, write_end)
         os.close(write_end)
         self._children[read_end] = Child(number, pid, time.monotonic() + WALL_S)
         self._selector.register(read_end, selectors.EVENT_READ)
@@ -140,10 +141,15 @@ def main() -> None:
     Compiler(grammars).run()
 
 
-def found(source: GrammarSource, grammars: Grammars) -> tuple[str, str]:
+def dialect_of(grammars: Grammars) -> Dialect:
+    """What grammars are made for the model's tokens; to find out takes two milliseconds."""
+    return Dialect(any_to_lark, [mark for mark in MARKS if grammars.has_token(mark)])
+
+
+def found(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> tuple[str, str]:
     """The grammar and "", or "" and why it is none: it is compiled, and some token can begin it."""
     try:
-        grammar = grammar_of(source, Dialect(any_to_lark, [mark for mark in MARKS if grammars.has_token(mark)]))
+        grammar = grammar_of(source, dialect)
     except (ValueError, RecursionError) as error:
         return "", f"{error!s:.{MAX_REASON_CHARS}}" or TOO_MUCH
     problem = _problem(grammars.compile(grammar))
@@ -160,7 +166,7 @@ def _problem(matcher: LLMatcher) -> str:
     return reason(matcher) or TOO_MUCH if matcher.is_error() else ""
 
 
-def _compile(grammars: Grammars, packed: bytes, pipe: int) -> None:
+def _compile(grammars: Grammars, dialect: Dialect, packed: bytes, pipe: int) -> None:
     """The life of a child; what ends it otherwise leaves no reply."""
     try:
         os.close(0)
@@ -169,7 +175,7 @@ def _compile(grammars: Grammars, packed: bytes, pipe: int) -> None:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         source = GrammarSource(**msgpack.unpackb(packed))
         threading.stack_size(STACK_BYTES)
-        thread = threading.Thread(target=lambda: _write(pipe, msgpack.packb(found(source, grammars))))
+        thread = threading.Thread(target=lambda: _write(pipe, msgpack.packb(found(source, grammars, dialect))))
         thread.start()
         thread.join()
     finally:

@@ -11,7 +11,7 @@ from tokenizers import decoders
 
 from common.grammar.follower import Follower
 from common.grammar.grammars import Grammars, model_tokens
-from router.grammar_main import found
+from router.grammar_main import dialect_of, found
 from router.grammar_source import GrammarSource
 from router.grammar_tokens import lean_tokens, tree_of, vocabulary_of
 from tests.guided import DEMO_MODEL, random_root
@@ -65,8 +65,8 @@ def test_the_same_grammars_are_taken_for_the_same_reasons(model: tuple[Path, int
     assert (lean.vocab_size, lean.eos_token, lean.eos_tokens) == (whole.vocab_size, whole.eos_token, whole.eos_tokens)
     verdicts = set()
     for source in sources():
-        outcome = found(source, Grammars(lean))
-        assert outcome == found(source, Grammars(whole)), source
+        outcome, expected = (found(source, each, dialect_of(each)) for each in (Grammars(lean), Grammars(whole)))
+        assert outcome == expected, source
         verdicts.add(bool(outcome[0]))
         if outcome[0]:
             follower = Follower(outcome[0], ENDS)

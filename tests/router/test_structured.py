@@ -19,7 +19,7 @@ from common.grammar.grammars import Grammars
 from common.wire.messages import PrefillRequest
 from router.chat_answer import CALL, AnswerParser, Part, ToolFormat
 from router.grammar_checks import MAX_KNOWN
-from router.grammar_main import found
+from router.grammar_main import dialect_of, found
 from router.grammar_source import MARKS, NO_GRAMMAR, GrammarSource, Thoughts
 from router.tool_choice import form_of
 from tests.guided import DEMO_MODEL, is_valid
@@ -201,7 +201,9 @@ async def test_what_is_known_is_bounded(cluster: Cluster, monkeypatch: pytest.Mo
 def test_a_form_begins_behind_what_a_model_thinks(
     grammars: Grammars, demo_tokenizer: Tokenizer, thoughts: Thoughts, begin: str
 ) -> None:
-    grammar, problem = found(GrammarSource("json", json.dumps(PERSON), "guided_json", "", thoughts), grammars)
+    grammar, problem = found(
+        GrammarSource("json", json.dumps(PERSON), "guided_json", "", thoughts), grammars, dialect_of(grammars)
+    )
     assert not problem
     for seed in range(20):
         text = random_text(grammar, grammars, demo_tokenizer, seed, begin)
@@ -230,7 +232,7 @@ def answers_of(
     source: GrammarSource, tool_format: ToolFormat, model: tuple[Grammars, Tokenizer], begin: str = ""
 ) -> list[Part]:
     """Random ones, taken apart."""
-    grammar, problem = found(source, model[0])
+    grammar, problem = found(source, model[0], dialect_of(model[0]))
     assert not problem
     texts = [random_text(grammar, *model, seed, begin) for seed in range(12)]
     parsers = [AnswerParser(has_thoughts=False, is_thinking=False, tool_format=tool_format) for _ in texts]
