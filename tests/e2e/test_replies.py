@@ -89,7 +89,7 @@ async def test_texts_of_one_prompt_take_it_once_and_of_another_tenant_nothing(ch
 async def test_who_dies_amid_it_costs_no_text(victim: str, checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference, [prompt, question] = Reference(directory, model), prompts(2, 60, 60, seed=53)
-    with HeldSystem(directory, *ANY_LENGTH).start(1, 1, homes=HOMES) as system:
+    with HeldSystem(directory, *ANY_LENGTH, "--worker-drain-s", "2").start(1, 1, homes=HOMES) as system:
         await quiet(system)
         history = prompt + (await ask(system, prompt, max_tokens=40)).token_ids + question
         await quiet(system)
