@@ -55,7 +55,7 @@ class Follower:
         if matcher.is_error():
             return Outcome(problem=reason(matcher))
         if (named := _only(mask)) is not None and not matcher.validate_tokens([named]):
-            mask = _mask_of(grammars.longest_token(matcher.compute_ff_bytes()), mask.size)
+            mask = _mask_of(grammars.first_token(matcher.compute_ff_bytes()), mask.size)
         if ignored := [token_id for token_id in grammars.end_ids if token_id not in self.stop_token_ids]:
             mask = _without(mask, ignored)
         return Outcome(mask) if mask.any() else Outcome(problem="no token can follow")

@@ -60,9 +60,9 @@ class Grammars:
         """Whether a grammar can name the token that is this text, `<...>`, and only so has it."""
         return not self.compile(json.dumps({"grammars": [{"lark_grammar": f"start: {name}"}]})).is_error()
 
-    def longest_token(self, text: bytes) -> int:
-        """That the text begins with, and none that is named only; a character at its end may be incomplete."""
-        token_ids: list[int] = self._tokens.greedy_tokenize(text.decode(errors="ignore"))
+    def first_token(self, text: bytes) -> int:
+        """Of the text's first byte alone, which may be amid a character: a token that is named only has more."""
+        token_ids: list[int] = self._tokens.tokenize_bytes(text[:1])
         return token_ids[0]
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:

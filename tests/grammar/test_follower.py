@@ -100,6 +100,13 @@ def test_texts_of_added_tokens_are_spelled_where_nothing_else_may_stand(model: t
         assert written in (text, json.dumps(text, ensure_ascii=False)), written
 
 
+def test_a_text_is_spelled_from_amid_a_character_too(model: tuple[Grammars, Tokenizer]) -> None:
+    grammars, _ = model
+    text = "ü<think>🎉".encode()
+    token_ids = [grammars.first_token(text[i:]) for i in range(len(text))]
+    assert Follower(of_regex(text.decode())).follow(grammars, token_ids).is_over
+
+
 def test_a_text_that_may_not_end_goes_on_as_long_as_it_can(model: tuple[Grammars, Tokenizer]) -> None:
     grammars, _ = model
     follower = Follower(of_regex("x{0,9}"))
