@@ -4,18 +4,23 @@ Everything that a kernel must not read is NaN or an impossible id, and so is all
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from common.kernels.gpu import Gpu, gpu_of
+from common.ops import reference
 from common.ops.base import ForwardBatch
 
 # (relative error of the whole, largest error relative to the largest value)
 TOLERANCE = {torch.float32: (1e-5, 2e-5), torch.float16: (1.5e-3, 4e-3), torch.bfloat16: (8e-3, 2e-2)}
 ANY_BLOCK = 1 << 30  # in block tables past the last block: reading there fails or gives NaN
 MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
+AttentionCase = tuple[list[int], list[int], int, int, int, int]
+"""query_lens, seq_lens, block_size, num_q, num_kv, head_dim"""
+MakeAttention = Callable[[list[int], list[int], int, int, int, int], tuple[Tensor, Tensor, ForwardBatch]]
 AssertClose = Callable[[Tensor, Tensor], None]
 
 
@@ -96,22 +101,35 @@ def assert_close() -> AssertClose:
 
 @pytest.fixture
 def make_paged(device: torch.device, dtype: torch.dtype) -> MakePaged:
+    return partial(_make_paged, device, dtype)
+
+
+@pytest.fixture
+def make_attention(make_paged: MakePaged) -> MakeAttention:
+    """The same with queries of `num_q` heads: an `AttentionCase` made."""
+
     def make(
-        query_lens: list[int], seq_lens: list[int], block_size: int, num_kv_heads: int, head_dim: int
-    ) -> tuple[Tensor, ForwardBatch]:
-        return _make_paged(query_lens, seq_lens, block_size, num_kv_heads, head_dim, device, dtype)
+        query_lens: list[int], seq_lens: list[int], block_size: int, num_q: int, num_kv: int, head_dim: int
+    ) -> tuple[Tensor, Tensor, ForwardBatch]:
+        pool, batch = make_paged(query_lens, seq_lens, block_size, num_kv, head_dim)
+        return torch.randn(sum(query_lens), num_q, head_dim).to(pool), pool, batch
 
     return make
 
 
+def expected_attention(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float | None = None) -> Tensor:
+    """Over layer 1 of the pool, by the reference."""
+    return reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, scale or q.shape[2] ** -0.5)
+
+
 def _make_paged(
+    device: torch.device,
+    dtype: torch.dtype,
     query_lens: list[int],
     seq_lens: list[int],
     block_size: int,
     num_kv_heads: int,
     head_dim: int,
-    device: torch.device,
-    dtype: torch.dtype,
 ) -> tuple[Tensor, ForwardBatch]:
     """A pool `[num_blocks, 2 layers, k|v, block_size, num_kv_heads, head_dim]` whose layer 1 holds the sequences.
 

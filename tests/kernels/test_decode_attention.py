@@ -9,9 +9,8 @@ from torch import Tensor
 from common.kernels.decode_attention import decode_attention
 from common.kernels.decode_division import divide, limits_for
 from common.kernels.decode_parts import make_workspace
-from common.ops import reference
 from common.ops.base import ForwardBatch
-from tests.kernels.conftest import AssertClose, MakePaged
+from tests.kernels.conftest import AssertClose, MakePaged, expected_attention
 
 
 def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, num_slots: int, scale: float | None = None) -> Tensor:
@@ -29,10 +28,6 @@ def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, num_slots: int, scale: 
         workspace=make_workspace(limits.max_joins + 1, q.shape[1], num_kv, head_dim, q.device),
         layer_id=1,
     )
-
-
-def expected(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float | None = None) -> Tensor:
-    return reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, scale or q.shape[2] ** -0.5)
 
 
 @pytest.mark.parametrize("num_slots", [1, 4, 396])  # the more programs, the more contexts are cut
@@ -60,7 +55,7 @@ def test_equals_reference(
     pool, batch = make_paged([1] * len(seq_lens), seq_lens, block_size, num_kv, head_dim)
     q = torch.randn(len(seq_lens), num_q, head_dim).to(pool)
     out = attend(q, pool, batch, num_slots)
-    assert_close(out, expected(q, pool, batch))
+    assert_close(out, expected_attention(q, pool, batch))
     assert (out[batch.seq_lens == 0] == 0).all()
 
 
@@ -81,7 +76,7 @@ def test_a_sequence_has_the_same_bits_in_any_company(make_paged: MakePaged) -> N
 def test_large_scores_do_not_overflow(make_paged: MakePaged, assert_close: AssertClose) -> None:
     pool, batch = make_paged([1], [400], 16, 1, 64)
     q = (torch.randn(1, 4, 64) * 30).to(pool)
-    assert_close(attend(q, pool, batch, 396, scale=1.0), expected(q, pool, batch, scale=1.0))
+    assert_close(attend(q, pool, batch, 396, scale=1.0), expected_attention(q, pool, batch, scale=1.0))
 
 
 @pytest.mark.gpu
@@ -91,4 +86,4 @@ def test_full_size_equals_reference(num_seqs: int, make_paged: MakePaged, assert
     seq_lens[0] = 9001
     pool, batch = make_paged([1] * num_seqs, seq_lens, 16, 8, 128)
     q = torch.randn(num_seqs, 32, 128).to(pool)
-    assert_close(attend(q, pool, batch, 396), expected(q, pool, batch))
+    assert_close(attend(q, pool, batch, 396), expected_attention(q, pool, batch))

@@ -9,9 +9,8 @@ from torch import Tensor
 from common.kernels.few_query_attention import MAX_PARTS, MIN_PART_KEYS, few_query_attention
 from common.kernels.gpu import Gpu
 from common.kernels.query_parts import QueryParts, make_query_parts, query_parts_bytes, tokens_of_tile
-from common.ops import reference
 from common.ops.base import ForwardBatch
-from tests.kernels.conftest import AssertClose, MakePaged, gpu_at
+from tests.kernels.conftest import AssertClose, AttentionCase, MakeAttention, expected_attention, gpu_at
 
 PART = MIN_PART_KEYS
 
@@ -44,10 +43,6 @@ def workspace_of(pool: Tensor, num_sms: int) -> QueryParts:
     return make_query_parts(num_kv, head_dim, gpu_of_size(num_sms, pool.device), pool.device)
 
 
-def expected(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float | None = None) -> Tensor:
-    return reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, scale or q.shape[2] ** -0.5)
-
-
 def num_stored(workspace: QueryParts) -> int:
     """Parts of all KV heads that were stored."""
     return int((~workspace.sums.isnan()).any(dim=2).sum())
@@ -55,7 +50,7 @@ def num_stored(workspace: QueryParts) -> int:
 
 @pytest.mark.parametrize("num_sms", [2, 8])
 @pytest.mark.parametrize(
-    ("query_lens", "seq_lens", "block_size", "num_q", "num_kv", "head_dim"),
+    "case",
     [
         ([1], [1], 16, 2, 1, 64),
         ([16], [2 * PART + 16], 16, 4, 1, 64),
@@ -68,34 +63,26 @@ def num_stored(workspace: QueryParts) -> int:
         ([100], [100], 16, 4, 2, 64),  # a prompt that begins
         ([3], [600], 16, 20, 1, 64),  # a query or two of all heads fill a tile
     ],
+    ids=str,
 )
 def test_equals_reference(
-    query_lens: list[int],
-    seq_lens: list[int],
-    block_size: int,
-    num_q: int,
-    num_kv: int,
-    head_dim: int,
-    num_sms: int,
-    make_paged: MakePaged,
-    assert_close: AssertClose,
+    case: AttentionCase, num_sms: int, make_attention: MakeAttention, assert_close: AssertClose
 ) -> None:
-    pool, batch = make_paged(query_lens, seq_lens, block_size, num_kv, head_dim)
-    q = torch.randn(sum(query_lens), num_q, head_dim).to(pool)
+    q, pool, batch = make_attention(*case)
     workspace = workspace_of(pool, num_sms)
     out = attend(q, pool, batch, workspace)
-    assert_close(out, expected(q, pool, batch))
+    assert_close(out, expected_attention(q, pool, batch))
     again = attend(-q, pool, batch, workspace)  # what the last layer left does not matter
-    assert_close(again, expected(-q, pool, batch))
+    assert_close(again, expected_attention(-q, pool, batch))
 
 
-def test_contexts_are_cut_to_fill_the_gpu_and_no_further(make_paged: MakePaged) -> None:
+def test_contexts_are_cut_to_fill_the_gpu_and_no_further(make_attention: MakeAttention) -> None:
     """Which of all sequences follows from how long they are beside one another."""
 
     def stored(query_lens: list[int], seq_lens: list[int], num_sms: int) -> int:
-        pool, batch = make_paged(query_lens, seq_lens, 16, 1, 32)
+        q, pool, batch = make_attention(query_lens, seq_lens, 16, 4, 1, 32)
         workspace = workspace_of(pool, num_sms)
-        attend(torch.randn(sum(query_lens), 4, 32).to(pool), pool, batch, workspace)
+        attend(q, pool, batch, workspace)
         return num_stored(workspace)
 
     assert stored([1], [2 * PART - 1], 8) == 0, "too short"
@@ -108,32 +95,32 @@ def test_contexts_are_cut_to_fill_the_gpu_and_no_further(make_paged: MakePaged) 
     assert stored([1, 1, 1], [8 * PART, 9, 9], 2) == 3, "the long one has the GPU almost for itself"
 
 
-def test_padding_of_a_captured_step_is_not_read(make_paged: MakePaged, assert_close: AssertClose) -> None:
+def test_padding_of_a_captured_step_is_not_read(make_attention: MakeAttention, assert_close: AssertClose) -> None:
     """Sequences without tokens behind the last one, whose rows of the block table are anything; tokens of nobody."""
-    pool, batch = make_paged([5, 9], [5, 2 * PART + 9], 16, 2, 64)
-    q = torch.randn(14 + 18, 8, 64).to(pool)
+    q, pool, batch = make_attention([5, 9], [5, 2 * PART + 9], 16, 8, 2, 64)
+    padded_q = torch.cat((q, torch.randn(18, 8, 64).to(q)))
     tables = torch.cat((batch.block_tables[0], batch.block_tables[0].new_full((6, batch.block_tables[0].shape[1]), -1)))
     bounds = torch.cat((batch.cu_seqlens, batch.cu_seqlens.new_full((6,), 14)))
     lens = torch.cat((batch.seq_lens, batch.seq_lens.new_zeros(6)))
     padded = replace(batch, block_tables=(tables,), cu_seqlens=bounds, seq_lens=lens)
-    out = attend(q, pool, padded, workspace_of(pool, 8))
-    assert_close(out[:14], expected(q[:14], pool, batch))
+    out = attend(padded_q, pool, padded, workspace_of(pool, 8))
+    assert_close(out[:14], expected_attention(q, pool, batch))
     assert out[14:].isnan().all(), "nobody's tokens are not written"
-    alone = attend(q[:14].contiguous(), pool, batch, workspace_of(pool, 8))
+    alone = attend(q, pool, batch, workspace_of(pool, 8))
     assert torch.equal(out[:14], alone), "a graph computes the same bits"
 
 
-def test_large_scores_do_not_overflow(make_paged: MakePaged, assert_close: AssertClose) -> None:
-    pool, batch = make_paged([20], [2 * PART + 75], 16, 1, 64)
-    q = (torch.randn(20, 2, 64) * 30).to(pool)
-    assert_close(attend(q, pool, batch, workspace_of(pool, 8), 1.0), expected(q, pool, batch, 1.0))
+def test_large_scores_do_not_overflow(make_attention: MakeAttention, assert_close: AssertClose) -> None:
+    q, pool, batch = make_attention([20], [2 * PART + 75], 16, 2, 1, 64)
+    q *= 30
+    assert_close(attend(q, pool, batch, workspace_of(pool, 8), 1.0), expected_attention(q, pool, batch, 1.0))
 
 
-def test_too_many_heads_for_a_tile_are_refused(make_paged: MakePaged) -> None:
-    pool, batch = make_paged([1], [1], 16, 1, 32)
+def test_too_many_heads_for_a_tile_are_refused(make_attention: MakeAttention) -> None:
+    q, pool, batch = make_attention([1], [1], 16, 65, 1, 32)
     assert tokens_of_tile(pool.dtype, 65, 1) == 0
     with pytest.raises(AssertionError, match="65 query heads"):
-        attend(torch.randn(1, 65, 32).to(pool), pool, batch, workspace_of(pool, 1))
+        attend(q, pool, batch, workspace_of(pool, 1))
 
 
 @pytest.mark.parametrize(("num_kv", "num_sms"), [(8, 132), (3, 7), (40, 4)])
@@ -148,11 +135,10 @@ def test_its_bytes_are_known_before_it_is_made(num_kv: int, num_sms: int) -> Non
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_full_size_equals_reference(
-    head_dim: int, block_size: int, cuda: torch.device, make_paged: MakePaged, assert_close: AssertClose
+    head_dim: int, block_size: int, cuda: torch.device, make_attention: MakeAttention, assert_close: AssertClose
 ) -> None:
-    pool, batch = make_paged([16, 70, 1, 40, 1], [16_000, 5001, 513, 40, 0], block_size, 2, head_dim)
-    q = torch.randn(128, 8, head_dim).to(pool)
+    q, pool, batch = make_attention([16, 70, 1, 40, 1], [16_000, 5001, 513, 40, 0], block_size, 8, 2, head_dim)
     workspace = make_query_parts(2, head_dim, gpu_at(cuda), cuda)
     for sign in (1, -1):
         out = attend(sign * q, pool, batch, workspace)
-        assert_close(out, expected(sign * q, pool, batch))
+        assert_close(out, expected_attention(sign * q, pool, batch))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from tests.attention_weights import attention_weights
 from tests.kernels.conftest import MakePaged
 
 MakeStep = Callable[[list[int], "Shape"], "Step"]
+RunLayer = Callable[["Step", Tensor, int], Tensor]
+"""A step over a pool, in a layer."""
 
 LAYER = 1  # of the two of `make_paged`, the one that is not NaN
 
@@ -106,3 +109,27 @@ def step_of(make_paged: MakePaged, seq_lens: list[int], shape: Shape) -> Step:
     step = Step(qkv, weights, pool, batch, shape)
     pool[step.written()] = float("nan")
     return step
+
+
+def check_overlapping_layers(step: Step, run_layer: RunLayer, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """In a graph, where each layer begins before the last has ended, they have the bits that each has by itself.
+
+    Returns the output that is that of the step alone.
+    """
+    pool = step.pool[:, LAYER:].repeat(1, 4, 1, 1, 1, 1)  # four layers alike
+    steps = [replace(step, qkv=step.qkv * scale) for scale in (1.0, 0.5, 1.5, 2.0)]
+    alone = []
+    for layer, each in enumerate(steps):
+        alone.append(run_layer(each, pool, layer))
+        torch.cuda.synchronize()
+    monkeypatch.undo()  # kernels that poison would stand between the layers
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chained = [run_layer(each, pool, layer) for layer, each in enumerate(steps)]
+    for _ in range(5):
+        for out in chained:
+            out.fill_(float("nan"))
+        graph.replay()
+        for ours, theirs in zip(chained, alone, strict=True):
+            assert torch.equal(ours, theirs)
+    return alone[0]

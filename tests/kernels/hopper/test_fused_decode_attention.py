@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from common.kernels.fused_decode_attention import is_supported
 from tests.kernels.conftest import AssertClose
-from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape
+from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 
 # Padding, few and many parts, and a last one that is full, partly full, or has the new key only.
 SEQ_LENS = [500, 0, 1, 2, 16, 17, 63, 64, 65, 66, 0, 128, 129, 1023, 1025, 4096, 4097, 4600]
@@ -87,23 +88,12 @@ def test_overlapping_layers_of_a_graph_share_the_workspace(
     seq_lens[0] = 9001
     step = make_step(seq_lens, Shape(32, 8, 128, 16, num_slots))
     workspace = step.workspace()
-    pool = step.pool[:, LAYER:].repeat(1, 4, 1, 1, 1, 1)  # four layers alike
-    steps = [replace(step, qkv=step.qkv * scale) for scale in (0.5, 1.0, 1.5, 2.0)]
-    alone = []
-    for layer, each in enumerate(steps):
-        alone.append(each.run(pool, workspace, layer, pdl=True))
-        torch.cuda.synchronize()
-    assert_close(alone[1], step.expected(step.pool))
-    monkeypatch.undo()  # kernels that poison would stand between the layers
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chained = [each.run(pool, workspace, layer, pdl=True) for layer, each in enumerate(steps)]
-    for _ in range(5):
-        for out in chained:
-            out.fill_(float("nan"))
-        graph.replay()
-        for ours, theirs in zip(chained, alone, strict=True):
-            assert torch.equal(ours, theirs)
+
+    def run_layer(each: Step, pool: Tensor, layer: int) -> Tensor:
+        return each.run(pool, workspace, layer, pdl=True)
+
+    alone = check_overlapping_layers(step, run_layer, monkeypatch)
+    assert_close(alone, step.expected(step.pool))
 
 
 @pytest.mark.parametrize(

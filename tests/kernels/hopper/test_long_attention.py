@@ -6,26 +6,23 @@ from torch import Tensor
 
 from common.device.gpu_share import make_share
 from common.kernels.long_attention import long_attention
-from common.ops import reference
 from common.ops.base import ForwardBatch
-from tests.kernels.conftest import AssertClose, MakePaged
+from tests.kernels.conftest import AssertClose, MakeAttention, expected_attention
 
 QUERY_LENS, SEQ_LENS = [700, 129, 1, 300], [700, 1001, 513, 300]
 
 
-def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, num_keys: int | None = None, scale: float = 0.1) -> Tensor:
+def attend(
+    q: Tensor, pool: Tensor, batch: ForwardBatch, num_keys: int | None = None, scale: float | None = None
+) -> Tensor:
     num_keys = int(batch.seq_lens.sum()) if num_keys is None else num_keys
-    k, v = pool[:, 1, 0], pool[:, 1, 1]
+    k, v, scale = pool[:, 1, 0], pool[:, 1, 1], scale or q.shape[2] ** -0.5
     return long_attention(q, k, v, batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, num_keys, scale)
-
-
-def expected(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float = 0.1) -> Tensor:
-    return reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, scale)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("query_lens", "seq_lens", "block_size"),
+    "lens",
     [
         ([1], [1], 16),
         ([64], [128], 16),
@@ -39,39 +36,32 @@ def expected(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float = 0.1) -
         ([17] * 70, [40] * 70, 16),  # query tiles that no sequence needs
         ([1500], [1937], 16),  # every slot is filled many times; of 16 heads, more items than programs
     ],
+    ids=str,
 )
-@pytest.mark.parametrize(
-    ("num_q", "num_kv", "head_dim"), [(2, 2, 64), (16, 2, 64), (3, 3, 128), (4, 2, 128), (8, 2, 128)]
-)
+@pytest.mark.parametrize("heads", [(2, 2, 64), (16, 2, 64), (3, 3, 128), (4, 2, 128), (8, 2, 128)], ids=str)
 def test_equals_reference(
-    query_lens: list[int],
-    seq_lens: list[int],
-    block_size: int,
-    num_q: int,
-    num_kv: int,
-    head_dim: int,
-    make_paged: MakePaged,
+    lens: tuple[list[int], list[int], int],
+    heads: tuple[int, int, int],
+    make_attention: MakeAttention,
     assert_close: AssertClose,
 ) -> None:
-    pool, batch = make_paged(query_lens, seq_lens, block_size, num_kv, head_dim)
-    q = torch.randn(sum(query_lens), num_q, head_dim).to(pool)
-    assert_close(attend(q, pool, batch), expected(q, pool, batch))
+    q, pool, batch = make_attention(*lens, *heads)
+    assert_close(attend(q, pool, batch), expected_attention(q, pool, batch))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_large_scores_do_not_overflow(scale: float, make_paged: MakePaged, assert_close: AssertClose) -> None:
-    pool, batch = make_paged([20, 300], [75, 300], 16, 1, 64)
-    q = (torch.randn(320, 2, 64) * 30).to(pool)
-    assert_close(attend(q, pool, batch, scale=scale), expected(q, pool, batch, scale))
+def test_large_scores_do_not_overflow(scale: float, make_attention: MakeAttention, assert_close: AssertClose) -> None:
+    q, pool, batch = make_attention([20, 300], [75, 300], 16, 2, 1, 64)
+    q *= 30
+    assert_close(attend(q, pool, batch, scale=scale), expected_attention(q, pool, batch, scale))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("bad_seq", range(4))
-def test_bad_numbers_stay_in_their_sequence(bad_seq: int, bad: float, make_paged: MakePaged) -> None:
-    pool, batch = make_paged(QUERY_LENS, SEQ_LENS, 16, 2, 128)
-    q = torch.randn(sum(QUERY_LENS), 8, 128).to(pool)
+def test_bad_numbers_stay_in_their_sequence(bad_seq: int, bad: float, make_attention: MakeAttention) -> None:
+    q, pool, batch = make_attention(QUERY_LENS, SEQ_LENS, 16, 8, 2, 128)
     before = attend(q, pool, batch)
     begin, end = batch.cu_seqlens[bad_seq : bad_seq + 2].tolist()
     blocks = batch.block_tables[0][bad_seq, : -(-SEQ_LENS[bad_seq] // 16)].long()
@@ -83,22 +73,20 @@ def test_bad_numbers_stay_in_their_sequence(bad_seq: int, bad: float, make_paged
 
 
 @pytest.mark.gpu
-def test_the_same_bits_every_time(make_paged: MakePaged) -> None:
-    pool, batch = make_paged([1500, 700], [1937, 700], 16, 2, 128)
-    q = torch.randn(2200, 8, 128).to(pool)
+def test_the_same_bits_every_time(make_attention: MakeAttention) -> None:
+    q, pool, batch = make_attention([1500, 700], [1937, 700], 16, 8, 2, 128)
     first = attend(q, pool, batch)
     for _ in range(50):
         assert torch.equal(attend(q, pool, batch), first)
 
 
 @pytest.mark.gpu
-def test_the_same_bits_on_a_share_of_the_gpu(make_paged: MakePaged) -> None:
+def test_the_same_bits_on_a_share_of_the_gpu(make_attention: MakeAttention) -> None:
     """Few programs run at once there: they take all items, and the others start when none is left."""
     share = make_share(1, torch.device("cuda", torch.cuda.current_device()))
     if share.limited is None:
         pytest.skip("this GPU cannot be divided")
-    pool, batch = make_paged([1500, 700], [1937, 700], 16, 2, 128)
-    q = torch.randn(2200, 16, 128).to(pool)
+    q, pool, batch = make_attention([1500, 700], [1937, 700], 16, 16, 2, 128)
     on_all = attend(q, pool, batch)
     with share.stream(whole=False):
         on_few = attend(q, pool, batch)
@@ -107,10 +95,9 @@ def test_the_same_bits_on_a_share_of_the_gpu(make_paged: MakePaged) -> None:
 
 
 @pytest.mark.gpu
-def test_in_a_captured_graph(make_paged: MakePaged, assert_close: AssertClose) -> None:
+def test_in_a_captured_graph(make_attention: MakeAttention, assert_close: AssertClose) -> None:
     """A replay sees the inputs of its time, other lengths included; the host knew only a bound of them."""
-    pool, batch = make_paged(QUERY_LENS, SEQ_LENS, 16, 2, 128)
-    q = torch.randn(sum(QUERY_LENS), 8, 128).to(pool)
+    q, pool, batch = make_attention(QUERY_LENS, SEQ_LENS, 16, 8, 2, 128)
     num_keys = sum(SEQ_LENS)
     attend(q, pool, batch, num_keys)
     torch.cuda.synchronize()
@@ -122,4 +109,4 @@ def test_in_a_captured_graph(make_paged: MakePaged, assert_close: AssertClose) -
     batch.seq_lens.copy_(torch.tensor([650, 999, 2, 300]))
     out.fill_(float("nan"))
     graph.replay()
-    assert_close(out[:700], expected(q[:700], pool, batch))
+    assert_close(out[:700], expected_attention(q[:700], pool, batch))

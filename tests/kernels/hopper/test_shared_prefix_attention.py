@@ -1,7 +1,7 @@
 """Rows that share blocks attend to what they would attend to alone, however they share them. Hopper only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from common.kernels.shared_division import bundle_queries, share, tokens_of_bund
 from common.kernels.shared_parts import make_shared_parts
 from common.kernels.shared_prefix_attention import shared_prefix_attention
 from tests.kernels.conftest import AssertClose
-from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape, Step
+from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 
 SHAPES = [
     Shape(32, 8, 128, 16, num_slots=264, programs_per_sm=2),
@@ -130,24 +130,9 @@ def test_overlapping_layers_of_a_graph(
     step, prefixes = sharing(make_step, groups, SHAPES[0])
     division, workspace = divided(step, prefixes, num_slots), step.workspace()
     parts = parts_of(step, 66, num_slots)
-    pool = step.pool[:, LAYER:].repeat(1, 4, 1, 1, 1, 1)  # four layers alike
-    steps = [replace(step, qkv=step.qkv * scale) for scale in (0.5, 1.0, 1.5, 2.0)]
 
-    def layer_of(layer: int, each: Step, pdl: bool) -> Tensor:
-        attend(each, pool, division, parts, layer, pdl=pdl)
-        return each.run(pool, workspace, layer, shared=division, before=parts, pdl=pdl)
+    def run_layer(each: Step, pool: Tensor, layer: int) -> Tensor:
+        attend(each, pool, division, parts, layer, pdl=True)
+        return each.run(pool, workspace, layer, shared=division, before=parts, pdl=True)
 
-    alone = []
-    for layer, each in enumerate(steps):
-        alone.append(layer_of(layer, each, pdl=True))
-        torch.cuda.synchronize()
-    monkeypatch.undo()  # kernels that poison would stand between the layers
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chained = [layer_of(layer, each, pdl=True) for layer, each in enumerate(steps)]
-    for _ in range(5):
-        for out in chained:
-            out.fill_(float("nan"))
-        graph.replay()
-        for ours, theirs in zip(chained, alone, strict=True):
-            assert torch.equal(ours, theirs)
+    check_overlapping_layers(step, run_layer, monkeypatch)
