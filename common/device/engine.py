@@ -158,9 +158,9 @@ def launches_early(config: Config, device: torch.device) -> bool:
 
 
 def _import_ahead(config: Config) -> None:
-    """Begin half a second of imports while the GPU makes a context; `_make_ops` waits for them at its own import."""
+    """Begin a second of imports while the GPU makes a context; who needs some of them waits at its own import."""
     if config.worker.device != "cpu" and torch.cuda.is_available():
-        Thread(target=importlib.import_module, args=("common.ops.cuda_ops",), daemon=True).start()
+        Thread(target=importlib.import_module, args=("common.device.kernel_code",), daemon=True).start()
 
 
 def _kv_layout(config: Config, model_config: DecoderConfig, dtype: str) -> KVLayout:

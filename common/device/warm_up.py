@@ -45,17 +45,14 @@ TIMED = 3
 
 
 def compile_decode_kernels(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool = True) -> None:
-    """Compile every operation of decode steps of so many rows.
+    """Compile every operation of decode steps of so many rows, those first that take longest.
 
     Args:
         share_prefixes: of those, too, that read blocks once that rows share, where operations can.
     """
     ops, model, most_rows = engine.step_ops, engine.model, max(row_counts)
-    tasks: list[Task] = []
-    for rows in (rows for rows in DECODE_ROWS if rows < 2 * most_rows):
-        tasks += [*_products(engine, ops, rows), partial(_logits_of, engine, ops, rows)]
     batches = _decode_batches(engine, row_counts, share_prefixes=share_prefixes and ops.shares_prefixes)
-    tasks += [partial(_attend, engine, ops, ops.attention, batch) for batch in batches]
+    tasks: list[Task] = [partial(_attend, engine, ops, ops.attention, batch) for batch in reversed(batches)]
     rings = {rows: make_ring(rows, engine.device) for rows in _sampled_rows(engine)}  # kept until the device is done
     tasks += [partial(_sample_and_advance, engine, ring) for ring in rings.values()]
     logits, sampling = _logits(engine, 1), sampling_tensors([PADDING], engine.device)
@@ -65,38 +62,43 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int], *, share_p
         partial(_adjust, engine, most_rows),
         lambda: engine.sampler.land_logprobs(logits, sampling, batches[0].token_ids[:1], logprob_ring),
     ]
+    for rows in (rows for rows in DECODE_ROWS if rows < 2 * most_rows):
+        tasks += [*_products(engine, ops, rows), partial(_logits_of, engine, ops, rows)]
     _compile("decode", engine, tasks)
 
 
 def compile_prompt_kernels(engine: Engine) -> None:
     """Compile every operation of a prompt step."""
     ops, position = engine.ops, torch.zeros(1, dtype=torch.int32, device=engine.device)
-    tasks: list[Task] = []
-    for num_tokens, num_seqs in PROMPT_STEPS:
-        batch = _padding(engine, num_tokens, num_seqs)
-        tasks += _products(engine, ops, num_tokens)
-        tasks += [
-            partial(_attend, engine, ops, attention, batch) for attention in (ops.attention, ops.attention_of_last)
-        ]
+    steps = [(num_tokens, _padding(engine, num_tokens, num_seqs)) for num_tokens, num_seqs in reversed(PROMPT_STEPS)]
+    tasks: list[Task] = [
+        partial(_attend, engine, ops, attention, batch)
+        for _, batch in steps
+        for attention in (ops.attention, ops.attention_of_last)
+    ]
     tasks += [
         *(partial(_sample, engine, rows) for rows in _sampled_rows(engine)),
         partial(_logits_of, engine, ops, 1),
         partial(_adjust, engine),
         lambda: engine.sampler.logprobs(_logits(engine, 1), position, position),
     ]
+    for num_tokens, _ in steps:
+        tasks += _products(engine, ops, num_tokens)
     _compile("prompt", engine, tasks)
 
 
 def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
     """Run the tasks side by side; a kernel that several of them need is compiled for the first, the others wait."""
-    from triton import AsyncCompileMode  # here, so that a process on a CPU loads no triton
-    from triton.runtime import build
+    from triton.runtime import build  # here, so that a process on a CPU loads no triton
+
+    import common.device.kernel_code  # noqa: F401 - waits for the thread that imports it
+    from common.device.one_of_each import OneOfEach
 
     begin_s = time.monotonic()
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with (
         ThreadPoolExecutor(threads) as compilers,
-        AsyncCompileMode(compilers),
+        OneOfEach(compilers),
         launchers_apart(build),
         ThreadPoolExecutor(threads) as runners,
     ):
