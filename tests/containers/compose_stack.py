@@ -32,6 +32,8 @@ URL = f"http://127.0.0.1:{PORT}"
 IMAGES = ("baton-router:tested", "baton-worker-cpu:tested")
 READY_S = 300.0
 POOL_BYTES = 1 << 28
+PROGRAMS = {"decode": "decode_worker", "prefill": "prefill_worker", "memory": "common.memory"}
+"""Modules, by their services."""
 NUM_CLIENTS = 6
 ANSWERS = 30
 """In each phase."""
@@ -85,10 +87,11 @@ class Stack:
         return {}
 
     def kill_process(self, service: str) -> None:
-        """Not the container, which the engine would not start again; the last process of the first one of a service."""
+        """Of the first container of a service its program, and no probe; a killed container would not start again."""
         container = self.compose("ps", "-q", service).split()[0]
-        processes = run("docker", "top", container, "-eo", "pid").split()[1:]
-        os.kill(int(processes[-1]), signal.SIGKILL)
+        processes = run("docker", "top", container, "-eo", "pid,args").splitlines()
+        (pid,) = (int(line.split()[0]) for line in processes if f" -m {PROGRAMS[service]} " in line)
+        os.kill(pid, signal.SIGKILL)
 
 
 def rehearse(stack: Stack, report: list[str]) -> bool:
@@ -104,7 +107,7 @@ def rehearse(stack: Stack, report: list[str]) -> bool:
         load.phase = "scaled to 2 + 3"
         stack.scale(2, 3)
         load.until_answers("scaled to 2 + 3", ANSWERS)
-        for service in ("decode", "prefill", "memory"):
+        for service in PROGRAMS:
             load.phase = f"a {service} process killed"
             stack.kill_process(service)
             load.until_answers(load.phase, ANSWERS)
