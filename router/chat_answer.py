@@ -9,10 +9,12 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from router.shapes import CalledFunction, ToolCall
 
+Thoughts = Literal["", "may come", "have begun"]
+"""At the beginning of an answer, between tags; those that have begun have the first tag in the prompt."""
 THINK, THINK_END = "<think>", "</think>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -50,9 +52,9 @@ class Part:
 class AnswerParser:
     """The answer of one choice."""
 
-    def __init__(self, *, has_thoughts: bool, is_thinking: bool, tool_format: str) -> None:
-        """`has_thoughts`: between tags at its beginning; `is_thinking`: the first tag is in the prompt."""
-        self._openers: dict[str, Section] = {THINK: Section.THOUGHT} if has_thoughts else {}
+    def __init__(self, *, thoughts: Thoughts, tool_format: str) -> None:
+        is_thinking = thoughts == "have begun"
+        self._openers: dict[str, Section] = {THINK: Section.THOUGHT} if thoughts else {}
         self._format = ToolFormat(tool_format)
         if self._format is ToolFormat.LLAMA:
             self._openers |= {PYTHON_TAG: Section.CALLS_ALONE, "{": Section.CALLS_ALONE}

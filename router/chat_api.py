@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import RequestError
-from router.chat_answer import THINK, THINK_END, ToolFormat
+from router.chat_answer import THINK, THINK_END, Thoughts, ToolFormat
 from router.chat_fields import CHAT_FIELDS
 from router.chat_model import ChatModel
 from router.chat_template import ChatTemplate, template_error
@@ -13,7 +13,7 @@ from router.completion_fields import MAX_MAX_TOKENS
 from router.control_tokens import new_mark
 from router.grammar_source import GrammarSource
 from router.json_rules import wrong
-from router.openai_api import CompletionRequest, ResponseOptions, check_model, json_object, request_of
+from router.openai_api import CompletionRequest, check_model, json_object, request_of
 from router.prompts import MAX_CHARS_PER_TOKEN
 from router.tool_choice import form_of
 
@@ -28,6 +28,14 @@ class ChatPrompt:
     mark: str  # see `control_tokens`; "" without one
     template: ChatTemplate
     has_tools: bool
+
+    @property
+    def thoughts(self) -> Thoughts:
+        """Before the answer; templates write the end of thoughts to have none."""
+        text = self.text.rstrip()
+        if not self.template.has_thoughts or text.endswith(THINK_END):
+            return ""
+        return "have begun" if text.endswith(THINK) else "may come"
 
 
 def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionRequest:
@@ -44,13 +52,8 @@ def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionReq
     }
     request = request_of(shared, (), max_tokens, info.vocab_size, info.eos_token_ids)
     prompt = write_prompt(values, model, max_model_len)
-    template = prompt.template
-    response = replace(
-        request.response,
-        has_thoughts=template.has_thoughts,
-        is_thinking=template.has_thoughts and prompt.text.rstrip().endswith(THINK),
-        tool_format=template.tool_format.value if prompt.has_tools else "",
-    )
+    tool_format = prompt.template.tool_format.value if prompt.has_tools else ""
+    response = replace(request.response, thoughts=prompt.thoughts, tool_format=tool_format)
     encoding = replace(request.encoding, mark=prompt.mark)
     return replace(
         request,
@@ -58,18 +61,14 @@ def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionReq
         encoding=encoding,
         response=response,
         usual_max_tokens=MAX_MAX_TOKENS,
-        grammar=_grammar(values, prompt, request.grammar, response),
+        grammar=_grammar(values, prompt, request.grammar),
     )
 
 
-def _grammar(
-    values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource, response: ResponseOptions
-) -> GrammarSource:
-    """Of the answer, behind what the model thinks, unless the prompt has that: templates write its end to have none."""
+def _grammar(values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource) -> GrammarSource:
+    """Of the answer, behind what the model thinks."""
     source = form_of(values, prompt.template.tool_format, asked)
-    if not source.kind or not response.has_thoughts or prompt.text.rstrip().endswith(THINK_END):
-        return source
-    return replace(source, thoughts="have begun" if response.is_thinking else "may come")
+    return replace(source, thoughts=prompt.thoughts) if source.kind else source
 
 
 def write_prompt(values: dict[str, Any], model: ChatModel, max_model_len: int) -> ChatPrompt:

@@ -56,9 +56,7 @@ class ChatChunkWriter(ChunkWriter):
 
 
 def _parser(options: ResponseOptions) -> AnswerParser:
-    return AnswerParser(
-        has_thoughts=options.has_thoughts, is_thinking=options.is_thinking, tool_format=options.tool_format
-    )
+    return AnswerParser(thoughts=options.thoughts, tool_format=options.tool_format)
 
 
 def _fields(part: Part) -> dict[str, Any]:

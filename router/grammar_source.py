@@ -5,10 +5,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from router.chat_answer import CALL, CALL_END, THINK, THINK_END
+from router.chat_answer import CALL, CALL_END, THINK, THINK_END, Thoughts
 
 Kind = Literal["", "json", "regex", "choice", "grammar", "calls"]
-Thoughts = Literal["", "may come", "have begun"]
 
 WHITESPACE = r" {1,2}|\r?\n[ \t]{0,20}"
 """Between the parts of JSON, where a client says nothing else: a model that finds no end would write nothing more."""
@@ -29,7 +28,7 @@ class GrammarSource:
     text: str = ""
     field: str = ""  # of the request
     whitespace: str = WHITESPACE  # in JSON: a regular expression, "" for none
-    thoughts: Thoughts = ""  # of a chat, before the text that has the form
+    thoughts: Thoughts = ""  # before the text that has the form
 
 
 NO_GRAMMAR = GrammarSource()

@@ -13,6 +13,7 @@ from typing import Any
 from common.errors import RequestError
 from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
+from router.chat_answer import Thoughts
 from router.completion_fields import COMPLETION_FIELDS
 from router.grammar_source import NO_GRAMMAR, GrammarSource
 from router.json_rules import shown, wrong
@@ -44,9 +45,8 @@ class ResponseOptions:
     tokens_as_ids: bool  # wherever tokens are named
     num_echoed_logprobs: int = 0  # of each prompt token in `logprobs`, its own and those of the likeliest
     num_prompt_logprobs: int = 0  # of each prompt token in `prompt_logprobs`, the same
-    has_thoughts: bool = False  # of a chat, see `chat_answer`
-    is_thinking: bool = False
-    tool_format: str = ""
+    thoughts: Thoughts = ""  # of a chat, as the next
+    tool_format: str = ""  # see `chat_answer`
 
     @property
     def num_scores(self) -> int:

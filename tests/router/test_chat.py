@@ -284,27 +284,30 @@ def test_whatever_is_sent_is_a_request_or_an_error_and_packed_it_is_the_same(
         assert unpack(read(bytearray(data), ours, 100, Kind.CHAT)) == request
 
 
-@pytest.mark.parametrize("choice", ["auto", "none"])
-def test_how_an_answer_is_taken_apart_follows_from_the_template_and_the_request(
-    ours: Tokenizer, monkeypatch: pytest.MonkeyPatch, choice: str
-) -> None:
-    source = "{% if tools %}<tool_call>{% endif %}</think>{% if add_generation_prompt %}<think>\n{% endif %}"
-    monkeypatch.setattr(ours, "chat_template", ChatTemplate(source, {}))
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    for begins in (True, False):
-        fields = {"messages": [USER], "tools": tools, "tool_choice": choice, "add_generation_prompt": begins, "seed": 1}
-        request = unpack(read(bytearray(json.dumps(fields).encode()), ours, 100, Kind.CHAT))
-        how = request.response
-        assert (how.has_thoughts, how.is_thinking) == (True, begins)
-        assert how.tool_format == ("hermes" if choice == "auto" else "")
-        (prompt,) = request.prompts
-        assert not isinstance(prompt, str)
-        assert ours.decode_all(prompt).startswith("<tool_call>") is (choice == "auto")
-
-
-@pytest.mark.parametrize(
+THOUGHTS = pytest.mark.parametrize(
     ("end", "thoughts"), [("<think>\n", "have begun"), ("Well.", "may come"), ("<think>\n\n</think>\n\n", "")]
 )
+"""By the end of a prompt; with the last one templates say that there are none."""
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+@THOUGHTS
+def test_how_an_answer_is_taken_apart_follows_from_the_template_and_the_request(
+    ours: Tokenizer, monkeypatch: pytest.MonkeyPatch, end: str, thoughts: str, choice: str
+) -> None:
+    source = "{% if tools %}<tool_call>{% endif %}</think>" + end
+    monkeypatch.setattr(ours, "chat_template", ChatTemplate(source, {}))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    fields = {"messages": [USER], "tools": tools, "tool_choice": choice, "seed": 1}
+    request = unpack(read(bytearray(json.dumps(fields).encode()), ours, 100, Kind.CHAT))
+    assert request.response.thoughts == thoughts
+    assert request.response.tool_format == ("hermes" if choice == "auto" else "")
+    (prompt,) = request.prompts
+    assert not isinstance(prompt, str)
+    assert ours.decode_all(prompt).startswith("<tool_call>") is (choice == "auto")
+
+
+@THOUGHTS
 def test_a_form_is_that_of_what_is_said_behind_thoughts(
     ours: Tokenizer, monkeypatch: pytest.MonkeyPatch, end: str, thoughts: str
 ) -> None:

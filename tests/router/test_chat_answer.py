@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
-from router.chat_answer import MAX_CALLS, AnswerParser
+from router.chat_answer import MAX_CALLS, AnswerParser, Thoughts
 from router.chat_responses import ChatChunkWriter, chat_choice_body
 from router.chat_template import ChatTemplate
 from router.detokenizer import TextStream
@@ -25,9 +25,12 @@ LLAMA_F = '{"name": "f", "parameters": {"a": "ü"}}'
 DEEP = "[" * 100_000
 
 
-def options(tool_format: str, *, is_thinking: bool = False) -> ResponseOptions:
+def options(tool_format: str, thoughts: Thoughts = "may come") -> ResponseOptions:
     plain = dict.fromkeys(("stream", "include_usage", "continuous_usage", "token_ids", "tokens_as_ids"), False)
-    return ResponseOptions(**plain, has_thoughts=True, is_thinking=is_thinking, tool_format=tool_format)
+    return ResponseOptions(**plain, thoughts=thoughts, tool_format=tool_format)
+
+
+FORMS = {"thoughts have begun": options("", "have begun"), "no thoughts": options("", "")}
 
 
 def completion() -> Completion:
@@ -61,7 +64,7 @@ def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
 
 
 @pytest.mark.parametrize(
-    ("how", "text", "expected"),
+    ("how", "text", "expected"),  # how: of FORMS, or a way to write calls
     [
         ("", "Hello\n", ("", "Hello\n", [])),
         ("", "<think>\nwhy\n\nso\n</think>\n\nHello", ("why\n\nso", "Hello", [])),
@@ -71,7 +74,8 @@ def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
         ("", "a <think>b</think>", ("", "a <think>b</think>", [])),
         ("", f"<tool_call>{F}</tool_call>", ("", f"<tool_call>{F}</tool_call>", [])),
         ("", F, ("", F, [])),
-        ("thinking", "why\n</think>\n\nHello", ("why", "Hello", [])),
+        ("thoughts have begun", "why\n</think>\n\nHello", ("why", "Hello", [])),
+        ("no thoughts", "<think>why</think>", ("", "<think>why</think>", [])),
         ("hermes", f"<tool_call>\n{F}\n</tool_call>", ("", "", [F_CALL])),
         ("hermes", f"<think>x</think>\n\nI call.\n<tool_call>{F}</tool_call>\n<tool_call>{F}</tool_call>",
          ("x", "I call.", [F_CALL, F_CALL])),
@@ -92,7 +96,7 @@ def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
     ],
 )  # fmt: skip
 def test_whole_or_by_the_character(how: str, text: str, expected: Any) -> None:
-    form = options("" if how == "thinking" else how, is_thinking=how == "thinking")
+    form = FORMS.get(how) or options(how)
     whole = chat_choice_body(text, completion(), form)
     reason = "tool_calls" if expected[2] else "stop"
     assert (told(whole["message"]), whole["finish_reason"]) == (expected, reason)
@@ -125,19 +129,19 @@ PARTS = [
     parts=st.lists(st.sampled_from(PARTS), max_size=12),
     cuts=st.lists(st.integers(0, 200), max_size=8),
     how=st.sampled_from(["", "hermes", "llama"]),
-    is_thinking=st.booleans(),
+    thoughts=st.sampled_from(["", "may come", "have begun"]),
 )
-def test_it_does_not_matter_how_it_is_cut(parts: list[str], cuts: list[int], how: str, is_thinking: bool) -> None:
+def test_it_does_not_matter_how_it_is_cut(parts: list[str], cuts: list[int], how: str, thoughts: Thoughts) -> None:
     text = "".join(parts)
     ends = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[begin:end] for begin, end in pairwise(ends)]
-    form = options(how, is_thinking=is_thinking)
+    form = options(how, thoughts)
     message, _ = streamed(pieces, form)
     assert told(message) == told(chat_choice_body(text, completion(), form)["message"])
 
 
 def test_text_is_shown_as_soon_as_it_is_certain() -> None:
-    parser = AnswerParser(has_thoughts=True, is_thinking=False, tool_format="hermes")
+    parser = AnswerParser(thoughts="may come", tool_format="hermes")
     shown = [parser.feed(piece) for piece in ("<think>", "why", " so", "</think>", "\n\nHe", "llo <", "b")]
     assert [part.thought for part in shown] == ["", "why", " so", "", "", "", ""]
     assert [part.content for part in shown] == ["", "", "", "", "He", "llo ", "<b"]

@@ -17,10 +17,10 @@ from common.errors import RequestError
 from common.grammar.follower import Follower
 from common.grammar.grammars import Grammars
 from common.wire.messages import PrefillRequest
-from router.chat_answer import CALL, AnswerParser, Part, ToolFormat
+from router.chat_answer import CALL, AnswerParser, Part, Thoughts, ToolFormat
 from router.grammar_checks import MAX_KNOWN
 from router.grammar_main import dialect_of, found
-from router.grammar_source import MARKS, NO_GRAMMAR, GrammarSource, Thoughts
+from router.grammar_source import MARKS, NO_GRAMMAR, GrammarSource
 from router.tool_choice import form_of
 from tests.guided import DEMO_MODEL, is_valid
 from tests.router.conftest import Cluster
@@ -207,7 +207,7 @@ def test_a_form_begins_behind_what_a_model_thinks(
     assert not problem
     for seed in range(20):
         text = random_text(grammar, grammars, demo_tokenizer, seed, begin)
-        parser = AnswerParser(has_thoughts=bool(thoughts), is_thinking=thoughts == "have begun", tool_format="")
+        parser = AnswerParser(thoughts=thoughts, tool_format="")
         part = parser.feed(text, is_last=True)
         assert bool(part.thought) == ("Hm" in begin) or not begin, text
         if part.content:  # without end no thoughts
@@ -235,7 +235,7 @@ def answers_of(
     grammar, problem = found(source, model[0], dialect_of(model[0]))
     assert not problem
     texts = [random_text(grammar, *model, seed, begin) for seed in range(12)]
-    parsers = [AnswerParser(has_thoughts=False, is_thinking=False, tool_format=tool_format) for _ in texts]
+    parsers = [AnswerParser(thoughts="", tool_format=tool_format) for _ in texts]
     return [parser.feed(text, is_last=True) for parser, text in zip(parsers, texts, strict=True)]
 
 
