@@ -1,25 +1,39 @@
-"""Who serves, as a table for people: made of the router's GET /health."""
+"""Who serves, as tables for people: made of the router's GET /health."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-from deploy.tables import BLANK, aligned, printable
+from deploy.tables import BLANK, aligned, wrapped
 
-COLUMNS = ("ROLE", "NAME", "DEVICE", "STATE", "LOAD", "KV BLOCKS", "VERSION", "SINCE")
+HEADS = {
+    "prefill": ("PREFILL", "DEVICE", "STATE", "TO COMPUTE", "KV BLOCKS", "SINCE"),
+    "decode": ("DECODE", "DEVICE", "STATE", "SEQUENCES", "KV BLOCKS", "SINCE"),
+    "memory": ("MEMORY", "DEVICE", "WEIGHTS", "LEFT", "KV BLOCKS", "CACHED", "SINCE"),
+}
+DRAINING = "the router is draining: it finishes what it has, and takes nothing new"
 
 
 def fleet_table(health: Mapping[str, Any]) -> str:
-    """A line for each worker and memory server, below what is wrong, and who changed roles lately.
+    """A line for each worker and memory server; below which GPUs and versions they have, what is wrong, and who
+    changed roles lately.
 
     Raises KeyError for another body.
     """
-    rows = [_worker(role, each) for role, members in health["workers"].items() for each in _by_name(members)]
-    rows += map(_memory_server, _by_name(health["memory_servers"]))
-    failed = [path for path in health["kv_paths"] if path["error"]]
-    problems = [f"KV path {path['prefill']} -> {path['decode']}: {path['error']}" for path in failed]
+    rows = {role: [_worker(role, each) for each in _by_name(members)] for role, members in health["workers"].items()}
+    rows["memory"] = [_memory_server(each) for each in _by_name(health["memory_servers"])]
+    tables = [[*aligned([HEADS[role], *of_role]), ""] for role, of_role in rows.items() if of_role]
+    members = _by_name([*chain(*health["workers"].values(), health["memory_servers"])])
     changes = [f"{_span(each['ago_s'])} ago, {each['state']}: {each['reason']}" for each in health["role_changes"]]
-    below = map(printable, [*health["missing"], *problems, *changes])
-    return "\n".join([*aligned([COLUMNS, *rows]), *below])
+    below = [*_gpus(members), *_versions(members), *_problems(health), *changes]
+    return "\n".join(line for part in [*tables, *map(wrapped, below)] for line in part)
+
+
+def _problems(health: Mapping[str, Any]) -> list[str]:
+    """What is missing names the paths that failed."""
+    failed = [path for path in health["kv_paths"] if path["error"]]
+    paths = [f"the KV path from {path['prefill']} to {path['decode']} failed: {path['error']}" for path in failed]
+    return [*([DRAINING] if health["status"] == "draining" else []), *(health["missing"] or paths)]
 
 
 def _by_name(members: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -30,26 +44,44 @@ def _worker(role: str, worker: Mapping[str, Any]) -> tuple[str, ...]:
     standby = worker["standby"]
     state = "leaving" if worker["draining"] else "standby" if standby and standby["in_reserve"] else "serving"
     if role == "prefill":
-        load = f"{worker['outstanding_prompt_tokens']:,} tokens to compute"
+        load = f"{worker['outstanding_prompt_tokens']:,} tokens"
     else:
-        load = f"{worker['assigned_sequences']} of {worker['most_sequences']} sequences"
-    used = BLANK if worker["used_blocks"] is None else f"{worker['used_blocks']:,} in use"
-    return role, worker["id"], _device(worker), state, load, used, worker["version"], _span(worker["since_s"])
+        load = f"{worker['assigned_sequences']} of {worker['most_sequences']}"
+    used = BLANK if worker["used_blocks"] is None else f"{worker['used_blocks']:,}"
+    return worker["id"], _device(worker)[0], state, load, used, _span(worker["since_s"])
 
 
 def _memory_server(server: Mapping[str, Any]) -> tuple[str, ...]:
-    load, blocks = BLANK, BLANK
-    if server["blocks"] is not None:
-        load = f"{server['weights_bytes'] / 1e9:.2f} GB of weights, {server['free_bytes'] / 1e9:.1f} GB left"
-        used = server["blocks"] - server["free_blocks"]
-        blocks = f"{used:,} of {server['blocks']:,} in use, {server['cached_blocks']:,} cached"
-    return "memory", server["id"], _device(server), "serving", load, blocks, server["version"], _span(server["since_s"])
+    told = (BLANK,) * 4
+    if (blocks := server["blocks"]) is not None:
+        sizes = f"{server['weights_bytes'] / 1e9:.2f} GB", f"{server['free_bytes'] / 1e9:.1f} GB"
+        told = *sizes, f"{blocks - server['free_blocks']:,} of {blocks:,}", f"{server['cached_blocks']:,}"
+    return server["id"], _device(server)[0], *told, _span(server["since_s"])
 
 
-def _device(member: Mapping[str, Any]) -> str:
-    """Without the UUID of a GPU, which is its last word."""
-    words = member["device"].split()
-    return " ".join(words[:-1]) if len(words) > 1 else member["device"]
+def _gpus(members: Iterable[Mapping[str, Any]]) -> list[str]:
+    devices = sorted(_device(each) for each in members)
+    return [f"{name}: {', '.join(ids)}" for name, ids in _listed((name, id_) for id_, name in devices if name)]
+
+
+def _versions(members: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Of all, or of each where they differ."""
+    found = _listed((each["version"], each["id"]) for each in members)
+    return [f"version {version}" + (f": {', '.join(ids)}" if len(found) > 1 else "") for version, ids in found]
+
+
+def _listed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """What goes with each first one, all of them once."""
+    found: dict[str, dict[str, None]] = {}
+    for first, second in pairs:
+        found.setdefault(first, {})[second] = None
+    return [(first, [*seconds]) for first, seconds in found.items()]
+
+
+def _device(member: Mapping[str, Any]) -> tuple[str, str]:
+    """Which, and what a GPU is called, without its UUID, which comes last."""
+    device, _, rest = member["device"].partition(" ")
+    return device, rest.rpartition(" ")[0]
 
 
 def _span(seconds: float) -> str:

@@ -1,8 +1,11 @@
 """Tables for people, in a terminal."""
 
+import textwrap
 from collections.abc import Sequence
 
 BLANK = "-"
+WIDTH = 80
+"""Of a terminal."""
 
 
 def printable(text: str) -> str:
@@ -18,3 +21,8 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """Prose in lines of a terminal, the second one and those behind it indented."""
+    return textwrap.wrap(printable(text), WIDTH, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)

@@ -1,12 +1,11 @@
 """The way of one request through the processes, as a trace has it."""
 
-import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from common.errors import ConfigError
 from common.trace_events import DEVICE, LOOP
-from deploy.tables import aligned, printable
+from deploy.tables import aligned, wrapped
 from deploy.trace_merge import process_names
 from deploy.trace_parts import Part, Recording, Slice
 from deploy.trace_summary import requests
@@ -15,8 +14,6 @@ HIDDEN = ("request", "requests", "request_id")
 """Of the arguments of a slice: who it is of is known."""
 MAX_TOLD = 8
 """Completions of which the way is told at once."""
-WIDTH = 80
-"""Of a terminal."""
 
 
 class _Stop(NamedTuple):
@@ -78,7 +75,7 @@ def _way(parts: list[Part], request_id: str) -> str:
         if stop.at.name == "request":  # as a whole: too much for a row
             facts, told = told, ""
         rows.append((_ms(stop.at.ts - begin), _ms(stop.at.dur), stop.process, times, told))
-    return "\n".join([request_id, *_wrapped(printable(facts)), *aligned(rows)])
+    return "\n".join([request_id, *wrapped(facts, indent="  "), *aligned(rows)])
 
 
 def _decode_steps(name: str, part: Part, request_id: str) -> Iterator[_Stop]:
@@ -94,10 +91,6 @@ def _decode_steps(name: str, part: Part, request_id: str) -> Iterator[_Stop]:
     if between:
         whole = Slice(between[0].ts, between[-1].end - between[0].ts, first.track, "steps", {})
         yield _Stop(whole, name, len(between))
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _told(args: dict[str, Any]) -> str:
