@@ -76,7 +76,10 @@ def _passing(first: Completion, route: Route, queue: WaitingQueue, pool: WorkerP
 
 
 def _ahead(queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | None:
-    for completion in queue.shortest(MAX_TRIED):
+    shortest = queue.shortest(MAX_TRIED)
+    if not shortest or not pool.may_overtake(shortest[0].demand()):
+        return None
+    for completion in shortest:
         if (route := pool.choose(completion.demand(), overtakes=True)) is not None:
             return completion, route
     return None

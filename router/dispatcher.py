@@ -188,22 +188,22 @@ class Dispatcher:
         self.pump()
 
     def pump(self) -> None:
-        """Start what is queued while some pair of workers has room for it; many in several turns of the loop."""
-        if self._pumps_later:
-            return
+        """Start what is queued, once for all that happens in a turn of the event loop: there may be much to look at."""
+        if not self._pumps_later:
+            self._pumps_later = True
+            self._defer(self._start_some)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _start_some(self) -> None:
+        """While some pair of workers has room for it; many in several turns of the loop."""
+        self._pumps_later = False
         num_left = MAX_AT_ONCE
         for completion, route in islice(starts(self._queue, self._pool), MAX_AT_ONCE):
             self._start(completion, route)
             num_left -= 1
         if num_left == 0:
-            self._pumps_later = True
-            self._defer(self._pump_rest)
-
-    # --- inside ---------------------------------------------------------------------------------
-
-    def _pump_rest(self) -> None:
-        self._pumps_later = False
-        self.pump()
+            self.pump()
 
     def _act_on(self, completion: Completion, act: Callable[..., None], *args: object) -> None:
         """Do something to one of several completions: a bug that it meets ends that one, and the others go on."""

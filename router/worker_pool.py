@@ -179,9 +179,12 @@ class WorkerPool:
         has_room = self._has_room_ahead if overtakes else self._has_room
         prefills, decodes, alone = self._who_may(demand)
         costs, route = Costs(demand, self.prefixes, self._paths, self), None
+        with_room, alone_with_room = ([w for w in workers if has_room(w, demand)] for workers in (prefills, alone))
+        if not (with_room or alone_with_room):  # as mostly in an overload, in which this is asked again and again
+            return own_route((*decodes, *alone), demand, costs, None)
         num_decodes = sum(worker.ready.role is Role.DECODE for worker in self)
-        pairing = Pairing([w for w in prefills if has_room(w, demand)], num_decodes, self._paths, demand, costs)
-        pair, num_pairs = pairing.best(decodes, (worker for worker in alone if has_room(worker, demand)))
+        pairing = Pairing(with_room, num_decodes, self._paths, demand, costs)
+        pair, num_pairs = pairing.best(decodes, alone_with_room)
         if pair is not None:
             prefill, decode = pair
             num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
@@ -189,6 +192,10 @@ class WorkerPool:
             least = min(costs.prompt(worker).num_computed for worker in (*prefills, *alone))  # with room or not
             route = Route(prefill, decode, num_blocks, overtakes, cost, num_pairs, holder, cost.num_computed - least)
         return own_route((*decodes, *alone), demand, costs, route) or route
+
+    def may_overtake(self, shortest: Demand) -> bool:
+        """Whether a prompt may be sent anywhere ahead of its turn; where the shortest may not, no other one may."""
+        return any(worker.ready.short_prompt_tokens or self._has_room_ahead(worker, shortest) for worker in self)
 
     @property
     def has_choice(self) -> bool:

@@ -12,6 +12,7 @@ from common.wire.messages import Role, TokenBatch
 from common.wire.packing import pack_ids, unpack_ids
 from router.member import Member
 from router.request_state import Delivery, Mailbox, State
+from router.route import Demand, Route
 from tests.messages import worker_ready
 from tests.router.bench import EOS, LENGTH, STOP, Bench, Result, result_of
 
@@ -294,19 +295,34 @@ def test_many_at_once_take_several_turns_of_the_loop(monkeypatch: pytest.MonkeyP
     bench.dispatcher._defer = later.append
     completions = [bench.submit(num_prompt_tokens=1) for _ in range(8)]
     bench.join("d0", Role.DECODE)
-    assert len(bench.requests()) == 3
-    bench.dispatcher.pump()  # whatever else calls for it
-    assert (len(bench.requests()), len(later)) == (3, 1)
-    for num_started in (6, 8):
+    assert (len(bench.requests()), len(later)) == (0, 1), "whatever calls for it, and however often"
+    for num_started in (3, 6, 8):
         later.pop()()
         assert len(bench.requests()) == num_started
+    assert later == []
     bench.dispatcher.abort(*completions)
     for num_left in (5, 2, 0):
         assert bench.dispatcher.num_active == num_left
-        if num_left:
-            later.pop()()
+        later.pop()()
     assert later == []
     bench.assert_idle()
+
+
+def test_where_nobody_has_room_no_pair_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(num_prefill=3, num_decode=3)
+    for _ in range(30):
+        bench.submit(num_prompt_tokens=90)
+    assert bench.dispatcher.queue_sizes()[0] > 10
+    demands, choose = list[Demand](), bench.pool.choose
+
+    def counted(demand: Demand) -> Route | None:
+        demands.append(demand)
+        return choose(demand)
+
+    monkeypatch.setattr("router.worker_pool.Pairing", lambda *_: pytest.fail("there is none"))
+    monkeypatch.setattr(bench.pool, "choose", counted)
+    bench.dispatcher.pump()
+    assert len(demands) == 2, "whose turn it is, and who asks for nothing but a place"
 
 
 async def test_a_mailbox_loses_nothing_whoever_comes_first() -> None:

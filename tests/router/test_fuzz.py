@@ -33,6 +33,7 @@ class Rig:
     def __init__(self, model_dir: Path, model: FakeModel) -> None:
         net, limits = NetSection(router_endpoint=free_endpoint()), RouterSection(port=0)
         self.service = Service(Config(model=ModelSection(path=str(model_dir)), net=net, router=limits))
+        self.service.dispatcher._defer = lambda act: act()  # there is no event loop
         self.model = model
 
     def hear(self, connection: bytes, message: Message) -> None:
