@@ -167,7 +167,7 @@ class LocalPrompts:
             return None
         if scores is not None:
             self._messages += scores.messages(*self.worker, *prompt.key)
-        self.prefixes.computed(prompt, prompt.num_scheduled_tokens, self._waiting)
+        self.prefixes.computed([(prompt, prompt.num_scheduled_tokens)], self._waiting)
         return None if token is None else (self._complete(prompt), token)
 
     def note_chunk(self, num_tokens: int, seconds: float) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from common.config import PrefillSection
 from common.kv.blocks import Allocator
 from common.kv.tables import held_by, tables_of
+from common.serving.inquiry import Key
 from common.serving.prompt_order import PromptOrder
 from common.serving.prompt_prefixes import PromptPrefixes
 from prefill_worker.sequence import PromptSequence
@@ -66,6 +67,7 @@ class PromptScheduler:
         self.running: list[PromptSequence] = []  # admitted, tokens left to schedule
         self.ending: list[PromptSequence] = []  # all tokens launched, the first output awaited
         self.lingering: list[PromptSequence] = []  # removed, blocks still written by steps in flight
+        self._of_request: dict[str, list[PromptSequence]] = {}  # of those that are not: attempts, one as a rule
 
     def objection(self, sequence: PromptSequence) -> str:
         """Why it can never be computed here, however idle the worker is; empty when it can."""
@@ -76,6 +78,12 @@ class PromptScheduler:
 
     def add(self, sequence: PromptSequence) -> None:
         self.waiting.append(sequence)
+        self._of_request.setdefault(sequence.request_id, []).append(sequence)
+
+    def has(self, key: Key) -> bool:
+        """Whether that attempt is owned."""
+        request_id, attempt = key
+        return any(sequence.attempt == attempt for sequence in self._of_request.get(request_id, ()))
 
     def schedule(self) -> list[Chunk]:
         """The next step; empty when nothing can run. Who waits for a mask waits for its first step, too."""
@@ -109,7 +117,7 @@ class PromptScheduler:
         They are in the order of groups and of places.
         """
         self.ending.remove(sequence)
-        self.prefixes.forget(sequence)
+        self._forget(sequence)
         tables, sequence.tables = sequence.tables, ()
         for table in tables:
             self.allocator.free(table.trim(len(sequence.token_ids) + 1))
@@ -117,11 +125,11 @@ class PromptScheduler:
 
     def remove(self, request_id: str, attempt: int) -> bool:
         """Forget every attempt up to `attempt`; blocks follow when no step writes them. False when there was none."""
-        gone = [s for s in self.sequences() if s.request_id == request_id and s.attempt <= attempt]
+        gone = [s for s in self._of_request.get(request_id, ()) if s.attempt <= attempt]
         for sequence in gone:
             owner = next(owner for owner in (self.ending, self.running, self.waiting) if sequence in owner)
             owner.remove(sequence)
-            self.prefixes.forget(sequence)
+            self._forget(sequence)
             sequence.ended = True
             if sequence.num_in_flight:
                 self.lingering.append(sequence)
@@ -154,6 +162,14 @@ class PromptScheduler:
         """Block ids of every owner."""
         owners = [*self.sequences(), *self.lingering]
         return [[*held_by(sequence.tables), *sequence.beginning.found] for sequence in owners]
+
+    def _forget(self, sequence: PromptSequence) -> None:
+        """It is owned no more."""
+        self.prefixes.forget(sequence)
+        attempts = self._of_request[sequence.request_id]
+        attempts.remove(sequence)
+        if not attempts:
+            del self._of_request[sequence.request_id]
 
     def _free(self, sequence: PromptSequence) -> None:
         tables, sequence.tables = sequence.tables, ()

@@ -265,8 +265,7 @@ class PrefillWorker:
             for sequence, scores in step.scored():
                 for message in scores.messages(self.worker_id, self.epoch, *sequence.key):
                     self.link.send(message)
-            for sequence, num_tokens in step.reached():
-                self.prefixes.computed(sequence, num_tokens, self.scheduler.waiting)
+            self.prefixes.computed(step.reached(), self.scheduler.waiting)
             self.emit([(sequence, token, False) for sequence, token in ended if not self.guides.holds(sequence, token)])
             for sequence, num_tokens in step.unfinished():
                 if sequence.may_go_on:
@@ -279,7 +278,7 @@ class PrefillWorker:
             case Abort():
                 self.scheduler.remove(message.request_id, message.attempt)
             case Inquiry():
-                self.link.send(answer(message, self.worker_id, self.epoch, self._has))
+                self.link.send(answer(message, self.worker_id, self.epoch, self.scheduler.has))
             case DecodePeer():
                 self.targets.join(message)
             case PeerGone():
@@ -303,7 +302,7 @@ class PrefillWorker:
 
     def _accept(self, request: PrefillRequest) -> None:
         sequence = PromptSequence.of(request)
-        if self._has(sequence.key):
+        if self.scheduler.has(sequence.key):
             self.link.spoke.refuse(request, f"attempt {request.attempt} of {request.request_id} is here already")
         elif self.drain.asked:
             self._fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
@@ -319,9 +318,6 @@ class PrefillWorker:
     def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
         logger.warning("[%s #%d] %s", *key, message)
         self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
-
-    def _has(self, key: Key) -> bool:
-        return any(sequence.key == key for sequence in self.scheduler.sequences())
 
     def _owns_something(self) -> bool:
         return bool(self.scheduler.sequences()) or self.delivery.is_sending()

@@ -175,22 +175,12 @@ class PromptPrefixes(Generic[AnyPrompt]):
         prompt.beginning.found = []
         self._compute_next(prompt)
 
-    def computed(self, prompt: AnyPrompt, num_tokens: int, waiting: Iterable[AnyPrompt]) -> None:
-        """A step is over behind which so many tokens are: full blocks are sealed, and those that wait look again."""
-        beginning = prompt.beginning
-        begin, end = beginning.num_sealed, min(num_tokens // self.block_size, len(beginning.digests))
-        if begin >= end:
-            return
-        self._compute_no_more(prompt)
-        sealed = beginning.digests[begin:end]
-        self.magazine.seal(prompt.tables[0].block_ids[begin:end], sealed)
-        beginning.num_sealed = end
-        self._compute_next(prompt)
-        for other in waiting:
-            if other.beginning.digests[begin : begin + 1] != sealed[:1]:
-                continue
-            if other.key in self.asked:
-                other.beginning.asks_again = True  # the answer that is on its way may not know
+    def computed(self, reached: Iterable[tuple[AnyPrompt, int]], waiting: Iterable[AnyPrompt]) -> None:
+        """A step is over behind which so many tokens of each are: full blocks are sealed, and who waits looks again."""
+        sealed = {digest for prompt, num_tokens in reached for digest in self._seal(prompt, num_tokens)}
+        for other in waiting if sealed else ():
+            if other.key in self.asked:  # the answer that is on its way may not know
+                other.beginning.asks_again |= not sealed.isdisjoint(other.beginning.digests)
             elif other.beginning.next_digest in sealed:
                 self.ask(other)
 
@@ -220,6 +210,19 @@ class PromptPrefixes(Generic[AnyPrompt]):
         """Behind what was found of it."""
         prompt.beginning.num_sealed = len(prompt.beginning.found)
         prompt.num_scheduled_tokens = prompt.beginning.num_sealed * self.block_size
+
+    def _seal(self, prompt: AnyPrompt, num_tokens: int) -> Sequence[bytes]:
+        """Full blocks of its first tokens, but those that are; returns their digests."""
+        beginning = prompt.beginning
+        begin, end = beginning.num_sealed, min(num_tokens // self.block_size, len(beginning.digests))
+        if begin >= end:
+            return ()
+        self._compute_no_more(prompt)
+        sealed = beginning.digests[begin:end]
+        self.magazine.seal(prompt.tables[0].block_ids[begin:end], sealed)
+        beginning.num_sealed = end
+        self._compute_next(prompt)
+        return sealed
 
     def _compute_next(self, prompt: AnyPrompt) -> None:
         if digest := prompt.beginning.next_digest:

@@ -71,13 +71,16 @@ class World(House):
             return
         chunks = self.in_flight.popleft()
         self.scheduler.collected([chunk.sequence for chunk in chunks])
-        for sequence in [chunk.sequence for chunk in chunks if not chunk.sequence.ended]:
-            num_tokens = sequence.num_scheduled_tokens - sum(
-                chunk.num_tokens for step in self.in_flight for chunk in step if chunk.sequence is sequence
-            )
-            self.prefixes.computed(sequence, num_tokens, self.scheduler.waiting)
+        reached = [(each, self.num_computed(each)) for each in (chunk.sequence for chunk in chunks) if not each.ended]
+        self.prefixes.computed(reached, self.scheduler.waiting)
+        for sequence, num_tokens in reached:
             if num_tokens == len(sequence.token_ids):
                 self.magazine.free(self.scheduler.take(sequence))
+
+    def num_computed(self, sequence: PromptSequence) -> int:
+        """Tokens that no step in flight computes."""
+        launched = (chunk for step in self.in_flight for chunk in step if chunk.sequence is sequence)
+        return sequence.num_scheduled_tokens - sum(chunk.num_tokens for chunk in launched)
 
     def remove(self, place: int) -> None:
         if sequences := self.scheduler.sequences():

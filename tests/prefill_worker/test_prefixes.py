@@ -101,10 +101,10 @@ class House:
                 break
         pieces = [(chunk.sequence.request_id, chunk.num_tokens) for chunk in chunks]
         self.scheduler.launched(chunks)
-        self.scheduler.collected([chunk.sequence for chunk in chunks])
-        for chunk in chunks:
-            sequence = chunk.sequence
-            self.prefixes.computed(sequence, sequence.num_scheduled_tokens, self.scheduler.waiting)
+        sequences = [chunk.sequence for chunk in chunks]
+        self.scheduler.collected(sequences)
+        self.prefixes.computed([(each, each.num_scheduled_tokens) for each in sequences], self.scheduler.waiting)
+        for sequence in sequences:
             if sequence in self.scheduler.ending:
                 assert sequence.beginning.num_sealed == len(sequence.token_ids) // BLOCK
                 self.magazine.free(self.scheduler.take(sequence))
@@ -173,10 +173,25 @@ def test_an_answer_that_was_on_its_way_while_blocks_were_sealed_is_asked_for_aga
     answers = [answer for message in house.said for answer in house.pools.heed(US, cast(OfBlocks, message))]
     house.said.clear()
     house.scheduler.collected([first, first])
-    house.prefixes.computed(first, 50, house.scheduler.waiting)
+    house.prefixes.computed([(first, 50)], house.scheduler.waiting)
     house.hear(answers)
     house.magazine.free(house.scheduler.take(first))
     assert house.step() == [("second", 2)]
+    house.all_done()
+
+
+def test_those_that_wait_are_looked_at_once_a_step() -> None:
+    house = House()
+    step = [house.add(name, range(base, base + 8)) for base, name in ((0, "a"), (100, "b"), (200, "c"))]
+    house.exchange()
+    house.scheduler.launched(house.scheduler.schedule())
+    alike = [house.add(f"{first.request_id} too", [*first.token_ids, 1]) for first in step]
+    house.exchange()
+    house.scheduler.collected(step)
+    house.prefixes.computed([(each, 8) for each in step], iter(house.scheduler.waiting))
+    assert house.prefixes.asked.keys() == {each.key for each in alike}
+    for each in step:
+        house.magazine.free(house.scheduler.take(each))
     house.all_done()
 
 

@@ -152,6 +152,16 @@ def test_removing_frees_blocks_wherever_the_prompt_is() -> None:
     scheduler.allocator.check([])
 
 
+def test_one_prompt_is_found_without_a_look_at_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make()
+    for name in "abc":
+        scheduler.add(prompt(name, 20))
+    monkeypatch.setattr(scheduler, "sequences", lambda: pytest.fail("there may be thousands"))
+    assert [scheduler.has((name, attempt)) for name, attempt in (("b", 0), ("b", 1), ("d", 0))] == [True, False, False]
+    assert scheduler.remove("b", 0) and not scheduler.remove("b", 0) and not scheduler.has(("b", 0))
+    assert plan(scheduler) == [("a", 20), ("c", 20)] and not any(scheduler.has((name, 0)) for name in "abc")
+
+
 def test_an_abort_of_an_older_attempt_leaves_the_newer_one() -> None:
     scheduler = make()
     newer = prompt("a", 10)
