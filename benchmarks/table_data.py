@@ -129,7 +129,7 @@ def beside_vllm(rows: Sequence[Row]) -> TableData:
     lines = by_load(LOADS, SERVING.values(), rows, ONE_GPU, "baton", VLLM)
     start = newest(rows, ONE_GPU, "baton", "start,", "ready", beside=VLLM)
     lines += present([("ready from a cold start", [start, *[None] * (len(SERVING) - 1)])])
-    return TableData("one H200, Baton · vLLM 0.26.0", "load (input/output tokens)", list(SERVING), lines)
+    return TableData("one H200, Baton · vLLM 0.32.0", "load (input/output tokens)", list(SERVING), lines)
 
 
 def one_long(rows: Sequence[Row]) -> TableData:
@@ -229,11 +229,10 @@ def sharing(rows: Sequence[Row]) -> TableData:
 TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "beside-vllm": beside_vllm,
     "one-gpu": partial(serving, ONE_GPU, "baton", "one H200, a worker of each kind on it"),
-    "pinned": partial(serving, ONE_GPU, "baton on torch 2.13.0", "one H200, torch 2.13.0 and Triton 3.7.1"),
     "two-gpus": partial(serving, TWO_GPUS, "baton 1P1D", "two H200s, a worker on each"),
     "two-gpus-shared": partial(serving, TWO_GPUS, "baton 2P2D", "two H200s, a worker of each kind on both"),
     "reuse": partial(reuse, ONE_GPU, "baton", "", "one H200, a worker of each kind on it"),
-    "reuse-beside-vllm": partial(reuse, ONE_GPU, "baton", VLLM, "one H200, Baton · vLLM 0.26.0"),
+    "reuse-beside-vllm": partial(reuse, ONE_GPU, "baton", VLLM, "one H200, Baton · vLLM 0.32.0"),
     "reuse-two-gpus": partial(reuse, TWO_GPUS, "baton 2P2D", "", "two H200s, a worker of each kind on both"),
     "moved": moved,
     "host-tier": host_tier,
