@@ -190,7 +190,8 @@ class PrefillWorker:
     def tend(self) -> None:
         """See that blocks of the shared pool are at hand for the next step's prompts; without its owner, leave."""
         shared = self.engine.shared
-        shared.tend(level=self.blocks_a_step, floor=self.engine.pool.layout.nothing)
+        nothing, is_busy = self.engine.pool.layout.nothing, len(self.in_flight) == MAX_IN_FLIGHT
+        shared.tend(level=self.blocks_a_step, floor=nothing, is_busy=is_busy)
         if problem := shared.take_problem():
             self.poller.unregister(shared)
             self.drain.ask(problem, at_once=shared.is_tainted)

@@ -23,6 +23,7 @@ class LonePool:
         self.magazine = allocator
         self.offered: list[KVOffer] = []
         self.arriving: list[OfPrompt] = []
+        self.is_busy = False  # as it was last told
         self._descriptor = os.eventfd(0)  # at which nothing ever arrives
 
     @property
@@ -48,8 +49,8 @@ class LonePool:
         self.offered.append(KVOffer(*target, *key, tokens, num_outputs, sampling, ids, generations, 0, *chain))
         return True
 
-    def tend(self, level: int, floor: int) -> None:
-        pass
+    def tend(self, level: int, floor: int, *, is_busy: bool = False) -> None:
+        self.is_busy = is_busy
 
     def take_problem(self) -> str:
         return ""

@@ -37,7 +37,7 @@ from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape, are_enough, minus, shown
 
 LACKING_S = 1.0
-"""How long what somebody lacked is kept for him."""
+"""How long what somebody lacked is kept for him, who might have said so again."""
 PATIENCE_S = 0.1
 """For others to give back what they have at hand, before a sequence has to go."""
 
@@ -196,18 +196,21 @@ class Magazine:
         """The server is gone: what is here is all there will be."""
         self._is_lost = True
 
-    def tend(self, level: Counts, floor: Counts) -> None:
+    def tend(self, level: Counts, floor: Counts, *, is_busy: bool = False) -> None:
         """Ask for what is lacking, and give back what is too much; call once a turn.
 
         Args:
             level: blocks to have at hand.
             floor: blocks to have at hand although others wait for some.
+            is_busy: who lacked some could not say so again, which may take as long as a step.
         """
         if self._is_lost:
             return
         self._say_unread()
         now_s, at_hand = self._clock(), self.num_free
-        if now_s - self._lacking_s > LACKING_S:
+        if is_busy:
+            self._lacking_s = now_s
+        elif now_s - self._lacking_s > LACKING_S:
             self._lacking = self.shape.layout.nothing
         self._is_said = False
         is_complete = are_enough(at_hand, self._lacking)  # what is lacking waits to be used

@@ -80,10 +80,10 @@ class SharedPool:
                     prompts.append(message)
         return prompts
 
-    def tend(self, level: Counts, floor: Counts) -> None:
+    def tend(self, level: Counts, floor: Counts, *, is_busy: bool = False) -> None:
         """See to blocks at hand, as `Magazine.tend` has it, and to the server's being there; call after `receive`."""
         self._say_accepted()
-        self.magazine.tend(level, floor)
+        self.magazine.tend(level, floor, is_busy=is_busy)
         if self._pulse.asks():
             self._send(MemoryKnock())
         if silence := self._pulse.silence:

@@ -236,6 +236,22 @@ def test_a_block_to_grow_into_never_waits_for_a_prompt() -> None:
     assert said[-1] == BlocksWanted((9,))
 
 
+def test_what_somebody_lacked_is_kept_while_he_could_not_say_so_again() -> None:
+    now_s, said = 0.0, list[MemoryMessage]()
+    magazine = Magazine(ONE, said.append, clock=lambda: now_s)
+    assert not magazine.fetch((9,))
+    for turn in range(3):
+        magazine.tend((0,), (0,), is_busy=True)
+        if not turn:
+            magazine.leased(BlocksLeased(pack_ids(range(1, 10)), pack_ids([1] * 9)))
+        now_s += 2 * LACKING_S
+    assert magazine.fetch((9,)) and said == [BlocksWanted((9,))]
+    for _ in range(2):
+        magazine.tend((0,), (0,))
+        now_s += 2 * LACKING_S
+    assert magazine.num_free == (0,), "and no longer"
+
+
 def test_who_lacks_more_than_a_moment_ago_is_heard_at_once() -> None:
     """As one does with every sequence that was admitted meanwhile, which needs a block to grow."""
     said = list[MemoryMessage]()

@@ -352,6 +352,17 @@ def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
     assert InquiryReply("p", 1, names, pack_ids([0, 0, 0, 1, 0]), bytes([0, 0, 1, 0, 0])) in rig.said
 
 
+def test_nobody_can_say_that_he_lacks_blocks_while_two_steps_are_in_flight(rig: Rig) -> None:
+    rig.ask("p", 128)
+    rig.turn_until(lambda: len(rig.steps) == 2)
+    rig.worker.tend()
+    assert rig.pool.is_busy
+    rig.steps[0].over = True
+    rig.turn_until(lambda: len(rig.worker.in_flight) == 1)
+    rig.worker.tend()
+    assert not rig.pool.is_busy
+
+
 def test_the_token_of_a_prompt_aborted_in_flight_is_dropped_and_its_blocks_are_free(rig: Rig) -> None:
     rig.ask("a", 30)
     rig.ask("b", 30)

@@ -103,7 +103,7 @@ class SharedPoolSimulation:
             worker.step = chunks
             worker.step_ends_s = self.now_s + STEP_S + TOKEN_S * sum(chunk.num_tokens for chunk in chunks)
             worker.scheduler.launched(chunks)
-        worker.magazine.tend((SECTION.max_batch_tokens // BLOCK_SIZE,), (0,))
+        worker.magazine.tend((SECTION.max_batch_tokens // BLOCK_SIZE,), (0,), is_busy=bool(worker.step))
         while worker.said:
             match worker.said.popleft():
                 case BlocksWanted() as wanted:

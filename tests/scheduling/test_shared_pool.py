@@ -5,7 +5,7 @@ import pytest
 from common.memory.pool import Pool
 from common.serving.prompt_order import PromptOrder
 from tests.scheduling.shared_pool import Asked, SharedPoolSimulation
-from tests.scheduling.simulation import FULL_STEP_S, percentile
+from tests.scheduling.simulation import FULL_STEP_S, TOKEN_S, percentile
 
 LONG = Asked(2.0, 100_000, 5.0, worker=0)
 LOAD = [
@@ -32,3 +32,10 @@ def test_short_prompts_pass_a_long_one_that_waits_for_blocks(worker: int, monkey
     assert percentile(short_by_turn, 50) > 1.0, "the load shows nothing"
     assert percentile(short, 90) <= 3 * FULL_STEP_S
     assert long_s <= 1.5 * long_by_turn_s
+
+
+def test_what_a_prompt_lacked_is_kept_for_it_while_a_step_takes_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.scheduling.shared_pool.TOKEN_S", 10 * TOKEN_S)
+    long, shorter = Asked(0.0, 200_000, 1.0, worker=0), Asked(2.0, 26_000, 1.0, worker=0)
+    long_s, shorter_s = SharedPoolSimulation(1, 20_000).run([long, shorter])
+    assert shorter_s < long_s / 2, "it overtakes"
