@@ -108,9 +108,9 @@ class RouterLink:
         if self.router_epoch is None:
             self._complain()
         if self.again.is_set():
-            self.again.clear()
             logger.info("the router does not know this worker, registering again")
             self.spoke.send(self.ready)
+            self.again.clear()
         for message in self.spoke.receive():
             match message:
                 case Welcome():
@@ -174,9 +174,10 @@ class RouterLink:
         identity = connection_of(self.ready.worker_id, self.ready.epoch) + BEAT_SUFFIX
         spoke = Spoke(context, net, self.endpoint, identity, keep_last=True)
         while not self.stop.wait(net.heartbeat_s):
-            spoke.send(self._heartbeat())
             if Reregister in {type(message) for message in spoke.receive()}:
                 self.again.set()
+            if not self.again.is_set():  # it would be asked to register once more
+                spoke.send(self._heartbeat())
         spoke.close()
 
     def _heartbeat(self) -> Heartbeat:

@@ -56,6 +56,7 @@ def test_after_an_outage_of_the_router_a_worker_registers_when_asked_and_says_on
     begin = num_beats
     while num_beats < begin + 30:  # that nobody hears
         assert beat.is_alive()
+        list(link.receive())
         time.sleep(0.01)
     second = Hub(context, net, net.router_endpoint)
     assert serve(second, link)[0] > begin + 28, "the last of them, and those since"
@@ -76,7 +77,8 @@ def serve(hub: Hub, link: RouterLink) -> list[int]:
                 hub.send(identity, Welcome(1))
             elif isinstance(message, Heartbeat):
                 beats.append(message.num_waiting)
-                hub.send(identity, Reregister(1))
+                if not is_registered:
+                    hub.send(identity, Reregister(1))
         list(link.receive())
     return beats
 
@@ -118,6 +120,23 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
     yield desk
     desk.close()
+
+
+def test_a_worker_that_is_not_known_registers_once(desk: Desk) -> None:
+    num_ready, num_beats, deadline_s = 0, 0, time.monotonic() + 60.0
+    while num_beats < 4:
+        assert time.monotonic() < deadline_s, "nobody registers"
+        desk.hub.socket.poll(10)
+        for identity, message in desk.hub.receive():
+            if isinstance(message, WorkerReady):
+                num_ready += 1
+                desk.hub.send(identity, Welcome(2))
+            elif num_ready:
+                num_beats += 1
+            else:
+                desk.hub.send(identity, Reregister(2))
+        list(desk.link.receive())
+    assert num_ready == 1
 
 
 def test_a_leaving_worker_is_needed_until_the_router_says_that_nothing_is_bound_to_it(desk: Desk) -> None:
