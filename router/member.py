@@ -1,5 +1,6 @@
 """A worker as the router knows it: what it said of itself, and what was assigned to it."""
 
+import math
 from dataclasses import dataclass, field
 
 from common.wire.kv_layout import Counts
@@ -27,6 +28,7 @@ class Member:
     joined_s: float = 0.0
     beat: Heartbeat | None = None
     draining: bool = False
+    asked_to_leave_s: float = -math.inf  # last
     replaced: bool = False  # by another of its id, while it lived
     num_unproven: int = 0  # sequences whose prompt or decode it is to compute, and that have not got on
     has_trial: bool = False  # of the only one of those: nothing may join it

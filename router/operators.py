@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 REASON = "an operator asked for it (baton drain)"
 ASK_AGAIN_S = 10.0
-"""A memory server that does not say that it leaves, in case it has not heard of it."""
+"""Who does not say that it leaves, in case it has not heard of it."""
 
 
 class Operators:
@@ -62,8 +62,7 @@ class Operators:
         """Have who is named leave, unless it does, and say how many requests need it."""
         if (worker := self._pool.find(wanted.name)) is not None:
             if wanted.incarnation in (0, worker.epoch) and not worker.draining:
-                logger.info("%s is asked to leave: %s", worker, REASON)
-                self._send(worker.connection, Leave(REASON))
+                self._dismiss(worker)
             num_requests = len(self._dispatcher.needing(worker))
             self._send(identity, DrainAnswer(wanted.name, worker.epoch, num_requests))
         elif (server := self._memory_servers.find(wanted.name)) is not None:
@@ -73,12 +72,12 @@ class Operators:
         else:
             self._send(identity, DrainAnswer(wanted.name, 0, 0))
 
-    def _dismiss(self, server: MemoryServer) -> None:
+    def _dismiss(self, member: Member | MemoryServer) -> None:
         """Whoever waits for its end asks several times a second, and it hears of that once."""
-        if self._clock() - server.asked_to_leave_s >= ASK_AGAIN_S:
-            server.asked_to_leave_s = self._clock()
-            logger.info("%s is asked to leave: %s", server, REASON)
-            self._send(server.connection, Leave(REASON))
+        if self._clock() - member.asked_to_leave_s >= ASK_AGAIN_S:
+            member.asked_to_leave_s = self._clock()
+            logger.info("%s is to leave: %s", member, REASON)
+            self._send(member.connection, Leave(REASON))
 
 
 def _load(worker: Member, num_partners: int) -> WorkerLoad:
