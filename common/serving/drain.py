@@ -19,7 +19,8 @@ class Drain:
         self.has_started = False
         self.asked = False
         self.at_once = False
-        self.reason = "drained"  # why this worker is gone, to be said when it is
+        self.reason = ""  # why this worker is gone, to be said when it is
+        self._level = logging.INFO
         self._begun = False
         self._deadline_s = 0.0
 
@@ -39,10 +40,8 @@ class Drain:
         """
         if self.asked and self.at_once >= at_once:
             return
-        how = "leaving at once, what is here goes on elsewhere" if at_once else "finishing what is here, and leaving"
-        logger.warning("%s: %s", reason, how)
+        self.reason, self._level = reason, logging.WARNING
         self.asked, self.at_once = True, self.at_once or at_once
-        self.reason = reason
 
     def begins(self) -> bool:
         """True exactly once, when shutting down was asked for."""
@@ -50,21 +49,25 @@ class Drain:
             return False
         self._begun = True
         self._deadline_s = time.monotonic() + self.drain_s
-        logger.info("draining: taking nothing new, finishing for at most %.0f s", self.drain_s)
+        logger.log(self._level, "%s: taking nothing new, finishing what is here for at most %.0f s",
+                   self.reason, self.drain_s)  # fmt: skip
         return True
 
     def finished(self, owns_something: bool) -> bool:
         """Whether the loop ends now."""
-        if not self._begun:
-            return self.at_once
-        is_late = time.monotonic() > self._deadline_s
-        if owns_something and is_late:
-            logger.warning("not all is finished after %.0f s; what is left goes on elsewhere", self.drain_s)
-        return self.at_once or not owns_something or is_late
+        elsewhere = "; what is here goes on elsewhere" if owns_something else ""
+        if self.at_once:
+            logger.warning("%s: leaving at once%s", self.reason, elsewhere)
+            return True
+        is_late = self._begun and time.monotonic() > self._deadline_s
+        if is_late and owns_something:
+            logger.warning("not all is finished after %.0f s%s", self.drain_s, elsewhere)
+        return self._begun and (is_late or not owns_something)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.has_started:
             logger.info("stopping before the start is complete")
             raise SystemExit(0)
+        self.reason = signal.Signals(number).name
         self.at_once = self.asked
         self.asked = True

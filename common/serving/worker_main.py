@@ -152,7 +152,7 @@ def _run(worker: WorkerLoop, memory: MemoryClient) -> int:
         worker.close()
         return 1
     log_use()
-    logger.info("bye")
+    logger.info("stopped")
     return 0
 
 
