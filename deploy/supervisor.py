@@ -53,8 +53,13 @@ class End(NamedTuple):
 
     how: str
     lived_s: float = 0.0
-    is_final: bool = False  # another start would end likewise
+    code: int | None = None  # None: it did not start
     last_line: str = ""  # that it wrote
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another start would end likewise."""
+        return self.code == CONFIG_EXIT_CODE
 
 
 class Supervisor:
@@ -187,7 +192,7 @@ class Supervisor:
                 self._fail(reason + told, CONFIG_EXIT_CODE if end.is_final else 1)
                 return
             when = f"in {delay_s:g} s" if delay_s else "at once"
-            self._console.say(f"{name} {end.how}; restarting {when}", "W")
+            self._console.say(f"{name} {end.how}; restarting {when}", "I" if end.code == 0 else "W")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(kept.may_go.wait(), delay_s)
 
@@ -204,7 +209,7 @@ class Supervisor:
             child.signal(signal.SIGTERM)
         code = await child.ended()
         kept.child = None
-        return End(f"ended with {describe_exit(code)}", child.lived_s, code == CONFIG_EXIT_CODE, child.last_line)
+        return End(f"ended with {describe_exit(code)}", child.lived_s, code, child.last_line)
 
     async def _started(self, kept: Kept) -> Child | None:
         spec = kept.spec

@@ -38,13 +38,19 @@ async def test_starts_announces_once_and_drains_the_router_first_and_memory_last
     assert stage.notes()[3:] == ["memory left"]
 
 
-async def test_a_killed_worker_comes_back(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGKILL, "W [baton] decode-0 ended with signal SIGKILL; restarting at once"),
+                         (signal.SIGTERM, "I [baton] decode-0 ended with exit code 0; restarting at once")],
+)  # fmt: skip
+async def test_a_killed_worker_comes_back_and_so_does_a_drained_one(
+    stage: Stage, number: signal.Signals, said: str
+) -> None:
     supervisor = stage.supervisor("decode-0")
     async with running(supervisor, lambda _: None) as run:
         first = stage.pid("decode-0")
-        os.kill(first, signal.SIGKILL)
+        os.kill(first, number)
         await eventually(lambda: stage.pid("decode-0") != first)
-        assert "decode-0 ended with signal SIGKILL; restarting at once" in stage.log.getvalue()
+        assert said in stage.log.getvalue()
         supervisor.stop()
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
     assert not is_alive(stage.pid("decode-0"))
