@@ -4,7 +4,7 @@ import logging
 
 from router.journey import End
 from router.phases import Phase
-from router.request_state import Completion
+from router.request_state import Completion, State
 from router.shapes import ChoiceTiming
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,8 @@ def tell_end(completion: Completion, now_s: float, error_code: str = "") -> None
         "expected_cached_tokens": _num_expected(completion),
         "output_tokens": len(completion.outputs),
     }
-    logger.info("[%s] %s", completion.request_id, _line(completion, timing), extra={"fields": told | timing})
+    line = _line(completion, timing, error_code)
+    logger.info("[%s] %s", completion.request_id, line, extra={"fields": told | timing})
     if completion.journey is not None:
         completion.journey.end(End(now_s, completion.last_token_s, told | timing))
 
@@ -49,14 +50,16 @@ def _timing(completion: Completion, now_s: float) -> ChoiceTiming:
     }
 
 
-def _line(completion: Completion, timing: ChoiceTiming) -> str:
+def _line(completion: Completion, timing: ChoiceTiming, error_code: str) -> str:
+    is_wanted = completion.state is not State.ABORTED
+    how = f" {completion.finish_reason or error_code}" if is_wanted else ", as nobody wants it any more"
     num_expected = _num_expected(completion)
     expected = f" of {num_expected} expected" if num_expected else ""
     ttft = "none" if timing["ttft_ms"] is None else f"{timing['ttft_ms']:.0f} ms"
     workers = f"{completion.route}" if completion.route else "no worker"
     asked = f", asked as {completion.client_request_id!r}" if completion.client_request_id else ""
     return (
-        f"{completion.state.value} {completion.finish_reason or '-'}: {len(completion.prompt_ids)} prompt tokens, "
+        f"{completion.state.value}{how}: {len(completion.prompt_ids)} prompt tokens, "
         f"{completion.num_cached}{expected} cached, "
         f"{len(completion.outputs)} output tokens, {timing['attempts']} attempts, ttft {ttft}, "
         f"e2e {timing['e2e_ms']:.0f} ms: queued {timing['queued_ms']:.0f}, prefill {timing['prefill_ms']:.0f}, "

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from common.errors import RequestError
 from tests.router.bench import LENGTH, Bench
 from tests.router.conftest import Client, Cluster
 
@@ -105,4 +106,7 @@ def test_what_never_came_to_a_worker_says_so(caplog: pytest.LogCaptureFixture) -
     bench.dispatcher.abort(completion)
     assert completion.timing is not None
     assert (completion.timing["queued_ms"], completion.timing["route"]) == (3000.0, "no worker")
-    assert "aborted -:" in caplog.text and "ttft none" in caplog.text
+    assert "aborted, as nobody wants it any more: 4 prompt tokens" in caplog.text and "ttft none" in caplog.text
+    bench.submit()
+    bench.dispatcher.fail_all(RequestError("no", code="server_draining", status=503))
+    assert "failed server_draining: 4 prompt tokens" in caplog.text
