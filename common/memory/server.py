@@ -290,7 +290,6 @@ class MemoryServer:
         self._end(client, str(gone), logging.DEBUG if is_probe else logging.INFO)
 
     def _end(self, client: Client, why: str, level: int = logging.INFO) -> None:
-        logger.log(level, "%s: %s", client, why)
         self.selector.unregister(client.channel)
         client.channel.close()
         del self.clients[client.number]
@@ -298,4 +297,5 @@ class MemoryServer:
         self._answer([*self.regions.leave(client.number), *self.pools.leave(client.number)])
         if num_kept := self.pools.num_quarantined(client.number):
             self.parted[client.number], client.parted_s = client, time.monotonic()
-            logger.info("%s: its %d KV blocks are kept until its process is over", client, num_kept)
+            why += f"; its {num_kept} KV blocks are kept until its process is over"
+        logger.log(level, "%s: %s", client, why)

@@ -345,8 +345,7 @@ def test_blocks_of_who_hung_up_are_nobodys_until_its_process_is_over(
     said = [record.getMessage() for record in caplog.records]
     told = [text.removeprefix("decode-0.1: ") for text in said if text.startswith("decode-0.1: ")]
     assert told == [
-        "it closed the connection",
-        "its 3 KV blocks are kept until its process is over",
+        "it closed the connection; its 3 KV blocks are kept until its process is over",
         "its process lives on 0 s after its connection ended, and nobody gets its 3 KV blocks until it is over: end it",
         "its process is over, and its 3 KV blocks are free",
     ]
