@@ -123,11 +123,9 @@ class Sources:
         if known := self.find(export.worker_id, export.epoch):
             return known
         if self._is_shared(export):  # both have seen the proof block of its owner
-            logger.info("KV path from %s: a pool that both share", export.worker_id)
             source = self.by_id[export.worker_id] = Source(export, identity, 0.0, None)
             return source
         visit, gb_per_s = yield from self.visits.prove(export)
-        logger.info("KV path from %s: %s, %.1f GB/s", export.worker_id, export.transport, gb_per_s)
         source = self.by_id[export.worker_id] = Source(export, identity, gb_per_s, visit)
         return source
 
