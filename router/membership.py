@@ -221,8 +221,9 @@ class Membership:
         self._lose(worker, reason)
 
     def _lose(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
-        log = logger.info if worker.draining else logger.warning
-        log("%s is %s: %s", worker, "gone after leaving" if worker.draining else "lost", reason)
+        log, how = (logger.info, "gone after leaving") if worker.draining else (logger.warning, "lost")
+        num_needing = len(self._dispatcher.needing(worker))
+        log("%s is %s: %s%s", worker, how, reason, f"; {num_needing} completions needed it" if num_needing else "")
         self._incidents.note(Kind.LEFT if worker.draining else Kind.LOST, f"{_named(worker)}: {reason}")
         self._pool.remove(worker)
         for other in self._pool:

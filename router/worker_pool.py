@@ -56,6 +56,7 @@ class WorkerPool:
         self._turn = 0
         self._clock = clock
         self._was_paired = False
+        self._was_ready = False
         self.prefixes = PrefixMap(clock)
         self.standbys = Standbys(self._paths.is_proven, clock)
 
@@ -287,6 +288,11 @@ class WorkerPool:
 
     def _review(self, cause: str) -> None:
         self.standbys.review(self._workers.values(), cause)
+        if self.is_ready() and not self._was_ready:
+            logger.info("requests are served since %s", cause)
+        elif self._was_ready and not self.is_ready():
+            logger.warning("no request is served since %s; they wait, for router.worker_wait_s at most", cause)
+        self._was_ready = self.is_ready()
 
     def _takers(self, role: Role) -> list[Member]:
         """Workers of one role that take new work; a prefill worker that hands nothing off is of no use."""

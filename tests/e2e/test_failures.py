@@ -165,7 +165,7 @@ async def test_a_worker_that_leaves_waits_for_the_prompts_that_are_bound_to_it(c
         await asyncio.to_thread(system.until, lambda: all_are_bound(system, asked))
         leaving = ("decode-0", "prefill-0")
         ends = [asyncio.create_task(asyncio.to_thread(system.kill, name, signal.SIGTERM)) for name in leaving]
-        await asyncio.to_thread(system.until, lambda: system.log("router").count("is leaving") == 2)
+        await asyncio.to_thread(system.until, lambda: system.log("router").count("it gets nothing new") == 2)
         system.release()
         assert await asyncio.gather(*ends) == [0, 0]
         reference = Reference(directory, model)

@@ -129,7 +129,7 @@ async def test_without_their_memory_server_workers_finish_what_they_have_and_sta
     with HeldSystem(directory).start() as system:
         task = await held_while_streaming(system, asked, MAX_TOKENS)
         await asyncio.to_thread(system.kill, "memory")
-        await asyncio.to_thread(system.until, lambda: system.log("router").count("is leaving") == 2)
+        await asyncio.to_thread(system.until, lambda: system.log("router").count("it gets nothing new") == 2)
         late = asyncio.create_task(complete_all(system.url, asked[:1], max_tokens=8))
         system.release()
         system.start_memory()

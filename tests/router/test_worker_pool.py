@@ -50,6 +50,22 @@ def test_nobody_is_chosen_from_an_empty_pool_or_without_a_decode_worker() -> Non
     assert not pool.is_usable()
 
 
+def test_the_log_says_when_requests_are_served_and_when_not(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pool, _, (d0, d1) = pool_of(1, 2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "requests are served since the KV path p0 -> d0 was tried"
+    ]
+    caplog.clear()
+    pool.remove(d0)
+    assert not caplog.records
+    pool.drain(d1)
+    assert caplog.messages[-1].startswith(f"no request is served since {d1} is leaving; they wait, ")
+    pool.remove(d1)
+    d0 = pool.add(ready("d0", Role.DECODE, epoch=2), 0.0)
+    assert caplog.messages[-1] == f"requests are served since {d0} joined" and len(caplog.messages) == 3
+
+
 def test_only_proven_paths_are_used() -> None:
     pool, (p0,), (d0, d1) = pool_of(1, 2)
     pool.set_path(path(p0, d0, error="broken"))
