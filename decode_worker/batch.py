@@ -31,8 +31,8 @@ class DecodeBatch:
         )  # of each group [max_rows, max_blocks] int32
         self.cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)  # [max_rows + 1]
         self.adjustments = Adjustments(max_rows, vocab, device)
-        # A place for each active sequence, and for each that ended while a step in flight may read there.
-        self.grammars = make_grammar_masks(2 * max_rows, max_rows, vocab, device)
+        # A place for each active sequence, and for each that ended while one of two steps in flight may read there.
+        self.grammars = make_grammar_masks(3 * max_rows, max_rows, vocab, device)
         self._stage = RowStage(layout, places, max_len, device)
         self._update = row_updater(self.state)
 

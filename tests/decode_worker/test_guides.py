@@ -245,3 +245,26 @@ def test_allowed_tokens_and_a_grammar_that_share_none_end_the_request(rig: Guide
     free = rig.arrive("free", [1, 2, 5], SamplingParams(temperature=0.0, max_tokens=30))
     rig.turn_until(lambda: bool(rig.failed("stuck")) and free.ended)
     assert not rig.sent("stuck") and free.token_ids == expected(free, 2, len(free.token_ids))
+
+
+def test_all_rows_may_change_hands_twice_while_two_steps_are_in_flight() -> None:
+    rig, sampling = GuidedRig(0, num_blocks=200), SamplingParams(max_tokens=50, grammar="some")
+
+    def arrive(name: str) -> list[DecodeSequence]:
+        arrived = [rig.arrive(f"{name}-{row}", [1, 2], sampling) for row in range(MAX_ROWS)]
+        while rig.followers.asked:
+            rig.worker.outputs.heed()
+        return arrived
+
+    try:
+        for name in "ab":
+            sequences = arrive(name)
+            step = rig.worker._launch()
+            assert step is not None and step.sequences == sequences
+            for sequence in sequences:
+                rig.scheduler.end(sequence)
+        arrive("c")
+        places = {sequence.place for sequence in rig.worker.guides._places}
+        assert len(places) == 3 * MAX_ROWS, "none is another's while a step may read there"
+    finally:
+        rig.close()
