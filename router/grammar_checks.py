@@ -41,6 +41,7 @@ class GrammarChecks:
         self._known: OrderedDict[GrammarSource, Found] = OrderedDict()
         self._num_known_chars = 0
         self._waiting: dict[GrammarSource, asyncio.Future[Found]] = {}
+        self._asking: set[asyncio.Task[None]] = set()
         self._asked: dict[int, GrammarSource] = {}  # of the process that runs
         self._num_asked = 0
         self._heard: Process | None = None
@@ -66,9 +67,10 @@ class GrammarChecks:
             await self.grammar(GrammarSource("regex", "a"))
 
     async def close(self) -> None:
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
+        tasks = [*self._asking, *([self._listener] if self._listener is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._helper.end()
 
     async def _find(self, source: GrammarSource) -> Found:
@@ -80,7 +82,9 @@ class GrammarChecks:
                 raise RequestError(message, code="grammar_queue_full", status=429, retry_after_s=1)
             future = self._waiting[source] = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda done: self._keep(source, done))
-            await self._ask(source)
+            asking = asyncio.create_task(self._ask(source))  # whoever leaves meanwhile: others may wait for the same
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 return await asyncio.shield(future)
@@ -102,7 +106,8 @@ class GrammarChecks:
             process.stdin.write(GRAMMAR.pack(self._num_asked, len(packed)) + packed)
         except OSError as error:
             logger.error("the process for grammars cannot be asked: %r", error)
-            self._waiting[source].cancel()
+            if source in self._waiting:
+                self._waiting[source].cancel()
 
     def _keep(self, source: GrammarSource, done: "asyncio.Future[Found]") -> None:
         del self._waiting[source]

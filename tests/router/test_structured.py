@@ -176,6 +176,17 @@ async def test_a_process_that_dies_is_started_again(cluster: Cluster) -> None:
         assert (await ask(session, {"guided_regex": "c"}))[0] == 200
 
 
+async def test_a_grammar_whose_client_leaves_while_the_process_starts_is_compiled(cluster: Cluster) -> None:
+    checks, source = cluster.service.grammars, GrammarSource("regex", "d")
+    async with checks._helper._starting:
+        asking = asyncio.create_task(checks.grammar(source))
+        await cluster.until(lambda: checks._waiting, "it waits")
+        asking.cancel()
+        await asyncio.wait([asking])
+    await cluster.until(lambda: not checks._waiting, "it waits no more")
+    assert source in checks._known
+
+
 async def test_what_is_known_is_bounded(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = cluster.service.grammars
     monkeypatch.setattr("router.grammar_checks.MAX_KNOWN", 5)
