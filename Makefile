@@ -11,8 +11,10 @@ extras := worker$(if $(shell command -v nvidia-smi),$(comma)cuda)
 own_env := $(filter $(VENV)/bin/python,$(PY))
 runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
+# Of kernels, which an interpreter runs, and of whole systems: they take about as long as all others.
+long_tests := tests/kernels tests/e2e
 
-.PHONY: help setup demo test test-kernels test-others test-gpu lint clean
+.PHONY: help setup demo test test-long test-others test-gpu lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -23,14 +25,14 @@ setup: $(dev) ## create .venv with everything, from constraints.txt
 demo: $(runtime) ## serve the bundled model and stream a verse from it
 	@$(PY) -m deploy.cli demo
 
-test: $(dev) ## tests that need no GPU; those of kernels, which an interpreter runs, beside the others
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-kernels test-others
+test: $(dev) ## tests that need no GPU; those of kernels and whole systems beside the others
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-long test-others
 
-test-kernels: $(dev)
-	$(PY) -m pytest -m "not gpu" tests/kernels
+test-long: $(dev)
+	$(PY) -m pytest -m "not gpu" $(long_tests)
 
 test-others: $(dev)
-	$(PY) -m pytest -m "not gpu" --ignore=tests/kernels
+	$(PY) -m pytest -m "not gpu" $(long_tests:%=--ignore=%)
 
 test-gpu: $(dev) ## the tests that need a GPU
 	$(PY) -m pytest -m gpu

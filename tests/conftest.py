@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 import tests.interpreter  # noqa: F401  (imported for its effect, before anything imports triton)
@@ -20,6 +21,12 @@ settings.register_profile(
 )
 settings.register_profile("suite", parent=settings.get_profile("search"), derandomize=True)
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Other tests and the programs under test use the processors: threads for what is tiny would wait for them."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

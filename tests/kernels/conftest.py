@@ -8,11 +8,16 @@ from functools import partial
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from common.kernels.gpu import Gpu, gpu_of
 from common.ops import reference
 from common.ops.base import ForwardBatch
+from tests.interpreter import prepare_once
+
+if triton.knobs.runtime.interpret:
+    prepare_once()
 
 # (relative error of the whole, largest error relative to the largest value)
 TOLERANCE = {torch.float32: (1e-5, 2e-5), torch.float16: (1.5e-3, 4e-3), torch.bfloat16: (8e-3, 2e-2)}
