@@ -22,7 +22,7 @@ def fleet_table(health: Mapping[str, Any]) -> str:
     """
     rows = {role: [_worker(role, each) for each in _by_name(members)] for role, members in health["workers"].items()}
     rows["memory"] = [_memory_server(each) for each in _by_name(health["memory_servers"])]
-    tables = [[*aligned([HEADS[role], *of_role]), ""] for role, of_role in rows.items() if of_role]
+    tables = [_table(HEADS[role], of_role) for role, of_role in rows.items()]
     members = _by_name([*chain(*health["workers"].values(), health["memory_servers"])])
     changes = [f"{_span(each['ago_s'])} ago, {each['state']}: {each['reason']}" for each in health["role_changes"]]
     below = [*_gpus(members), *_versions(members), *_problems(health), *changes]
@@ -34,6 +34,10 @@ def _problems(health: Mapping[str, Any]) -> list[str]:
     failed = [path for path in health["kv_paths"] if path["error"]]
     paths = [f"the KV path from {path['prefill']} to {path['decode']} failed: {path['error']}" for path in failed]
     return [*([DRAINING] if health["status"] == "draining" else []), *(health["missing"] or paths)]
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    return [*aligned([head, *rows]), *(() if rows else ("none",)), ""]
 
 
 def _by_name(members: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

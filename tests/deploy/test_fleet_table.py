@@ -75,6 +75,13 @@ def test_versions_that_differ_have_names() -> None:
     assert {"version 0.2.0: prefill-0", "version 0.1.0: decode-0, decode-1, memory-0"} < {*lines}
 
 
+def test_of_whom_there_is_none_it_is_said() -> None:
+    body = health() | {"workers": {"prefill": [], "decode": []}, "memory_servers": [], "missing": ["nobody is here"]}
+    shown = fleet_table(body).splitlines()
+    assert [line.split()[0] for line in shown if line][:6] == ["PREFILL", "none", "DECODE", "none", "MEMORY", "none"]
+    assert "nobody is here" in shown
+
+
 def test_a_router_that_drains_says_so() -> None:
     assert "the router is draining: " in fleet_table(health() | {"status": "draining"})
 
