@@ -19,7 +19,7 @@ class Kind(Enum):
     REPLAY = "replay"  # a completion is started again
     FAILED = "failed"  # a completion's client got an error
     LOST = "lost"  # a worker or memory server, or the way between two
-    LEFT = "left"  # a worker, in order
+    LEFT = "left"  # a worker or memory server, in order
     JOINED = "joined"
     CHANGED = "changed"  # a worker gives way to one of the other role
 

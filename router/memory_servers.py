@@ -143,8 +143,10 @@ class MemoryServers:
 
     def _lose(self, server: MemoryServer, reason: str) -> None:
         del self._servers[server.id]
-        logger.warning("%s is lost: %s", server, reason)
-        self._incidents.note(Kind.LOST, f"memory server {server.id}: {reason}")
+        was_asked = server.asked_to_leave_s > -math.inf
+        log, how = (logger.info, "gone after leaving") if was_asked else (logger.warning, "lost")
+        log("%s is %s: %s", server, how, reason)
+        self._incidents.note(Kind.LEFT if was_asked else Kind.LOST, f"memory server {server.id}: {reason}")
 
 
 def _owned(beat: MemoryHeartbeat) -> tuple[int, int]:

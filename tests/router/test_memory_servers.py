@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,7 +14,7 @@ import tokenizers
 
 from common.memory.announcer import Announcer
 from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
-from common.wire.messages import PeerGone, PrefillRequest, WorkerGone, WorkerLeaving
+from common.wire.messages import Knock, PeerGone, PrefillRequest, WorkerGone, WorkerLeaving
 from router import memory_servers
 from router.memory_servers import MemoryServers
 from tests.announcing import announcer
@@ -289,6 +290,19 @@ async def test_a_killed_memory_server_is_lost_before_it_has_been_silent_for_long
     assert "its connection is gone" in caplog.text and "no heartbeat" not in caplog.text
     again = await start_memory(cluster)
     assert epochs(cluster) == [again.announcer.ready.epoch]
+
+
+def test_one_that_was_asked_to_leave_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    servers = MemoryServers(NET, 1, lambda identity, message: True, lambda: 0.0)
+    for epoch, asked_s, how in ((1, -math.inf, "lost"), (2, 0.0, "gone after leaving")):
+        servers.on_ready(b"", MemoryReady("memory-0", epoch, 1, "1", "cpu"))
+        server = servers.get("memory-0", epoch)
+        assert server is not None
+        server.asked_to_leave_s = asked_s
+        servers.on_unreachable([(server.connection, Knock(1))])
+        assert f"{server} is {how}: its connection is gone" in caplog.text
+    assert [record.levelname for record in caplog.records if "is gone" in record.message] == ["WARNING", "INFO"]
 
 
 async def test_a_restarted_router_finds_memory_servers_again(
