@@ -28,8 +28,9 @@ from rich.table import Table
 from benchmarks.live import exit_code
 from benchmarks.load_client import Target, open_session, served_model, streaming
 from benchmarks.results import append_rows, hardware, row_of
-from benchmarks.stats import Figure, RequestRecord, percentile
+from benchmarks.stats import Figure, RequestRecord
 from benchmarks.workload import Lengths, random_prompts
+from deploy.planning.percentiles import percentile
 
 LOOK_S = 0.05
 ROLES = ("decode", "prefill")

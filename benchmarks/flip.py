@@ -28,8 +28,9 @@ from rich.table import Table
 
 from benchmarks.load_client import NoServer, Target, open_session, served_model
 from benchmarks.results import append_rows, hardware, row_of
-from benchmarks.stats import Figure, RequestRecord, percentile
+from benchmarks.stats import Figure, RequestRecord
 from benchmarks.workload import Lengths, random_prompts
+from deploy.planning.percentiles import percentile
 
 FORM = re.compile(r"(\d{1,6})x(\d{1,7})/(\d{1,6})")
 CHANGES = re.compile(r'^baton_role_changes_total\{.*stage="done".*\} (\S+)$', re.MULTILINE)

@@ -27,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.memory_cases import new_keys
-from benchmarks.stats import percentile
 from benchmarks.workload import numbers
 from common.config import NetSection
 from common.memory.announcer import Announcer
@@ -50,6 +49,7 @@ from common.wire.memory_messages import (
     PrefixWanted,
 )
 from common.wire.memory_reports import MemoryReady
+from deploy.planning.percentiles import percentile
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 36, 8, 128, 16, 0, "bfloat16"),))
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes

@@ -30,12 +30,12 @@ from rich.table import Table
 
 from benchmarks.memory_cases import measure_cases
 from benchmarks.results import ROOT
-from benchmarks.stats import percentile
 from common.memory.client import MemoryClient
 from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksWanted, KVAccepted, KVOffer, PoolShortage
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.sampling_params import SamplingParams
+from deploy.planning.percentiles import percentile
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 1, 1, 1, 16, 0, "float16"),))
 NUM_BLOCKS = 50_000

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from rich.table import Table
 
-from benchmarks.stats import percentile
 from common.memory.client import MemoryClient
 from common.wire.fields import KEY_BYTES
 from common.wire.kv_layout import KVLayout
@@ -25,6 +24,7 @@ from common.wire.memory_messages import (
     PrefixWanted,
 )
 from common.wire.packing import unpack_ids
+from deploy.planning.percentiles import percentile
 
 ANSWER_S = 30.0
 Answer = TypeVar("Answer", BlocksLeased, PrefixFound)

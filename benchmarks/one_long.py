@@ -22,8 +22,9 @@ from rich.table import Table
 from benchmarks.live import exit_code
 from benchmarks.load_client import Target, open_session, served_model, streaming
 from benchmarks.results import append_rows, hardware, row_of
-from benchmarks.stats import Figure, RequestRecord, percentile
+from benchmarks.stats import Figure, RequestRecord
 from benchmarks.workload import Lengths, Prompt, numbers, random_prompts
+from deploy.planning.percentiles import percentile
 
 
 @dataclass(frozen=True, slots=True)

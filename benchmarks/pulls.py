@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.handoff_exporter import BLOCKS_AT_ONCE, words_of
-from benchmarks.stats import Figure, percentile
+from benchmarks.stats import Figure
 from common.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.transport import PeerPool, Pull, check_compatible, make_transport
 from common.memory.client import PoolClaim
 from common.memory.guest import Guest
 from common.wire.handoff_messages import KVPoolExport
+from deploy.planning.percentiles import percentile
 
 PULL_DEADLINE_S = 30.0
 WARM_UP_PULLS = 3

@@ -24,7 +24,8 @@ from benchmarks.load_client import HEADERS, open_session
 from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.router_bodies import LOADS, names
 from benchmarks.router_rig import Answers, Clients, Rig, running_router
-from benchmarks.stats import Figure, percentile
+from benchmarks.stats import Figure
+from deploy.planning.percentiles import percentile
 
 PROBE_S = 0.02
 SETTLE_S = 1.0
@@ -47,7 +48,7 @@ class Seen:
     def figures(self) -> list[Figure]:
         num_answers = sum(self.answers.by_status.values())
         return [
-            Figure("gap_p99", percentile(sorted(self.gaps_s), 99) * 1e3, "ms"),
+            Figure("gap_p99", percentile(self.gaps_s, 99) * 1e3, "ms"),
             Figure("gap_max", max(self.gaps_s, default=0.0) * 1e3, "ms"),
             Figure("live_max", max(self.live_s, default=0.0) * 1e3, "ms"),
             Figure("memory_peak", self.peak_bytes / 1e6, "MB"),

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from deploy.planning.percentiles import percentile
+
 PERCENTILES = (50, 90, 99)
 SLO_KEYS = ("ttft", "tpot", "e2e")
 
@@ -58,16 +60,6 @@ class Figure:
     name: str
     value: float
     unit: str
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the two nearest of `ordered`, which ascends; NaN when empty."""
-    if not ordered:
-        return math.nan
-    position = (len(ordered) - 1) * percent / 100
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def parse_slo(text: str) -> dict[str, float]:

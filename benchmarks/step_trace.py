@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.decode_step import StepBench, add_engine_flags
 from benchmarks.own_memory import own_memory, require_gpu
 from benchmarks.results import Row, append_rows, row_of
-from benchmarks.stats import Figure, percentile
+from benchmarks.stats import Figure
 from common.device.landing import LOOK_INTERVAL_S, PendingOutput
 from common.device.loop_trace import WAIT, Trace
 from common.device.step_trace import StepTrace, Summary, device_timer
@@ -31,6 +31,7 @@ from common.wire.sampling_params import SamplingParams
 from common.wire.worker_id import make_epoch
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
+from deploy.planning.percentiles import percentile
 
 WARM_UP_STEPS = 20
 MAX_BYTES = 1 << 28
@@ -107,8 +108,8 @@ def figures(summary: Summary) -> Iterator[Figure]:
         yield Figure("device_gap_p99", percentile(gaps_us, 99), "us")
         yield Figure("steps_launched_late", summary.num_late, "")
     for name in HOST_PHASES:
-        yield Figure(f"host_{name}_p50", percentile(sorted(summary.phases_us[name]), 50), "us")
-    yield Figure("host_busy_p99", percentile(sorted(summary.busy_us), 99), "us")
+        yield Figure(f"host_{name}_p50", percentile(summary.phases_us[name], 50), "us")
+    yield Figure("host_busy_p99", percentile(summary.busy_us, 99), "us")
 
 
 def measure(bench: StepBench, num_rows: int, args: argparse.Namespace) -> list[Figure]:

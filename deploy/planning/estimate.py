@@ -19,8 +19,9 @@ import math
 from dataclasses import dataclass, replace
 
 from deploy.planning.costs import Costs
-from deploy.planning.figures import Objectives, percentile
+from deploy.planning.figures import Objectives
 from deploy.planning.loads import Lengths, Prefixes
+from deploy.planning.percentiles import percentile
 from deploy.planning.workload import Workload
 
 

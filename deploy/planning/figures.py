@@ -1,9 +1,9 @@
 """What clients would see: percentiles, throughput, and the share of requests within their objectives."""
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from deploy.planning.percentiles import percentile, weighted_percentile
 from deploy.planning.request import Request
 from deploy.planning.simulator import Outcome
 
@@ -20,27 +20,6 @@ class Objectives:
 
     def are_met(self, request: Request) -> bool:
         return request.ttft_ms <= self.ttft_ms and request.tpot_ms <= self.tpot_ms
-
-
-def percentile(values: Iterable[float], percent: float) -> float:
-    """Linear between the two nearest, as load clients have it; NaN of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    position = (len(ordered) - 1) * percent / 100
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
-def weighted_percentile(counted: Sequence[tuple[float, int]], percent: float) -> float:
-    """Of values that each occur so often; NaN of nothing."""
-    left = percent / 100 * sum(count for _, count in counted)
-    for value, count in sorted(counted):
-        left -= count
-        if left <= 0:
-            return value
-    return math.nan
 
 
 class Figures:
