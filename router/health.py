@@ -63,17 +63,11 @@ def _path_problem(path: KVPathReport) -> str:
 def _worker(worker: Member, now_s: float) -> dict[str, Any]:
     ready, beat = worker.ready, worker.beat
     return {
-        "id": ready.worker_id,
-        "epoch": f"{ready.epoch:x}",
-        "pid": ready.pid,
-        "version": ready.version,
-        "since_s": round(now_s - worker.joined_s, 1),
-        "device": ready.device,
+        **_member(worker, now_s),
         "transport": ready.transport,
         "memory_server": ready.memory_server_id,
         "draining": worker.draining,
         "standby": _standby(worker, now_s) if ready.standby else None,
-        "heartbeat_age_s": round(now_s - worker.last_seen_s, 3),
         "outstanding_prompt_tokens": worker.outstanding_tokens,
         "assigned_sequences": worker.num_assigned,
         "most_sequences": ready.max_num_seqs,
@@ -83,6 +77,20 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
         "used_blocks": worker.num_used_blocks if beat else None,
         "blocks": sum(ready.num_blocks),
         "last_step_age_s": round(beat.last_step_age_s, 3) if beat else None,
+    }
+
+
+def _member(member: Member | MemoryServer, now_s: float) -> dict[str, Any]:
+    """What is said of both."""
+    ready = member.ready
+    return {
+        "id": member.id,
+        "epoch": f"{ready.epoch:x}",
+        "pid": ready.pid,
+        "version": ready.version,
+        "since_s": round(now_s - member.joined_s, 1),
+        "device": ready.device,
+        "heartbeat_age_s": round(now_s - member.last_seen_s, 3),
     }
 
 
@@ -97,15 +105,9 @@ def _standby(worker: Member, now_s: float) -> dict[str, Any]:
 
 
 def _memory_server(server: MemoryServer, known: tuple[int, int] | None, now_s: float) -> dict[str, Any]:
-    ready, beat = server.ready, server.beat
+    beat = server.beat
     return {
-        "id": ready.server_id,
-        "epoch": f"{ready.epoch:x}",
-        "pid": ready.pid,
-        "version": ready.version,
-        "since_s": round(now_s - server.joined_s, 1),
-        "device": ready.device,
-        "heartbeat_age_s": round(now_s - server.last_seen_s, 3),
+        **_member(server, now_s),
         "weights_bytes": beat.weights_bytes if beat else None,
         "free_bytes": beat.free_bytes if beat else None,
         "blocks": beat.num_blocks if beat else None,
