@@ -8,7 +8,6 @@ import logging
 import os
 import selectors
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -20,22 +19,19 @@ import msgpack
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from common import options
-from common.config import Config
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.grammars import Grammars
 from common.grammar.reasons import reason
 from common.json_file import read_json
-from common.log import setup_logging
 from common.serving.settle import settle_memory
 from router.grammar_source import MARKS, Dialect, GrammarSource, grammar_of
 from router.grammar_tokens import lean_tokens
 from router.helper_frames import GRAMMAR
+from router.helper_start import begun
 from router.memory_limit import limit_memory
 
 logger = logging.getLogger(__name__)
 
-NICENESS = 5
 CPU_S = 0.5
 """Of one grammar: real ones take milliseconds."""
 WALL_S = 5.0
@@ -125,11 +121,7 @@ class Compiler:
 
 def main() -> None:
     """Compile until stdin ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the router drains, and needs this process until then
-    config = options.parse(Config, ("model", "router", "log"), "router.grammar_main", __doc__ or "", sys.argv[1:])
-    setup_logging("router-grammars", config.log.level, config.log.format)
-    os.nice(NICENESS)
+    config = begun("router.grammar_main", ("model", "router", "log"), __doc__ or "", "router-grammars")
     # The library has threads, for batches, which no child has or needs: that is all that Python would warn of.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     path = Path(config.model.path)

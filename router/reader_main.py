@@ -5,23 +5,16 @@ values would take beyond that is refused, or costs this process, which the route
 """
 
 import gc
-import os
-import signal
-import sys
 from io import BufferedReader, BufferedWriter
 
-from common import options
-from common.config import Config
-from common.log import setup_logging
 from common.malloc import tame_allocator, trim_memory
 from common.serving.settle import settle_memory
 from router.helper_frames import bodies, send
+from router.helper_start import begun
 from router.memory_limit import limit_memory
 from router.reading import read
 from router.tokenizer import Tokenizer, encode_in_one_thread, load_tokenizer
 
-NICENESS = 5
-"""A long body waits for its prompt step anyway; everybody's tokens should not wait for it."""
 BODY_COPIES = 3
 """What a body holds, beside what encoding may take: with an emoji in it each character takes four bytes, twice."""
 BYTES_PER_TOKEN = 2048
@@ -30,11 +23,7 @@ BYTES_PER_TOKEN = 2048
 
 def main() -> None:
     """Answer until stdin ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the router drains, and needs this process until then
-    config = options.parse(Config, ("model", "router", "log"), "router.reader_main", __doc__ or "", sys.argv[1:])
-    setup_logging("router-reader", config.log.level, config.log.format)
-    os.nice(NICENESS)
+    config = begun("router.reader_main", ("model", "router", "log"), __doc__ or "", "router-reader")
     tame_allocator()
     encode_in_one_thread()
     tokenizer = load_tokenizer(config.model, config.router.text_cache_bytes)

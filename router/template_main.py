@@ -4,23 +4,17 @@ It has the model's chat template and its special tokens, which the router tells 
 It ends when its stdin does. A template that takes too long, or too much memory, takes the process with it at worst.
 """
 
-import os
-import signal
-import sys
 from functools import partial
 
-from common import options
-from common.config import Config
-from common.log import setup_logging
 from common.serving.settle import settle_memory
 from router.chat_api import parse_chat
 from router.chat_model import ChatModel, unpacked_model
 from router.helper_frames import MODEL, bodies, send
+from router.helper_start import begun
 from router.json_body import values_of
 from router.memory_limit import limit_memory
 from router.packed_requests import packed_or_error, packed_request
 
-NICENESS = 5
 MEMORY_BYTES = 64 << 20
 """Of a template, beside what the longest prompt takes."""
 BYTES_PER_TOKEN = 128
@@ -29,11 +23,7 @@ BYTES_PER_TOKEN = 128
 
 def main() -> None:
     """Answer until stdin ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the router drains, and needs this process until then
-    config = options.parse(Config, ("log",), "router.template_main", __doc__ or "", sys.argv[1:])
-    setup_logging("router-templates", config.log.level, config.log.format)
-    os.nice(NICENESS)
+    begun("router.template_main", ("log",), __doc__ or "", "router-templates")
     with open(0, "rb") as requests, open(1, "wb") as replies:
         (num_bytes,) = MODEL.unpack(requests.read(MODEL.size))
         model = unpacked_model(requests.read(num_bytes))
