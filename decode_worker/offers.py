@@ -6,7 +6,7 @@ KVOffer ──▶ waiting ──a row and a block for it to grow──▶ accept
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.errors import ErrorCode
@@ -107,10 +107,17 @@ class Offers:
             tables = tables_handed_over(self.scheduler.layout, len(sequence.token_ids) - 1, offered)
             self.waiting.append(Waiting(offer, sequence, tables))
 
-    def accept(self) -> list[DecodeSequence]:
-        """The oldest that there is room for, reserved: their KV is complete."""
+    def accept(self, start_older: Callable[[float], None] = lambda before_s: None) -> list[DecodeSequence]:
+        """The oldest that there is room for, reserved: their KV is complete.
+
+        Args:
+            start_older: gives rows to what was handed over elsewhere before that, if it needs nothing else.
+        """
         accepted = []
-        while self.waiting and self._has_room(self.waiting[0]):
+        while self.waiting:
+            start_older(self.waiting[0].sequence.offered_s)
+            if not self._has_room(self.waiting[0]):
+                break
             waiting = self.waiting.popleft()
             self.shared.accept(waiting.offer)
             self.scheduler.reserve(waiting.sequence, waiting.tables)

@@ -9,6 +9,7 @@ pulled counts if the connection to its memory server stands when the pull is ove
 router, which replays it.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -151,9 +152,11 @@ class Pulls:
             self._lose([handoff], problem)
         return arrived
 
-    def start(self) -> None:
-        """Claim the oldest that there is room for, and begin to pull them."""
-        while self.waiting and len(self.pulling) < self.max_pulls and self._make_room(self.waiting[0]):
+    def start(self, before_s: float = math.inf) -> None:
+        """Claim the oldest that there is room for, of those handed over before, and begin to pull them."""
+        while self.waiting and len(self.pulling) < self.max_pulls:
+            if self.waiting[0].sequence.offered_s >= before_s or not self._make_room(self.waiting[0]):
+                return
             handoff = self.waiting.popleft()
             handoff.visit.guest.accept(handoff.offer)
             handoff.sequence.claimed_s = time.monotonic()
@@ -254,12 +257,18 @@ class Pulls:
         return any(handoff.visit is visit for handoff in [*self.waiting, *self.pulling])
 
     def _make_room(self, handoff: Handoff) -> bool:
-        """Whether a complete prompt may be admitted, if need be for what others have begun."""
-        if handoff.visit.problem or not self.scheduler.has_row() or self.prefixes.is_asked(handoff):
+        """Whether a complete prompt may be admitted, if need be for what others have begun.
+
+        It asks for blocks while it has no row, too: when one comes free, prompts of our own pool need nothing else.
+        """
+        if handoff.visit.problem or self.prefixes.is_asked(handoff):
             return False
         begun = self._begun(handoff)
         lacking = self.layout.nothing if begun else self.prefixes.lacking(handoff)
-        if not self.scheduler.has_blocks(lacking):
+        has_blocks = self.scheduler.has_blocks(lacking)
+        if not self.scheduler.has_row():
+            return False
+        if not has_blocks:
             self._give_up_ahead(but=handoff.sequence.key if begun else None)
         if not self.scheduler.has_blocks(lacking):
             self.prefixes.lack(self.waiting)

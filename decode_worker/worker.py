@@ -130,7 +130,7 @@ class DecodeWorker:
 
     def admit(self) -> None:
         """Move handoffs along; nothing here waits for a copy."""
-        for sequence in [*self.offers.accept(), *self.pulls.finish()]:
+        for sequence in [*self.offers.accept(self.pulls.start), *self.pulls.finish()]:
             sequence.tell_arrival(self.trace)
             self.guides.begin(sequence)
             self.guides.enter(sequence)

@@ -22,6 +22,7 @@ from decode_worker.offers import Offers
 from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sealing import Sealing
+from decode_worker.sequence import DecodeSequence
 from tests.layouts import pool_of
 
 BLOCK_SIZE = 4
@@ -84,6 +85,21 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     few.scheduler.end(few.scheduler.active["a", 0])
     assert few.enter() == ["b"]
     few.shared.magazine.check(few.scheduler.blocks())
+
+
+def test_what_was_handed_over_before_in_another_pool_takes_a_row_before() -> None:
+    rig, before_s = Rig(max_num_seqs=2), list[float]()
+    for name in "abc":
+        rig.offers.add(rig.offer(name))
+
+    def start_older(offered_s: float) -> None:
+        before_s.append(offered_s)
+        if len(before_s) == 2:
+            rig.scheduler.reserve_prompt(DecodeSequence("older", 0, [1], 1, SamplingParams()))
+
+    waiting = [each.sequence for each in rig.offers.waiting]
+    assert [sequence.request_id for sequence in rig.offers.accept(start_older)] == ["a"]
+    assert before_s == [sequence.offered_s for sequence in waiting[:2]]
 
 
 def test_what_can_never_be_decoded_here_is_declined_and_nobody_waits_behind_it() -> None:

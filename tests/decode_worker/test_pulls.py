@@ -5,6 +5,7 @@ import pytest
 from common.errors import ErrorCode
 from common.serving.standstill import LEAST_S, Standstill
 from common.wire.handoff_messages import KVPathResult
+from common.wire.kv_layout import Counts
 from decode_worker import attempts
 from decode_worker.attempts import Attempts
 from tests.decode_worker.bench import Rig
@@ -178,6 +179,34 @@ def test_progress_that_no_prompt_makes_is_ignored_and_ends_no_worker() -> None:
     rig.end_copies()
     rig.turn()
     assert rig.all_free()
+
+
+def test_who_waits_for_a_row_asks_for_blocks_and_is_started_before_what_came_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts of our own pool bring theirs, and would take each row that comes free."""
+    rig, asked = Rig(max_num_seqs=1), list[Counts]()
+
+    def fetch(counts: Counts) -> bool:
+        asked.append(counts)
+        return True
+
+    rig.hand_off("decoded", 8, [1, 2])
+    rig.turn()
+    rig.end_copies()
+    rig.turn()
+    monkeypatch.setattr(rig.allocator, "fetch", fetch)
+    for name in ("first", "second"):
+        rig.hand_off(name, 8, [3, 4])
+    rig.pulls.start()
+    assert asked == [(3 + 1,)] and not rig.pulls.pulling, "for its tokens, and for the other to grow"
+    rig.scheduler.end(*rig.scheduler.find("decoded", 0))
+    rig.scheduler.max_num_seqs = 2
+    first, second = (handoff.sequence.offered_s for handoff in rig.pulls.waiting)
+    rig.pulls.start(first)
+    assert not rig.pulls.pulling
+    rig.pulls.start(second)
+    assert [handoff.sequence.request_id for handoff in rig.pulls.pulling] == ["first"]
 
 
 def test_what_no_blocks_come_free_for_goes_back_and_nothing_that_only_has_to_wait() -> None:

@@ -43,6 +43,7 @@ from common.wire.sockets import Hub
 from common.wire.token_columns import rows_of
 from common.wire.worker_id import connection_of
 from decode_worker.runner import DecodeRunner
+from decode_worker.sequence import DecodeSequence
 from decode_worker.worker import DecodeWorker
 from tests.decode_worker.bench import FakePool, met
 from tests.fakes import free_endpoint
@@ -290,6 +291,18 @@ def test_the_router_learns_of_handoffs_also_while_they_wait_for_room(rig: Rig) -
     rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
     assert InquiryReply("d", 1, names, pack_ids([0, 0]), b"\1\0") in rig.said
     assert len(rig.worker.pulls.waiting) == 1
+
+
+def test_handoffs_get_rows_in_one_order_whoever_has_their_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+
+    def accept(start_older: object) -> list[DecodeSequence]:
+        asked.append(start_older)
+        return []
+
+    monkeypatch.setattr(rig.worker.offers, "accept", accept)
+    rig.worker.admit()
+    assert asked == [rig.worker.pulls.start]
 
 
 def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: Rig) -> None:
