@@ -56,10 +56,18 @@ class Inbox:
         for visit, offered in self.pulls.sources.visits.receive():
             if isinstance(offered, KVOffer) and self._is_new(offered):
                 self.pulls.add(visit, offered)
+        self.tell()  # before the router is answered that something is not here
         for message in self.link.receive():
             self._from_router(message)
         for identity, message in self.hub.receive():
             self._from_prefill(identity, message)
+
+    def tell(self) -> None:
+        """What became of prompts that are no sequences yet; to be called before the first token of any of them."""
+        for message in self.local_prompts.take_messages():
+            self.link.send(message)
+        for failure in [*self.offers.take_failures(), *self.pulls.take_failures()]:
+            self.fail(*failure)
 
     def fail(self, key: Key, code: ErrorCode, message: str) -> None:
         """Tell the router that nothing is left of an attempt here."""

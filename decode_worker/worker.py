@@ -137,8 +137,7 @@ class DecodeWorker:
             self.scheduler.activate(sequence)
         self.pulls.start()
         self.pulls.tend()
-        for failure in [*self.offers.take_failures(), *self.pulls.take_failures()]:
-            self.inbox.fail(*failure)
+        self.inbox.tell()
         for report in self.sources.tend():
             self.link.send(report)
 
@@ -155,8 +154,7 @@ class DecodeWorker:
             self._collect(launched)  # so that its masks are there in the next step
             self.in_flight = None
         finished = self.local_prompts.finish()
-        for message in self.local_prompts.take_messages():
-            self.link.send(message)
+        self.inbox.tell()
         if finished is not None:
             self._begin_local(*finished)
 

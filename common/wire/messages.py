@@ -225,7 +225,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class InquiryReply:
-    """worker -> who asked: which attempts of an `Inquiry` it has; another it will never have, nor say more of it."""
+    """worker -> router: which attempts of an `Inquiry` it has; another it will never have, nor say more of it."""
 
     worker_id: WorkerId
     epoch: Epoch
@@ -329,7 +329,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """router -> worker, prefill -> decode: do you have these attempts? Answered after all that was sent before."""
+    """router -> worker: do you have these attempts? Answered after all that was sent before."""
 
     request_ids: RequestIds
     attempts: Column

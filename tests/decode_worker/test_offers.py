@@ -182,7 +182,9 @@ def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     ready = SimpleNamespace(worker_id="d", epoch=1)
     link = SimpleNamespace(ready=ready, receive=lambda: [inquiry], send=said.append)
     sources = SimpleNamespace(visits=SimpleNamespace(receive=list))
-    nothing = SimpleNamespace(has=lambda key: False, receive=list, sources=sources)
+    nothing = SimpleNamespace(
+        has=lambda key: False, receive=list, sources=sources, take_messages=list, take_failures=list
+    )
     inbox = Inbox(
         cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, cast(Pulls, nothing), rig.offers,
         cast(LocalPrompts, nothing), cast(Guides, nothing), Drain(1.0),

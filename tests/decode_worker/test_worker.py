@@ -293,6 +293,18 @@ def test_the_router_learns_of_handoffs_also_while_they_wait_for_room(rig: Rig) -
     assert len(rig.worker.pulls.waiting) == 1
 
 
+def test_what_is_given_back_is_said_before_the_router_is_answered_that_it_is_not_here(rig: Rig) -> None:
+    rig.tell(prefill_request("too much", range(40), most_tokens=8))
+    rig.turn()
+    met(rig.worker.sources, FakePool())
+    rig.worker.pulls.add(rig.worker.sources.visits.by_pool[1], kv_offer("too long", range(600), range(38)))
+    rig.tell(Inquiry(("too much", "too long"), pack_ids([0, 0])))
+    rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
+    told = [message for message in rig.said if isinstance(message, RequestFailed | InquiryReply)]
+    assert [type(message) for message in told] == [RequestFailed, RequestFailed, InquiryReply]
+    assert [rig.failed(name) for name in ("too much", "too long")] == [[ErrorCode.NOT_HERE], [ErrorCode.NEVER_FITS]]
+
+
 def test_handoffs_get_rows_in_one_order_whoever_has_their_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[object]()
 
