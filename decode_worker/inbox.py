@@ -87,7 +87,7 @@ class Inbox:
             case Abort():
                 self._abort(message.request_id, message.attempt)
             case Inquiry():
-                self.link.send(answer(message, self.worker_id, self.epoch, self._has))
+                self.link.send(answer(message, self.worker_id, self.epoch, self._keys().__contains__))
             case PeerGone():
                 self.pulls.forget(message.worker_id, message.epoch)
             case Leave():
@@ -147,6 +147,12 @@ class Inbox:
         if is_here := self._has((offer.request_id, offer.attempt)):
             logger.error("[%s #%d] is offered, and is here already", offer.request_id, offer.attempt)
         return not is_here
+
+    def _keys(self) -> set[Key]:
+        """All attempts that are being served: the router may ask of as many at once."""
+        waiting = [handoff.sequence for handoff in self.pulls.waiting] + self.local_prompts.waiting
+        waiting += [each.sequence for each in self.offers.waiting]
+        return {*self.scheduler.active, *self.scheduler.reserved, *(sequence.key for sequence in waiting)}
 
     def _has(self, key: Key) -> bool:
         """Whether that attempt is being served: a second one of it would take its blocks' owner away."""

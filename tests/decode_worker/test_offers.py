@@ -22,7 +22,7 @@ from decode_worker.offers import Offers
 from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sealing import Sealing
-from decode_worker.sequence import DecodeSequence
+from decode_worker.sequence import DecodeSequence, Key
 from tests.layouts import pool_of
 
 BLOCK_SIZE = 4
@@ -182,8 +182,9 @@ def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     ready = SimpleNamespace(worker_id="d", epoch=1)
     link = SimpleNamespace(ready=ready, receive=lambda: [inquiry], send=said.append)
     sources = SimpleNamespace(visits=SimpleNamespace(receive=list))
+    looked_for = list[Key]()
     nothing = SimpleNamespace(
-        has=lambda key: False, receive=list, sources=sources, take_messages=list, take_failures=list
+        has=looked_for.append, receive=list, sources=sources, take_messages=list, take_failures=list, waiting=[]
     )
     inbox = Inbox(
         cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, cast(Pulls, nothing), rig.offers,
@@ -192,3 +193,4 @@ def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     rig.arriving.append(rig.offer("b"))
     inbox.receive()
     assert said == [InquiryReply("d", 1, ("a", "b"), pack_ids([0, 0]), b"\0\1")]
+    assert {*looked_for} == {("b", 0)}, "when it came; what is asked is not looked for one by one"
