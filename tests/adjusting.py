@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from common.wire.packing import unpack_ids
@@ -22,10 +23,9 @@ def adjusted(logits: Tensor, params: SamplingParams, prompt: Sequence[int], outp
             x[word[-1]] = -math.inf
     for token, bias in zip(params.biased_token_ids, params.biases, strict=True):
         x[token] += bias
-    for token in {*prompt, *outputs}:
-        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+    seen = list({*prompt, *outputs})
+    x[seen] = torch.where(x[seen] > 0, x[seen] / params.repetition_penalty, x[seen] * params.repetition_penalty)
     for token in outputs:
         x[token] -= params.frequency_penalty
-    for token in set(outputs):
-        x[token] -= params.presence_penalty
+    x[list(set(outputs))] -= params.presence_penalty
     return x

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,7 @@ def test_the_table_of_rooms_names_the_files_that_are_there(room: str) -> None:
     assert named == files or " a file" in row, f"ARCHITECTURE.md says nothing of {sorted(files - named)} in {room}"
 
 
+@cache
 def _loaded_by(module: str) -> set[str]:
     """The top-level names of all modules that importing it loads."""
     code = f"import sys, {module}; print('\\n'.join(sys.modules))"

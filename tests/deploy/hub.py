@@ -35,7 +35,7 @@ class Hub(ThreadingHTTPServer):
         self.claimed_bytes: int | None = None
         self.sent: list[str] = []
         self.over = threading.Event()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     @property
     def endpoint(self) -> str:

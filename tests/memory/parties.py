@@ -199,7 +199,8 @@ class Party:
 
     def blocks(self, state: BlockState) -> set[int]:
         """As the server has it."""
-        return {i for i in range(self.house.shape.num_ids) if self.house.index.claim(i) == (state, self.client)}
+        index = self.house.index
+        return {i for i in range(self.house.shape.num_ids) if index.claim(i) == (state, self.client)}
 
     def expected(self) -> tuple[set[int], Counter[int], Counter[int]]:
         """What it should believe to have, to read and to be offered: as the server has it, and what is on its way."""

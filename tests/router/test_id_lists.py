@@ -40,20 +40,24 @@ def mostly(usual: tuple[str, ...], strange: tuple[str, ...]) -> st.SearchStrateg
     return st.integers(0, 60).flatmap(lambda n: st.sampled_from(usual if n else strange))
 
 
-@st.composite
-def lists(draw: st.DrawFn) -> str:
-    """The text of one, mostly of ids, mostly well-formed."""
-    numbers = draw(st.lists(mostly(NUMBERS, STRANGE), max_size=8))
-    between = draw(st.lists(mostly(BETWEEN, STRANGE_BETWEEN), min_size=len(numbers), max_size=len(numbers)))
-    inner = "".join(piece for pair in zip(numbers, between, strict=True) for piece in pair)
-    return draw(st.sampled_from(("[", "[ "))) + inner.rstrip(", \r\n\t") + draw(st.sampled_from(("]", "\n]")))
+def as_list(begin: str, items: list[tuple[str, str]], end: str) -> str:
+    return begin + "".join(piece for item in items for piece in item).rstrip(", \r\n\t") + end
+
+
+LISTS = st.builds(
+    as_list,
+    st.sampled_from(("[", "[ ")),
+    st.lists(st.tuples(mostly(NUMBERS, STRANGE), mostly(BETWEEN, STRANGE_BETWEEN)), max_size=8),
+    st.sampled_from(("]", "\n]")),
+)
+"""The text of one, mostly of ids, mostly well-formed."""
 
 
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
     """Also with a character lost, or too many."""
     form = draw(st.sampled_from(FORMS))
-    text = form % tuple(draw(lists()) for _ in range(form.count("%s")))
+    text = form % tuple(draw(LISTS) for _ in range(form.count("%s")))
     if draw(st.booleans()):
         place = draw(st.integers(0, len(text)))
         text = text[:place] + draw(st.sampled_from(("", '"', "]", "\\", "0"))) + text[place + 1 :]

@@ -49,31 +49,29 @@ async def test_a_text_goes_there_and_back(
     )
 
 
+WRONG: list[tuple[str, Any, str | None, str]] = [
+    ("/tokenize", {}, "prompt", "missing_field"),
+    ("/tokenize", {"prompt": [1]}, "prompt", "invalid_value"),
+    ("/tokenize", {"prompt": "a", "add_special_token": True}, "add_special_token", "unknown_field"),
+    ("/tokenize", {"prompt": "a", "model": "other"}, "model", "model_not_found"),
+    ("/tokenize", {"messages": []}, "messages", "invalid_value"),
+    ("/tokenize", {"messages": [USER], "prompt": "a"}, "prompt", "unknown_field"),
+    ("/tokenize", {"messages": [USER | {"role": "tool"}]}, "messages", "chat_template_error"),
+    ("/tokenize", {"messages": [USER], "chat_template": "{{ 1 }}"}, "chat_template", "unsupported_value"),
+    ("/tokenize", {"prompt": "x" * 17 * MAX_MODEL_LEN}, "prompt", "context_length_exceeded"),
+    ("/tokenize", [], None, "invalid_json"),
+    ("/detokenize", {}, "tokens", "missing_field"),
+    ("/detokenize", {"tokens": [1, -1]}, "tokens", "invalid_value"),
+    ("/detokenize", {"tokens": [100_000]}, "tokens", "invalid_value"),
+    ("/detokenize", {"tokens": [1] * (MAX_MODEL_LEN + 1)}, "tokens", "context_length_exceeded"),
+]
+
+
 @LENGTHS
-@pytest.mark.parametrize(
-    ("path", "body", "param", "code"),
-    [
-        ("/tokenize", {}, "prompt", "missing_field"),
-        ("/tokenize", {"prompt": [1]}, "prompt", "invalid_value"),
-        ("/tokenize", {"prompt": "a", "add_special_token": True}, "add_special_token", "unknown_field"),
-        ("/tokenize", {"prompt": "a", "model": "other"}, "model", "model_not_found"),
-        ("/tokenize", {"messages": []}, "messages", "invalid_value"),
-        ("/tokenize", {"messages": [USER], "prompt": "a"}, "prompt", "unknown_field"),
-        ("/tokenize", {"messages": [USER | {"role": "tool"}]}, "messages", "chat_template_error"),
-        ("/tokenize", {"messages": [USER], "chat_template": "{{ 1 }}"}, "chat_template", "unsupported_value"),
-        ("/tokenize", {"prompt": "x" * 17 * MAX_MODEL_LEN}, "prompt", "context_length_exceeded"),
-        ("/tokenize", [], None, "invalid_json"),
-        ("/detokenize", {}, "tokens", "missing_field"),
-        ("/detokenize", {"tokens": [1, -1]}, "tokens", "invalid_value"),
-        ("/detokenize", {"tokens": [100_000]}, "tokens", "invalid_value"),
-        ("/detokenize", {"tokens": [1] * (MAX_MODEL_LEN + 1)}, "tokens", "context_length_exceeded"),
-    ],
-)
-async def test_what_is_wrong_is_named(
-    session: aiohttp.ClientSession, path: str, body: Any, param: str | None, code: str, num_padding: int
-) -> None:
-    status, answer = await ask(session, path, body, num_padding)
-    assert (status // 100, answer["error"]["param"], answer["error"]["code"]) == (4, param, code)
+async def test_what_is_wrong_is_named(session: aiohttp.ClientSession, num_padding: int) -> None:
+    for path, body, param, code in WRONG:
+        status, answer = await ask(session, path, body, num_padding)
+        assert (status // 100, answer["error"]["param"], answer["error"]["code"]) == (4, param, code), (path, body)
 
 
 @LENGTHS

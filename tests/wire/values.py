@@ -50,12 +50,18 @@ def messages() -> st.SearchStrategy[Message]:
     return st.one_of(list(_STRATEGIES.values()))
 
 
-@st.composite
 def aimed_messages(
-    draw: st.DrawFn, speaker: tuple[str, int], peers: Sequence[tuple[str, int]], kinds: Sequence[type[Any]]
-) -> Message:
+    speaker: tuple[str, int], peers: Sequence[tuple[str, int]], kinds: Sequence[type[Any]]
+) -> st.SearchStrategy[Message]:
     """Messages that meet what is there: in the name of one worker, about few requests and workers, often of `kinds`."""
-    message = draw(st.one_of([messages(), *(_STRATEGIES[kind] for kind in kinds)]))
+    return _aimed(st.one_of([messages(), *(_STRATEGIES[kind] for kind in kinds)]), speaker, peers)
+
+
+@st.composite
+def _aimed(
+    draw: st.DrawFn, any_message: st.SearchStrategy[Any], speaker: tuple[str, int], peers: Sequence[tuple[str, int]]
+) -> Message:
+    message = draw(any_message)  # made once: what it is made of takes far longer to look through than to draw from
     changes: dict[str, Any] = {}
     for name in message.__dataclass_fields__:
         if name == "worker_id":

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ def test_training_writes_a_whole_model_directory(tmp_path: Path) -> None:
     text.write_text(SPEECHES)
     flags = ["--device", "cpu", "--steps", "2", "--batch-tokens", "128", "--eval-every", "1"]
     program = [sys.executable, str(DEMO_MODEL / "train.py"), str(text), str(out_dir), *flags]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=250)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # beside other tests several would wait for one another
+    done = subprocess.run(program, capture_output=True, text=True, timeout=250, env=environment)
     assert done.returncode == 0, done.stderr
     assert "held out" in done.stdout
     config = json.loads((out_dir / "config.json").read_text())
