@@ -8,7 +8,7 @@ from benchmarks.words import Words
 from benchmarks.workload import Lengths, Prompt, file_prompts, poisson_arrivals, random_prompts, structured
 
 CROWD_TOKENS = 4096
-"""Of a prompt that is there to take room."""
+"""Of a prompt that is there to take room, if a prefix has as many: what is longer a model might not take."""
 
 
 class Load:
@@ -36,8 +36,10 @@ class Load:
 
     def crowd(self, number: int) -> list[Prompt]:
         """Others, for whom a server needs the room of those prefixes."""
-        num_prompts = -(-self._args.crowd_out // CROWD_TOKENS)
-        lengths = Lengths.fixed(CROWD_TOKENS, 1)
+        if not self._args.crowd_out:
+            return []
+        num_tokens = min(CROWD_TOKENS, self._args.prefixes.num_tokens)
+        num_prompts, lengths = -(-self._args.crowd_out // num_tokens), Lengths.fixed(num_tokens, 1)
         return self._as_sent(random_prompts(num_prompts, lengths, self._vocabulary, f"{self._round(number)}, crowd"))
 
     def conversations(self, number: int) -> list[Conversation]:

@@ -33,11 +33,18 @@ def test_primed_prefixes_are_hit_by_every_request(servers: Running, tmp_path: Pa
 
 def test_others_come_between_a_prefix_and_what_follows_it(servers: Running, tmp_path: Path) -> None:
     results = tmp_path / "results.csv"
-    flags = "--concurrency 1 --num-prompts 2 --prefixes 2x48 --primed --crowd-out 9000 --input-len 16 --output-len 2"
+    flags = "--concurrency 1 --num-prompts 2 --prefixes 2x48 --primed --crowd-out 100 --input-len 16 --output-len 2"
     server = run(servers, results, flags)
-    assert [len(each["prompt"]) for each in server.requests] == [48, 48, 4096, 4096, 4096, 64, 64]
+    assert [len(each["prompt"]) for each in server.requests] == [48, 48, 48, 48, 48, 64, 64]
+    assert len({tuple(each["prompt"][:48]) for each in server.requests}) == 5
     assert figures(results)["hit_rate"]["value"] == "75"
     assert figures(results)["hit_rate"]["workload"] == "concurrency 1, crowded out, primed 2x48+16/2, 2 requests"
+
+
+def test_others_are_long_where_prefixes_are(servers: Running, tmp_path: Path) -> None:
+    flags = "--concurrency 1 --num-prompts 1 --prefixes 1x5000 --primed --crowd-out 9000 --input-len 16 --output-len 2"
+    server = run(servers, tmp_path / "results.csv", flags)
+    assert [len(each["prompt"]) for each in server.requests] == [5000, 4096, 4096, 4096, 5016]
 
 
 def test_a_prefix_that_was_refused_is_an_error(servers: Running, tmp_path: Path) -> None:
