@@ -143,10 +143,15 @@ def make_pipe() -> tuple[FileIO, FileIO]:
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The supervisor's environment, with our source findable and GPUs numbered as nvidia-smi does."""
+    """The supervisor's environment, with our source findable, GPUs numbered as nvidia-smi does, and threads that sleep.
+
+    Those of torch on a CPU would spin where one waits for another: beside anything else on their cores, the router to
+    begin with, a step then takes some ten times as long, as who spins keeps away whom it waits for.
+    """
     paths = [str(SOURCE_ROOT), environ.get("PYTHONPATH", "")]
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_WAIT_POLICY": "PASSIVE",
         **environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYTHONUNBUFFERED": "1",

@@ -31,6 +31,11 @@ def test_a_child_keeps_the_users_environment() -> None:
     assert environ["HOME"] == "/home"
 
 
+def test_threads_that_wait_leave_their_core_to_others_unless_the_user_says_else() -> None:
+    assert child_environment({})["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert child_environment({"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
 async def test_a_child_gets_what_its_spec_adds(tmp_path: Path) -> None:
     (tmp_path / "stand_in.py").write_text("import os; print(os.environ['CAP'], os.environ['HOME'])")
     log = io.StringIO()
