@@ -132,14 +132,17 @@ class Person(pydantic.BaseModel):
 
 async def test_openais_client_gets_objects_of_a_class(system: System) -> None:
     async with openai.AsyncOpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0) as client:
-        for seed in range(3):
-            completion = await client.chat.completions.parse(
+        completions = (
+            client.chat.completions.parse(
                 model="m",
                 messages=[{"role": "user", "content": "Who is there?"}],
                 response_format=Person,
                 max_tokens=800,
                 seed=seed,
             )
+            for seed in range(3)
+        )
+        for completion in await asyncio.gather(*completions):
             assert isinstance(completion.choices[0].message.parsed, Person)
 
 
