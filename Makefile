@@ -7,12 +7,16 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 comma := ,
-extras := worker$(if $(shell command -v nvidia-smi),$(comma)cuda)
+extras := worker$(comma)bench$(if $(shell command -v nvidia-smi),$(comma)cuda)
 own_env := $(filter $(VENV)/bin/python,$(PY))
 runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
 # Of kernels, which an interpreter runs, and of whole systems: they take about as long as all others.
 long_tests := tests/kernels tests/e2e
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+# Each line of two runs side by side says whose it is, as it comes.
+labelled = 2>&1 | sed -u 's/^/$@ | /'
 
 .PHONY: help setup demo test test-long test-others test-gpu lint clean
 .DEFAULT_GOAL := help
@@ -23,16 +27,16 @@ help: ## show this
 setup: $(dev) ## create .venv with everything, from constraints.txt
 
 demo: $(runtime) ## serve the bundled model and stream a verse from it
-	@$(PY) -m deploy.cli demo
+	@$(PY) -m deploy demo
 
 test: $(dev) ## tests that need no GPU; those of kernels and whole systems beside the others
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-long test-others
+	@$(MAKE) --no-print-directory --jobs=2 test-long test-others
 
 test-long: $(dev)
-	$(PY) -m pytest -m "not gpu" $(long_tests)
+	$(PY) -m pytest -m "not gpu" $(long_tests) $(labelled)
 
 test-others: $(dev)
-	$(PY) -m pytest -m "not gpu" $(long_tests:%=--ignore=%)
+	$(PY) -m pytest -m "not gpu" $(long_tests:%=--ignore=%) $(labelled)
 
 test-gpu: $(dev) ## the tests that need a GPU
 	$(PY) -m pytest -m gpu

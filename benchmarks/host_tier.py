@@ -36,7 +36,6 @@ from common.memory.host_backing import HostBacking
 from common.memory.server import MemoryServer
 from common.memory_sections import MemorySection
 from common.version import VERSION
-from common.wire.fields import ID_BYTES
 from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
@@ -45,8 +44,8 @@ from common.wire.memory_messages import (
     BlocksWanted,
     MemoryKnock,
     PoolShortage,
-    PrefixFound,
-    PrefixWanted,
+    PromptBlocks,
+    PromptWanted,
 )
 from common.wire.memory_reports import MemoryReady
 from deploy.planning.percentiles import percentile
@@ -73,7 +72,7 @@ Told: TypeAlias = "SynchronizedArray[int]"
 """By the server, blocks that are in host memory and whether all of that is there; by the worker, the phase."""
 Times = dict[tuple[str, int], list[float]]
 """In seconds, by what was done with how many blocks; of answers, by phase and 0."""
-Answer = TypeVar("Answer", BlocksLeased, PrefixFound, MemoryKnock)
+Answer = TypeVar("Answer", BlocksLeased, PromptBlocks, MemoryKnock)
 
 
 class Worker:
@@ -114,11 +113,11 @@ class Worker:
         self._free(self._lease(self.num_blocks - 1))
         self.told[2] = Phase.BACK
         asked_s = time.perf_counter()
-        self.client.send(PrefixWanted("r", 0, keys, SLOW_US))
-        found = self._next(PrefixFound)
+        self.client.send(PromptWanted("r", 0, keys, SLOW_US, size, 0))
+        found = self._next(PromptBlocks)
         back_s = time.perf_counter() - asked_s
-        if len(found.block_ids) != ID_BYTES * size:
-            raise SystemExit(f"{len(found.block_ids) // ID_BYTES} of {size} blocks are there again")
+        if found.num_sealed != size:
+            raise SystemExit(f"{found.num_sealed} of {size} blocks are there again")
         self._free(found)
         return out_s, back_s
 
@@ -126,7 +125,7 @@ class Worker:
         self.client.send(BlocksWanted((count,)))
         return self._next(BlocksLeased)
 
-    def _free(self, blocks: BlocksLeased | PrefixFound) -> None:
+    def _free(self, blocks: BlocksLeased | PromptBlocks) -> None:
         self.client.send(BlocksFreed(blocks.block_ids, blocks.generations))
 
     def _next(self, kind: type[Answer]) -> Answer:
@@ -159,7 +158,7 @@ def _next(client: MemoryClient, kind: type[Answer]) -> Answer:
     end_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < end_s:
         select.select([client], [], [], 1.0)
-        for message in client.receive(BlocksLeased, PrefixFound, PoolShortage, MemoryKnock):
+        for message in client.receive(BlocksLeased, PromptBlocks, PoolShortage, MemoryKnock):
             if isinstance(message, kind):
                 return message
     raise SystemExit(f"no {kind.__name__} within {DEADLINE_S:g} s")

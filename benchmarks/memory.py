@@ -32,9 +32,16 @@ from benchmarks.memory_cases import measure_cases
 from benchmarks.results import ROOT
 from common.memory.client import MemoryClient
 from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksWanted, KVAccepted, KVOffer, PoolShortage
+from common.wire.memory_messages import (
+    BlocksFreed,
+    BlocksLeased,
+    BlocksWanted,
+    KVAccepted,
+    KVOffer,
+    KVReceived,
+    PoolShortage,
+)
 from common.wire.packing import pack_ids, unpack_ids
-from common.wire.sampling_params import SamplingParams
 from deploy.planning.percentiles import percentile
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 1, 1, 1, 16, 0, "float16"),))
@@ -66,7 +73,6 @@ class Pair:
         self.decode = MemoryClient(path, *self.worker, is_decoding=True)
         for client in (self.prefill, self.decode):
             os.close(client.claim_pool(LAYOUT, (NUM_BLOCKS,)).descriptor or 0)
-        self.tokens = pack_ids(range(load.num_blocks * 16))
         self.num_begun, self.num_late = 0, 0
         self.wanted_s = 0.0  # since when blocks are wanted; 0 while none are
         self.leased: list[tuple[int, int]] = []  # blocks with their generations
@@ -102,7 +108,7 @@ class Pair:
             self.decode.send(BlocksFreed(ids, generations))
 
     def receive(self) -> None:
-        for message in self.prefill.receive(BlocksLeased, PoolShortage):
+        for message in self.prefill.receive(BlocksLeased, PoolShortage, KVReceived):
             if isinstance(message, BlocksLeased):
                 self.waits_s.append(time.monotonic() - self.wanted_s)
                 self.wanted_s = 0.0
@@ -119,9 +125,7 @@ class Pair:
             blocks, self.leased = self.leased[: self.load.num_blocks], self.leased[self.load.num_blocks :]
             ids, generations = (pack_ids(part) for part in zip(*blocks, strict=True))
             key = f"r{self.num_begun}-{len(self.leased)}"
-            self.prefill.send(
-                KVOffer(*self.worker, key, 0, self.tokens, 1, SamplingParams(), ids, generations, 0, b"", b"")
-            )
+            self.prefill.send(KVOffer(*self.worker, key, 0, 0, ids, generations, 0, b"", b""))
 
     def close(self) -> None:
         self.prefill.close()

@@ -20,14 +20,13 @@ from common.wire.memory_messages import (
     BlocksSealed,
     BlocksWanted,
     MemoryMessage,
-    PrefixFound,
-    PrefixWanted,
+    PromptBlocks,
+    PromptWanted,
 )
-from common.wire.packing import unpack_ids
 from deploy.planning.percentiles import percentile
 
 ANSWER_S = 30.0
-Answer = TypeVar("Answer", BlocksLeased, PrefixFound)
+Answer = TypeVar("Answer", BlocksLeased, PromptBlocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +63,9 @@ class Reader:
         asked_s = time.perf_counter()
         found = self._find(keys)
         took_s = time.perf_counter() - asked_s
-        if (num_found := len(unpack_ids(found.block_ids))) != num_there:
-            raise SystemExit(f"{num_found} blocks were found, {num_there} are there")
-        if num_found:
-            self._send(BlocksFreed(found.block_ids, found.generations))
+        self._send(BlocksFreed(found.block_ids, found.generations))
+        if found.num_sealed != num_there:
+            raise SystemExit(f"{found.num_sealed} blocks were found, {num_there} are there")
         return took_s
 
     def seal(self, keys: bytes) -> float:
@@ -79,7 +77,7 @@ class Reader:
         self._send(BlocksSealed(leased.block_ids, leased.generations, keys))
         found = self._find(keys[:KEY_BYTES])
         took_s = time.perf_counter() - sealed_s
-        if not found.block_ids:
+        if not found.num_sealed:
             raise SystemExit("a block that was sealed is not found")
         for blocks in (leased, found):
             self._send(BlocksFreed(blocks.block_ids, blocks.generations))
@@ -90,11 +88,12 @@ class Reader:
 
     def _catch_up(self) -> None:
         """Wait until the server is through with what was said before, so that no time of it counts."""
-        self._find(new_keys(1))
+        found = self._find(new_keys(1))
+        self._send(BlocksFreed(found.block_ids, found.generations))
 
-    def _find(self, keys: bytes) -> PrefixFound:
-        self._send(PrefixWanted("r", 0, keys, 0))
-        return self._next(PrefixFound)
+    def _find(self, keys: bytes) -> PromptBlocks:
+        self._send(PromptWanted("r", 0, keys, 0, len(keys) // KEY_BYTES, 0))
+        return self._next(PromptBlocks)
 
     def _send(self, message: MemoryMessage) -> None:
         self.num_messages += 1
@@ -104,7 +103,7 @@ class Reader:
         end_s = time.monotonic() + ANSWER_S
         while (left_s := end_s - time.monotonic()) > 0:
             select.select([self._client], [], [], left_s)
-            for message in self._client.receive(BlocksLeased, PrefixFound):
+            for message in self._client.receive(BlocksLeased, PromptBlocks):
                 self.num_messages += 1
                 if isinstance(message, kind):
                     return message

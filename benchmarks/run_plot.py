@@ -1,4 +1,4 @@
-"""A picture of one run: what each request saw, over time, and how gaps are spread."""
+"""Draws one run: what each request saw, over time, and how gaps are spread."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -43,6 +43,7 @@ def draw(title: str, systems: Sequence[Seen]) -> Figure:
         axes.set(title=name, xlabel=x, ylabel=y)
         axes.set_ylim(bottom=0)
         axes.margins(x=0.02)
+    panels[1][0].set_xlim(left=0)  # after all is drawn: a limit ends the search for the others
     if panels[0][0].has_data():
         panels[0][0].legend(loc="upper left")
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
@@ -59,11 +60,12 @@ def _draw_system(panels: Sequence[Axes], good: Sequence[RequestRecord], label: s
     ordered = sorted(1e3 * gap for record in good for gap in record.gaps_s)
     gaps.plot(ordered, [100 * (place + 1) / len(ordered) for place in range(len(ordered))], color=colour)
     if ordered:
-        gaps.set_xlim(0, 2 * ordered[int(0.99 * (len(ordered) - 1))] or 1)
+        shown = 2 * ordered[int(0.99 * (len(ordered) - 1))] or 1
+        is_first = gaps.get_autoscalex_on()
+        gaps.set_xlim(0, shown if is_first else max(shown, gaps.get_xlim()[1]))
     seconds = Counter(int(time_s - begin_s) for record in good for time_s in record.chunk_times_s)
     marker = "o" if len(seconds) < FEW else ""
     places = range(max(seconds, default=0) + 1)
-    rate.set_xlim(left=0)
     rate.plot([place + 0.5 for place in places], [seconds[place] for place in places], color=colour, marker=marker)
     steps = sorted([(record.sent_s, 1) for record in good] + [(record.ended_s, -1) for record in good])
     count, times_s, counts = 0, [], []

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import uvloop
 from rich.console import Console
@@ -42,6 +43,7 @@ Sent = tuple[list[RequestRecord], list[RequestRecord]]
 """A round's requests, and those beside it."""
 AT_FIRST = 8
 """Requests running at any time while nothing is counted yet."""
+INSTALL_PLOTS = 'matplotlib is not installed: pip install -c constraints.txt -e ".[bench]" where the sources are'
 BUSY_CLIENT = 0.9
 """Share of a core above which the client itself may be what is measured."""
 
@@ -180,6 +182,9 @@ def rows(name: str, workload: str, systems: list[System], slo_ms: dict[str, floa
 def main(argv: list[str], prog: str = "python -m benchmarks.serve", defaults: Defaults = USUAL) -> int:
     """Exit code 1 when a request failed and that was not allowed."""
     args, console = parse_args(argv, (__doc__ or "").splitlines()[0], prog, defaults), Console()
+    if args.plot and find_spec("matplotlib") is None:
+        console.print(f"--plot: {INSTALL_PLOTS}", style="red", markup=False, soft_wrap=True)
+        return 2
     try:
         load = Load(args)
     except ValueError as error:

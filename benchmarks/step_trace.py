@@ -56,7 +56,8 @@ class LaunchAhead:
         for row in range(num_rows):
             token_ids = [row + 7] * (context + row % self.bench.block_size)
             sequence = DecodeSequence(str(row), 0, token_ids, 0, sampling)
-            assert self.scheduler.reserve_prompt(sequence), "it fits"
+            blocks = self.bench.engine.allocator.allocate(self.scheduler.num_blocks_of_prompt(sequence))
+            self.scheduler.reserve_prompt(sequence, blocks)
             self.scheduler.activate(sequence)
         return True
 

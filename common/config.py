@@ -47,6 +47,9 @@ class ModelSection:
         0, "longest prompt plus output, in tokens; 0 is the model's own limit", within=(0, MAX_TOKENS)
     )
 
+    def __post_init__(self) -> None:
+        _require(self.max_len != 1, "model.max_len = 1: a prompt and its output are 2 tokens at least; 0: the model's")
+
     @property
     def served_name(self) -> str:
         return self.name or Path(self.path).resolve().name
@@ -65,8 +68,8 @@ class NetSection:
     """How the processes reach one another."""
 
     router_endpoint: str = option(
-        "auto", "where the router binds and the others dial: ipc://PATH, or tcp://HOST:PORT with a secret; "
-        "auto is a unix socket in /tmp/baton-UID, one router for each user",
+        "auto", "where the router binds and the others dial: ipc://PATH in a directory of your own, or tcp://HOST:PORT "
+        "with a secret; auto is a unix socket in /tmp/baton-UID, one router for each user",
         form=ENDPOINT,
     )  # fmt: skip
     handoff_endpoint: str = option(
@@ -74,7 +77,7 @@ class NetSection:
         "where a decode worker binds for prefill workers: like router_endpoint, in tcp://HOST:* for a free port",
         form=ENDPOINT,
     )
-    secret_file: str = option("", "file with a secret that all processes share; tcp:// needs it")
+    secret_file: str = option("", "file with a secret that all processes share, and nobody else; for tcp://")
     heartbeat_s: float = option(0.5, "seconds between signs of life", within=(0.01, 60.0))
     worker_timeout_s: float = option(3.0, "a peer silent for this long is taken for dead", within=(0.02, 3600.0))
     step_timeout_s: float = option(
@@ -98,6 +101,7 @@ class RouterSection:
 
     host: str = option("127.0.0.1", "address that HTTP binds to")
     port: int = option(8000, "port that HTTP binds to; 0 picks a free one", within=(0, 65_535))
+    take_over: str = option("", "auto: take over the port of this user's router; a path: serve a deploy.port_holder's")
     max_requests: int = option(
         2048, "completions in flight or queued; above it clients get 429 with Retry-After", within=(1, 1_000_000)
     )
@@ -126,6 +130,12 @@ class RouterSection:
         "long HTTP bodies held at once, together; above it clients get 429 with Retry-After",
         within=(1024, 1 << 36),
     )
+    max_unread_bytes: int = option(
+        268_435_456,
+        "bytes of answers that their clients have not read yet, together; one client may have a quarter of it; where "
+        "it is more the largest answer is cut off",
+        within=(1 << 20, 1 << 40),
+    )
     kv_events: bool = option(
         True,
         "where there are several pools of KV blocks, choose by what their memory servers tell of the blocks in them; "
@@ -135,9 +145,7 @@ class RouterSection:
         16_777_216, "tokens of texts kept, so that these are not encoded again, by each process", within=(0, 1 << 36)
     )
     min_priority: int = option(
-        0,
-        "the most urgent `priority` that clients may ask for, lower goes first; what is below it is refused",
-        within=(-MAX_PRIORITY, 0),
+        0, "the most urgent `priority` that clients get, lower goes first", within=(-MAX_PRIORITY, 0)
     )
     api_key_file: str = option(
         "",

@@ -1,4 +1,4 @@
-"""Files that a user names, read without waiting for ever: a named pipe may have nobody who writes, a device no end."""
+"""Reads files that a user names, without waiting for ever: a named pipe may have nobody who writes, a device no end."""
 
 import os
 import select
@@ -27,7 +27,12 @@ def open_plain(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
 
 def read_plain(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """The first so many bytes of a regular file, or of what comes out of a pipe without a name; raises OSError."""
-    with open(open_plain(path), "rb", buffering=0) as file:
+    return read_descriptor(open_plain(path), most_bytes)
+
+
+def read_descriptor(descriptor: int, most_bytes: int) -> bytes:
+    """The same of what `open_plain` opened, which is closed."""
+    with open(descriptor, "rb", buffering=0) as file:
         content, end_s = b"", time.monotonic() + WAIT_S
         while len(content) < most_bytes:
             if not select.select([file], [], [], max(0.0, end_s - time.monotonic()))[0]:

@@ -71,6 +71,8 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         handoff_endpoint=hub.endpoint,
         short_prompt_tokens=short_tokens,
     )
+    followers = make_followers(Path(config.model.path), engine.vocab_size)
+    followers.begin()
     worker = DecodeWorker(
         config,
         engine,
@@ -79,7 +81,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         hub=hub,
         ready=ready,
         drain=incarnation.drain,
-        followers=make_followers(Path(config.model.path), engine.vocab_size),
+        followers=followers,
     )
     if short_tokens:
         worker.local_prompts.note_chunk(short_tokens, time_prompt(prompt_runner, short_tokens))

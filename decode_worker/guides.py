@@ -32,7 +32,7 @@ class Guides:
         """Give a sequence that will get rows a place for its masks, until it ended and no step may read there."""
         if sequence.follower is None:
             return
-        self._places = {s: place for s, place in self._places.items() if not s.ended or s.num_in_flight}
+        self._places = {s: place for s, place in self._places.items() if _reads_masks(s)}
         taken = set(self._places.values())
         place = next(place for place in range(len(self._positions)) if place not in taken)
         self._positions[place] = NO_MASK
@@ -42,7 +42,7 @@ class Guides:
     def advance(self, sequence: DecodeSequence, token: OutputToken) -> None:
         """Ask what may follow a token, which is logged, and not sent before its grammar has taken it."""
         assert sequence.follower is not None, "it is under a grammar"
-        sequence.unsent, sequence.mask = token, None
+        sequence.unsent, sequence.mask, sequence.num_late = token, None, 0
         self._followers.ask(sequence, sequence.follower, [token.token_id])
 
     def take(self) -> list[tuple[DecodeSequence, Outcome]]:
@@ -62,3 +62,8 @@ class Guides:
             self._masks[sequence.place] = sequence.mask
             sequence.mask_position = len(sequence.token_ids)
             self._positions[sequence.place] = sequence.mask_position
+
+
+def _reads_masks(sequence: DecodeSequence) -> bool:
+    """Return whether a step, launched or to come before the sequence gets another place, may read its masks."""
+    return sequence.num_in_flight > 0 or not (sequence.ended or sequence.is_paused)

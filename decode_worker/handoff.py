@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.kv.copies import Copies
+from common.memory.magazine import Grant
 from common.serving.visits import Visit
 from common.wire.memory_messages import KVOffer
 from common.wire.packing import unpack_ids
@@ -19,8 +20,8 @@ class Handoff:
     offer: KVOffer
     source_ids: Sequence[Sequence[int]]  # by group
     digests: list[bytes] = field(default_factory=list)  # of its full blocks, if those are looked up and sealed
-    found: list[int] = field(default_factory=list)  # blocks here of its first tokens, read until it has a table
-    looks_again: bool = False  # it has let go of what was found
+    is_looked_up: bool = False  # the memory server is asked for its blocks, and what is there of them
+    grant: Grant | None = None  # all its blocks here, until it has a table
     copies: Copies = field(default_factory=Copies)
     aborted: bool = False
 

@@ -6,14 +6,15 @@ from common.errors import ErrorCode
 from common.serving.drain import Drain
 from common.serving.inquiry import answer
 from common.serving.vocabulary import stranger
-from common.wire.handoff_messages import KVPoolExport, KVProgress
-from common.wire.memory_messages import KVOffer, PrefixFound
+from common.wire.handoff_messages import DecodeRequest, KVPoolExport, KVProgress
+from common.wire.memory_messages import KVOffer, PromptBlocks
 from common.wire.messages import Abort, Inquiry, Message, PeerGone, PrefillRequest, RequestFailed
 from common.wire.operator_messages import Leave
 from common.wire.packing import unpack_array
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
 from common.wire.worker_id import is_from
+from decode_worker.announced import Received
 from decode_worker.guides import Guides
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.offers import Offers
@@ -40,25 +41,26 @@ class Inbox:
     ) -> None:
         self.worker_id, self.epoch = link.ready.worker_id, link.ready.epoch
         self.link, self.hub, self.drain = link, hub, drain
-        self.scheduler, self.pulls, self.offers = scheduler, pulls, offers
+        self.scheduler, self.pulls, self.offers, self.announced = scheduler, pulls, offers, pulls.announced
         self.local_prompts, self.guides = local_prompts, guides
 
     def receive(self) -> None:
-        """Act on everything that has arrived; on offers first, as the router may ask whether they are here."""
+        """Act on everything that has arrived."""
         for said in self.offers.shared.receive():
             match said:
-                case PrefixFound() if self.local_prompts.prefixes.has_asked(said):
+                case PromptBlocks() if self.local_prompts.prefixes.has_asked(said):
                     self.local_prompts.prefixes.hear(said)
-                case PrefixFound():
-                    self.pulls.hear(said)
-                case KVOffer() if self._is_new(said):
-                    self.offers.add(said)
+                case PromptBlocks():
+                    self.pulls.prefixes.hear(said)
+                case KVOffer():
+                    self._take(self.announced.offer(said, None))
         for visit, offered in self.pulls.sources.visits.receive():
-            if isinstance(offered, KVOffer) and self._is_new(offered):
-                self.pulls.add(visit, offered)
+            if isinstance(offered, KVOffer):
+                self._take(self.announced.offer(offered, visit))
         self.tell()  # before the router is answered that something is not here
         for message in self.link.receive():
             self._from_router(message)
+        self.announced.tend()
         for identity, message in self.hub.receive():
             self._from_prefill(identity, message)
 
@@ -75,15 +77,19 @@ class Inbox:
         self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
 
     def give_back_prompts(self, problem: str) -> None:
-        """Those that wait for blocks, of which no more come."""
-        for sequence in self.local_prompts.waiting:
-            self.local_prompts.abort(*sequence.key)
-            self.fail(sequence.key, ErrorCode.DRAINING, problem)
+        """Leave prompts to the router that wait for blocks or for offers, as no more of either come."""
+        waiting = [sequence.key for sequence in self.local_prompts.waiting]
+        for key in waiting:
+            self.local_prompts.abort(*key)
+        for key in [*waiting, *self.announced.take_back()]:
+            self.fail(key, ErrorCode.DRAINING, problem)
 
     def _from_router(self, message: Message) -> None:
         match message:
             case PrefillRequest():
                 self._accept_local(message)
+            case DecodeRequest():
+                self._announce(message)
             case Abort():
                 self._abort(message.request_id, message.attempt)
             case Inquiry():
@@ -113,40 +119,64 @@ class Inbox:
             self.pulls.forget(export.worker_id, epoch)
         self.pulls.sources.meet(identity, export)
 
+    def _announce(self, message: DecodeRequest) -> None:
+        """Expect a prompt that a prefill worker computes."""
+        if problem := self.offers.shared.problem:
+            self.fail((message.request_id, message.attempt), ErrorCode.DRAINING, problem)
+        elif (sequence := self._admitted(message)) is not None:
+            self._take(self.announced.announce(sequence))
+
+    def _take(self, received: Received | None) -> None:
+        """Queue a prompt that was offered, if one was received."""
+        if received is None:
+            return
+        sequence, offer, visit = received
+        if problem := stranger([offer.token_id], self.pulls.engine.vocab_size):
+            (self.offers.shared if visit is None else visit.guest).decline(offer)
+            self.fail(sequence.key, ErrorCode.INTERNAL, problem)
+        elif visit is None:
+            self.offers.add(sequence, offer)
+        else:
+            self.pulls.add(visit, sequence, offer)
+
     def _accept_local(self, message: PrefillRequest) -> None:
-        token_ids = unpack_array(message.token_ids)
+        """Compute a prompt here."""
+        if self.drain.asked:
+            key = message.request_id, message.attempt
+            self.fail(key, ErrorCode.DRAINING, "the decode worker is shutting down")
+        elif (sequence := self._admitted(message)) is not None:
+            sequence.num_prompt_logprobs, sequence.first_scored = message.num_prompt_logprobs, message.first_scored
+            self.guides.begin(sequence)
+            self.local_prompts.accept(sequence, message.turn, message.salt, message.most_tokens)
+
+    def _admitted(self, message: PrefillRequest | DecodeRequest) -> DecodeSequence | None:
+        """Make the sequence of a request; None if it cannot be decoded here, which the router hears."""
         sequence = DecodeSequence(
             request_id=message.request_id,
             attempt=message.attempt,
-            token_ids=token_ids,
+            token_ids=unpack_array(message.token_ids),
             num_outputs=message.num_outputs,
             sampling=message.sampling,
-            num_prompt_logprobs=message.num_prompt_logprobs,
-            first_scored=message.first_scored,
+            priority=message.priority,
+            client=message.client,
         )
-        if self._has(sequence.key):
+        if self._has(sequence.key) or sequence.key in self.announced:
             self.link.spoke.refuse(message, f"attempt {message.attempt} of {message.request_id} is here already")
-        elif self.drain.asked:
-            self.fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
-        elif problem := stranger(token_ids, self.pulls.engine.vocab_size):
+        elif problem := stranger(sequence.token_ids, self.pulls.engine.vocab_size):
             self.fail(sequence.key, ErrorCode.INTERNAL, problem)
         elif objection := self.scheduler.objection(sequence):
             self.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
-            self.guides.begin(sequence)
-            self.local_prompts.accept(sequence, message.priority, message.turn, message.salt, message.most_tokens)
+            return sequence
+        return None
 
     def _abort(self, request_id: str, attempt: int) -> None:
+        self.announced.abort(request_id, attempt)
         self.pulls.abort(request_id, attempt)
         self.offers.abort(request_id, attempt)
         self.local_prompts.abort(request_id, attempt)
         for sequence in self.scheduler.find(request_id, attempt):
             self.scheduler.end(sequence)
-
-    def _is_new(self, offer: KVOffer) -> bool:
-        if is_here := self._has((offer.request_id, offer.attempt)):
-            logger.error("[%s #%d] is offered, and is here already", offer.request_id, offer.attempt)
-        return not is_here
 
     def _keys(self) -> set[Key]:
         """All attempts that are being served: the router may ask of as many at once."""

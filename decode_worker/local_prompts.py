@@ -34,7 +34,6 @@ class LocalPrompt:
     """A prompt on its way."""
 
     sequence: DecodeSequence
-    priority: int
     turn: int
     is_started: bool = False  # it has blocks, and a row to come
     num_scheduled_tokens: int = 0  # computed by chunks that are launched, or not to be computed
@@ -46,9 +45,24 @@ class LocalPrompt:
         return self.sequence.key
 
     @property
+    def priority(self) -> int:
+        """Lower is earlier."""
+        return self.sequence.priority
+
+    @property
     def token_ids(self) -> MutableSequence[int]:
         """Prompt and, on a replay, its outputs so far."""
         return self.sequence.token_ids
+
+    @property
+    def has_blocks(self) -> bool:
+        """Its blocks are granted."""
+        return self.beginning.grant is not None
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that it gets blocks for."""
+        return self.sequence.num_prompt_slots
 
     @property
     def num_prompt_logprobs(self) -> int:
@@ -99,13 +113,14 @@ class LocalPrompts:
         worker: tuple[str, int],
     ) -> None:
         self.runner, self.scheduler, self.worker = runner, scheduler, worker
-        self.prefixes = PromptPrefixes(magazine, self._tell_cached, config.kv)
+        self.prefixes = PromptPrefixes(magazine, self._tell_cached, config.kv, scheduler.has_blocks)
         self.short_tokens, self.short_s = config.decode.short_prompt_tokens, 0.0  # and what such a prompt takes
         self._launched_s, self._num_launched = 0.0, 0  # of the chunk in flight
         self.order = PromptOrder(max_tokens=scheduler.step_tokens, max_seqs=1, max_mixed_tokens=scheduler.step_tokens)
         self.prompts: list[LocalPrompt] = []
         self.next: tuple[LocalPrompt, int] | None = None  # with the number of tokens of its chunk
         self.in_flight: tuple[LocalPrompt, PendingPrompts] | None = None
+        self.wants_row: DecodeSequence | None = None  # the prompt that could begin if a row were free
         self._messages: list[Message] = []
 
     def __len__(self) -> int:
@@ -120,9 +135,10 @@ class LocalPrompts:
         """Those that have not begun."""
         return [prompt.sequence for prompt in self._waiting]
 
-    def accept(self, sequence: DecodeSequence, priority: int, turn: int, salt: bytes, most_tokens: int = 0) -> None:
-        """Queue one, and look for what is there of it."""
-        prompt = LocalPrompt(sequence, priority, turn, most_tokens=most_tokens)
+    def accept(self, sequence: DecodeSequence, turn: int, salt: bytes, most_tokens: int = 0) -> None:
+        """Queue a prompt, and look for what is there of it."""
+        sequence.offered_s = time.monotonic()
+        prompt = LocalPrompt(sequence, turn, most_tokens=most_tokens)
         self.prefixes.begin(prompt, salt)
         self.prompts.append(prompt)
 
@@ -140,6 +156,7 @@ class LocalPrompts:
     def has_chunk(self) -> bool:
         """Whether a chunk can be launched now: none is in flight, and some prompt can go on or begin."""
         self._give_back()
+        self.wants_row = None
         if self.in_flight is None and self.next is None:
             ready = [prompt for prompt in self.prompts if not prompt.sequence.awaits_mask]
             self.next = next(iter(self.order.next_step(ready, self._start, self.prefixes.is_held_up)), None)
@@ -182,7 +199,7 @@ class LocalPrompts:
         load.short_prompt_s = self.short_s
 
     def make_way(self) -> bool:
-        """Keep nothing of what was found for prompts that wait; whether there was any."""
+        """Give back what was granted to prompts that wait; whether there was anything."""
         return self.prefixes.let_go(self._waiting)
 
     def take_messages(self) -> list[Message]:
@@ -208,15 +225,13 @@ class LocalPrompts:
     def _start(self, prompt: LocalPrompt) -> bool:
         """Give it blocks beside those that were found, and a row to come, if there is room."""
         if not self.scheduler.has_row():
+            self.wants_row = self.wants_row or prompt.sequence
             return False
-        lacking = self.scheduler.num_lacking_of_prompt(prompt.sequence, len(prompt.beginning.found))
-        if not self.scheduler.has_blocks(lacking):
-            self.prefixes.lack(self._waiting)
+        blocks = self.prefixes.take_blocks(prompt, self.scheduler.num_blocks_of_prompt(prompt.sequence))
+        if blocks is None:
             return False
-        if self.prefixes.looks_again(prompt):
-            return False
-        prompt.is_started = self.scheduler.reserve_prompt(prompt.sequence, prompt.beginning.found)
-        self.prefixes.admitted(prompt)
+        self.scheduler.reserve_prompt(prompt.sequence, blocks)
+        prompt.is_started = True
         return True
 
     def _complete(self, prompt: LocalPrompt) -> DecodeSequence:

@@ -1,24 +1,19 @@
 """Prompts that a prefill worker of the same pool hands over: their blocks change hands, and nothing is copied.
 
 KVOffer ──▶ waiting ──a row and a block for it to grow──▶ accepted: the scheduler's
-               └──abort, refusal, standstill, blocks wanted for what is decoded──▶ declined: free
+               └──abort, refusal, blocks wanted for what is decoded──▶ declined: free
 """
 
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import ErrorCode
-from common.kv.tables import Tables, held_by, num_handed_over, num_lacking, tables_handed_over
+from common.kv.tables import Tables, held_by, num_lacking, num_seen, tables_handed_over
 from common.memory.shared_pool import SharedPool
-from common.serving.standstill import Standstill
-from common.serving.vocabulary import stranger
-from common.wire.kv_layout import Counts
+from common.wire.kv_layout import Counts, KVLayout
 from common.wire.memory_messages import KVOffer
-from common.wire.packing import unpack_array
 from common.wire.pool_shape import plus, shown
-from decode_worker.attempts import Attempts
+from decode_worker.row_queue import RowQueue
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sealing import Sealing
 from decode_worker.sequence import DecodeSequence, Key
@@ -31,26 +26,12 @@ Failure = tuple[Key, ErrorCode, str]
 """A handoff that will not come, and why."""
 
 
-def sequence_of(offer: KVOffer) -> DecodeSequence:
-    """What will be decoded of an offer."""
-    token_ids = unpack_array(offer.token_ids)
-    sequence = DecodeSequence(offer.request_id, offer.attempt, token_ids, offer.num_outputs, offer.sampling)
-    sequence.offered_s = time.monotonic()
-    return sequence
-
-
-def flaw(
-    offered: Sequence[Sequence[int]], sequence: DecodeSequence, scheduler: DecodeScheduler, vocab_size: int
-) -> tuple[ErrorCode, str] | None:
-    """Why a prompt in these blocks, by group, can never be decoded here: nobody else shall wait behind it."""
-    num_offered = tuple(map(len, offered))
-    if objection := scheduler.objection(sequence):
-        return ErrorCode.NEVER_FITS, objection
-    if problem := stranger(sequence.token_ids, vocab_size):
-        return ErrorCode.INTERNAL, problem
-    if num_offered != (num_blocks := num_handed_over(scheduler.layout, len(sequence.token_ids) - 1)):
-        return ErrorCode.INTERNAL, f"{shown(num_offered)} blocks offered, its tokens fill {shown(num_blocks)}"
-    return None
+def flaw(offered: Sequence[Sequence[int]], sequence: DecodeSequence, layout: KVLayout) -> str:
+    """Why these blocks, by group, cannot be the prompt's; empty when they can."""
+    num_offered, num_blocks = tuple(map(len, offered)), num_seen(layout, len(sequence.token_ids))
+    if num_offered == num_blocks:
+        return ""
+    return f"{shown(num_offered)} blocks offered, its tokens fill {shown(num_blocks)}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,12 +46,10 @@ class Waiting:
 class Offers:
     """Keeps offers until there is room; nobody else may take them meanwhile."""
 
-    def __init__(
-        self, shared: SharedPool, scheduler: DecodeScheduler, aborts: Attempts, sealing: Sealing, vocab_size: int
-    ) -> None:
-        self.shared, self.scheduler, self.aborts, self.vocab_size = shared, scheduler, aborts, vocab_size
-        self.sealing, self.standstill = sealing, Standstill()
-        self.waiting: deque[Waiting] = deque()
+    def __init__(self, shared: SharedPool, scheduler: DecodeScheduler, sealing: Sealing) -> None:
+        self.shared, self.scheduler = shared, scheduler
+        self.sealing = sealing
+        self.waiting: RowQueue[Waiting] = RowQueue(scheduler.num_rows_of.__getitem__)
         self._failures: list[Failure] = []
 
     def __len__(self) -> int:
@@ -86,83 +65,70 @@ class Offers:
 
         Returns why the owner of the pool is lost, once.
         """
-        is_still = bool(self.waiting) and not self.scheduler.num_taken
-        if self.standstill.is_over(is_still=is_still, num_done=self.shared.num_done):
-            reason = "no KV blocks come free for those before it, and nobody gets on in the pool"
-            self._give_up_latest(ErrorCode.STANDSTILL, reason)
         floor = self.scheduler.num_growing
         idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
         self.shared.tend(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
         return self.shared.take_problem()
 
-    def add(self, offer: KVOffer) -> None:
-        """Queue an offer, or decline what can never be decoded here or was aborted before."""
-        sequence, offered = sequence_of(offer), self.shared.by_group(offer)
-        if self.aborts.cover(*sequence.key):
+    def add(self, sequence: DecodeSequence, offer: KVOffer) -> None:
+        """Queue an offer, or decline one whose blocks cannot be the prompt's."""
+        offered = self.shared.by_group(offer)
+        if problem := flaw(offered, sequence, self.scheduler.layout):
             self.shared.decline(offer)
-        elif found := flaw(offered, sequence, self.scheduler, self.vocab_size):
-            self.shared.decline(offer)
-            self._failures.append((sequence.key, *found))
+            self._failures.append((sequence.key, ErrorCode.INTERNAL, problem))
         else:
             tables = tables_handed_over(self.scheduler.layout, len(sequence.token_ids) - 1, offered)
-            self.waiting.append(Waiting(offer, sequence, tables))
+            self.waiting.add(Waiting(offer, sequence, tables))
 
-    def accept(self, start_older: Callable[[float], None] = lambda before_s: None) -> list[DecodeSequence]:
-        """The oldest that there is room for, reserved: their KV is complete.
+    def has_blocks_for_next(self) -> bool:
+        """Whether the offer whose turn is next has a block for its next token, and each sequence here one to grow."""
+        waiting = self.waiting.first()
+        if waiting is None:
+            return False
+        num_tokens = len(waiting.sequence.token_ids)
+        return self.scheduler.has_blocks(num_lacking(waiting.tables, num_tokens, num_tokens))
 
-        Args:
-            start_older: gives rows to what was handed over elsewhere before that, if it needs nothing else.
-        """
-        accepted = []
-        while self.waiting:
-            start_older(self.waiting[0].sequence.offered_s)
-            if not self._has_room(self.waiting[0]):
-                break
-            waiting = self.waiting.popleft()
-            self.shared.accept(waiting.offer)
-            self.scheduler.reserve(waiting.sequence, waiting.tables)
-            self.sealing.begin(waiting.sequence, waiting.offer)
-            accepted.append(waiting.sequence)
-        return accepted
+    def accept_next(self) -> DecodeSequence | None:
+        """Reserve a row for the offer whose turn is next, if there is room; its KV is complete."""
+        waiting = self.waiting.first()
+        if waiting is None or not self.scheduler.has_row() or not self.has_blocks_for_next():
+            return None
+        self.waiting.remove(waiting)
+        self.shared.accept(waiting.offer)
+        self.scheduler.reserve(waiting.sequence, waiting.tables)
+        self.sealing.begin(waiting.sequence, waiting.offer)
+        return waiting.sequence
 
     def abort(self, request_id: str, attempt: int) -> None:
-        """Decline every attempt up to `attempt`; those that are still to come the aborts tell."""
-        for waiting in list(self.waiting):
-            if waiting.offer.request_id == request_id and waiting.offer.attempt <= attempt:
-                self.waiting.remove(waiting)
-                self.shared.decline(waiting.offer)
+        """Decline every attempt up to `attempt`."""
+        for waiting in self.waiting.find(request_id, attempt):
+            self.waiting.remove(waiting)
+            self.shared.decline(waiting.offer)
 
     def make_way(self) -> bool:
-        """Give the blocks of the latest offer to what is decoded already; whether there was one."""
+        """Give the blocks of the offer that can best wait to what is decoded already; whether there was one."""
         if not self.waiting:
             return False
-        self._give_up_latest(ErrorCode.PREEMPTED, f"{self.shortage}, what is decoded already goes first")
+        last = self.waiting.last()
+        self.waiting.remove(last)
+        self.shared.accept(last.offer)  # so its blocks are at hand then, and no other worker's
+        self.scheduler.allocator.free(held_by(last.tables))
+        reason = f"{self.shortage}, what is decoded already goes first"
+        self._failures.append((last.sequence.key, ErrorCode.PREEMPTED, reason))
         return True
 
     def decline_all(self) -> list[DecodeSequence]:
         """Give every offer back; returns their sequences."""
-        waiting, self.waiting = self.waiting, deque()
+        waiting = self.waiting.clear()
         for each in waiting:
             self.shared.decline(each.offer)
         return [each.sequence for each in waiting]
 
     def has(self, key: Key) -> bool:
         """Whether it waits; what was accepted is the scheduler's."""
-        return any(waiting.sequence.key == key for waiting in self.waiting)
+        return key in self.waiting
 
     def take_failures(self) -> list[Failure]:
         """Offers that nothing will come of."""
         failures, self._failures = self._failures, []
         return failures
-
-    def _give_up_latest(self, code: ErrorCode, reason: str) -> None:
-        """Its blocks are at hand then, and nobody else's."""
-        latest = self.waiting.pop()
-        self.shared.accept(latest.offer)
-        self.scheduler.allocator.free(held_by(latest.tables))
-        self._failures.append((latest.sequence.key, code, reason))
-
-    def _has_room(self, waiting: Waiting) -> bool:
-        num_tokens = len(waiting.sequence.token_ids)
-        lacking = num_lacking(waiting.tables, num_tokens, num_tokens)
-        return self.scheduler.has_row() and self.scheduler.has_blocks(lacking)

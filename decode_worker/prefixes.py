@@ -1,103 +1,93 @@
 """What our pool has of prompts that were computed in another: looked up, not pulled, and sealed for those to come.
 
-    offered ──▶ asked ──PrefixFound──▶ known: pulled from behind what was found ──arrived──▶ sealed
-                  ▲                      │ blocks are short for long
-                  └─blocks for all of it─┘ (let go)
+    offered ──its turn is near──▶ asked ──PromptBlocks──▶ granted: pulled from behind what was found ──arrived──▶ sealed
+                                    ▲                        │ blocks wanted for what is decoded
+                                    └────────────────────────┘
 
-What is found is read, and so kept from others who want blocks. When blocks are short for long those that wait let go of
-it, as all might wait for one another otherwise; they look again when there are blocks for all of their tokens.
+The memory server gives a handoff all of its blocks at once: those that hold its first tokens already, and those to pull
+into. A handoff that waits for them holds none.
 """
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from common.kv.tables import num_seen
+from common.memory.magazine import Grant
 from common.memory.shared_pool import SharedPool
-from common.serving.shortage import Shortage
 from common.wire.block_key import TextDigests
-from common.wire.fields import ID_BYTES
 from common.wire.kv_layout import Counts
-from common.wire.memory_messages import PrefixFound
+from common.wire.memory_messages import PromptBlocks
+from common.wire.packing import pack_ids
 from decode_worker.handoff import Handoff
 from decode_worker.sequence import Key
 
 
 class Prefixes:
-    """Of all handoffs that wait.
+    """Owner of what is granted to handoffs that wait.
 
     Args:
         shared: our own pool.
         min_tokens: shorter prompts are sealed, and not looked up.
     """
 
-    def __init__(self, shared: SharedPool, *, min_tokens: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, shared: SharedPool, *, min_tokens: int = 0) -> None:
         self.shared, self.magazine, self.min_tokens = shared, shared.magazine, min_tokens
         self.layout = shared.magazine.shape.layout
         self._digests = TextDigests(self.layout.groups[0].block_size)
         self.asked: dict[Key, Handoff] = {}
+        self.granted: dict[Key, Handoff] = {}  # those that wait with their blocks
         self.num_found = self.num_pulled = 0  # blocks of handoffs that had room, since the start
-        self._shortage = Shortage(clock)
 
-    def begin(self, handoff: Handoff, *, was_begun: bool) -> bool:
-        """Make its keys, and look it up unless it was begun ahead or is short; whether an answer is to come."""
+    def begin(self, handoff: Handoff, *, was_begun: bool) -> None:
+        """Make the keys of a handoff, which is to be looked up unless it was begun ahead or is short."""
         if not self._is_reusable(handoff):
-            return False
-        prompt = handoff.offer.token_ids[:-ID_BYTES]
-        handoff.digests = self._digests.of(handoff.offer.root, prompt)
-        if was_begun or not handoff.digests or len(prompt) < self.min_tokens * ID_BYTES:
-            return False
-        self._ask(handoff)
-        return True
+            return
+        prompt = handoff.sequence.token_ids[:-1]
+        handoff.digests = self._digests.of(handoff.offer.root, pack_ids(prompt))
+        handoff.is_looked_up = bool(handoff.digests) and not was_begun and len(prompt) >= self.min_tokens
 
-    def hear(self, message: PrefixFound) -> Handoff | None:
-        """What there is of a handoff, which it is; it may be gone meanwhile."""
-        block_ids = self.magazine.found(message)
+    def ask(self, handoff: Handoff) -> None:
+        """Ask for all blocks of a handoff that is to be looked up, once."""
+        if handoff.is_looked_up and handoff.grant is None and handoff.sequence.key not in self.asked:
+            sequence = handoff.sequence
+            self.asked[sequence.key] = handoff
+            num_blocks = num_seen(self.layout, len(sequence.token_ids))[0]
+            self.magazine.want_prompt(sequence.key, handoff.digests, num_blocks, sequence.priority)
+
+    def hear(self, message: PromptBlocks) -> None:
+        """Take over the blocks of a handoff, which may be gone meanwhile."""
+        grant = self.magazine.granted(message)
         handoff = self.asked.pop((message.request_id, message.attempt), None)
         if handoff is None:
-            self.magazine.free(block_ids)
+            self.magazine.free([*grant.found, *grant.fresh])
         else:
-            handoff.found = block_ids
-        return handoff
+            handoff.grant = grant
+            self.granted[handoff.sequence.key] = handoff
 
-    def is_asked(self, handoff: Handoff) -> bool:
-        """Whether an answer is to come."""
-        return handoff.sequence.key in self.asked and not self.shared.problem
+    def awaits_blocks(self, handoff: Handoff) -> bool:
+        """Whether an answer is to come, or has to be asked for."""
+        return handoff.is_looked_up and handoff.grant is None and not self.shared.problem
 
     def lacking(self, handoff: Handoff) -> Counts:
-        """Blocks for all of its tokens, but for those that were found."""
-        first, *others = num_seen(self.layout, len(handoff.sequence.token_ids))
-        return (first - len(handoff.found), *others)
-
-    def looks_again(self, handoff: Handoff) -> bool:
-        """Whether one that has let go, and now has blocks for all of its tokens, waits for an answer first."""
-        if not handoff.looks_again:
-            return False
-        handoff.looks_again = False
-        self._ask(handoff)
-        return True
-
-    def lack(self, waiting: Iterable[Handoff]) -> None:
-        """Blocks are short; after a while nobody who waits keeps any."""
-        if self._shortage.lasts():
-            self.let_go(waiting)
+        """Blocks at hand that it takes: none if its blocks are granted."""
+        return num_seen(self.layout, len(handoff.sequence.token_ids)) if handoff.grant is None else self.layout.nothing
 
     def let_go(self, waiting: Iterable[Handoff]) -> bool:
-        """Keep nothing for those that wait; whether there was anything."""
-        keepers = [handoff for handoff in waiting if handoff.found]
+        """Give back what is granted to those that wait; whether there was anything. They ask again in their turn."""
+        keepers = [handoff for handoff in waiting if handoff.grant is not None]
         for handoff in keepers:
-            self.magazine.free(handoff.found)
-            handoff.found, handoff.looks_again = [], True
+            self._release(handoff)
         return bool(keepers)
 
-    def take(self, handoff: Handoff) -> list[int]:
-        """It has room: what was found is the sequence's own to read, and the rest is pulled."""
-        self._shortage.ends()
+    def take(self, handoff: Handoff) -> Grant | None:
+        """It has room: return its blocks, if they were granted; those that were found are not pulled."""
+        grant, handoff.grant = handoff.grant, None
+        num_found = 0 if grant is None else len(grant.found)
+        handoff.sequence.num_sealed = num_found
         self.asked.pop(handoff.sequence.key, None)
-        found, handoff.found = handoff.found, []
-        handoff.sequence.num_sealed = len(found)
-        self.num_found += len(found)
-        self.num_pulled += sum(map(len, handoff.source_ids)) - len(found)
-        return found
+        self.granted.pop(handoff.sequence.key, None)
+        self.num_found += num_found
+        self.num_pulled += sum(map(len, handoff.source_ids)) - num_found
+        return grant
 
     def arrived(self, handoff: Handoff) -> None:
         """All of it is here: others find it, and decoding goes on with the chain of keys."""
@@ -110,13 +100,16 @@ class Prefixes:
 
     def forget(self, handoff: Handoff) -> None:
         """It waits no more, and will not be pulled."""
-        self.asked.pop(handoff.sequence.key, None)
-        self.magazine.free(handoff.found)
-        handoff.found = []
+        if self.asked.pop(handoff.sequence.key, None) is not None:
+            self.magazine.unwant_prompt(handoff.sequence.key)
+        if handoff.grant is not None:
+            self._release(handoff)
 
-    def _ask(self, handoff: Handoff) -> None:
-        self.asked[handoff.sequence.key] = handoff
-        self.magazine.look_up(*handoff.sequence.key, handoff.digests)
+    def _release(self, handoff: Handoff) -> None:
+        assert handoff.grant is not None
+        self.magazine.free([*handoff.grant.found, *handoff.grant.fresh])
+        handoff.grant = None
+        del self.granted[handoff.sequence.key]
 
     def _is_reusable(self, handoff: Handoff) -> bool:
         """Whether its prefill worker seals, and blocks of the layout can be used again."""

@@ -9,7 +9,6 @@ pulled counts if the connection to its memory server stands when the pull is ove
 router, which replays it.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,21 +19,22 @@ from common.config import Config
 from common.device.engine import Engine
 from common.errors import ErrorCode
 from common.kv.copies import missing
-from common.kv.tables import tables_handed_over
+from common.kv.tables import num_handed_over, tables_handed_over
 from common.serving.standstill import Standstill
 from common.serving.visits import Visit
 from common.wire.handoff_messages import KVProgress
 from common.wire.kv_layout import Counts
-from common.wire.memory_messages import KVOffer, PrefixFound
+from common.wire.memory_messages import KVOffer
 from common.wire.packing import unpack_ids
 from common.wire.pool_shape import plus
 from common.wire.router_link import Load
 from common.wire.step_counts import PullMeter
 from decode_worker.ahead import SILENCE_S, Ahead, Begun
-from decode_worker.attempts import Attempts
+from decode_worker.announced import Announced
 from decode_worker.handoff import Handoff
-from decode_worker.offers import Failure, flaw, sequence_of
+from decode_worker.offers import Failure, flaw
 from decode_worker.prefixes import Prefixes
+from decode_worker.row_queue import RowQueue
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 from decode_worker.sources import Sources
@@ -48,16 +48,15 @@ class Pulls:
     """Owns handoffs until they have arrived; sequences that are pulled belong to the scheduler."""
 
     def __init__(
-        self, engine: Engine, scheduler: DecodeScheduler, config: Config, sources: Sources, aborts: Attempts
+        self, engine: Engine, scheduler: DecodeScheduler, config: Config, sources: Sources, announced: Announced
     ) -> None:
-        self.engine, self.scheduler, self.sources, self.aborts = engine, scheduler, sources, aborts
+        self.engine, self.scheduler, self.sources, self.announced = engine, scheduler, sources, announced
         self.prefixes = Prefixes(engine.shared, min_tokens=config.kv.prefix_min_tokens)
-        self.offered = Attempts()
         self.standstill = Standstill()
         self.layout = scheduler.layout
         self.max_pulls = config.decode.max_pulls
         self.ahead = Ahead(scheduler, engine.pool)
-        self.waiting: deque[Handoff] = deque()
+        self.waiting: RowQueue[Handoff] = RowQueue(scheduler.num_rows_of.__getitem__)
         self.pulling: list[Handoff] = []
         self.hints: dict[Key, tuple[KVProgress, float]] = {}  # there was no room yet; the latest of each, and when
         self.latest: deque[Counts] = deque(maxlen=REMEMBERED)  # blocks that handoffs needed
@@ -70,42 +69,35 @@ class Pulls:
 
     # --- what prefill workers, their memory servers and the router say ---------------------------
 
-    def add(self, visit: Visit, offer: KVOffer) -> None:
-        """Queue an offer, or decline what can never be decoded here or was aborted before."""
-        sequence = sequence_of(offer)
-        self.offered.note(*sequence.key)
+    def add(self, visit: Visit, sequence: DecodeSequence, offer: KVOffer) -> None:
+        """Queue an offer, or decline one whose blocks cannot be pulled or cannot be the prompt's."""
         if visit.pool is None:  # a path that was lost and is not proven again
             self._decline(visit, offer)
             self._failures.append((sequence.key, ErrorCode.HANDOFF_LOST, "its pool is not mapped here"))
             return
-        source_ids = visit.pool.shape.by_group(unpack_ids(offer.block_ids))
-        if self.aborts.cover(*sequence.key):
+        offered = visit.pool.shape.by_group(unpack_ids(offer.block_ids))
+        if problem := flaw(offered, sequence, self.layout):
             self._decline(visit, offer)
-        elif found := flaw(source_ids, sequence, self.scheduler, self.engine.vocab_size):
-            self._decline(visit, offer)
-            self._failures.append((sequence.key, *found))
+            self._failures.append((sequence.key, ErrorCode.INTERNAL, problem))
         else:
             self.hints.pop(sequence.key, None)
+            num_filled = num_handed_over(self.layout, len(sequence.token_ids) - 1)
+            source_ids = [ids[:count] for ids, count in zip(offered, num_filled, strict=True)]
             handoff = Handoff(sequence, visit, offer, source_ids)
-            self.waiting.append(handoff)
-            if not self.prefixes.begin(handoff, was_begun=self._begun(handoff) is not None):
+            self.waiting.add(handoff)
+            self.prefixes.begin(handoff, was_begun=self._begun(handoff) is not None)
+            if handoff.is_looked_up:
+                self._ask_for_next()
+            else:
                 self.latest.append(self.prefixes.lacking(handoff))
 
-    def hear(self, message: PrefixFound) -> None:
-        """What our pool has of a handoff."""
-        if handoff := self.prefixes.hear(message):
-            self.latest.append(self.prefixes.lacking(handoff))
-
     def progress(self, message: KVProgress) -> None:
-        """Pull what is complete of a prompt that goes on, once there is room; prompts that are complete come first.
-
-        What is said of one that is offered was overtaken by its offer.
-        """
+        """Pull what is complete of a prompt that is announced, once there is room; complete prompts come first."""
         request_id, attempt = key = (message.request_id, message.attempt)
         source_ids, source = unpack_ids(message.block_ids), self.sources.find(message.worker_id, message.epoch)
         self._drop_ahead(request_id, attempt - 1 if source_ids else attempt)
         pool = source.visit.pool if source is not None and source.visit is not None else None
-        if not source_ids or pool is None or self.aborts.cover(*key) or self.offered.cover(*key):
+        if not source_ids or pool is None or key not in self.announced:
             return
         if not self.waiting and self._may_be_of(message.num_tokens, pool.shape.by_group(source_ids)):
             self.ahead.begin(key, pool, message.num_tokens)
@@ -115,10 +107,9 @@ class Pulls:
             self.hints[key] = message, time.monotonic()
 
     def abort(self, request_id: str, attempt: int) -> None:
-        """Every attempt up to `attempt`, and those that are still to come."""
-        self.aborts.note(request_id, attempt)
+        """Give up every attempt up to `attempt`."""
         self._drop_ahead(request_id, attempt)
-        for handoff in [h for h in self.waiting if _is_attempt(h.sequence, request_id, attempt)]:
+        for handoff in self.waiting.find(request_id, attempt):
             self.waiting.remove(handoff)
             self.prefixes.forget(handoff)
             self._decline(handoff.visit, handoff.offer)
@@ -152,29 +143,52 @@ class Pulls:
             self._lose([handoff], problem)
         return arrived
 
-    def start(self, before_s: float = math.inf) -> None:
-        """Claim the oldest that there is room for, of those handed over before, and begin to pull them."""
-        while self.waiting and len(self.pulling) < self.max_pulls:
-            if self.waiting[0].sequence.offered_s >= before_s or not self._make_room(self.waiting[0]):
-                return
-            handoff = self.waiting.popleft()
-            handoff.visit.guest.accept(handoff.offer)
-            handoff.sequence.claimed_s = time.monotonic()
-            self._start(handoff)
-            self.pulling.append(handoff)
+    def start_next(self) -> DecodeSequence | None:
+        """Claim the handoff whose turn is next and begin to pull it, if there is a row and room."""
+        handoff = self._next()
+        if handoff is None or not self.has_room_for_next():
+            return None
+        self.waiting.remove(handoff)
+        handoff.visit.guest.accept(handoff.offer)
+        handoff.sequence.claimed_s = time.monotonic()
+        self._start(handoff)
+        self.pulling.append(handoff)
+        return handoff.sequence
+
+    def has_room_for_next(self) -> bool:
+        """Whether the handoff whose turn is next may be pulled, if need be for what others have begun.
+
+        It asks for blocks while there is no row, too: when one comes free, prompts of our own pool need nothing else.
+        """
+        handoff = self._next()
+        if handoff is None or self.has_blocks_for_next():
+            return handoff is not None and self.scheduler.has_row()
+        waits_in_vain = self.engine.shared.magazine.is_short or not self.prefixes.awaits_blocks(handoff)
+        if self.scheduler.has_row() and waits_in_vain:
+            self._give_up_ahead(but=handoff.sequence.key if self._begun(handoff) else None)
+        return self.scheduler.has_row() and self.has_blocks_for_next()
+
+    def has_blocks_for_next(self) -> bool:
+        """Whether the handoff whose turn is next lacks nothing but a row."""
+        handoff = self._next()
+        if handoff is None or self.prefixes.awaits_blocks(handoff):
+            return False
+        return self.scheduler.has_blocks(
+            self.layout.nothing if self._begun(handoff) else self.prefixes.lacking(handoff)
+        )
 
     def tend(self) -> None:
         """Let go of what is over, of what is lost with its memory server, and of what is too old to matter."""
         self.ahead.tend()
-        self.aborts.forget_old()
-        self.offered.forget_old()
+        if self.waiting:
+            self._ask_for_next()
         self._end_standstill()
         if self.hints and not self.waiting:
             self._follow_hint()
         for visit in self.sources.visits.tend(self._uses):
             lost = [handoff for handoff in self.waiting if handoff.visit is visit]
-            self.waiting = deque(handoff for handoff in self.waiting if handoff.visit is not visit)
             for handoff in lost:
+                self.waiting.remove(handoff)
                 self.prefixes.forget(handoff)
             self._lose(lost, visit.problem)
             if visit.pool is not None:
@@ -184,7 +198,7 @@ class Pulls:
     def foreseen(self) -> Counts:
         """Blocks for those that wait, and for one like the largest of the latest, so that no pull waits for them."""
         next_ones = islice(self.waiting, self.max_pulls)
-        waiting = (self.prefixes.lacking(handoff) for handoff in next_ones if not self.prefixes.is_asked(handoff))
+        waiting = (self.prefixes.lacking(handoff) for handoff in next_ones if not handoff.is_looked_up)
         return reduce(plus, waiting, max(self.latest, key=sum, default=self.layout.nothing))
 
     def take_failures(self) -> list[Failure]:
@@ -208,7 +222,7 @@ class Pulls:
         """Give every handoff that is not being pulled back; returns their sequences."""
         self.ahead.drop_all()
         self.hints.clear()
-        waiting, self.waiting = self.waiting, deque()
+        waiting = self.waiting.clear()
         for handoff in waiting:
             self.prefixes.forget(handoff)
             self._decline(handoff.visit, handoff.offer)
@@ -216,7 +230,7 @@ class Pulls:
 
     def has(self, key: Key) -> bool:
         """Whether a handoff waits; one that is being pulled is the scheduler's."""
-        return any(handoff.sequence.key == key for handoff in self.waiting)
+        return key in self.waiting
 
     def is_copying(self) -> bool:
         """Whether a copy may be over soon."""
@@ -227,8 +241,11 @@ class Pulls:
     def _end_standstill(self) -> None:
         """Give the oldest back if nothing here will make room for it: its own pool may wait for blocks of ours."""
         is_idle = not self.pulling and not self.scheduler.num_taken
-        if self.standstill.is_over(is_still=bool(self.waiting) and is_idle, num_done=self.engine.shared.num_done):
-            handoff = self.waiting.popleft()
+        is_still = bool(self.waiting) and is_idle
+        if self.standstill.is_over(is_still=is_still, num_done=self.engine.shared.num_done) and (
+            (handoff := self.waiting.first()) is not None
+        ):
+            self.waiting.remove(handoff)
             self.prefixes.forget(handoff)
             self._decline(handoff.visit, handoff.offer)
             reason = "no KV blocks come free for it, and nobody gets on in the pool"
@@ -256,24 +273,24 @@ class Pulls:
     def _uses(self, visit: Visit) -> bool:
         return any(handoff.visit is visit for handoff in [*self.waiting, *self.pulling])
 
-    def _make_room(self, handoff: Handoff) -> bool:
-        """Whether a complete prompt may be admitted, if need be for what others have begun.
+    def _next(self) -> Handoff | None:
+        """Return the handoff whose turn is next, if a pull may begin; its blocks are asked for.
 
-        It asks for blocks while it has no row, too: when one comes free, prompts of our own pool need nothing else.
+        While it waits for them, those that have theirs come before it, because it may wait for what they hold.
         """
-        if handoff.visit.problem or self.prefixes.is_asked(handoff):
-            return False
-        begun = self._begun(handoff)
-        lacking = self.layout.nothing if begun else self.prefixes.lacking(handoff)
-        has_blocks = self.scheduler.has_blocks(lacking)
-        if not self.scheduler.has_row():
-            return False
-        if not has_blocks:
-            self._give_up_ahead(but=handoff.sequence.key if begun else None)
-        if not self.scheduler.has_blocks(lacking):
-            self.prefixes.lack(self.waiting)
-            return False
-        return not self.prefixes.looks_again(handoff)
+        handoff = self.waiting.first()
+        if handoff is None or handoff.visit.problem or len(self.pulling) >= self.max_pulls:
+            return None
+        self.prefixes.ask(handoff)
+        if self.prefixes.awaits_blocks(handoff) and self.prefixes.granted:
+            return min(self.prefixes.granted.values(), key=lambda each: self.waiting.rank(each.sequence))
+        return handoff
+
+    def _ask_for_next(self) -> None:
+        """Ask for the blocks of those that will be pulled next; what others wait for is not kept for longer."""
+        num_more = self.max_pulls - len(self.prefixes.granted) - len(self.prefixes.asked)
+        for handoff in self.waiting.next(self.max_pulls) if num_more > 0 else ():
+            self.prefixes.ask(handoff)
 
     def _give_up_ahead(self, but: Key | None = None) -> None:
         """What was pulled ahead, perhaps but one."""
@@ -291,8 +308,12 @@ class Pulls:
     def _start(self, handoff: Handoff) -> None:
         """Reserve blocks, and pull what was neither found nor pulled ahead."""
         sequence, begun = handoff.sequence, self._begun(handoff)
-        here: Sequence[Sequence[int]] = [self.prefixes.take(handoff), *([] for _ in handoff.source_ids[1:])]
-        tables = tables_handed_over(self.layout, len(sequence.token_ids) - 1, here)
+        grant = self.prefixes.take(handoff)
+        here: Sequence[Sequence[int]] = [[] for _ in handoff.source_ids]
+        blocks = here if grant is None else [[*grant.found, *grant.fresh]]
+        tables = tables_handed_over(self.layout, len(sequence.token_ids) - 1, blocks)
+        if grant is not None:
+            here = [grant.found]
         if begun is not None:
             self.ahead.take(sequence.key)
             tables, here, handoff.copies = begun.tables, begun.source_ids, begun.copies

@@ -4,22 +4,34 @@
         └──unreserve──▶ free    │ ▲         └───────────────end (finish, abort, preempt)──────▶ ended
                                 ▼ └──a block, its last token known
                           active, resting
+    active, in a row ──pause──▶ active, paused ──resume──▶ active, in a row
 
 Block tables grow by a block when a sequence's next token needs one; a window uses again what it sees no more. When
 there is none, of whichever group, it sits steps out: it leaves its row, so that the others go on, and nothing of it is
-computed meanwhile. If no blocks come free either, the youngest sequence is preempted: the router replays it later,
-which costs work but no request. Blocks of an ended sequence return to the pool when no launched step touches them.
+computed meanwhile. So does a sequence whose grammar is slow, until its mask is there. If no blocks come free either,
+the youngest sequence is preempted: the router replays it later, which costs work but no request. A paused sequence has
+given its row to another (see `admission`) and keeps its blocks. Blocks of an ended sequence return to the pool when no
+launched step touches them.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
+from typing import NamedTuple
 
 from common.kv.blocks import Allocator
 from common.kv.tables import Tables, held_by, num_held, num_lacking, num_seen, num_slots, tables_of
 from common.wire.kv_layout import Counts
 from common.wire.pool_shape import are_enough, plus
+from decode_worker.row_queue import Group, RowQueue, group_of
 from decode_worker.rows import Rows
 from decode_worker.sequence import DecodeSequence, Key
+
+
+class Paused(NamedTuple):
+    """A sequence that waits for a row again."""
+
+    sequence: DecodeSequence
 
 
 class DecodeScheduler:
@@ -39,8 +51,11 @@ class DecodeScheduler:
         self.rows = Rows()
         self.reserved: dict[Key, DecodeSequence] = {}  # blocks are being filled
         self.active: dict[Key, DecodeSequence] = {}  # oldest first
-        self.resting: list[DecodeSequence] = []  # active, without a row for want of a block, longest first
+        self.resting: list[DecodeSequence] = []  # active, without a row for want of a block or a mask, longest first
         self.lingering: list[DecodeSequence] = []  # ended, blocks still touched by steps in flight
+        self.num_rows: Counter[Group] = Counter()  # rows taken, or promised to reserved sequences
+        self.num_rows_of: Counter[int] = Counter()  # the same by client
+        self.paused: RowQueue[Paused] = RowQueue(self.num_rows_of.__getitem__)
 
     def objection(self, sequence: DecodeSequence) -> str:
         """Why it can never be decoded here, however idle the worker is; empty when it can."""
@@ -55,28 +70,21 @@ class DecodeScheduler:
         """Whether a sequence may be admitted: a row, blocks for its tokens, and one for each other to grow."""
         return self.has_row() and self.has_blocks(num_seen(self.layout, num_tokens))
 
-    def has_row(self) -> bool:
-        """Whether a row is free, those counted that reserved sequences will take."""
-        return self.num_taken < self.max_num_seqs
+    def has_row(self, but: int = 0) -> bool:
+        """Whether a row is free beside `but` others, those counted that reserved sequences will take."""
+        return self.num_taken + but < self.max_num_seqs
 
     def has_blocks(self, counts: Counts) -> bool:
         """Whether there are so many, and one for each sequence to grow."""
         return self.allocator.fetch(plus(counts, self.num_growing))
 
-    def num_lacking_of_prompt(self, sequence: DecodeSequence, num_found: int) -> Counts:
-        """Blocks to compute its prompt here, when so many of the first are there."""
-        first, *others = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
-        return (first - num_found, *others)
+    def num_blocks_of_prompt(self, sequence: DecodeSequence) -> Counts:
+        """Blocks to compute its prompt here, and to begin to decode behind it."""
+        return self.layout.most_blocks(sequence.num_prompt_slots, self.step_tokens)
 
-    def reserve_prompt(self, sequence: DecodeSequence, found: Sequence[int] = ()) -> bool:
-        """Admit one whose prompt is computed here, behind what was found of it, to a row to come, if there is room."""
-        counts = self.num_lacking_of_prompt(sequence, len(found))
-        if not self.has_row() or not self.has_blocks(counts):
-            return False
-        fresh = self.allocator.allocate(counts)
-        fresh[0] = [*found, *fresh[0]]
-        self._reserve(sequence, tables_of(self.layout, fresh))
-        return True
+    def reserve_prompt(self, sequence: DecodeSequence, blocks: Sequence[Sequence[int]]) -> None:
+        """Admit one whose prompt is computed here, in these blocks by group, to a row that is free."""
+        self._reserve(sequence, tables_of(self.layout, blocks))
 
     def reserve(self, sequence: DecodeSequence, brought: Tables) -> None:
         """Admit one that brings blocks of all tokens but the last, or some: the others it gets, which must be there."""
@@ -89,6 +97,7 @@ class DecodeScheduler:
     def unreserve(self, sequence: DecodeSequence) -> None:
         """It will not come, and nothing copies into its blocks any more."""
         del self.reserved[sequence.key]
+        self._count_row(sequence, -1)
         self._free(sequence)
 
     def activate(self, sequence: DecodeSequence) -> None:
@@ -115,31 +124,33 @@ class DecodeScheduler:
         return [s for s in self.active.values() if s.request_id == request_id and s.attempt <= attempt]
 
     def make_slots(self) -> None:
-        """See that every row has a slot for its next token; sequences without one rest until there is a block."""
+        """See that every row has a slot for its next token; the others rest until there is a block, or a mask."""
         rested, self.resting = self.resting, []
         for sequence in rested:
-            if not sequence.num_in_flight and self._has_slot(sequence):
+            if not sequence.num_in_flight and not sequence.sits_out and self._has_slot(sequence):
                 self.rows.enter(sequence)
             else:
                 self.resting.append(sequence)
-        lacking = [sequence for sequence in self.rows.sequences if sequence.num_scheduled > sequence.num_slots]
-        for sequence in lacking:
-            if not self._has_slot(sequence):
+        rows = self.rows.sequences
+        for sequence in [row for row in rows if row.num_scheduled > row.num_slots or row.sits_out]:
+            if sequence.sits_out or not self._has_slot(sequence):
                 self.rows.leave(sequence)
                 self.resting.append(sequence)
 
     def was_late(self, sequence: DecodeSequence) -> None:
-        """A step has chosen nothing for it for want of its mask: the next one tries again."""
+        """A step has chosen nothing for it for want of its mask: the next one tries again, or one that may find it."""
         if not sequence.ended:
+            sequence.num_late += 1
             sequence.num_scheduled -= 1
-            if sequence.row < 0 and sequence not in self.resting:
+            if sequence.row < 0 and sequence not in self.resting and not sequence.is_paused:
                 self.resting.append(sequence)
 
     def is_starved(self) -> bool:
         """Whether sequences have sat a step out and wait for more blocks than steps in flight will let go."""
         if not self.resting:
             return False
-        waiting = (self._num_lacking(sequence) for sequence in self.resting if not sequence.num_in_flight)
+        unready = (sequence for sequence in self.resting if not sequence.num_in_flight and not sequence.sits_out)
+        waiting = map(self._num_lacking, unready)
         coming = (num_held(sequence.tables) for sequence in self.lingering)
         nothing = self.layout.nothing
         return not are_enough(reduce(plus, coming, nothing), reduce(plus, waiting, nothing)) and (
@@ -147,10 +158,45 @@ class DecodeScheduler:
         )
 
     def preempt(self) -> DecodeSequence:
-        """End the sequence that was admitted last."""
-        youngest = next(reversed(self.active.values()))
-        self.end(youngest)
-        return youngest
+        """End the sequence of the worst priority, a paused one before others, that was admitted last."""
+        youngest_first = reversed(self.active.values())
+        victim = max(youngest_first, key=lambda sequence: (sequence.priority, sequence.is_paused))
+        self.end(victim)
+        return victim
+
+    def pause(self, group: Group) -> bool:
+        """Take the row of the sequence of a group that was admitted last, or its right to one; false if none has it."""
+        with_row = (s for s in reversed(self.active.values()) if s.row >= 0 or s in self.resting)
+        victim = next((sequence for sequence in with_row if group_of(sequence) == group), None)
+        if victim is None:
+            return False
+        self.rows.leave(victim)
+        if victim in self.resting:
+            self.resting.remove(victim)
+        victim.is_paused, victim.place = True, -1
+        self._count_row(victim, -1)
+        self.paused.add(Paused(victim))
+        return True
+
+    def can_resume_next(self) -> bool:
+        """Whether the paused sequence whose turn is next may have a row: its last token is known."""
+        paused = self.paused.first()
+        return paused is not None and not paused.sequence.num_in_flight
+
+    def resume_next(self) -> DecodeSequence | None:
+        """Give the paused sequence whose turn is next a row, if one is free; without a block it rests first."""
+        paused = self.paused.first()
+        if paused is None or not self.has_row() or not self.can_resume_next():
+            return None
+        sequence = paused.sequence
+        self.paused.remove(paused)
+        sequence.is_paused = False
+        self._count_row(sequence, 1)
+        if not sequence.sits_out and self._has_slot(sequence):
+            self.rows.enter(sequence)
+        else:
+            self.resting.append(sequence)
+        return sequence
 
     def launched(self) -> list[DecodeSequence]:
         """A step over all rows is on its way; returns its sequences by row."""
@@ -166,7 +212,11 @@ class DecodeScheduler:
         """Finished, failed or aborted; its blocks follow when no step touches them."""
         sequence.ended = True
         del self.active[sequence.key]
-        self.rows.leave(sequence)
+        if sequence.is_paused:
+            self.paused.remove(Paused(sequence))
+        else:
+            self.rows.leave(sequence)
+            self._count_row(sequence, -1)
         if sequence in self.resting:
             self.resting.remove(sequence)
         if sequence.num_in_flight:
@@ -194,7 +244,7 @@ class DecodeScheduler:
     @property
     def num_taken(self) -> int:
         """Rows that are taken, or will be."""
-        return len(self.active) + len(self.reserved)
+        return len(self.active) + len(self.reserved) - len(self.paused)
 
     @property
     def num_growing(self) -> Counts:
@@ -222,6 +272,16 @@ class DecodeScheduler:
     def _reserve(self, sequence: DecodeSequence, tables: Tables) -> None:
         sequence.tables, sequence.num_slots = tables, num_slots(tables)
         self.reserved[sequence.key] = sequence
+        self._count_row(sequence, 1)
+
+    def _count_row(self, sequence: DecodeSequence, count: int) -> None:
+        group, client = group_of(sequence), sequence.client
+        self.num_rows[group] += count
+        self.num_rows_of[client] += count
+        if not self.num_rows[group]:
+            del self.num_rows[group]
+        if not self.num_rows_of[client]:
+            del self.num_rows_of[client]
 
     def _free(self, sequence: DecodeSequence) -> None:
         tables, sequence.tables = sequence.tables, ()

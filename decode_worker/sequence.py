@@ -14,6 +14,8 @@ from common.wire.sampling_params import SamplingParams
 
 Key = tuple[str, int]
 """(request_id, attempt)."""
+MAX_LATE = 4
+"""Steps in a row that may compute a row in vain."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +44,11 @@ class DecodeSequence:
     mask: np.ndarray | None = None  # what its grammar lets follow the tokens, once that is known
     mask_position: int = -1  # of the last mask that steps find
     place: int = -1  # where they find it, see `guides`
+    num_late: int = 0  # steps in a row that did not find its mask
     unsent: OutputToken | None = None  # the last token, until its grammar has taken it
+    priority: int = 0  # lower is earlier, before everything else
+    client: int = 0  # between whom rows are shared
+    is_paused: bool = False  # another sequence has its row; its blocks stay its own
     offered_s: float = 0.0  # its prompt was handed over, on `time.monotonic`
     claimed_s: float = 0.0  # the pull of it began
     num_sealed: int = 0  # blocks from the first on that nobody writes any more, and others find
@@ -54,6 +60,13 @@ class DecodeSequence:
     @property
     def key(self) -> Key:
         return (self.request_id, self.attempt)
+
+    def handed_over(self, token_id: int) -> None:
+        """Take the token that a prefill worker sampled after the prompt; decoding goes on behind it."""
+        self.token_ids.append(token_id)
+        self.num_outputs += 1
+        self.num_scheduled = len(self.token_ids)
+        self.offered_s = time.monotonic()
 
     def tell_arrival(self, trace: Trace) -> None:
         """It waited for room since its offer, was pulled if it was in another pool, and is in the next step."""
@@ -69,6 +82,11 @@ class DecodeSequence:
         return len(self.token_ids) - self.num_outputs + self.sampling.max_tokens
 
     @property
+    def num_prompt_slots(self) -> int:
+        """Tokens that a prompt computed here gets blocks for: also the first output, if others may follow."""
+        return len(self.token_ids) + (len(self.token_ids) + 1 < self.max_total_tokens)
+
+    @property
     def wants_step(self) -> bool:
         """Whether another token may be scheduled."""
         return not self.ended and self.num_scheduled < self.max_total_tokens
@@ -77,6 +95,11 @@ class DecodeSequence:
     def awaits_mask(self) -> bool:
         """Whether it is not known yet what its grammar lets follow."""
         return self.follower is not None and self.mask is None
+
+    @property
+    def sits_out(self) -> bool:
+        """Whether steps do without it, because its grammar is slow, until its mask is there."""
+        return self.awaits_mask and self.num_late >= MAX_LATE
 
     @property
     def has_mask(self) -> bool:

@@ -5,8 +5,9 @@ host does what there is to do in its shadow. So a sequence ended by a stop token
 dropped. The launch waits until shortly before the running step ends (see `pace`), so that what arrives joins early.
 
 Life of a request here:
-    1. `KVOffer` waits until there is a row and blocks. In a pool of ours its blocks change hands (see `offers`), from
-       another they are pulled (see `pulls`). Or `PrefillRequest` waits and is computed here (see `local_prompts`).
+    1. `DecodeRequest` announces it, and waits for the `KVOffer` of its prompt (see `announced`). That waits until there
+       is a row and blocks. In a pool of ours its blocks change hands (see `offers`), from another they are pulled (see
+       `pulls`). Or `PrefillRequest` waits and is computed here (see `local_prompts`).
     2. It enters a row and gets a token each step, until a stop token, max_tokens, `Abort` or preemption ends it.
 """
 
@@ -31,7 +32,8 @@ from common.wire.messages import WorkerReady
 from common.wire.output_token import OutputToken
 from common.wire.router_link import RouterLink
 from common.wire.sockets import Hub
-from decode_worker.attempts import Attempts
+from decode_worker.admission import Admission
+from decode_worker.announced import Announced
 from decode_worker.guides import Guides
 from decode_worker.inbox import Inbox
 from decode_worker.local_prompts import LocalPrompts
@@ -80,12 +82,13 @@ class DecodeWorker:
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, runner.batch, runner, hub, drain
         chunk_tokens = config.decode.local_chunk_tokens
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
-        self.poller, aborts = zmq.Poller(), Attempts()
+        self.poller, self.announced = zmq.Poller(), Announced(engine.shared)
         self.sources = Sources(engine, Visits(engine, worker, self.poller), hub)
-        self.pulls = Pulls(engine, self.scheduler, config, self.sources, aborts)
+        self.pulls = Pulls(engine, self.scheduler, config, self.sources, self.announced)
         self.sealing = Sealing(engine.shared.magazine)
-        self.offers = Offers(engine.shared, self.scheduler, aborts, self.sealing, engine.vocab_size)
+        self.offers = Offers(engine.shared, self.scheduler, self.sealing)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, engine.shared.magazine, config, worker)
+        self.admission = Admission(self.scheduler, self.offers, self.pulls, self.local_prompts)
         self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
         self.sharing = PrefixSharing(self.scheduler.layout.groups[0])
         self.in_flight: DecodeStep | None = None
@@ -130,12 +133,7 @@ class DecodeWorker:
 
     def admit(self) -> None:
         """Move handoffs along; nothing here waits for a copy."""
-        for sequence in [*self.offers.accept(self.pulls.start), *self.pulls.finish()]:
-            sequence.tell_arrival(self.trace)
-            self.guides.begin(sequence)
-            self.guides.enter(sequence)
-            self.scheduler.activate(sequence)
-        self.pulls.start()
+        self._enter([*self.admission.fill_rows(), *self.pulls.finish()])
         self.pulls.tend()
         self.inbox.tell()
         for report in self.sources.tend():
@@ -144,6 +142,7 @@ class DecodeWorker:
     def step(self) -> None:
         """Launch the next step shortly before the running one ends, then collect that one."""
         self._hold()
+        self._give_way()
         launched = self._launch()
         collected, self.in_flight = self.in_flight, launched
         if collected is not None:
@@ -157,6 +156,22 @@ class DecodeWorker:
         self.inbox.tell()
         if finished is not None:
             self._begin_local(*finished)
+
+    def _enter(self, sequences: list[DecodeSequence]) -> None:
+        """Let sequences that have a row join the next step."""
+        for sequence in sequences:
+            if self.scheduler.active.get(sequence.key) is not sequence:
+                sequence.tell_arrival(self.trace)
+                self.guides.begin(sequence)
+                self.scheduler.activate(sequence)
+            self.guides.enter(sequence)
+
+    def _give_way(self) -> None:
+        """Take rows, and blocks if there are none, from sequences that have to give way to others."""
+        while self.admission.make_room():
+            self._enter(self.admission.fill_rows())
+        if (victim := self.admission.make_blocks()) is not None:
+            self.inbox.fail(victim.key, ErrorCode.PREEMPTED, "out of KV blocks, requests of better priority go first")
 
     def _hold(self) -> None:
         """Let handoffs join the next step for as long as the running one surely lasts."""
@@ -267,6 +282,7 @@ class DecodeWorker:
             self.scheduler.end(sequence)
         for handoff in self.pulls.pulling:
             handoff.aborted = True
+        self.announced.take_back()
         self.pulls.decline_all()
         self.offers.decline_all()
         self.local_prompts.drop_all()

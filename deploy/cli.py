@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -14,13 +15,18 @@ from common.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Con
 from common.errors import ConfigError
 from common.option_limits import DAY_S
 from common.options import add_flags, from_flags, number
+from common.version import VERSION
+from common.wire.frames import WIRE_NAME
+from deploy.__main__ import INTERRUPTED
 from deploy.autoscale.options import add_autoscale, autoscale_of
 from deploy.demo import DEMO_MODEL, Verse, demo
-from deploy.draining import Wish, drain, router_of
+from deploy.draining import Wish, drain, drain_all, router_of
 from deploy.fleet_options import add_fleet, fleet_of
 from deploy.fleet_table import fleet_table
-from deploy.healthcheck import NOT_OURS, OTHERS_ANSWER, fetch
+from deploy.healthcheck import NOT_OURS, OTHERS_ANSWER, SERVING, fetch
+from deploy.machine import shortage
 from deploy.planning.flags import add_plan, plan
+from deploy.readiness import wait_until_ready
 from deploy.serve import serve, with_model, with_port
 from deploy.trace_command import add_trace, trace
 
@@ -30,30 +36,45 @@ ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + WORKER_SECTIONS + MEMORY_SE
 
 
 def main() -> None:
-    """Entry point: 0 after a clean drain, 1 after a failure, 2 for a wrong setting, 130 for an early Ctrl-C, 141 when
-    nobody reads what is printed."""
-    args = build_parser().parse_args()
+    """Run a command. Exit status: 0 after a clean drain, 1 after a failure, 2 for a wrong setting, 130 for an early
+    Ctrl-C, 141 when nobody reads what is printed."""
     try:
-        sys.exit(_run(args))
+        status = _run()
     except ConfigError as error:
-        print(f"baton: {error}", file=sys.stderr)
-        sys.exit(2)
+        status = _complain(str(error), 2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # nobody reads on, as behind `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
-        sys.exit(UNREAD)
+        status = UNREAD
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not (reason := shortage(error)):
+            raise
+        status = _complain(reason, 1)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # what it still holds is lost
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(status)
 
 
-def _run(args: argparse.Namespace) -> int:
-    try:
-        return COMMANDS[args.command](args)
-    finally:
-        sys.stdout.flush()
+def _run() -> int:
+    args = build_parser().parse_args()
+    status = COMMANDS[args.command](args)
+    sys.stdout.flush()
+    return status
+
+
+def _complain(text: str, status: int) -> int:
+    """Print a line; where that is not possible the exit status alone tells."""
+    with contextlib.suppress(OSError):
+        print(f"baton: {text}", file=sys.stderr, flush=True)
+    return status
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog="baton", description="Disaggregated LLM serving on the machine you have.")
+    parser.add_argument("--version", action="version", version=f"baton {VERSION}, wire {WIRE_NAME}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_demo(commands)
@@ -81,6 +102,14 @@ def _add_serve(commands: Commands) -> None:
     )
     parser.add_argument(
         "--port", dest="router.port", type=int, metavar="PORT", help="port that HTTP binds to (default: 8000)"
+    )
+    parser.add_argument(
+        "--take-over",
+        dest="router.take_over",
+        action="store_const",
+        const="auto",
+        help="begin beside a baton serve of yours that has the port; when all is ready take it over, upon which that "
+        "one finishes what it has, and ends",
     )
     parser.add_argument(
         "--trace",
@@ -113,24 +142,35 @@ def _add_workers(commands: Commands) -> None:
     parser = commands.add_parser(
         "workers",
         help="who serves: role, device, load, KV blocks, version, since when",
-        description="Print who serves behind a router, and what is missing. Exit status 1 if no request can be served.",
+        description="Print who serves behind a router, and what is wrong. Exit status 1 if no request is answered.",
         allow_abbrev=False,
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the router (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="GET /health as it is")
+    parser.add_argument(
+        "--until-ready", action="store_true", help="wait until requests are answered, also for a router to be there"
+    )
+    parser.add_argument(
+        "--timeout-s", type=number(float, 1.0, DAY_S), default=600.0, metavar="S",
+        help=f"with --until-ready, wait for at most so long (1 to {DAY_S:.0f}, default: %(default)g)",
+    )  # fmt: skip
 
 
 def _add_drain(commands: Commands) -> None:
     parser = commands.add_parser(
         "drain",
-        usage="baton drain WORKER [option ...]",
+        usage="baton drain (WORKER | --all) [option ...]",
         help="have a worker or memory server finish what it has, and end",
         description="Ask a router to send a worker nothing new, and wait until it has finished what it has and ended. "
         "Who started it decides what follows: baton serve, Docker and Kubernetes start another, so that one drain "
         "after the other is a rolling restart. Workers of a memory server that ends finish, and start again, too.",
         allow_abbrev=False,
     )
-    parser.add_argument("name", type=_name, metavar="WORKER", help="as baton workers shows it")
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("name", type=_name, nargs="?", metavar="WORKER", help="as baton workers shows it")
+    who.add_argument(
+        "--all", action="store_true", help="every worker, one after the other: a rolling restart; each has to be back"
+    )
     parser.add_argument("--port", type=number(int, 1, 65535), help="of the router on this machine (default: 8000)")
     parser.add_argument("--until-back", action="store_true", help="wait for another under its name, too")
     parser.add_argument(
@@ -178,9 +218,13 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _workers(args: argparse.Namespace) -> int:
+    url = args.url.rstrip("/")
+    if args.until_ready and (problem := wait_until_ready(url, args.timeout_s)):
+        print(f"baton: not ready after {args.timeout_s:g} s: {problem}", file=sys.stderr)
+        return 1
     try:
-        health = fetch(args.url.rstrip("/"))
-        shown, is_ok = fleet_table(health), health["status"] == "ok"
+        health = fetch(url)
+        shown, is_ok = fleet_table(health), health["status"] in SERVING
     except (OSError, ValueError, *NOT_OURS) as error:
         why = OTHERS_ANSWER if isinstance(error, NOT_OURS) else error
         print(f"baton: no router answers at {args.url}: {why}; --url is its HTTP address", file=sys.stderr)
@@ -190,8 +234,10 @@ def _workers(args: argparse.Namespace) -> int:
 
 
 def _drain(args: argparse.Namespace) -> int:
-    wish = Wish(args.name, args.timeout_s, args.until_back)
-    return drain(router_of(from_flags(Config, args).net, args.port), wish, partial(print, flush=True))
+    net, say = router_of(from_flags(Config, args).net, args.port), partial(print, flush=True)
+    if args.all:
+        return drain_all(net, args.timeout_s, say)
+    return drain(net, Wish(args.name, args.timeout_s, args.until_back), say)
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -200,7 +246,8 @@ def _bench(args: argparse.Namespace) -> int:
         from benchmarks.serve_options import Defaults
     except ImportError as error:
         raise ConfigError(
-            f'{error}: baton bench needs the bench extra: pip install -e ".[bench]" where the sources are'
+            f"{error}: baton bench needs the bench extra: "
+            'pip install -c constraints.txt -e ".[bench]" where the sources are'
         ) from None
     return bench(args.flags, "baton bench", Defaults(concurrency=8, vocab_size=1000))  # ids that every model has
 

@@ -25,7 +25,7 @@ class CompletionTimes:
 
 
 async def stream_completion(
-    url: str, body: dict[str, Any], on_text: Callable[[str], None], deadline_s: float
+    url: str, body: dict[str, Any], on_text: Callable[[str], object], deadline_s: float
 ) -> CompletionTimes:
     """Send `body`, hand each piece of text to `on_text`, and return the times.
 

@@ -1,4 +1,4 @@
-"""What the operator sees: forwarded log lines, and while loading, one live line a process.
+"""Shows an operator forwarded log lines, and while loading, one live line a process.
 
 On a terminal each process's last progress line is redrawn in place; anywhere else every line is
 printed once, so that logs in files and journals stay plain.
@@ -7,13 +7,26 @@ printed once, so that logs in files and journals stay plain.
 import logging
 import re
 import shutil
-from typing import TextIO
+from typing import Protocol
 
-from common.log import formatter
+from common.background_writer import BackgroundWriter
+from common.log import JsonFormatter, formatter, loss_line
 
-LOG_LINE = re.compile(r"^\S+ (?P<level>[DIWEC]) \[[^\]]*\] (?P<text>.*)$")
+LOG_LINE = re.compile(r"^\S+ \S+ (?P<level>[DIWEC]) \[[^\]]*\] (?P<text>.*)$")
 LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR"}
 UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # to the start of the line that many lines above, then clear to the end
+
+
+class Sink(Protocol):
+    """Takes text; a supervisor's event loop must never wait in there."""
+
+    def write(self, text: str, /) -> object: ...
+
+
+def background_writer(descriptor: int, form: str = "text") -> BackgroundWriter:
+    """A writer of the supervisor's log, which says in that log what it had to drop."""
+    format_record = formatter("baton", form).format
+    return BackgroundWriter(descriptor, lambda num_lost: f"{loss_line(format_record, num_lost)}\n")
 
 
 class Console:
@@ -23,7 +36,7 @@ class Console:
     printed, and warnings, errors and tracebacks are printed above.
     """
 
-    def __init__(self, log: TextIO, terminal: TextIO | None, form: str = "text") -> None:
+    def __init__(self, log: Sink, terminal: Sink | None, form: str = "text") -> None:
         self._log, self._formatter = log, formatter("baton", form)
         self._terminal = terminal
         self._loading = terminal is not None
@@ -46,6 +59,13 @@ class Console:
         self._write(self._formatter.format(logging.makeLogRecord({"msg": text, "levelname": LEVELS[level]})))
         self._draw()
 
+    def show(self, text: str) -> None:
+        """Print lines that are made for people; where the log is for programs they are one record of it."""
+        if isinstance(self._formatter, JsonFormatter):
+            self.say(text)
+        else:
+            self._write(text)
+
     def end_loading(self) -> None:
         """Take the live lines away; from now on everything is printed."""
         self._erase()
@@ -54,12 +74,11 @@ class Console:
     def _write(self, line: str) -> None:
         if self._log is self._terminal:
             self._erase()
-        print(line, file=self._log, flush=True)
+        self._log.write(f"{line}\n")
 
     def _erase(self) -> None:
         if self._terminal is not None and self._num_drawn:
             self._terminal.write(UP_AND_CLEAR.format(self._num_drawn))
-            self._terminal.flush()
         self._num_drawn = 0
 
     def _draw(self) -> None:
@@ -69,5 +88,4 @@ class Console:
         width = shutil.get_terminal_size().columns
         lines = [f"{name:<10} {text}"[: width - 1] for name, text in sorted(self._progress.items())]
         self._terminal.write("".join(line + "\n" for line in lines))
-        self._terminal.flush()
         self._num_drawn = len(lines)

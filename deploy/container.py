@@ -1,6 +1,7 @@
-"""What a container of compose.yaml runs: one of the programs, on the model that compose was told of.
+"""Becomes what a container of compose.yaml runs: one of the programs, on the model that compose was told of.
 
     python -P -m deploy.container model MODEL                   # see that it is there, or download it
+    python -P -m deploy.container secret PATH                   # make one, unless it is there
     python -P -m deploy.container PROGRAM MODEL [option ...]    # router, prefill_worker or decode_worker
 
 MODEL is what BATON_MODEL says. Compose mounts the directory of that name, which is empty if it is none: then MODEL is
@@ -8,9 +9,12 @@ a Hub id, and lies in the cache, where the first of these has put it. A worker i
 environment variable WORKER_FLAGS says comes behind the options: an overlay of the file need not repeat them.
 """
 
+import contextlib
 import os
+import secrets
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -24,6 +28,9 @@ WORKERS = ("prefill_worker", "decode_worker")
 def main(argv: list[str]) -> int:
     """Becomes the program, or returns the exit status: 0, or 2 for a model that is not there."""
     program, model, *flags = argv
+    if program == "secret":
+        make_secret(Path(model))
+        return 0
     try:
         if program == "model":
             path = downloaded(model)
@@ -34,6 +41,14 @@ def main(argv: list[str]) -> int:
         print(f"BATON_MODEL = {model}: {error}", file=sys.stderr)
         return 2
     os.execv(sys.executable, [sys.executable, "-P", "-m", *command])
+
+
+def make_secret(path: Path) -> None:
+    """Write a secret that only this user may read, whole or not at all; one that is there stays."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent) as file, contextlib.suppress(FileExistsError):
+        file.write(f"{secrets.token_hex(32)}\n")
+        file.flush()
+        os.link(file.name, path)
 
 
 def command_of(program: str, model: str, flags: list[str]) -> list[str]:

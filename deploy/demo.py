@@ -10,9 +10,10 @@ from pathlib import Path
 
 import aiohttp
 
+from common.background_writer import BackgroundWriter
 from common.config import Config
 from deploy.completion_client import CompletionFailed, CompletionTimes, stream_completion
-from deploy.console import Console
+from deploy.console import Console, Sink, background_writer
 from deploy.health import Health, fetch_health, local_url
 from deploy.mps import Mps
 from deploy.serve import Fleet, prepared
@@ -35,11 +36,16 @@ class Verse:
 async def demo(config: Config, fleet: Fleet, verse: Verse) -> int:
     """Exit code 0 after the verse and a clean drain; 1, with the end of the log, which stays, after any failure."""
     handle, log_name = tempfile.mkstemp(prefix="baton-demo-", suffix=".log")
-    print(f"starting {fleet.num_prefill} prefill + {fleet.num_decode} decode; log: {log_name}", flush=True)
-    with os.fdopen(handle, "w") as log:
-        console = Console(log, sys.stderr if sys.stderr.isatty() else None)
+    with (
+        os.fdopen(handle, "wb") as file,
+        background_writer(file.fileno()) as log,
+        BackgroundWriter(sys.stdout.fileno()) as out,
+        BackgroundWriter(sys.stderr.fileno()) as terminal,
+    ):
+        out.write(f"starting {fleet.num_prefill} prefill + {fleet.num_decode} decode; log: {log_name}\n")
+        console = Console(log, terminal if sys.stderr.isatty() else None)
         async with prepared(config, fleet, console) as (supervisor, mps):
-            exit_code = await _serve_one(supervisor, mps, config, verse)
+            exit_code = await _serve_one(supervisor, mps, config, verse, out)
     if exit_code:
         _print_tail(Path(log_name))
     else:
@@ -47,7 +53,7 @@ async def demo(config: Config, fleet: Fleet, verse: Verse) -> int:
     return exit_code
 
 
-async def _serve_one(supervisor: Supervisor, mps: Mps, config: Config, verse: Verse) -> int:
+async def _serve_one(supervisor: Supervisor, mps: Mps, config: Config, verse: Verse, out: Sink) -> int:
     url = local_url(config.router.host, config.router.port)
     serving = asyncio.create_task(supervisor.run(lambda health: None))
     ready = asyncio.create_task(supervisor.ready.wait())
@@ -55,8 +61,8 @@ async def _serve_one(supervisor: Supervisor, mps: Mps, config: Config, verse: Ve
     try:
         await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
-            times = await _recite(url, config.model.served_name, verse)
-            print(_figures(times, await _health_now(url, supervisor), mps), flush=True)
+            times = await _recite(url, config.model.served_name, verse, out)
+            out.write(f"{_figures(times, await _health_now(url, supervisor), mps)}\n")
     except (CompletionFailed, aiohttp.ClientError, TimeoutError) as failure:
         error = f"the completion failed: {type(failure).__name__}: {failure}"
     finally:
@@ -70,14 +76,14 @@ async def _serve_one(supervisor: Supervisor, mps: Mps, config: Config, verse: Ve
     return 1 if error else exit_code
 
 
-async def _recite(url: str, model: str, verse: Verse) -> CompletionTimes:
-    print(f"\n{verse.prompt}", end="", flush=True)
+async def _recite(url: str, model: str, verse: Verse, out: Sink) -> CompletionTimes:
+    out.write(f"\n{verse.prompt}")
     body = {"model": model, "prompt": verse.prompt, "max_tokens": verse.max_tokens, "seed": verse.seed}
     body |= {"temperature": 0.8, "top_p": 0.95}
     try:
-        return await stream_completion(url, body, lambda text: print(text, end="", flush=True), COMPLETION_DEADLINE_S)
+        return await stream_completion(url, body, out.write, COMPLETION_DEADLINE_S)
     finally:
-        print("\n", flush=True)
+        out.write("\n\n")
 
 
 async def _health_now(url: str, supervisor: Supervisor) -> Health:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from common.config import NetSection, RouterSection
 from common.errors import ConfigError
 from common.wire.endpoints import AUTO, ROUTER_SOCKET, resolved
-from common.wire.operator_messages import DrainAnswer, DrainWanted
+from common.wire.operator_messages import DrainAnswer, DrainWanted, LoadReport, LoadWanted, WorkerLoad
 from common.wire.whereabouts import found
-from deploy.operator import Operator, dialed
+from deploy.router_client import Operator, dialed
 
 USUAL_PORT = RouterSection().port
 ANSWER_S = 10.0
@@ -77,6 +77,42 @@ def drain(net: NetSection, wish: Wish, say: Say) -> int:
     what = "is not back" if wish.until_back else "has not left"
     say(f"{wish.name} {what} after {wish.timeout_s:g} s; it goes on leaving")
     return 1
+
+
+def drain_all(net: NetSection, timeout_s: float, say: Say) -> int:
+    """Drain each worker in turn, and go on once another in its place serves: a rolling restart of workers.
+
+    Returns the exit status: 0, or 1 for the first that did not come back within `timeout_s`.
+    """
+    with dialed(net) as operator:
+        report = operator.ask(LoadWanted, LoadReport, ANSWER_S)
+    if report is None:
+        return drain(net, Wish("-", timeout_s, until_back=True), say)  # which says where it dialed
+    for before in sorted(report.workers, key=lambda worker: (worker.role, worker.name)):
+        status = drain(net, Wish(before.name, timeout_s, until_back=True), say)
+        if status == 0 and not _serves_again(net, before, timeout_s):
+            say(f"{before.name} does not serve after {timeout_s:g} s; the others are left as they are")
+            status = 1
+        if status:
+            return status
+    say(f"{len(report.workers)} workers were started again")
+    return 0
+
+
+def _serves_again(net: NetSection, before: WorkerLoad, timeout_s: float) -> bool:
+    """Wait for another incarnation that gets requests, and has met its partners, as the one before did and had."""
+    until_s = time.monotonic() + timeout_s
+    with dialed(net) as operator:
+        while time.monotonic() < until_s:
+            report = operator.ask(LoadWanted, LoadReport, ANSWER_S)
+            for now in report.workers if report else ():
+                is_another = now.name == before.name and now.incarnation != before.incarnation
+                if is_another and now.has_spoken and now.is_serving >= before.is_serving:
+                    is_met = now.num_partners >= min(1, before.num_partners)
+                    if is_met:
+                        return True
+            time.sleep(ASK_INTERVAL_S)
+    return False
 
 
 def _ask(operator: Operator, name: str, incarnation: int) -> DrainAnswer | None:

@@ -24,16 +24,16 @@ def fleet_table(health: Mapping[str, Any]) -> str:
     rows["memory"] = [_memory_server(each) for each in _by_name(health["memory_servers"])]
     tables = [_table(HEADS[role], of_role) for role, of_role in rows.items()]
     members = _by_name([*chain(*health["workers"].values(), health["memory_servers"])])
+    router = {"id": "the router", "version": health["version"]}
     changes = [f"{_span(each['ago_s'])} ago, {each['state']}: {each['reason']}" for each in health["role_changes"]]
-    below = [*_gpus(members), *_versions(members), *_problems(health), *changes]
+    below = [*_gpus(members), *_versions([router, *members]), *_problems(health), *changes]
     return "\n".join(line for part in [*tables, *map(wrapped, below)] for line in part)
 
 
 def _problems(health: Mapping[str, Any]) -> list[str]:
-    """What is missing names the paths that failed."""
-    failed = [path for path in health["kv_paths"] if path["error"]]
-    paths = [f"the KV path from {path['prefill']} to {path['decode']} failed: {path['error']}" for path in failed]
-    return [*([DRAINING] if health["status"] == "draining" else []), *(health["missing"] or paths)]
+    """Why the system is not as it should be, behind its state."""
+    told = [DRAINING] if health["status"] == "draining" else []
+    return [*told, *(f"{health['status']}: {problem}" for problem in health["problems"])]
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -45,14 +45,12 @@ def _by_name(members: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _worker(role: str, worker: Mapping[str, Any]) -> tuple[str, ...]:
-    standby = worker["standby"]
-    state = "leaving" if worker["draining"] else "standby" if standby and standby["in_reserve"] else "serving"
     if role == "prefill":
         load = f"{worker['outstanding_prompt_tokens']:,} tokens"
     else:
         load = f"{worker['assigned_sequences']} of {worker['most_sequences']}"
     used = BLANK if worker["used_blocks"] is None else f"{worker['used_blocks']:,}"
-    return worker["id"], _device(worker)[0], state, load, used, _span(worker["since_s"])
+    return worker["id"], _device(worker)[0], worker["state"], load, used, _span(worker["since_s"])
 
 
 def _memory_server(server: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import aiohttp
 
+from deploy.healthcheck import SERVING
+
 POLL_DEADLINE_S = 2.0
 
 
@@ -38,18 +40,18 @@ class Health:
     """What the router knows."""
 
     status: str
-    reason: str
+    problems: tuple[str, ...]
     workers: tuple[WorkerHealth, ...]
     paths: tuple[KVPath, ...]
 
     @property
     def is_complete(self) -> bool:
-        """Requests can be served, and every way that blocks may travel has been tried."""
+        """Say whether requests are answered, and every way that blocks may travel has been tried."""
         able = [worker for worker in self.workers if worker.transport != "none"]
         prefills = [worker.id for worker in able if worker.role == "prefill"]
         decodes = [worker.id for worker in able if worker.role == "decode"]
         tried = {(path.prefill_id, path.decode_id) for path in self.paths}
-        return self.status == "ok" and tried.issuperset(product(prefills, decodes))
+        return self.status in SERVING and tried.issuperset(product(prefills, decodes))
 
     @property
     def transport(self) -> str:
@@ -66,7 +68,7 @@ def parse_health(body: Mapping[str, Any]) -> Health:
     """Raises KeyError, TypeError or AttributeError for a body that is not the router's."""
     return Health(
         status=body["status"],
-        reason="; ".join(body["missing"]),
+        problems=tuple(body["problems"]),
         workers=tuple(
             WorkerHealth(each["id"], role, each["pid"], each["device"], each["transport"], each["standby"] is not None)
             for role, members in body["workers"].items()

@@ -1,4 +1,4 @@
-"""A container's health probe: exit code 0 when the router can serve or knows a worker, or memory servers answer.
+"""A container's health probe: exit code 0 when the router serves or knows a worker, or memory servers answer.
 
     python -m deploy.healthcheck http://router:8000 [ROLE]
     python -m deploy.healthcheck /run/memory.sock
@@ -24,6 +24,8 @@ DEADLINE_S = 5.0
 MAX_BYTES = 16 << 20
 """Of an answer: several times what a router says of as many workers as it has."""
 OTHERS_ANSWER = "what answers there is no router of this version"
+SERVING = ("ok", "degraded")
+"""States in which a router answers completions."""
 NOT_OURS = (KeyError, TypeError, AttributeError)
 """What reading an answer raises that is another program's."""
 
@@ -75,7 +77,7 @@ def worker_here(role: str) -> str:
 def problem(body: dict[str, Any], worker_id: str) -> str:
     """What is wrong, or an empty string."""
     if not worker_id:
-        return "" if body["status"] == "ok" else f"{body['status']}: {'; '.join(body['missing'])}"
+        return "" if body["status"] in SERVING else f"{body['status']}: {'; '.join(body['problems'])}"
     known = {worker["id"] for workers in body["workers"].values() for worker in workers}
     return "" if worker_id in known else f"the router does not know {worker_id}"
 

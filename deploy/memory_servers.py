@@ -16,7 +16,7 @@ from common import options
 from common.config import MEMORY_SECTIONS, Config
 from common.errors import ConfigError
 from deploy.child import Backoff, Child, describe_exit
-from deploy.console import Console
+from deploy.console import Console, background_writer
 from deploy.launch_plan import Kind, ProcessSpec
 from deploy.machine import detect_gpus
 from deploy.placement import Gpu
@@ -63,10 +63,12 @@ async def _sleep(stopping: asyncio.Event, delay_s: float) -> None:
 
 async def run(wanted: Sequence[ProcessSpec], form: str = "text") -> int:
     """Until a signal; the exit status. `form` of its own lines."""
-    console, stopping = Console(sys.stderr, None, form), asyncio.Event()
+    stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    return max(await asyncio.gather(*(keep(spec, console, stopping) for spec in wanted)))
+    with background_writer(sys.stderr.fileno(), form) as log:
+        console = Console(log, None, form)
+        return max(await asyncio.gather(*(keep(spec, console, stopping) for spec in wanted)))
 
 
 def main(argv: list[str]) -> int:

@@ -24,7 +24,10 @@ def find_model(name: str) -> Path:
     # Imported here: it takes most of a second, and a local directory needs none of it.
     from deploy.hub_download import download
 
-    return download(name, hub_directory(name))
+    try:
+        return download(name, hub_directory(name))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; and there is no directory {name!r} here") from None
 
 
 def model_in(path: Path) -> Path:

@@ -4,6 +4,7 @@ It is locked while its supervisor lives, so that whoever starts next can tell th
 remove them.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -17,6 +18,7 @@ MAX_SOCKET_PATH_BYTES = 100  # a unix socket's path ends at 107 bytes
 PREFIX = "baton-serve-"
 NEW_S = 60.0
 """One so new may be about to be locked."""
+LOOK_S = 1.0
 
 
 @contextlib.contextmanager
@@ -28,6 +30,18 @@ def make_runtime_dir() -> Iterator[Path]:
     remove_abandoned(parent)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent) as name, _locked(Path(name)):
         yield Path(name)
+
+
+async def until_lost(path: Path) -> None:
+    """Wait until somebody has removed the directory."""
+    inode = path.stat().st_ino
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            if path.stat().st_ino != inode:
+                return
+        except FileNotFoundError:
+            return
 
 
 def remove_abandoned(parent: Path) -> None:

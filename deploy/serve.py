@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from common.config import Config
@@ -16,15 +17,16 @@ from deploy.autoscale.options import AutoscaleOptions, little_to_change
 from deploy.autoscale.proposal import Machine
 from deploy.autoscale.router_line import RouterLine
 from deploy.autoscale.staff import Staff
-from deploy.console import Console
+from deploy.console import Console, background_writer
 from deploy.forks import modules_of
 from deploy.health import Health, local_url
 from deploy.launch_plan import STANDBYS, Kind, ProcessSpec, WorkerPlan, all_processes, plan_workers
-from deploy.machine import detect_gpus, num_cores
+from deploy.machine import detect_gpus, num_cores, require_address_space
 from deploy.model_source import find_model, served_name, weights_bytes
 from deploy.mps import Mps, MpsOptions, open_mps
 from deploy.placement import Placement, choose_gpus, in_either_role, place_standbys, place_workers
-from deploy.runtime_dir import make_runtime_dir
+from deploy.runtime_dir import make_runtime_dir, until_lost
+from deploy.service_manager import notify_ready
 from deploy.supervisor import Deadlines, Supervisor
 
 
@@ -72,6 +74,7 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
     possible = in_either_role(placements) if fleet.autoscale else placements
     with make_runtime_dir() as runtime_dir:
         model_bytes = weights_bytes(Path(config.model.path))
+        require_address_space(model_bytes + config.kv.cpu_pool_bytes)
         plan = plan_workers(config, placements, runtime_dir, num_cores(), model_bytes, possible)
         async with open_mps(fleet.mps, possible, os.environ, runtime_dir, console) as mps:
             supervisor = Supervisor(
@@ -82,9 +85,16 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
                 console,
                 modules_of(placements) if fleet.fork_server else (),
             )
+            supervisor.accompany(partial(end_without, runtime_dir, supervisor))
             if fleet.autoscale:
                 _autoscale(supervisor, placements, plan, mps, fleet.autoscale, console)
             yield supervisor, mps
+
+
+async def end_without(runtime_dir: Path, supervisor: Supervisor) -> None:
+    """End in order when the sockets are gone: what is connected goes on until then, but no worker could start again."""
+    await until_lost(runtime_dir)
+    supervisor.fail(f"{runtime_dir} was removed, so that workers could not reach one another; start again, and keep it")
 
 
 def _autoscale(
@@ -118,14 +128,21 @@ def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
 
 
 async def serve(config: Config, fleet: Fleet) -> int:
-    """Run until stopped; the exit code."""
-    terminal = sys.stderr if sys.stderr.isatty() else None
-    async with prepared(config, fleet, Console(sys.stderr, terminal, config.log.format)) as (supervisor, mps):
-        return await supervisor.run(lambda health: print(ready_text(config, health, mps), flush=True))
+    """Run until stopped, whoever reads what is printed, all of it to stderr; returns the exit code."""
+    form = config.log.format
+    with background_writer(sys.stderr.fileno(), form) as log:
+        console = Console(log, log if sys.stderr.isatty() else None, form)
+        async with prepared(config, fleet, console) as (supervisor, mps):
+            return await supervisor.run(lambda health: _announce(config, health, mps, console))
+
+
+def _announce(config: Config, health: Health, mps: Mps, console: Console) -> None:
+    console.show(ready_text(config, health, mps))
+    notify_ready()
 
 
 def ready_text(config: Config, health: Health, mps: Mps) -> str:
-    """What is ready, a command to try, where to look, and how to end it: a line each."""
+    """Say what is ready, a command to try, where to look, and how to end it: a line each."""
     url = local_url(config.router.host, config.router.port)
     name = config.model.served_name
     roles = ["standby" if worker.is_standby else worker.role for worker in health.workers]
@@ -134,8 +151,9 @@ def ready_text(config: Config, health: Health, mps: Mps) -> str:
     sharing = f"  {mps.text}" if mps.text else ""
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 64})
     key = " -H 'authorization: Bearer KEY'" if config.router.api_key_file else ""
+    degraded = [f"\n  {health.status}: {problem}" for problem in health.problems]
     return (
-        f"ready: {url}  model {name}  {fleet}  KV over {health.transport}{sharing}\n"
+        f"ready: {url}  model {name}  {fleet}  KV over {health.transport}{sharing}{''.join(degraded)}\n"
         f"  curl {url}/v1/completions -H 'content-type: application/json'{key} -d '{body}'\n"
         f"  status page: {url}/  API: {url}/docs  Ctrl-C finishes what runs, and ends"
     )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import aiohttp
 
+from common.port_sharing import RELIEVED_STATUS
 from deploy.child import Backoff, Child, describe_exit
 from deploy.console import Console
 from deploy.forks import ForkServer
@@ -122,6 +123,12 @@ class Supervisor:
         """Drain and end; a second call kills at once."""
         (self._killing if self._stopping.is_set() else self._stopping).set()
 
+    def fail(self, reason: str, exit_code: int = 1) -> None:
+        """Drain and end, with that reason and exit code unless there is one already."""
+        if not self.failure:
+            self.failure, self._failed_with = reason, exit_code
+        self._stopping.set()
+
     def begin(self, spec: ProcessSpec) -> None:
         """Start a process, and keep it running; there is none of its name."""
         assert spec.name not in self._kept, spec.name
@@ -161,18 +168,13 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
 
-    def _fail(self, reason: str, exit_code: int = 1) -> None:
-        if not self.failure:
-            self.failure, self._failed_with = reason, exit_code
-        self._stopping.set()
-
     def _watched(self, work: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
         """A task whose unexpected end stops everything instead of passing in silence."""
         task = asyncio.get_running_loop().create_task(work)
 
         def check(done: "asyncio.Task[None]") -> None:
             if not done.cancelled() and (error := done.exception()) is not None:
-                self._fail(f"supervisor: {type(error).__name__}: {error}")
+                self.fail(f"supervisor: {type(error).__name__}: {error}")
 
         task.add_done_callback(check)
         return task
@@ -185,11 +187,15 @@ class Supervisor:
             end = await self._life(kept)
             if kept.may_go.is_set():
                 return
+            if end.code == RELIEVED_STATUS and kept.spec.kind is Kind.ROUTER:
+                self._console.say("another router has taken the port over, and serves: draining")
+                self._stopping.set()
+                return
             delay_s = kept.backoff.after(end.lived_s if self.ready.is_set() else 0.0)  # unserved is not forgiven
             if not self.ready.is_set() and (end.is_final or kept.backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
                 reason = f"{name} {end.how} before the system was ready"
                 told = f": {end.last_line}" if end.is_final else ""
-                self._fail(reason + told, CONFIG_EXIT_CODE if end.is_final else 1)
+                self.fail(reason + told, CONFIG_EXIT_CODE if end.is_final else 1)
                 return
             when = f"in {delay_s:g} s" if delay_s else "at once"
             self._console.say(f"{name} {end.how}; restarting {when}", "I" if end.code == 0 else "W")
@@ -234,9 +240,10 @@ class Supervisor:
                     self._console.end_loading()
                     on_ready(health)
                     return
-                reason = (health.reason or "workers or KV paths are missing") if health is not None else reason
+                if health is not None:
+                    reason = "; ".join(health.problems) or "workers or KV paths are missing"
                 await asyncio.sleep(POLL_INTERVAL_S)
-        self._fail(f"not ready after {self._deadlines.start_s:g} s: {reason}")
+        self.fail(f"not ready after {self._deadlines.start_s:g} s: {reason}")
 
     def _all_there(self, health: Health) -> bool:
         """Complete, and with all our workers; so what answers on this port is our router and no other."""

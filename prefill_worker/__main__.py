@@ -51,6 +51,7 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         takes_replies=config.kv.prefix_cache and config.kv.take_replies,
     )
     followers = make_followers(Path(config.model.path), engine.vocab_size)
+    followers.begin()
     return PrefillWorker(config, engine, runner=runner, ready=ready, drain=incarnation.drain, followers=followers)
 
 

@@ -1,6 +1,7 @@
 """Complete prompts on their way to decode workers.
 
-──KVOffer──▶ the memory server's, until the decode worker has taken them over, or pulled them into its own pool
+offered ──KVReceived──▶ the decode worker's
+   └──KVDeclined, the memory server or the decode worker lost──▶ the router's, which replays it
 """
 
 import logging
@@ -10,6 +11,7 @@ from common.errors import ErrorCode
 from common.memory.shared_pool import SharedPool
 from common.serving.inquiry import Key
 from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
+from common.wire.memory_messages import KVDeclined, KVReceived
 from common.wire.messages import Message, PeerGone
 from common.wire.packing import pack_ids
 from prefill_worker.holders import Holders
@@ -23,13 +25,14 @@ Fail = Callable[[Key, ErrorCode, str], None]
 
 
 class Delivery:
-    """Gives blocks away; what is offered needs this worker no more."""
+    """Gives blocks away, and owns each request until its decode worker has received the offer."""
 
     def __init__(
         self, shared: SharedPool, targets: Targets, holders: Holders, worker: tuple[str, int], fail: Fail
     ) -> None:
         self.shared, self.targets, self.holders, self.fail = shared, targets, holders, fail
         self.worker_id, self.epoch = worker
+        self.offered: dict[Key, tuple[str, int]] = {}  # decode worker and epoch that has not received it yet
 
     def hand_off(self, sequence: PromptSequence, token_id: int, block_ids: Sequence[int]) -> None:
         """Offer a prompt's blocks and its first token to its decode worker."""
@@ -39,12 +42,29 @@ class Delivery:
             reason = f"decode worker {sequence.decode_worker_id} has no KV path from here"
             self.fail(sequence.key, ErrorCode.HANDOFF_LOST, reason)
             return
-        holder, token_ids = (target.worker_id, target.epoch), sequence.token_ids[:]
-        token_ids.append(token_id)
-        num_outputs = sequence.num_outputs + 1
-        chain, sampling = (sequence.beginning.root, sequence.beginning.last_digest), sequence.sampling
-        if not self.shared.offer(holder, sequence.key, token_ids, num_outputs, sampling, block_ids, chain):
+        decode_worker = target.worker_id, target.epoch
+        chain = sequence.beginning.root, sequence.beginning.last_digest
+        if self.shared.offer(decode_worker, sequence.key, token_id, block_ids, chain):
+            self.offered[sequence.key] = decode_worker
+        else:
             self.fail(sequence.key, ErrorCode.DRAINING, self.shared.problem)
+
+    def answered(self, answer: KVReceived | KVDeclined) -> None:
+        """Give up a request whose offer was received, or is void: then the router hears of it."""
+        key = answer.request_id, answer.attempt
+        decode_worker = self.offered.pop(key, None)
+        if decode_worker is not None and isinstance(answer, KVDeclined):
+            self.fail(key, ErrorCode.HANDOFF_LOST, f"decode worker {decode_worker[0]} did not receive the offer")
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        """Forget every attempt up to `attempt` that is offered: the router wants none of it."""
+        for key in [key for key in self.offered if key[0] == request_id and key[1] <= attempt]:
+            del self.offered[key]
+
+    def take_back(self) -> list[Key]:
+        """Forget and return every request that is offered."""
+        keys, self.offered = list(self.offered), {}
+        return keys
 
     def announce(self, sequence: PromptSequence, block_ids: list[int]) -> None:
         """Let the decode worker pull these blocks while the prompt goes on; none: nothing will be offered."""
@@ -63,12 +83,12 @@ class Delivery:
             self.announce(sequence, [])
 
     def receive(self) -> None:
-        """What decode workers say of paths and of their pools."""
+        """Act on what decode workers say of paths and of their pools."""
         for target, message in self.targets.receive():
             self.heed(target, message)
 
     def heed(self, target: Target, message: Message) -> None:
-        """What a decode worker says, in its own name."""
+        """Act on what a decode worker says in its own name."""
         match message:
             case KVPathResult():
                 self.targets.note_result(message)
@@ -78,14 +98,16 @@ class Delivery:
                 target.spoke.refuse(message, "a decode worker does not send it")
 
     def lose(self, gone: PeerGone) -> None:
-        """A decode worker is dead."""
+        """Forget a decode worker that is dead; the router replays what was offered to it."""
+        dead = gone.worker_id, gone.epoch
+        self.offered = {key: worker for key, worker in self.offered.items() if worker != dead}
         self.targets.leave(gone.worker_id, gone.epoch)
         self.holders.leave(gone.worker_id, gone.epoch)
         logger.info("decode worker %s is gone", gone.worker_id)
 
-    def is_sending(self) -> bool:
-        """Whether an offer is not all with the memory server yet."""
-        return self.shared.is_sending
+    def has(self, key: Key) -> bool:
+        """Whether that attempt is offered, and not received."""
+        return key in self.offered
 
     def _target(self, sequence: PromptSequence) -> Target | None:
         return self.targets.proven(sequence.decode_worker_id, sequence.decode_epoch)

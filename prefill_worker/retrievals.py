@@ -1,7 +1,7 @@
 """What our pool lacks of a prompt, taken from a decode worker's where that is faster than computing it: replies.
 
-    begun ──blocks here, look up──▶ asked ──PrefixFound──▶ pulled ──arrived, sealed──▶ found
-      └──────────────────────────────┴──nothing, too little, late, lost──┴──────────▶ computed
+    asked ──PromptBlocks──▶ pulled into blocks of the prompt ──arrived, sealed──▶ found
+      └──nothing, too little, late, lost──┴──────────────────────────────────▶ computed
 
 The prompt waits meanwhile, and no longer than for so long as it may take; so do others that lack the same. What was
 pulled counts if the connection to its memory server stands when the pull is over.
@@ -22,15 +22,15 @@ from common.serving.inquiry import Key
 from common.serving.prompt_prefixes import PromptPrefixes
 from common.serving.prompt_rate import PromptRate
 from common.serving.visits import Visit
-from common.wire.memory_messages import PrefixFound
+from common.wire.memory_messages import PromptBlocks
 from common.wire.packing import unpack_ids
 from common.wire.step_counts import PullMeter
 from prefill_worker.holders import Holder, Holders
 from prefill_worker.sequence import PromptSequence
 
 WAIT_S = 0.5
-"""Longest that a prompt waits beside twice the time that the copy should take: for blocks here, and for an answer. Both
-take about a millisecond, unless a server hangs."""
+"""Longest that a prompt waits beside twice the time that the copy should take: for an answer, which takes about a
+millisecond, unless a server hangs."""
 MAX_AT_ONCE = 16
 FIRST_OVERHEAD_US = 1000.0
 """Of a retrieval, beside the copy itself, while none is known."""
@@ -73,10 +73,9 @@ class Retrieval:
     visit: Visit
     gb_per_s: float
     begin_s: float
-    prompts: list[PromptSequence]  # that wait for it
-    target_ids: list[int] = field(default_factory=list)  # blocks here
-    is_asked: bool = False
-    found: PrefixFound | None = None
+    prompts: list[PromptSequence]  # that wait for it; the first has lent the blocks
+    target_ids: list[int]  # blocks here
+    found: PromptBlocks | None = None
     copies: Copies = field(default_factory=Copies)
 
     @property
@@ -118,28 +117,29 @@ class Retrievals:
         """Whether an answer or the end of a copy may come soon."""
         return bool(self.under_way or self.late or self.holders.is_proving)
 
-    def begin(self, prompt: PromptSequence) -> bool:
-        """Take what is lacking of a prompt from where it may be, if it pays; whether the prompt is to wait for it."""
+    def begin(self, prompt: PromptSequence) -> None:
+        """Take what is lacking of a prompt, whose blocks are granted, from where it may be, if it pays."""
         named, prompt.holder = prompt.holder, None
         digests = self.prefixes.lacking(prompt)
         if named is None or not digests or self.prefixes.is_held_up(prompt):
-            return False
+            return
         if (other := next((each for each in self.under_way if each.digests[0] == digests[0]), None)) is not None:
+            self.prefixes.lend(prompt, 0)
             other.prompts.append(prompt)
-            return True
+            return
         holder = self.holders.find(*named)
         if holder is None or not self._may_have(holder, len(digests)):
-            return False
+            return
         assert holder.visit is not None, "who is found is visited"
-        begun = Retrieval(prompt.key, digests, holder.visit, holder.gb_per_s, self._clock(), [prompt])
+        target_ids = self.prefixes.lend(prompt, len(digests))
+        begun = Retrieval(prompt.key, digests, holder.visit, holder.gb_per_s, self._clock(), [prompt], target_ids)
         self.under_way.append(begun)
-        self._ask(begun)
-        return True
+        begun.visit.guest.look_up(*begun.key, digests)
 
     def tend(self) -> None:
         """Go on with all of them, and with what is lost with a memory server; call once a turn."""
         for visit, said in self.holders.visits.receive():
-            if isinstance(said, PrefixFound):
+            if isinstance(said, PromptBlocks):
                 self._hear(visit, said)
         for visit in self.holders.visits.tend(self._uses):
             self.silent.discard(visit)
@@ -149,7 +149,8 @@ class Retrievals:
             self._go_on(each)
         for each in [each for each in self.late if each.copies.over()]:
             self.late.remove(each)
-            self._let_go(each)
+            self.magazine.free(each.target_ids)
+            self._free_found(each)
 
     def blocks(self) -> Iterator[list[int]]:
         """Block ids of every one."""
@@ -160,18 +161,11 @@ class Retrievals:
         is_heard = holder.visit not in self.silent and holder.visit is not None and not holder.visit.problem
         return is_free and is_heard and self.worth.is_worth(num_blocks, holder.gb_per_s)
 
-    def _ask(self, each: Retrieval) -> None:
-        """Once there are blocks to pull into."""
-        if self.magazine.fetch((len(each.digests),)):
-            [each.target_ids] = self.magazine.allocate((len(each.digests),))
-            each.visit.guest.look_up(*each.key, each.digests)
-            each.is_asked = True
-
-    def _hear(self, visit: Visit, found: PrefixFound) -> None:
+    def _hear(self, visit: Visit, found: PromptBlocks) -> None:
         self.silent.discard(visit)
         key, num_found = (found.request_id, found.attempt), len(unpack_ids(found.block_ids))
         each = next((each for each in self.under_way if each.key == key and each.visit is visit), None)
-        is_awaited = each is not None and each.is_asked and each.found is None
+        is_awaited = each is not None and each.found is None
         if each is not None and is_awaited and num_found and self._is_of_use(each, num_found):
             self._pull(each, found, num_found)
             return
@@ -184,12 +178,10 @@ class Retrievals:
         is_answer = num_found <= len(each.digests) and not each.visit.problem
         return is_answer and each.is_wanted and self.worth.is_worth(num_found, each.gb_per_s)
 
-    def _pull(self, each: Retrieval, found: PrefixFound, num_found: int) -> None:
-        self.magazine.free(each.target_ids[num_found:])
-        del each.target_ids[num_found:]
+    def _pull(self, each: Retrieval, found: PromptBlocks, num_found: int) -> None:
         each.found = found
         assert each.visit.pool is not None, "what is proven is mapped"
-        each.copies.start(each.visit.pool, unpack_ids(found.block_ids), self.pool, each.target_ids)
+        each.copies.start(each.visit.pool, unpack_ids(found.block_ids), self.pool, each.target_ids[:num_found])
 
     def _go_on(self, each: Retrieval) -> None:
         if each.found is not None and each.copies.over():
@@ -199,11 +191,9 @@ class Retrievals:
             else:
                 self._arrive(each)
         elif self._is_late(each) or each.visit.problem:
-            if each.is_asked and each.found is None:
+            if each.found is None:
                 self.silent.add(each.visit)
             self._end(each)
-        elif not each.is_asked:
-            self._ask(each)
 
     def _is_late(self, each: Retrieval) -> bool:
         copy_s = self.worth.copy_s(len(each.digests), each.gb_per_s)
@@ -212,35 +202,40 @@ class Retrievals:
     def _arrive(self, each: Retrieval) -> None:
         """Others find it from now on, and the prompt has it."""
         assert each.found is not None, "it was pulled"
-        target_ids, each.target_ids = each.target_ids, []
-        self.worth.note(len(target_ids), each.gb_per_s, self._clock() - each.begin_s)
+        num_found = len(unpack_ids(each.found.block_ids))
+        sealed, unfilled = each.target_ids[:num_found], each.target_ids[num_found:]
+        self.worth.note(num_found, each.gb_per_s, self._clock() - each.begin_s)
         self.meter.note(each.copies.num_pulls, each.copies.num_bytes, each.copies.seconds)
-        self.num_pulled += len(target_ids)
+        self.num_pulled += num_found
         each.visit.guest.free(each.found)
-        self.magazine.seal(target_ids, each.digests[: len(target_ids)])
-        self._leave(each, target_ids)
+        digests = each.digests[:num_found]
+        self.magazine.seal(sealed, digests)
+        first, *others = self._leave(each)
+        self.prefixes.return_lent(first, sealed, unfilled)
+        for prompt in others:
+            self.prefixes.return_lent(prompt, [])
+        self.prefixes.sealed(set(digests), [prompt for prompt in others if not prompt.ended])
 
     def _end(self, each: Retrieval) -> None:
-        """Nothing comes of it: what waits for it is computed."""
+        """Nothing comes of it: what waits for it is computed, in other blocks if a copy may still write these."""
+        first, *others = self._leave(each)
         if each.copies.over():
-            self._let_go(each)
+            self.prefixes.return_lent(first, [], each.target_ids)
+            self._free_found(each)
         else:
             self.late.append(each)
-        self._leave(each, [])
+            self.prefixes.lose_lent(first)
+        for prompt in others:
+            self.prefixes.return_lent(prompt, [])
 
-    def _leave(self, each: Retrieval, block_ids: list[int]) -> None:
-        """Those that wait go on."""
+    def _leave(self, each: Retrieval) -> list[PromptSequence]:
+        """Return those that waited for it."""
         self.under_way.remove(each)
         for prompt in each.prompts:
             self.trace.stretch("pull", prompt.key, max(each.begin_s, prompt.arrived_s), self._clock())
-        self.prefixes.arrived(each.key, block_ids)
-        for prompt in each.prompts[1:]:
-            prompt.beginning.asks_again |= bool(block_ids)
-            self.prefixes.arrived(prompt.key, [])
+        return each.prompts
 
-    def _let_go(self, each: Retrieval) -> None:
-        self.magazine.free(each.target_ids)
-        each.target_ids = []
+    def _free_found(self, each: Retrieval) -> None:
         if each.found is not None:
             each.visit.guest.free(each.found)
 

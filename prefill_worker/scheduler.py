@@ -71,7 +71,7 @@ class PromptScheduler:
 
     def objection(self, sequence: PromptSequence) -> str:
         """Why it can never be computed here, however idle the worker is; empty when it can."""
-        if len(sequence.token_ids) <= self.max_len:
+        if sequence.num_slots <= self.max_len:
             return ""
         num_tokens = len(sequence.token_ids)
         return f"the prompt has {num_tokens} tokens, this prefill worker takes at most {self.max_len}; shorten it"
@@ -112,7 +112,7 @@ class PromptScheduler:
             self._free(sequence)
 
     def take(self, sequence: PromptSequence) -> Sequence[int]:
-        """A prompt whose last step is over leaves with the blocks that the next token sees: complete, and the caller's.
+        """A prompt whose last step is over leaves with the blocks that the next token sees, or lies in: the caller's.
 
         They are in the order of groups and of places.
         """
@@ -120,6 +120,7 @@ class PromptScheduler:
         self._forget(sequence)
         tables, sequence.tables = sequence.tables, ()
         for table in tables:
+            table.extend(len(sequence.token_ids) + 1, sequence.num_slots)
             self.allocator.free(table.trim(len(sequence.token_ids) + 1))
         return held_by(tables)
 
@@ -142,18 +143,11 @@ class PromptScheduler:
         return [*self.ending, *self.running, *self.waiting]
 
     def _admit(self, sequence: PromptSequence) -> bool:
-        """Give it blocks for its whole prompt, if there are so many beside those that it reads."""
-        first, *others = self.layout.most_blocks(len(sequence.token_ids), self.step_tokens)
-        num_blocks = (first - len(sequence.beginning.found), *others)
-        if not self.allocator.fetch(num_blocks):
-            self.prefixes.lack(self.waiting)
+        """Give it blocks for its whole prompt, if there are so many."""
+        counts = self.layout.most_blocks(sequence.num_slots, self.step_tokens)
+        if (blocks := self.prefixes.take_blocks(sequence, counts)) is None:
             return False
-        if self.prefixes.looks_again(sequence):
-            return False
-        fresh = self.allocator.allocate(num_blocks)
-        fresh[0] = sequence.beginning.found + fresh[0]
-        sequence.tables = tables_of(self.layout, fresh)
-        self.prefixes.admitted(sequence)
+        sequence.tables = tables_of(self.layout, blocks)
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return True
@@ -161,7 +155,7 @@ class PromptScheduler:
     def blocks(self) -> list[Sequence[int]]:
         """Block ids of every owner."""
         owners = [*self.sequences(), *self.lingering]
-        return [[*held_by(sequence.tables), *sequence.beginning.found] for sequence in owners]
+        return [[*held_by(sequence.tables), *sequence.beginning.granted] for sequence in owners]
 
     def _forget(self, sequence: PromptSequence) -> None:
         """It is owned no more."""

@@ -81,6 +81,11 @@ class PromptSequence:
         return self.num_outputs + 1 < self.sampling.max_tokens
 
     @property
+    def num_slots(self) -> int:
+        """Tokens that it gets blocks for: also the first output, if others may follow, so that it can be decoded."""
+        return len(self.token_ids) + self.may_go_on
+
+    @property
     def num_left(self) -> int:
         """Prompt tokens that no launched step computes."""
         return len(self.token_ids) - self.num_scheduled_tokens
@@ -89,6 +94,11 @@ class PromptSequence:
     def awaits_mask(self) -> bool:
         """Whether it is not known yet what its grammar lets follow."""
         return self.follower is not None and self.mask is None
+
+    @property
+    def has_blocks(self) -> bool:
+        """Its blocks are granted."""
+        return self.beginning.grant is not None
 
     @property
     def is_started(self) -> bool:

@@ -10,9 +10,10 @@ Life of a request here:
     3. When a step is over that leaves some of it to compute, the decode worker is told which blocks are
        complete, and may pull them meanwhile.
     4. When the step of its last chunk is over and its first token is not the last, its blocks are offered to the
-       decode worker (see `delivery`), and it is forgotten here.
+       decode worker (see `delivery`).
     5. Then its first token is sent to the router.
-`Abort` ends it in 1 to 3; later the decode worker is told as well, and declines.
+    6. The decode worker answers that it received the offer, and the request is forgotten here.
+`Abort` ends it at any time; later the decode worker is told as well, and declines.
 """
 
 import logging
@@ -38,7 +39,7 @@ from common.serving.inquiry import Key, answer
 from common.serving.prompt_prefixes import PromptPrefixes
 from common.serving.visits import Visits, export_of
 from common.serving.vocabulary import stranger
-from common.wire.memory_messages import KVDeclined, KVOffer, PrefixFound
+from common.wire.memory_messages import KVDeclined, KVOffer, KVReceived, PromptBlocks
 from common.wire.messages import (
     Abort,
     DecodePeer,
@@ -157,7 +158,7 @@ class PrefillWorker:
         """Collect what the device has finished, then launch ahead of it."""
         while self.in_flight and self.in_flight[0].pending.ready():
             self._collect(self.in_flight.popleft())
-        if len(self.in_flight) < MAX_IN_FLIGHT:
+        if len(self.in_flight) < MAX_IN_FLIGHT and not self.engine.shared.is_behind:
             self._launch()
 
     def emit(self, ended: list[tuple[PromptSequence, OutputToken, bool]]) -> None:
@@ -195,7 +196,7 @@ class PrefillWorker:
         if problem := shared.take_problem():
             self.poller.unregister(shared)
             self.drain.ask(problem, at_once=shared.is_tainted)
-            self.give_everything_back()  # no blocks come any more, and nobody would pass an offer on
+            self.give_everything_back(problem)  # no blocks come any more, and nobody would pass an offer on
 
     def beat(self) -> None:
         """Tell the beat thread how busy we are."""
@@ -209,14 +210,16 @@ class PrefillWorker:
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
-    def give_everything_back(self) -> None:
+    def give_everything_back(self, reason: str = "the prefill worker is shutting down") -> None:
         """Leave every request that is here to the router: there is no more time for it here."""
-        for sequence in self.scheduler.sequences():
-            self._fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
-            self.scheduler.remove(sequence.request_id, sequence.attempt)
+        keys = [*self.delivery.take_back(), *(sequence.key for sequence in self.scheduler.sequences())]
+        for key in keys:
+            self._fail(key, ErrorCode.DRAINING, reason)
+            self.scheduler.remove(*key)
 
     def forget_everything(self) -> None:
         """The router restarted: nobody waits for what we hold."""
+        self.delivery.take_back()
         for sequence in self.scheduler.sequences():
             self.scheduler.remove(sequence.request_id, sequence.attempt)
 
@@ -237,7 +240,7 @@ class PrefillWorker:
             self.idling.worked()
             if not self.in_flight[0].pending.ready():
                 time.sleep(LOOK_INTERVAL_S)
-        elif self.guides.followers.num_pending or self.delivery.is_sending() or self.retrievals.is_busy:
+        elif self.guides.followers.num_pending or self.engine.shared.is_sending or self.retrievals.is_busy:
             time.sleep(LOOK_INTERVAL_S)
         else:  # what waits now waits for blocks: a message brings them
             self.idling.await_message(IDLE_POLL_MS)
@@ -278,8 +281,9 @@ class PrefillWorker:
                 self._accept(message)
             case Abort():
                 self.scheduler.remove(message.request_id, message.attempt)
+                self.delivery.abort(message.request_id, message.attempt)
             case Inquiry():
-                self.link.send(answer(message, self.worker_id, self.epoch, self.scheduler.has))
+                self.link.send(answer(message, self.worker_id, self.epoch, self._has))
             case DecodePeer():
                 self.targets.join(message)
             case PeerGone():
@@ -291,10 +295,10 @@ class PrefillWorker:
 
     def _from_memory(self, said: OfPrompt) -> None:
         match said:
-            case PrefixFound():
+            case PromptBlocks():
                 self.prefixes.hear(said)
-            case KVDeclined():
-                self._fail((said.request_id, said.attempt), ErrorCode.HANDOFF_LOST, "its decode worker is gone")
+            case KVReceived() | KVDeclined():
+                self.delivery.answered(said)
             case KVOffer():
                 logger.error("[%s #%d] is offered to a prefill worker", said.request_id, said.attempt)
 
@@ -303,7 +307,7 @@ class PrefillWorker:
 
     def _accept(self, request: PrefillRequest) -> None:
         sequence = PromptSequence.of(request)
-        if self.scheduler.has(sequence.key):
+        if self._has(sequence.key):
             self.link.spoke.refuse(request, f"attempt {request.attempt} of {request.request_id} is here already")
         elif self.drain.asked:
             self._fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
@@ -320,5 +324,8 @@ class PrefillWorker:
         logger.warning("[%s #%d] %s", *key, message)
         self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
 
+    def _has(self, key: Key) -> bool:
+        return self.scheduler.has(key) or self.delivery.has(key)
+
     def _owns_something(self) -> bool:
-        return bool(self.scheduler.sequences()) or self.delivery.is_sending()
+        return bool(self.scheduler.sequences() or self.delivery.offered)

@@ -1,23 +1,27 @@
 """`python -m router`: serve until a signal; the first drains, the second stops at once."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import uvloop
 
 from common import options
-from common.config import ROUTER_SECTIONS, Config
+from common.config import ROUTER_SECTIONS, Config, RouterSection
 from common.errors import ConfigError, RequestError
 from common.log import setup_logging
 from common.malloc import tame_allocator
+from common.port_sharing import RELIEVED_STATUS
 from common.serving.settle import settle_memory
 from common.wire import whereabouts
 from router.app import start_server
 from router.http_request import SERVICE
 from router.service import Service
+from router.succession import SUCCESSION, Succession
 from router.tokenizer import encode_in_one_thread
 
 logger = logging.getLogger(__name__)
@@ -32,32 +36,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         setup_logging("router", config.log.level, config.log.format)
         tame_allocator()
         encode_in_one_thread()
-        uvloop.run(serve(config))
+        return uvloop.run(serve(config))
     except ConfigError as error:
         sys.stderr.write(f"{prog}: {error}\n")
         return 2
-    return 0
 
 
-async def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then drain."""
+async def serve(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT, or until another router has the port, then drain; returns the exit status."""
     signals: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number.name)
     runner, url = await start_server(config)
-    service, port = runner.app[SERVICE], int(url.rpartition(":")[2])
-    _note(port, service)
-    warming, signalled = asyncio.create_task(_warm_up(service)), asyncio.create_task(signals.get())
+    service, succession, port = runner.app[SERVICE], runner.app[SUCCESSION], int(url.rpartition(":")[2])
+    noting = asyncio.create_task(_note(port, service, succession))
+    warming = asyncio.create_task(_warm_up(service))
     try:
-        await asyncio.wait({warming, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        if warming.done():
-            warming.result()
-        name = await signalled
+        is_relieved = await _until_over(signals, succession, warming)
         warming.cancel()
-        logger.info("%s: draining %d completions for up to %g s; again to stop at once",
-                    name, service.dispatcher.num_active, config.router.drain_s)  # fmt: skip
-        drained = asyncio.create_task(service.drain(config.router.drain_s))
+        noting.cancel()
+        drained = asyncio.create_task(_drain(config.router, service, succession))
         impatient = asyncio.create_task(signals.get())
         await asyncio.wait({drained, impatient}, return_when=asyncio.FIRST_COMPLETED)
         for task in (drained, impatient):
@@ -70,10 +69,42 @@ async def serve(config: Config) -> None:
         whereabouts.forget(port)
         await runner.cleanup()
         logger.info("stopped")
+    return RELIEVED_STATUS if is_relieved else 0
 
 
-def _note(port: int, service: Service) -> None:
-    """Let operators of this user find this router by its port; it serves without that, too."""
+async def _until_over(signals: "asyncio.Queue[str]", succession: Succession, warming: "asyncio.Task[None]") -> bool:
+    """Wait for a signal, or for another router to have the port; returns whether it has."""
+    signalled, relieved = asyncio.create_task(signals.get()), asyncio.create_task(succession.relieved.wait())
+    ends: set[asyncio.Task[Any]] = {signalled, relieved}
+    await asyncio.wait({*ends, warming}, return_when=asyncio.FIRST_COMPLETED)
+    if warming.done():
+        warming.result()
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for task in ends:
+        task.cancel()
+    return succession.relieved.is_set()
+
+
+async def _drain(section: RouterSection, service: Service, succession: Succession) -> None:
+    """Finish what runs. With a successor nothing is refused, and nobody waits for this router: it takes its time."""
+    is_relieved, num_active = succession.relieved.is_set(), service.dispatcher.num_active
+    limit_s = section.request_timeout_s if is_relieved else section.drain_s
+    why = "another router has the port" if is_relieved else "told to end"
+    logger.info("%s: draining %d completions for up to %g s; a signal stops it at once", why, num_active, limit_s)
+    if not succession.has_successor:
+        await service.drain(limit_s)
+        return
+    await succession.leave()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await service.drain(limit_s, refuses=False)
+            await succession.quiet()
+            await service.drain(limit_s)
+
+
+async def _note(port: int, service: Service, succession: Succession) -> None:
+    """Let operators of this user find this router by its port, once it has it; it serves without that, too."""
+    await succession.has_port.wait()
     try:
         whereabouts.note(port, service.hub.endpoint, service.config.net)
     except (ConfigError, OSError) as error:

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 def tell_end(completion: Completion, now_s: float, error_code: str = "") -> None:
     """Write one down that has just ended, while its workers are known; sizes and times, never text."""
-    timing = completion.timing = _timing(completion, now_s)
+    timing = completion.timing = timing_of(completion, now_s)
     told = {
         "request_id": completion.request_id,
         "client_request_id": completion.client_request_id,
@@ -29,8 +29,9 @@ def tell_end(completion: Completion, now_s: float, error_code: str = "") -> None
         completion.journey.end(End(now_s, completion.last_token_s, told | timing))
 
 
-def _timing(completion: Completion, now_s: float) -> ChoiceTiming:
-    seconds, route = completion.phases.seconds, completion.route
+def timing_of(completion: Completion, now_s: float) -> ChoiceTiming:
+    """Tell where the time of a completion went, until now if it is under way."""
+    seconds, route = completion.phases.until(now_s), completion.route
     ttft_s = completion.first_token_s - completion.submitted_s if completion.first_token_s else None
     return {
         "index": completion.index,

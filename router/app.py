@@ -16,16 +16,17 @@ from common.errors import ConfigError, RequestError
 from router.api_keys import API_KEYS, ApiKeys, guarded
 from router.connection import SERVER
 from router.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
-from router.doc_handlers import OPEN_DOCS, describe, doc_routes
+from router.doc_handlers import DESCRIPTION, OPEN_DOCS, Description, doc_routes
 from router.door import PLACES, Door, bound_sockets, close_surplus, open_places
+from router.error_bodies import error_response
 from router.handlers import routes
 from router.http_errors import from_http
 from router.http_request import REQUEST_ID, SERVICE, name_request, repeat_name
 from router.model_handlers import model_routes
 from router.page_handlers import OPEN_PAGES, page_routes
-from router.responses import error_response
 from router.service import Service
 from router.status_handlers import OPEN_TO_ALL, status_routes
+from router.succession import SUCCESSION, Succession, close_when_leaving
 from router.telemetry import TELEMETRY, make_telemetry, with_span
 
 logger = logging.getLogger(__name__)
@@ -44,14 +45,16 @@ def make_app(config: Config) -> web.Application:
     app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
     app[PLACES] = open_places()
     app.add_routes([*routes, *model_routes, *status_routes, *doc_routes, *page_routes])
-    describe(app, wants_key=bool(config.router.api_key_file))
-    app.on_response_prepare.extend([_on_response_prepare, allow_origin, close_surplus])
+    app[DESCRIPTION] = Description(app, wants_key=bool(config.router.api_key_file))
+    app.on_response_prepare.extend([_on_response_prepare, allow_origin, close_surplus, close_when_leaving])
 
     async def life(app: web.Application) -> AsyncIterator[None]:
         app[SERVICE] = service = Service(config)
         app[TELEMETRY] = telemetry = make_telemetry(config.router, service.tokenizer.info.name)
         service.start()
+        app[SUCCESSION] = succession = Succession(config.router, lambda: service.pool.readiness)
         yield
+        await succession.close()
         await service.close()
         await asyncio.to_thread(telemetry.close)
 
@@ -64,16 +67,19 @@ async def start_server(config: Config) -> tuple[web.AppRunner, str]:
     app = make_app(config)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
+    succession = app[SUCCESSION]
     try:
-        listeners = await bound_sockets(config.router.host, config.router.port)
+        taken = await succession.listeners()
+        listeners = taken or await bound_sockets(config.router.host, config.router.port)
     except OSError as error:
         await runner.cleanup()
         where = f"{config.router.host}:{config.router.port}"
         raise ConfigError(
             f"cannot serve HTTP on {where}: {error.strerror}; choose another router.host or router.port"
         ) from None
-    door = Door(runner, listeners, app[PLACES], config.router)
-    await door.start()
+    door = Door(runner, listeners, app[PLACES], config.router, app[SERVICE].unread)
+    await door.start(accepts=taken is None)
+    await succession.begin(door)
     url = f"http://{_url_host(config.router.host)}:{door.port}"
     logger.info("serving %s", url)
     return runner, url
@@ -87,11 +93,14 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
     try:
         return await handler(request)
     except RequestError as error:
+        request.app[SERVICE].metrics.refused(error)
         return error_response(error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        response = error_response(from_http(error, request))
+        told = from_http(error, request)
+        request.app[SERVICE].metrics.refused(told)
+        response = error_response(told)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response

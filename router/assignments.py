@@ -9,7 +9,7 @@ from itertools import groupby
 from common.wire.block_key import STRETCH_BLOCKS, TextDigests
 from common.wire.messages import Abort, Message
 from common.wire.packing import pack_ids
-from router.binding import prefill_request
+from router.binding import decode_request, prefill_request
 from router.prefix_map import Prediction
 from router.request_state import Completion
 from router.route import Route
@@ -64,7 +64,10 @@ class Assignments:
         self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
         completion.predictions = self._predict(route, completion.texts)
         whole_gpu = self._pool.has_gpu_alone(route) or is_backlog
-        self._send(route.prefill.id, prefill_request(completion, route, whole_gpu))
+        request = prefill_request(completion, route, whole_gpu)
+        if completion.may_be_handed_over:
+            self._send(route.decode.id, decode_request(request))
+        self._send(route.prefill.id, request)
 
     def lighten(self, completion: Completion, num_cached: int) -> int:
         """Of what it was sent so much is there already; returns how much less that leaves to its prefill worker."""
@@ -98,6 +101,11 @@ class Assignments:
             for worker in completion.route.workers:
                 if self._pool.get(worker.id, worker.epoch) is worker:
                     self._send(worker.id, abort)
+
+    def withdraw(self, completion: Completion) -> None:
+        """Tell its decode worker, which has not begun, that the prompt will not be handed over."""
+        if completion.may_be_handed_over and not completion.decode_has_spoken and completion.route is not None:
+            self._send(completion.route.decode.id, Abort(completion.request_id, completion.attempt))
 
     def release(self, completion: Completion) -> None:
         """Give back what was counted at its workers; of blocks of its outputs their pool tells, or this does."""

@@ -6,8 +6,10 @@ many tokens.
 """
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from itertools import islice
 
+from common.wire.handoff_messages import DecodeRequest
 from common.wire.messages import PrefillRequest
 from common.wire.packing import pack_ids
 from router.request_state import Completion
@@ -99,6 +101,7 @@ def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> Pr
         whole_gpu=whole_gpu,
         priority=completion.priority,
         turn=completion.turn,
+        client=client_id(completion.client),
         num_prompt_logprobs=0 if log is None or log.is_complete else log.num_wanted,
         first_scored=0 if log is None else log.num_known,
         salt=completion.salt,
@@ -106,3 +109,21 @@ def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> Pr
         holder_epoch=route.holder.epoch if route.holder else 0,
         most_tokens=route.most_tokens,
     )
+
+
+def decode_request(request: PrefillRequest) -> DecodeRequest:
+    """Return what the decode worker is sent ahead of a prompt that a prefill worker computes."""
+    return DecodeRequest(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        token_ids=request.token_ids,
+        num_outputs=request.num_outputs,
+        sampling=request.sampling,
+        priority=request.priority,
+        client=request.client,
+    )
+
+
+def client_id(client: str) -> int:
+    """Return the number by which workers know a client; 0 for clients that do not say who they are."""
+    return int.from_bytes(blake2b(client.encode(), digest_size=8).digest()) >> 1 if client else 0

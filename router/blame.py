@@ -15,7 +15,7 @@ from common.wire.messages import RequestFailed
 from router.member import Member
 from router.request_state import Completion
 
-UNCOUNTED = frozenset({ErrorCode.PREEMPTED, ErrorCode.DRAINING, ErrorCode.NOT_HERE})
+UNCOUNTED = frozenset({ErrorCode.PREEMPTED, ErrorCode.DRAINING, ErrorCode.NOT_HERE, ErrorCode.HANDOFF_LOST})
 """Failures that are nobody's fault: a replay after one is not held against the request."""
 MAX_RETURNS = 32
 """Such replays in a row, without the request getting on, after which it is given up."""
@@ -45,7 +45,7 @@ def final_error(failed: RequestFailed, worker: Member, num_outputs: int) -> Requ
         case ErrorCode.NEVER_FITS:
             return RequestError(reason, code="context_length_exceeded", param="prompt")
         case ErrorCode.GRAMMAR:
-            message = f"the grammar leads nowhere after {num_outputs} tokens: {failed.message[:400]}"
+            message = f"the text cannot go on by its grammar after {num_outputs} tokens: {failed.message[:400]}"
             return RequestError(message, code="grammar_dead_end")
         case ErrorCode.NO_CHOICE:
             return RequestError(f"{worker.id}: {reason}", code="no_token_to_choose", status=500)
@@ -62,6 +62,14 @@ def note_failure(completion: Completion, worker: Member, code: ErrorCode) -> Non
     if code in UNCOUNTED:
         completion.num_returns += 1
     elif code is not ErrorCode.STANDSTILL:  # which ends with the time that a request may take
+        completion.num_failures += 1
+
+
+def note_stall(completion: Completion) -> None:
+    """Count an attempt that gets nowhere; that a message was lost is nobody's fault."""
+    if completion.is_lost:
+        completion.num_returns += 1
+    else:
         completion.num_failures += 1
 
 

@@ -2,27 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from common.errors import RequestError
-from router.chat_answer import THINK, THINK_END, Thoughts, ToolFormat
-from router.chat_fields import CHAT_FIELDS
+from router.chat_answer import THINK, THINK_END, Thoughts
+from router.chat_fields import CHAT_FIELDS, NO_EFFORT, UNLIMITED
 from router.chat_model import ChatModel
 from router.chat_template import ChatTemplate, template_error
 from router.completion_fields import MAX_MAX_TOKENS
 from router.control_tokens import new_mark
-from router.grammar_source import GrammarSource
+from router.grammar_source import ANYTHING, NO_GRAMMAR, GrammarSource
 from router.json_rules import wrong
 from router.openai_api import CompletionRequest, check_model, json_object, request_of
 from router.prompts import MAX_CHARS_PER_TOKEN
-from router.tool_choice import form_of
+from router.tool_calls import ToolFormat
+from router.tool_choice import AUTO, NONE, forced_names, form_of
 
 Conversation = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """What the model's template made of a conversation."""
+    """The prompt that the model's template made of a conversation."""
 
     text: str
     mark: str  # see `control_tokens`; "" without one
@@ -40,11 +42,15 @@ class ChatPrompt:
 
 def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionRequest:
     """Check every field and write the prompt; raises RequestError naming the first that is wrong."""
-    info = model.info
     values = CHAT_FIELDS.read(json_object(body))
-    check_model(values["model"], info.name)
+    check_model(values["model"], model.info.name)
     CHAT_FIELDS.require("messages", values)
-    max_tokens = _max_tokens(values)
+    return chat_request(values, model, max_model_len)
+
+
+def chat_request(values: dict[str, Any], model: ChatModel, max_model_len: int) -> CompletionRequest:
+    """Make the request of checked values of all fields; raises RequestError, as `parse_chat` does."""
+    info, max_tokens = model.info, _max_tokens(values)
     shared = values | {
         "echo": False,
         "logprobs": _num_likeliest(values),
@@ -52,8 +58,13 @@ def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionReq
     }
     request = request_of(shared, (), max_tokens, info.vocab_size, info.eos_token_ids)
     prompt = write_prompt(values, model, max_model_len)
-    tool_format = prompt.template.tool_format.value if prompt.has_tools else ""
-    response = replace(request.response, thoughts=prompt.thoughts, tool_format=tool_format)
+    response = replace(
+        request.response,
+        thoughts=prompt.thoughts,
+        tells_thoughts=values["include_reasoning"],
+        tool_format=prompt.template.tool_format.value if prompt.has_tools else "",
+        forced=forced_names(values),
+    )
     encoding = replace(request.encoding, mark=prompt.mark)
     return replace(
         request,
@@ -66,9 +77,11 @@ def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionReq
 
 
 def _grammar(values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource) -> GrammarSource:
-    """Of the answer, behind what the model thinks."""
-    source = form_of(values, prompt.template.tool_format, asked)
-    return replace(source, thoughts=prompt.thoughts) if source.kind else source
+    """The form of the answer, behind what the model thinks."""
+    budget = values["thinking_token_budget"] if prompt.thoughts else None
+    most = None if budget == UNLIMITED else budget
+    source = form_of(values, prompt.template.tool_format, asked, NO_GRAMMAR if most is None else ANYTHING)
+    return replace(source, thoughts=prompt.thoughts, max_thought_tokens=most) if source.kind else source
 
 
 def write_prompt(values: dict[str, Any], model: ChatModel, max_model_len: int) -> ChatPrompt:
@@ -99,7 +112,7 @@ def template_of(model: ChatModel) -> ChatTemplate:
 
 def _tools(template: ChatTemplate, values: dict[str, Any]) -> list[Any]:
     """Those that the template gets; raises RequestError where it takes none, or calls would not be understood."""
-    tools: list[Any] = values["tools"] if values["tool_choice"] != "none" else []
+    tools: list[Any] = [] if (values["tool_choice"] or AUTO) == NONE else values["tools"]
     if tools and template.tool_format is ToolFormat.NONE:
         message = (
             "tools: the model's chat template asks for calls in neither Qwen3's nor Llama 3's format; leave it out"
@@ -113,15 +126,24 @@ def _prompt(template: ChatTemplate, values: dict[str, Any], max_chars: int) -> s
     if continues and begins:
         raise wrong("continue_final_message", True, "false where add_generation_prompt is true")
     options = {"add_generation_prompt": not continues if begins is None else begins, **values["chat_template_kwargs"]}
-    messages, tools = _known_roles(template, values["messages"]), values["tools"]
+    render = partial(
+        template.render, options=options, max_chars=max_chars, tools=values["tools"], wishes=_wishes(values)
+    )
+    messages = _known_roles(template, values["messages"])
     if not continues:
-        return template.render(messages, options, max_chars, tools)
+        return render(messages)
     *before, last = messages
     mark = new_mark()
-    written = template.render([*before, last | {"content": last["content"] + mark}], options, max_chars, tools)
+    written = render([*before, last | {"content": last["content"] + mark}])
     if mark not in written:
         raise template_error("it does not write the last message, so nothing can continue it")
     return written[: written.rindex(mark)]
+
+
+def _wishes(values: dict[str, Any]) -> dict[str, Any]:
+    """Variables for a template that knows them: how much the model is to think."""
+    effort = values["reasoning_effort"]
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != NO_EFFORT}
 
 
 def _known_roles(template: ChatTemplate, messages: Conversation) -> Conversation:

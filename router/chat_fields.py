@@ -5,9 +5,9 @@ from typing import Any
 
 from common.wire.output_token import MAX_LOGPROBS
 from router.chat_messages import MESSAGES, Tools
-from router.completion_fields import GENERATION_FIELDS, MAX_MAX_TOKENS, SPECIAL_TOKENS
-from router.json_fields import Field, Table
-from router.json_rules import Boolean, Integer, Only, Text, wrong
+from router.completion_fields import GENERATION_FIELDS, MAX_MAX_TOKENS, SPECIAL_TOKENS, STREAMED
+from router.json_fields import Field, Table, given
+from router.json_rules import Boolean, Integer, OneOf, Only, Text, wrong
 from router.tool_choice import ToolChoice
 
 MAX_KEY_CHARS = 512
@@ -16,9 +16,19 @@ OTHER_NAME = "OpenAI's newer name of `max_tokens`; at most one of them, or both 
 BEGINS_ABOUT = "the prompt ends with what begins an answer; without it, it does unless a message is continued"
 OPTIONS_ABOUT = "variables of the model's chat template, as `enable_thinking`; refused if it has none of that name"
 TOOL_CHOICE_ABOUT = (
-    "none: the template does not get the tools; required: the answer is calls, of the one that is named if one is, "
-    "with arguments that are valid by its `parameters`"
+    "auto without it; none: the template does not get the tools; required: the answer is calls, with arguments that "
+    "are valid by the tool's `parameters`; a function: it is one call of it; allowed_tools: the template gets all "
+    "tools, and these alone are called"
 )
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+NO_EFFORT = EFFORTS[0]
+EFFORT_ABOUT = "for a template that knows it, or `enable_thinking`, which is false for none and true for all others"
+UNLIMITED = -1
+BUDGET_ABOUT = "so many tokens of thoughts at most, then their end is written; -1: no limit"
+REASONING_ABOUT = "false: what the model thinks is left out of the response"
+TAKEN = "taken, without effect"
+LEVELS = OneOf(("low", "medium", "high"))
+TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 PARALLEL_ABOUT = "false: at most one call"
 TOOLS_ABOUT = (
     "functions for the template to show; calls are told apart in the formats of Qwen3 and Llama 3; those of a `strict` "
@@ -42,8 +52,14 @@ class Options:
         return value
 
 
+def _unless(name: str) -> dict[str, Any]:
+    return {"properties": {name: {"enum": [False, None]}}}
+
+
+ONE_BEGINNING = {"anyOf": [_unless("continue_final_message"), _unless("add_generation_prompt")]}
+"""How the two fields go together, as a JSON schema."""
 CHAT_FIELDS = Table(
-    Field("messages", MESSAGES, None, "required; each with `role` and `content`, a string or a list of texts"),
+    Field("messages", MESSAGES, None, "required; a `role` and a `content` each, a string or a list of texts"),
     Field("max_tokens", Integer(1, MAX_MAX_TOKENS), None, MAX_TOKENS_ABOUT),
     Field("max_completion_tokens", Integer(1, MAX_MAX_TOKENS), None, OTHER_NAME),
     Field("add_generation_prompt", Boolean(), None, BEGINS_ABOUT),
@@ -51,12 +67,20 @@ CHAT_FIELDS = Table(
     Field("chat_template_kwargs", Options(), {}, OPTIONS_ABOUT),
     Field("add_special_tokens", Boolean(), False, f"{SPECIAL_TOKENS}, beside those of the template"),
     Field("tools", Tools(), [], TOOLS_ABOUT),
-    Field("tool_choice", ToolChoice(), "auto", TOOL_CHOICE_ABOUT),
+    Field("tool_choice", ToolChoice(), None, TOOL_CHOICE_ABOUT),
     *GENERATION_FIELDS,
     Field("logprobs", Boolean(), False, "how likely each token was, before anything changed logits"),
     Field("top_logprobs", Integer(0, MAX_LOGPROBS), None, "so many of the likeliest, too; only with `logprobs`"),
-    Field("safety_identifier", Text(MAX_KEY_CHARS), None, "taken, without effect"),
-    Field("prompt_cache_key", Text(MAX_KEY_CHARS), None, "taken, without effect"),
+    Field("reasoning_effort", OneOf(EFFORTS), None, EFFORT_ABOUT),
+    Field("thinking_token_budget", Integer(UNLIMITED, MAX_MAX_TOKENS), None, BUDGET_ABOUT),
+    Field("include_reasoning", Boolean(), True, REASONING_ABOUT),
+    Field("verbosity", LEVELS, None, TAKEN),
+    Field("store", Boolean(), None, f"{TAKEN}: nothing is stored"),
+    Field("metadata", Options(), None, TAKEN),
+    Field("prompt_cache_key", Text(MAX_KEY_CHARS), None, TAKEN),
+    Field("prompt_cache_retention", Text(MAX_KEY_CHARS), None, TAKEN),
+    Field("safety_identifier", Text(MAX_KEY_CHARS), None, TAKEN),
+    Field("service_tier", OneOf(TIERS), None, TAKEN),
     Field("chat_template", Only((), "the model's own is used, never a client's")),
     Field("parallel_tool_calls", Boolean(), True, PARALLEL_ABOUT),
     Field("functions", Only(([],), "send tools")),
@@ -64,13 +88,13 @@ CHAT_FIELDS = Table(
     Field("documents", Only(([],))),
     Field("echo", Only((False,))),
     Field("prompt_logprobs", Only()),
-    Field("reasoning_effort", Only()),
-    Field("verbosity", Only()),
     Field("modalities", Only((["text"],), "this model writes text only")),
     Field("audio", Only((), "this model writes text only")),
     Field("prediction", Only()),
     Field("web_search_options", Only()),
-    Field("store", Only((False,), "nothing is stored")),
-    Field("metadata", Only(({},), "nothing is stored")),
-    Field("service_tier", Only(("auto", "default"))),
+    relations=[
+        STREAMED,
+        {"anyOf": [{"properties": {"top_logprobs": {"enum": [0, None]}}}, given("logprobs", {"const": True})]},
+        ONE_BEGINNING,
+    ],
 )

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import RequestError
 from router.json_fields import Field, Object, Table
 from router.json_rules import OneOf, Only, Text, is_text, wrong
 
@@ -12,23 +11,35 @@ MAX_MESSAGES = 4096
 MAX_CALLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_ONLY = "this model takes text only"
+PARTS = (("text", "text"), ("refusal", "refusal"))
+"""Kinds of parts of a content, each with the field that has its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A rule: a text, or a list of its parts; gives the text, a line break between the parts."""
+    """A rule: a text, or a list of its parts; gives the text, a line break between the parts.
 
-    wants = 'a string, or a list of {"type": "text", "text": "..."}'
+    A refusal is text of an assistant. Other fields of a part are ignored.
+    """
+
+    kinds: tuple[tuple[str, str], ...] = PARTS
+
+    @property
+    def wants(self) -> str:
+        kind, field = self.kinds[0]
+        return f'a string, or a list of {{"type": "{kind}", "{field}": "..."}}'
 
     @property
     def schema(self) -> dict[str, Any]:
-        part = {
-            "type": "object",
-            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-            "required": ["type", "text"],
-            "additionalProperties": {"type": "null"},
-        }
-        return {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]}
+        parts = [
+            {
+                "type": "object",
+                "properties": {"type": {"const": kind}, field: {"type": "string"}},
+                "required": ["type", field],
+            }
+            for kind, field in self.kinds
+        ]
+        return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}}]}
 
     def checked(self, name: str, value: Any) -> str:
         if isinstance(value, list):
@@ -40,39 +51,43 @@ class Content:
     def _part(self, name: str, part: Any) -> str:
         if not isinstance(part, dict):
             raise wrong(name, part, self.wants)
-        if part.get("type") != "text":
-            raise wrong(f"{name}.type", part.get("type"), f'"text": {TEXT_ONLY}')
-        for key in part.keys() - {"type", "text"}:
-            if part[key] is not None:
-                raise RequestError(f"{name} has fields beside type and text: leave them out", param=name)
-        if not is_text(part.get("text")):
-            raise wrong(f"{name}.text", part.get("text"), "a string of valid Unicode")
-        return str(part["text"])
+        kind = part.get("type")
+        field = next((field for known, field in self.kinds if known == kind), "")
+        if not field:
+            raise wrong(f"{name}.type", kind, f'"{self.kinds[0][0]}": {TEXT_ONLY}')
+        if not is_text(part.get(field)):
+            raise wrong(f"{name}.{field}", part.get(field), "a string of valid Unicode")
+        return str(part[field])
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A rule: what a function was called with, as JSON of an object or an object; gives the object."""
+    """A rule: the arguments of a call, as an object or its JSON; gives the object.
 
-    wants = "an object, or a string that is the JSON of one"
+    A text that is no JSON of an object is given as it is: a call that was cut off goes back so.
+    """
+
+    wants = "an object, or a string, which is its JSON"
 
     @property
     def schema(self) -> dict[str, Any]:
         return {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
-    def checked(self, name: str, value: Any) -> dict[str, Any]:
+    def checked(self, name: str, value: Any) -> dict[str, Any] | str:
+        if isinstance(value, dict):
+            return value
+        if not is_text(value):
+            raise wrong(name, value, f"{self.wants}, of valid Unicode")
         try:
-            found = json.loads(value) if isinstance(value, str) else value
+            found = json.loads(value) if value.strip() else {}
         except (ValueError, RecursionError):
             found = None
-        if not isinstance(found, dict):
-            raise wrong(name, value, self.wants)
-        return found
+        return found if isinstance(found, dict) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """A rule: a list of objects, each with the same table; gives what each has, nothing for what it has not."""
+    """A rule: a list of objects, each with the same table; gives the fields that each has."""
 
     table: Table
     required: str
@@ -131,18 +146,61 @@ class Tools:
         return value
 
 
-FUNCTION = Table(Field("name", Text()), Field("arguments", Arguments(), {}))
-CALL = Table(Field("id", Text()), Field("type", OneOf(("function",)), "function"), Field("function", Object(FUNCTION)))
+FUNCTION = Table(Field("name", Text()), Field("arguments", Arguments(), {}), is_open=True)
+CALL = Table(
+    Field("id", Text()),
+    Field("type", OneOf(("function",)), "function"),
+    Field("function", Object(FUNCTION)),
+    is_open=True,
+)
 MESSAGE = Table(
     Field("role", OneOf(ROLES)),
-    Field("content", Content(), ""),
+    Field("content", Content(), None, "required but of an assistant"),
     Field("name", Text(128)),
     Field("tool_calls", Objects(CALL, "function", MAX_CALLS, min_objects=0)),
-    Field("tool_call_id", Text()),
-    Field("reasoning_content", Text()),
-    Field("refusal", Only()),
-    Field("annotations", Only(([],))),
+    Field("tool_call_id", Text(), None, "required of a tool"),
+    Field("reasoning_content", Text(), None, "what an assistant thought"),
+    Field("reasoning", Text(), None, "newer name of `reasoning_content`"),
     Field("audio", Only((), TEXT_ONLY)),
     Field("function_call", Only((), "send tool_calls")),
+    is_open=True,
 )
-MESSAGES = Objects(MESSAGE, "role", MAX_MESSAGES)
+"""Other fields are ignored: what a library keeps of an answer comes back with its own."""
+NEEDED = {"tool": ("content", "tool_call_id"), "assistant": ()}
+"""Fields that a message of a role has; of others the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A rule: who said what, in order; gives messages as templates read them."""
+
+    messages = Objects(MESSAGE, "role", MAX_MESSAGES)
+    wants = messages.wants
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        schema = self.messages.schema
+        by_role = [
+            {
+                "properties": {"role": {"const": role}} | {name: MESSAGE.fields[name].rule.schema for name in needed},
+                "required": ["role", *needed],
+            }
+            for role in ROLES
+            for needed in [NEEDED.get(role, ("content",))]
+        ]
+        return schema | {"items": schema["items"] | {"anyOf": by_role}}
+
+    def checked(self, name: str, value: Any) -> list[dict[str, Any]]:
+        found = self.messages.checked(name, value)
+        return [_for_template(message, f"{name}[{index}].") for index, message in enumerate(found)]
+
+
+def _for_template(message: dict[str, Any], within: str) -> dict[str, Any]:
+    """The message with one name for each thing; raises RequestError where it lacks what its role needs."""
+    for name in NEEDED.get(message["role"], ("content",)):
+        MESSAGE.require(name, message, within)
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    return {"content": ""} | message | ({"reasoning_content": thoughts, "reasoning": thoughts} if thoughts else {})
+
+
+MESSAGES = Messages()

@@ -6,11 +6,13 @@ It is rendered by `template_renderer`, in a process for that.
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError, RequestError
 from common.json_file import read_json
-from router.chat_answer import CALL, THINK_END, ToolFormat
+from router.chat_answer import THINK_END
+from router.tool_calls import CALL, ToolFormat
 
 if TYPE_CHECKING:
     from router.template_renderer import TemplateRenderer
@@ -20,6 +22,7 @@ CONFIG_FILE = "tokenizer_config.json"
 LLAMA_CALL = '"parameters": dictionary of argument name'
 """In the words with which Llama 3's templates ask for calls."""
 MAX_MESSAGE_CHARS = 300
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatTemplate:
@@ -47,9 +50,10 @@ class ChatTemplate:
         options: Mapping[str, Any],
         max_chars: int,
         tools: Sequence[Any] = (),
+        wishes: Mapping[str, Any] = NOTHING,
     ) -> str:
         """See `TemplateRenderer.render`."""
-        return self._renderer.render(messages, options, max_chars, tools)
+        return self._renderer.render(messages, options, max_chars, tools, wishes)
 
     @cached_property
     def _renderer(self) -> "TemplateRenderer":

@@ -5,20 +5,23 @@ headers that are too many bytes or too slow, too: all of these take one way to o
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from aiohttp.http import StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 
 from common.config import RouterSection
 from common.errors import RequestError
+from router.error_bodies import error_response
 from router.header_parser import HeaderParser
 from router.http_errors import from_parser
 from router.request_state import new_response_id
-from router.responses import error_response
+from router.unread import Unread, Waiting
 
 if TYPE_CHECKING:
     from aiohttp.web_protocol import _ErrInfo
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WRITE_S = 60.0
-"""How long the end of a response may wait for its reader."""
+"""How long a response may wait for its reader, who reads nothing meanwhile."""
+REST_S = 0.25
+"""Time between two writes of a stream whose client does not read as fast as it comes."""
 SERVER = "baton"
 LINGER_S = 2.0
 """How long what still comes is thrown away after a last reply: a reset would take the reply with it."""
@@ -35,9 +40,12 @@ LINGER_S = 2.0
 class Connection(web.RequestHandler):
     """One client's, from its first byte to its last."""
 
-    __slots__ = ("_closing_timer", "_header_parser", "_header_timeout_s", "_header_timer", "_is_lost")
+    __slots__ = (
+        "_header_parser", "_header_timeout_s", "_header_timer", "_is_lost", "_is_writable", "_silent_since_s",
+        "_unread", "_waiting", "address", "client",
+    )  # fmt: skip
 
-    def __init__(self, server: web.Server, limits: RouterSection) -> None:
+    def __init__(self, server: web.Server, limits: RouterSection, unread: Unread | None = None) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(
             server,
@@ -50,21 +58,82 @@ class Connection(web.RequestHandler):
         self._parser = self._header_parser
         self._header_timeout_s = limits.header_timeout_s
         self._header_timer: asyncio.TimerHandle | None = None
-        self._closing_timer: asyncio.TimerHandle | None = None
         self._is_lost = False
+        self._silent_since_s = loop.time()
+        self._is_writable = asyncio.Event()
+        self._unread = unread or Unread(limits.max_unread_bytes)
+        self._waiting: Waiting | None = None
+        self.address = ""
+        self.client = ""
+        """Whose unread bytes count together: the address, or whom a request names."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         assert self.transport is not None and self._task_handler is not None
-        self._task_handler.add_done_callback(partial(self._time_closing, self.transport))
+        self._task_handler.add_done_callback(partial(self._watch_closing, self.transport))
+        self._is_writable.set()
+        self.address = self.client = str((self.transport.get_extra_info("peername") or ("",))[0])
         self._time_headers()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._is_lost = True
         self._stop_timing()
-        if self._closing_timer is not None:
-            self._closing_timer.cancel()
+        self._end_waiting()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The transport holds as much as it should: the client reads slowly, or not at all."""
+        super().pause_writing()
+        self._is_writable.clear()
+        if self.transport is not None:
+            self._watch(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_waiting()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request of it is being read or answered."""
+        return self._current_request is not None or self._header_parser.num_begun_bytes > 0
+
+    async def write(self, request: web.Request, data: bytes) -> None:
+        """Write to a response without waiting for its reader: what is unread has its own bounds.
+
+        Raises ConnectionError when the client is gone.
+        """
+        writer = request.writer
+        assert isinstance(writer, StreamWriter)
+        num_before = writer.output_size
+        await writer.write(data, drain=False)
+        if self._waiting is not None:
+            self._waiting.num_left += writer.output_size - num_before
+
+    async def rest(self) -> None:
+        """Wait until the client has read most of what there is, but not for long: what comes then is fewer events."""
+        if not self._is_writable.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REST_S):
+                    await self._is_writable.wait()
+
+    def _watch(self, transport: asyncio.Transport) -> None:
+        if self._waiting is None:
+            self._waiting = self._unread.begin(transport, self.client, WRITE_S)
+
+    def _end_waiting(self) -> None:
+        self._is_writable.set()
+        if self._waiting is not None:
+            self._unread.end(self._waiting)
+            self._waiting = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it takes no more requests."""
+        return self.transport is None or self.transport.is_closing()
+
+    def silence_s(self, now_s: float) -> float:
+        """How long it has been open, or behind its last response, without a whole request; 0 while it has one."""
+        return 0.0 if self._waiter is None or self._messages else now_s - self._silent_since_s
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -77,12 +146,13 @@ class Connection(web.RequestHandler):
         elif self._header_timer is None:
             self._time_headers()
 
-    def _time_closing(self, transport: asyncio.Transport, _: "asyncio.Task[None]") -> None:
+    def _watch_closing(self, transport: asyncio.Transport, _: "asyncio.Task[None]") -> None:
         """A transport that is closed first sends all it holds, if ever somebody reads it."""
         if not self._is_lost:
-            self._closing_timer = self._loop.call_later(WRITE_S, transport.abort)
+            self._watch(transport)
 
     def _time_headers(self) -> None:
+        self._silent_since_s = self._loop.time()
         self._header_timer = self._loop.call_later(self._header_timeout_s, self._end_headers)
 
     def _stop_timing(self) -> None:
@@ -110,12 +180,10 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send what is left of a response; (response, whether the client is gone)."""
-        timer = None if self.transport is None else self._loop.call_later(WRITE_S, self.transport.abort)
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
-            if timer is not None:
-                timer.cancel()
+            self._silent_since_s = self._loop.time()
             self._watch_headers()  # of what came behind an upgrade that was declined
 
     def handle_error(
@@ -158,6 +226,12 @@ class Connection(web.RequestHandler):
         if self.transport is not None and self.transport.can_write_eof():
             self.transport.write_eof()
             await asyncio.sleep(LINGER_S)  # cancelled when the connection is lost
+
+
+def connection_of(request: web.Request) -> Connection:
+    """The client's end of a request."""
+    assert isinstance(request.protocol, Connection)
+    return request.protocol
 
 
 def _reply(error: RequestError) -> web.Response:

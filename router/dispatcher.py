@@ -19,9 +19,8 @@ from common.wire.token_columns import rows_of
 from router.account import tell_end
 from router.assignments import Assignments, Send
 from router.binding import starts
-from router.blame import blame, final_error, note_failure, verdict
+from router.blame import blame, final_error, note_failure, note_stall, verdict
 from router.deadlines import overdue, stall, unserved
-from router.health import problems
 from router.member import Member
 from router.metrics import Metrics
 from router.phases import Phase
@@ -52,18 +51,21 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
         defer: Defer = lambda act: act(),
     ) -> None:
-        self.draining = False
+        self.draining = False  # it ends when what it has is done
+        self.refusing = False  # it takes nothing new
         self._limits, self._net, self._vocab_size = limits, net, vocab_size
         self._pool, self._send = pool, send
         self._assignments = Assignments(pool, send)
-        self._metrics, self._clock, self._defer = metrics, clock, defer
-        self._pumps_later = False
+        self._metrics, self._clock, self._defer, self._pumps_later = metrics, clock, defer, False
         self._active: dict[str, Completion] = {}
         self._queue = WaitingQueue(limits)
 
     @property
     def active(self) -> Iterable[Completion]:
         return self._active.values()
+
+    def find(self, request_id: str) -> Completion | None:
+        return self._active.get(request_id)
 
     @property
     def num_active(self) -> int:
@@ -83,7 +85,7 @@ class Dispatcher:
     def admit(self, num_completions: int = 1, num_tokens: int = 0) -> None:
         """Raise RequestError when an HTTP request of that many completions could not be submitted now."""
         try:
-            if self.draining:
+            if self.refusing:
                 message = "the server is shutting down; retry with another one or later"
                 raise RequestError(message, code="server_draining", status=503, retry_after_s=5)
             self._queue.admit(num_completions, num_tokens, len(self._active))
@@ -278,6 +280,7 @@ class Dispatcher:
             self._assignments.cancel(completion)
             self._finish(completion, "stop", text)
         elif finish:
+            self._assignments.withdraw(completion)
             self._finish_with_rest(completion, FINISH_REASONS[FinishReason(finish)], text)
         else:  # also without text, inside a character: every token has its chunk
             completion.mailbox.put(Delivery(completion.index, text, len(completion.outputs)))
@@ -313,11 +316,11 @@ class Dispatcher:
         error = overdue(completion, now_s, self._limits)
         completion.note_takers(longest, now_s)
         if error is None and completion.state is State.QUEUED and completion.untakable_since_s:
-            error = unserved(completion, now_s, self._limits, longest, problems(self._pool))
+            error = unserved(completion, now_s, self._limits, longest, self._pool.readiness.texts)
         if error is not None:
             self._fail(completion, error)
         elif reason := stall(completion, now_s, self._net):
-            completion.num_failures += 1
+            note_stall(completion)
             self._replay(completion, "stalled", reason)
 
     def _finish_with_rest(self, completion: Completion, finish_reason: str, text: str) -> None:
@@ -343,4 +346,5 @@ class Dispatcher:
         now_s = self._clock()
         self._metrics.ended(completion, now_s, error)
         tell_end(completion, now_s, error.code if error else "")
+        self._metrics.slowest.note(completion, now_s)
         self._assignments.release(completion)

@@ -1,36 +1,52 @@
 """HTTP endpoints that describe all others: `/openapi.json` for programs, `/docs` for people."""
 
 import json
+from functools import cached_property
+from typing import Any
 
 from aiohttp import web
 
 from router.docs_page import page
+from router.error_bodies import JSON
 from router.openapi import document
-from router.responses import JSON
 
-OPENAPI = web.AppKey("openapi", bytes)
-DOCS = web.AppKey("docs", str)
 NOTHING_ELSE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 doc_routes = web.RouteTableDef()
 
 
-def describe(app: web.Application, *, wants_key: bool) -> None:
-    """Write both down, once the routes are there."""
-    described = document(app, wants_key=wants_key)
-    app[OPENAPI], app[DOCS] = json.dumps(described).encode("ascii"), page(described)
+class Description:
+    """Both documents, written when they are first asked for: by then the model is known."""
+
+    def __init__(self, app: web.Application, *, wants_key: bool) -> None:
+        self._app, self._wants_key = app, wants_key
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        return document(self._app, wants_key=self._wants_key)
+
+    @cached_property
+    def openapi(self) -> bytes:
+        return json.dumps(self.document).encode("ascii")
+
+    @cached_property
+    def docs(self) -> str:
+        return page(self.document)
+
+
+DESCRIPTION = web.AppKey("description", Description)
 
 
 @doc_routes.get("/openapi.json")
 async def get_openapi(request: web.Request) -> web.Response:
     """This, as OpenAPI."""
-    return web.Response(body=request.app[OPENAPI], content_type=JSON)
+    return web.Response(body=request.app[DESCRIPTION].openapi, content_type=JSON)
 
 
 @doc_routes.get("/docs")
 async def get_docs(request: web.Request) -> web.Response:
     """This, as a page."""
-    return web.Response(text=request.app[DOCS], content_type="text/html", headers=NOTHING_ELSE)
+    return web.Response(text=request.app[DESCRIPTION].docs, content_type="text/html", headers=NOTHING_ELSE)
 
 
 OPEN_DOCS = (get_openapi, get_docs)

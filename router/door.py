@@ -1,11 +1,13 @@
-"""Where clients come in: no more of them than there are file descriptors for, and some are kept for the router itself.
+"""Lets clients in: no more of them than there are file descriptors for, and some are kept for the router itself.
 
 The kernel gives out the lowest free descriptor, so the number of a connection's own says how many are taken. One below
 the limit may stay. The next few are surplus: their completions are refused with 429, so that a client learns why, and
-they are closed after one answer. All others wait in the kernel's queue, where they take no descriptor.
+they are closed after one answer. All others wait in the kernel's queue, where they take no descriptor; for them
+connections make room on which nobody asks for anything, those that have been silent for longest first.
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -19,6 +21,7 @@ from common.errors import ConfigError
 from common.serving.open_files import raise_open_files
 from router.connection import Connection
 from router.membership import MAX_WORKERS
+from router.unread import Unread
 from router.waiting_queue import busy
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,8 @@ NUM_KEPT = NUM_SURPLUS + 2 * MAX_WORKERS + 64
 """What is not for clients: surplus connections, two of each worker, files and pipes; a quarter where there are few."""
 SURPLUS_S = 5.0
 """How long a surplus connection may take to ask and to be answered."""
+SILENT_S = 0.5
+"""Where others wait a connection may be open for so long before its request is there."""
 PAUSE_S = 0.02
 REPORT_S = 1.0
 BACKLOG = 2048
@@ -78,15 +83,25 @@ class Door(web.BaseSite):
     """Accepts connections on bound sockets, for as long as the runner lives."""
 
     def __init__(
-        self, runner: web.AppRunner, listeners: list[socket.socket], places: Places, limits: RouterSection
+        self,
+        runner: web.AppRunner,
+        listeners: list[socket.socket],
+        places: Places,
+        limits: RouterSection,
+        unread: Unread,
     ) -> None:
         super().__init__(runner)
         self._limits = limits
-        self._listeners = listeners
+        self._unread = unread
+        self.own_listeners = listeners
+        self._shared: list[socket.socket] = []
         self._places = places
-        self._surplus: set[asyncio.Transport] = set()
-        self._num_surplus, self._reported_s = 0, 0.0
+        self._surplus: set[Connection] = set()
+        self._num_surplus = self._num_silent = 0  # since the last report
+        self._reported_s = 0.0
         self._accepting: list[asyncio.Task[None]] = []
+        self._accepting_shared: list[asyncio.Task[None]] = []
+        self._port: int = listeners[0].getsockname()[1]
 
     @property
     def name(self) -> str:
@@ -95,66 +110,155 @@ class Door(web.BaseSite):
     @property
     def port(self) -> int:
         """Of the first address."""
-        port: int = self._listeners[0].getsockname()[1]
-        return port
+        return self._port
 
-    async def start(self) -> None:
+    @property
+    def num_shared(self) -> int:
+        """Of listeners that others accept from, too."""
+        return len(self._shared)
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being read or answered."""
+        return any(connection.is_busy for connection in self._connections)
+
+    @property
+    def _connections(self) -> list[Connection]:
+        server = self._runner.server
+        return [each for each in server.connections if isinstance(each, Connection)] if server else []
+
+    async def start(self, *, accepts: bool = True) -> None:
+        """Be one of the runner's; accept only from when that is said, if it is not said here."""
         await super().start()
-        self._accepting = [asyncio.create_task(self._accept_forever(listener)) for listener in self._listeners]
+        if accepts:
+            self.accept()
 
-    async def stop(self) -> None:
+    def accept(self) -> None:
+        """Take connections of the door's own listeners."""
+        self._accepting += [asyncio.create_task(self._accept_forever(each)) for each in self.own_listeners]
+
+    def share(self, listeners: list[socket.socket]) -> None:
+        """Take connections of others, too, until `unshare`."""
+        self._shared = listeners
+        self._accepting_shared = [asyncio.create_task(self._accept_forever(each)) for each in listeners]
+
+    def unshare(self) -> None:
+        for task in self._accepting_shared:
+            task.cancel()
+        for listener in self._shared:
+            listener.close()
+        self._shared, self._accepting_shared = [], []
+
+    def release(self) -> None:
+        """Accept nothing more; what others have of the listeners is theirs, and connections stay as they are."""
+        self.unshare()
         for task in self._accepting:
             task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
-        for listener in self._listeners:
+        for listener in self.own_listeners:
             listener.close()
+
+    async def stop(self) -> None:
+        tasks = [*self._accepting, *self._accepting_shared]
+        self.release()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await super().stop()
 
     async def _accept_forever(self, listener: socket.socket) -> None:
         while True:
             while len(self._surplus) >= self._places.num_surplus:
+                self._make_room()
                 await asyncio.sleep(PAUSE_S)
-                self._surplus = {each for each in self._surplus if not each.is_closing()}
+                self._surplus = {each for each in self._surplus if not each.is_over}
             try:
                 connection = await _accepted(listener)
             except OSError as error:
                 logger.warning("cannot accept a connection: %s; trying again in %g s", error.strerror, REPORT_S)
                 await asyncio.sleep(REPORT_S)
                 continue
-            await self._let_in(connection)
+            # A door that accepts no more still serves whom it has accepted.
+            await asyncio.shield(self._let_in(connection))
 
     async def _let_in(self, connection: socket.socket) -> None:
         server = self._runner.server
         assert server is not None
         loop = asyncio.get_running_loop()
+        if connection.fileno() >= self._places.num_shared and self._make_room():
+            await asyncio.sleep(PAUSE_S)  # in which descriptors come free
+            connection = _moved(connection)
         is_surplus = connection.fileno() >= self._places.num_shared
         try:
-            transport, _ = await loop.connect_accepted_socket(lambda: Connection(server, self._limits), connection)
+            transport, accepted = await loop.connect_accepted_socket(
+                lambda: Connection(server, self._limits, self._unread), connection
+            )
         except OSError:  # it has gone already
             connection.close()
             return
         if is_surplus:
-            self._surplus.add(transport)
+            self._surplus.add(accepted)
             loop.call_later(SURPLUS_S, transport.abort)
+            self._num_surplus += 1
             self._report()
 
+    def _make_room(self) -> int:
+        """Close silent connections: the surplus ones, and as many others as there may be surplus ones; how many."""
+        server, now_s = self._runner.server, asyncio.get_running_loop().time()
+        assert server is not None
+        silences_s = {each: each.silence_s(now_s) for each in server.connections if isinstance(each, Connection)}
+        silent = [each for each, silence_s in silences_s.items() if silence_s > SILENT_S]
+        others = sorted(
+            (each for each in silent if each not in self._surplus), key=silences_s.__getitem__, reverse=True
+        )
+        leaving = [*self._surplus.intersection(silent), *others[: self._places.num_surplus]]
+        for each in leaving:
+            each.force_close()
+        self._num_silent += len(leaving)
+        self._report()
+        return len(leaving)
+
     def _report(self) -> None:
-        self._num_surplus += 1
         now_s = time.monotonic()
-        if now_s - self._reported_s > REPORT_S:
-            logger.warning("%d connections beyond %d descriptors were refused; raise `ulimit -n` or start more routers",
-                           self._num_surplus, self._places.num_shared)  # fmt: skip
-            self._num_surplus, self._reported_s = 0, now_s
+        if now_s - self._reported_s > REPORT_S and (self._num_surplus or self._num_silent):
+            logger.warning("%d connections beyond %d descriptors were refused, %d without a request closed; raise "
+                           "`ulimit -n` or start more routers",
+                           self._num_surplus, self._places.num_shared, self._num_silent)  # fmt: skip
+            self._num_surplus = self._num_silent = 0
+            self._reported_s = now_s
 
 
 async def _accepted(listener: socket.socket) -> socket.socket:
-    """The next connection; of several that wait already, each costs less than to be told of it."""
+    """Return the next connection: one that was accepted is never dropped by a cancellation.
+
+    Of several that wait already, each costs less than to be told of it.
+    """
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            return connection
+        await _readable(listener)
+
+
+async def _readable(listener: socket.socket) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, ready.set)
     try:
-        connection, _ = listener.accept()
-        connection.setblocking(False)
-    except BlockingIOError:
-        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-    return connection
+        await ready.wait()
+    finally:
+        loop.remove_reader(listener)
+
+
+def _moved(connection: socket.socket) -> socket.socket:
+    """The same connection by the lowest descriptor that is free."""
+    try:
+        moved = connection.dup()
+    except OSError:  # there is none
+        return connection
+    connection.close()
+    return moved
 
 
 async def bound_sockets(host: str, port: int) -> list[socket.socket]:

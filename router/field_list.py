@@ -14,20 +14,35 @@ from router.completion_fields import COMPLETION_FIELDS, GENERATION_FIELDS
 from router.json_fields import Field, Object, Table
 from router.json_rules import Only
 from router.openapi import REASONS
+from router.responses_fields import RESPONSES_FIELDS
 
 OF_CHATS = Table(*(field for field in CHAT_FIELDS.fields.values() if field not in GENERATION_FIELDS))
+OWN_OF_RESPONSES, AS_IN_CHATS = (
+    [field for name, field in RESPONSES_FIELDS.fields.items() if (field is CHAT_FIELDS.fields.get(name)) is is_shared]
+    for is_shared in (False, True)
+)
 WIDTH = 125
 
 
 def written(page: str) -> str:
     """The page with each list as it is now."""
-    lists = {"fields": rendered(COMPLETION_FIELDS), "chat fields": rendered(OF_CHATS), "errors": errors()}
+    lists = {
+        "fields": rendered(COMPLETION_FIELDS),
+        "chat fields": rendered(OF_CHATS),
+        "response fields": f"{rendered(Table(*OWN_OF_RESPONSES))}\n{as_in_chats()}",
+        "errors": errors(),
+    }
     for name, shown in lists.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, _, rest = page.partition(begin)
         _, _, after = rest.partition(end)
         page = f"{before}{begin}\n{shown}\n{end}{after}"
     return page
+
+
+def as_in_chats() -> str:
+    """Markdown: fields of responses that chats have, too."""
+    return _filled(f"As in chats: {', '.join(f'`{field.name}`' for field in AS_IN_CHATS)}.")
 
 
 def errors() -> str:
@@ -42,7 +57,11 @@ def rendered(table: Table) -> str:
     others = [field for field in table.fields.values() if not field.is_implemented]
     neutral = ", ".join(f"`{field.name}`{_neutral(field.rule)}" for field in others)
     known = f"Known, and refused unless it changes nothing: {neutral}."
-    return "\n".join(lines) + f"\n\n{textwrap.fill(known, WIDTH, break_long_words=False, break_on_hyphens=False)}\n"
+    return "\n".join(lines) + f"\n\n{_filled(known)}"
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def _lines(table: Table, within: str) -> Iterator[str]:

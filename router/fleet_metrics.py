@@ -1,11 +1,12 @@
-"""What Prometheus is told of those who serve: read when it asks, from what their heartbeats said last.
+"""Tells Prometheus of those who serve: read when it asks, from what their heartbeats said last.
 
-So what is told of a worker, memory server or KV path ends with it.
+What is told of a worker, memory server or KV path ends with it.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
+from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,10 +15,13 @@ from common.wire.memory_reports import MemoryHeartbeat
 from common.wire.messages import Heartbeat, Role
 from common.wire.operator_messages import Stage
 from common.wire.step_counts import STEP_BOUNDS_S, STEP_BOUNDS_TOKENS, StepCounts
+from router.health import status_of
 from router.member import Member
 from router.memory_servers import MemoryServers
 from router.metrics import buckets_of
+from router.readiness import Kind
 from router.role_changes import RoleChanges
+from router.shapes import StatusName
 from router.worker_pool import WorkerPool
 
 QueueSizes = Callable[[], tuple[int, int, int]]
@@ -79,9 +83,10 @@ class FleetMetrics(Collector):
         role_changes: RoleChanges,
         queue_sizes: QueueSizes,
         num_dropped: Callable[[], int],
+        is_draining: Callable[[], bool],
     ) -> None:
         self._pool, self._memory_servers, self._role_changes = pool, memory_servers, role_changes
-        self._queue_sizes, self._num_dropped = queue_sizes, num_dropped
+        self._queue_sizes, self._num_dropped, self._is_draining = queue_sizes, num_dropped, is_draining
 
     def collect(self) -> Iterator[Metric]:
         num_queued, num_queued_tokens, num_running = self._queue_sizes()
@@ -90,6 +95,7 @@ class FleetMetrics(Collector):
         yield GaugeMetricFamily("baton_requests_running", "completions at workers", value=num_running)
         usage = kv_usage(self._pool, self._memory_servers)
         yield GaugeMetricFamily("baton_kv_usage_ratio", "of all KV blocks, those in use: 1 is full", value=usage)
+        yield from self._readiness()
         yield self._dropped_frames()
         yield self._workers()
         yield from self._standbys()
@@ -99,6 +105,17 @@ class FleetMetrics(Collector):
         yield self._steps("tokens", "tokens computed in each step", STEP_BOUNDS_TOKENS, _sizes)
         yield self._kv_paths()
         yield from self._memory_loads()
+
+    def _readiness(self) -> Iterator[Metric]:
+        readiness = self._pool.readiness
+        now = status_of(readiness, draining=self._is_draining())
+        status = GaugeMetricFamily("baton_status", "1 for the state that it is in", labels=["status"])
+        for name in get_args(StatusName):
+            status.add_metric([name], name == now)
+        problems = GaugeMetricFamily("baton_problems", "what is wrong, by kind; `/health` says it", labels=["kind"])
+        for kind in Kind:
+            problems.add_metric([kind.value], sum(each.num for each in readiness.problems if each.kind is kind))
+        yield from (status, problems)
 
     def _dropped_frames(self) -> Metric:
         family = CounterMetricFamily("baton_dropped_frames", "frames dropped, by process", labels=["process"])
@@ -183,12 +200,26 @@ class FleetMetrics(Collector):
             known.add_metric([server.id], num_known)
             parked.add_metric([server.id], num_parked)
         yield from (known, parked)
+        yield from self._gpus()
         for kind, values in ((GaugeMetricFamily, MEMORY_GAUGES), (CounterMetricFamily, MEMORY_COUNTERS)):
             for name, (text, value) in values.items():
                 family = kind(f"baton_memory_{name}", text, labels=["server"])
                 for server in self._memory_servers:
                     family.add_metric([server.id], value(server.beat) if server.beat else 0.0)
                 yield family
+
+    def _gpus(self) -> Iterator[Metric]:
+        """Tell of GPUs whose memory servers can say it, and of no other."""
+        ratio = GaugeMetricFamily(
+            "baton_gpu_utilization_ratio", "of the last moments in which kernels ran", labels=["server"]
+        )
+        celsius = GaugeMetricFamily("baton_gpu_temperature_celsius", "of the GPU", labels=["server"])
+        for server in self._memory_servers:
+            if server.beat is not None and server.beat.gpu_percent >= 0:
+                ratio.add_metric([server.id], server.beat.gpu_percent / 100)
+            if server.beat is not None and server.beat.gpu_celsius >= 0:
+                celsius.add_metric([server.id], server.beat.gpu_celsius)
+        yield from (ratio, celsius)
 
 
 def kv_usage(pool: Iterable[Member], memory_servers: MemoryServers) -> float:

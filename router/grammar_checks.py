@@ -16,7 +16,7 @@ import msgpack
 
 from common.errors import RequestError
 from common.wire.sampling_params import MAX_GRAMMAR_CHARS
-from router.grammar_source import GrammarSource
+from router.grammar_source import Found, GrammarSource
 from router.helper_frames import GRAMMAR
 from router.helper_process import HelperProcess, ended
 
@@ -28,9 +28,7 @@ MAX_WAITING = 256
 DEADLINE_S = 10.0
 """For one that waits behind others; alone it has `grammar_main.CPU_S`."""
 
-Found = tuple[str, str]
-"""A grammar as llguidance takes it, or "" and why it is none; both "" where nobody had the time to find out."""
-NOTHING: Found = ("", "")
+NOTHING = Found()
 
 
 class GrammarChecks:
@@ -47,24 +45,23 @@ class GrammarChecks:
         self._heard: Process | None = None
         self._listener: asyncio.Task[None] | None = None
 
-    async def grammar(self, source: GrammarSource) -> str:
-        """As workers take it; raises RequestError, naming the field, for one that is wrong or too much."""
+    async def compiled(self, source: GrammarSource) -> Found:
+        """Give it as workers take it; raises RequestError, naming the field, for one that is wrong or too much."""
         if not source.kind:
-            return ""
+            return NOTHING
         found = self._known.get(source) or await self._find(source)
         if found == NOTHING:
             raise _busy()
         if source in self._known:
             self._known.move_to_end(source)
-        grammar, problem = found
-        if problem:
-            raise RequestError(f"{source.field}: {problem}", param=source.field, code="invalid_grammar")
-        return grammar
+        if found.problem:
+            raise RequestError(f"{source.field}: {found.problem}", param=source.field, code="invalid_grammar")
+        return found
 
     async def warm_up(self) -> None:
         """Start the process that the first grammar would wait for, and wait until it is ready, or no longer."""
         with suppress(RequestError):
-            await self.grammar(GrammarSource("regex", "a"))
+            await self.compiled(GrammarSource("regex", "a"))
 
     async def close(self) -> None:
         tasks = [*self._asking, *([self._listener] if self._listener is not None else [])]
@@ -134,13 +131,13 @@ class GrammarChecks:
         try:
             while True:
                 number, num_bytes = GRAMMAR.unpack(await process.stdout.readexactly(GRAMMAR.size))
-                grammar, problem = msgpack.unpackb(await process.stdout.readexactly(num_bytes))
-                if len(grammar) > MAX_GRAMMAR_CHARS:
-                    grammar, problem = "", f"it takes {len(grammar)} characters, at most {MAX_GRAMMAR_CHARS}"
+                found = Found(*msgpack.unpackb(await process.stdout.readexactly(num_bytes)))
+                if len(found.grammar) > MAX_GRAMMAR_CHARS:
+                    found = Found(problem=f"it takes {len(found.grammar)} characters, at most {MAX_GRAMMAR_CHARS}")
                 source = asked.pop(number, None)
                 future = self._waiting.get(source) if source is not None else None
                 if future is not None and not future.done():
-                    future.set_result((grammar, problem))
+                    future.set_result(found)
         except (OSError, EOFError):
             logger.error("the process for grammars ended, exit status %s", await ended(process))
             for source in asked.values():
@@ -149,7 +146,7 @@ class GrammarChecks:
 
 
 def _size(source: GrammarSource, found: Found) -> int:
-    return len(source.text) + len(source.whitespace) + sum(map(len, found))
+    return sum(map(len, (source.text, source.whitespace, found.grammar, found.problem, *found.dropped)))
 
 
 def _busy() -> RequestError:

@@ -4,6 +4,7 @@ Each is compiled in a child of its own, which is forked when the model's tokens 
 kernel ends a child by its CPU time and its memory; that costs the one grammar, and the others are compiled beside it.
 """
 
+import json
 import logging
 import os
 import selectors
@@ -14,6 +15,7 @@ import warnings
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgpack
 from llguidance import LLMatcher
@@ -21,14 +23,14 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.grammars import Grammars
-from common.grammar.reasons import reason
+from common.grammar.reasons import reason, shortened
 from common.json_file import read_json
+from common.memory_limit import limit_memory
 from common.serving.settle import settle_memory
-from router.grammar_source import MARKS, Dialect, GrammarSource, grammar_of
+from router.grammar_source import MARKS, Dialect, Found, GrammarSource, grammar_of
 from router.grammar_tokens import lean_tokens
 from router.helper_frames import GRAMMAR
 from router.helper_start import begun
-from router.memory_limit import limit_memory
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,8 @@ MEMORY_BYTES = 256 << 20
 STACK_BYTES = 2 << 20
 """Of one grammar: with more than that workers follow it, so what has room here has room there."""
 READ_BYTES = 1 << 16
-MAX_REASON_CHARS = 300
+MAX_DROPPED = 32
+"""Keywords of a schema that a response tells of."""
 TOO_MUCH = "it is too much to compile: make it smaller or simpler"
 
 
@@ -115,7 +118,7 @@ class Compiler:
         _, status = os.waitpid(child.pid, 0)
         is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL  # by us: the machine is busy
         reply = bytes(child.reply) if status == 0 else b""
-        reply = reply or msgpack.packb(("", "" if is_unknown else TOO_MUCH))
+        reply = reply or msgpack.packb(Found(problem="" if is_unknown else TOO_MUCH))
         _write(1, GRAMMAR.pack(child.number, len(reply)) + reply)
 
 
@@ -138,14 +141,29 @@ def dialect_of(grammars: Grammars) -> Dialect:
     return Dialect(any_to_lark, [mark for mark in MARKS if grammars.has_token(mark)])
 
 
-def found(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> tuple[str, str]:
-    """The grammar and "", or "" and why it is none: it is compiled, and some token can begin it."""
+def found(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> Found:
+    """Compile what a client asks for, and see that some token can begin it."""
+
+    def refusal(schema: Any) -> str:
+        return _problem(grammars.compile(json.dumps({"grammars": [{"json_schema": schema}]})))
+
     try:
         grammar = grammar_of(source, dialect)
-    except (ValueError, RecursionError) as error:
-        return "", f"{error!s:.{MAX_REASON_CHARS}}" or TOO_MUCH
-    problem = _problem(grammars.compile(grammar))
-    return ("", problem) if problem else (grammar, "")
+        problem = _problem(grammars.compile(grammar.text))
+        if problem and source.kind in ("json", "calls"):
+            grammar = grammar_of(source, dialect, refusal)
+            problem = _problem(grammars.compile(grammar.text))
+    except RecursionError:
+        problem = "it is nested too deep"
+    except ValueError as error:
+        problem = str(error)
+    return Found(problem=shortened(problem)) if problem else Found(grammar.text, "", _bounded(grammar.dropped))
+
+
+def _bounded(dropped: tuple[str, ...]) -> tuple[str, ...]:
+    more = len(dropped) - MAX_DROPPED
+    told = [shortened(each) for each in dropped[:MAX_DROPPED]]
+    return (*told, *([f"and {more} more"] if more > 0 else ()))
 
 
 def _problem(matcher: LLMatcher) -> str:

@@ -1,13 +1,15 @@
-"""What an operator wants to know at a glance: who is here, what works, what is missing."""
+"""Tells an operator at a glance who is here, what works, and what is wrong."""
 
 from collections.abc import Iterable
 from typing import Any
 
+from common.version import VERSION
 from common.wire.messages import SHARED_POOL, KVPathReport, Role
-from router.member import NO_TRANSPORT, Member
+from router.member import Member
 from router.memory_servers import MemoryServer
+from router.readiness import Readiness
 from router.role_changes import RoleChanges
-from router.shapes import Health, Status
+from router.shapes import Health, StatusName
 from router.worker_pool import WorkerPool
 
 
@@ -19,12 +21,12 @@ def report(
     draining: bool,
     now_s: float,
 ) -> Health:
-    """The body of GET /health; `status` is "ok" when requests can be served."""
-    missing = problems(pool)
-    status: Status = "draining" if draining else "ok" if pool.is_ready() else "unavailable"
+    """Return the body of GET /health."""
+    readiness = pool.readiness
     return {
-        "status": status,
-        "missing": missing if status == "unavailable" else [],
+        "version": VERSION,
+        "status": status_of(readiness, draining=draining),
+        "problems": readiness.texts,
         "workers": {role.name.lower(): [_worker(w, now_s) for w in pool if w.ready.role is role] for role in Role},
         "kv_paths": [_path(path) for path in pool.paths],
         "memory_servers": [
@@ -34,30 +36,9 @@ def report(
     }
 
 
-def problems(pool: WorkerPool) -> list[str]:
-    """Why no request can be served, one sentence each; empty when nothing is known to be wrong."""
-    takers = [worker for worker in pool if not worker.draining]
-    decodes = [worker for worker in takers if worker.ready.role is Role.DECODE]
-    found = [f"{worker.ready.role.name.lower()} worker {worker.id} is leaving" for worker in pool if worker.draining]
-    if not decodes:
-        found.append("no decode worker takes requests; start one: python -m decode_worker")
-    if decodes and not pool.is_ready():
-        prefills = [w for w in takers if w.ready.role is Role.PREFILL and w.ready.transport != NO_TRANSPORT]
-        if not prefills:
-            found.append("no prefill worker has joined; start one: python -m prefill_worker")
-        found += [_path_problem(path) for path in pool.paths if path.error]
-        known = {(path.prefill_worker_id, path.worker_id) for path in pool.paths}
-        found += [
-            f"the KV path from {prefill.id} to {decode.id} has not been proven yet"
-            for prefill in prefills
-            for decode in decodes
-            if (prefill.id, decode.id) not in known
-        ]
-    return found
-
-
-def _path_problem(path: KVPathReport) -> str:
-    return f"the KV path from {path.prefill_worker_id} to {path.worker_id} ({path.transport}) failed: {path.error}"
+def status_of(readiness: Readiness, *, draining: bool) -> StatusName:
+    """Name the state that clients, probes and operators are told."""
+    return "draining" if draining else readiness.status
 
 
 def _worker(worker: Member, now_s: float) -> dict[str, Any]:
@@ -66,6 +47,7 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
         **_member(worker, now_s),
         "transport": ready.transport,
         "memory_server": ready.memory_server_id,
+        "state": worker.state,
         "draining": worker.draining,
         "standby": _standby(worker, now_s) if ready.standby else None,
         "outstanding_prompt_tokens": worker.outstanding_tokens,
@@ -120,8 +102,15 @@ def _memory_server(server: MemoryServer, known: tuple[int, int] | None, now_s: f
         "known_host_blocks": known[1] if known else None,
         "host_bytes": beat.host_bytes if beat else None,
         "restored_blocks": beat.num_restored_blocks if beat else None,
+        "gpu_percent": told(beat.gpu_percent) if beat else None,
+        "gpu_celsius": told(beat.gpu_celsius) if beat else None,
         "workers": list(beat.worker_ids) if beat else None,
     }
+
+
+def told(reading: int) -> int | None:
+    """Return None for what nobody says."""
+    return reading if reading >= 0 else None
 
 
 def _path(path: KVPathReport) -> dict[str, Any]:

@@ -22,6 +22,11 @@ class Kind(IntEnum):
     TOKENIZE = 1
     DETOKENIZE = 2
     CHAT = 3
+    RESPONSE = 4
+
+
+CONVERSATIONS = (Kind.CHAT, Kind.RESPONSE)
+"""Kinds whose prompts the model's chat template writes."""
 
 
 def bodies(requests: BufferedReader) -> Iterator[tuple[Kind, bytearray, int]]:

@@ -1,4 +1,4 @@
-"""How it went in the last minutes, a sample every other second: for whoever looks at the status page.
+"""Keeps how the last minutes went, a sample every other second, for whoever looks at the status page.
 
 Samples are what counters have grown by, so nothing is noted for them as things happen.
 """
@@ -13,7 +13,8 @@ from typing import NamedTuple
 from prometheus_client import Histogram
 
 from common.wire.step_counts import StepCounts
-from router.fleet_metrics import QueueSizes
+from router.fleet_metrics import QueueSizes, kv_usage
+from router.memory_servers import MemoryServers
 from router.metrics import ITL_BOUNDS_S, TTFT_BOUNDS_S, Metrics
 from router.worker_pool import WorkerPool
 
@@ -28,6 +29,9 @@ class Sample(NamedTuple):
     queued: int
     running: int
     tokens_per_s: float
+    failed_per_s: float  # completions whose clients got an error
+    refused_per_s: float  # HTTP requests that were answered with one before
+    kv_usage: float  # share of all KV blocks that are in use
     ttft_p50_ms: float | None
     ttft_p99_ms: float | None
     itl_p50_ms: float | None
@@ -36,14 +40,25 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of a worker's steps in the last period."""
+    """How a worker got on in the last period."""
 
     step_ms: float | None  # None without a step
-    tokens_per_s: float
+    written_per_s: float  # tokens of sequences that it decodes, as the router received them
+    computed_per_s: float  # tokens of its steps, as it says itself
     busy: float  # share of the time that steps took
 
 
-IDLE = Pace(None, 0.0, 0.0)
+IDLE = Pace(None, 0.0, 0.0, 0.0)
+
+
+class Work(NamedTuple):
+    """What a worker had done at the end of a period."""
+
+    steps: StepCounts | None  # None before its first heartbeat
+    num_outputs: int  # of sequences that it decodes
+
+
+NOTHING = Work(None, 0)
 
 
 class Seen(NamedTuple):
@@ -51,28 +66,32 @@ class Seen(NamedTuple):
 
     at_s: float
     num_tokens: int
+    num_failed: int
+    num_refused: int
     gaps: Sequence[float]  # cumulative, as the next
     firsts: Sequence[float]
-    steps: dict[bytes, StepCounts]  # by a worker's connection
+    work: dict[bytes, Work]  # by a worker's connection
 
 
 class History:
-    """Samples, oldest first, and how each worker's steps were."""
+    """Samples, oldest first, and how each worker got on."""
 
     def __init__(
         self,
         metrics: Metrics,
         pool: WorkerPool,
+        memory_servers: MemoryServers,
         queue_sizes: QueueSizes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.samples: deque[Sample] = deque(maxlen=NUM_SAMPLES)
-        self._metrics, self._pool, self._queue_sizes, self._clock = metrics, pool, queue_sizes, clock
+        self._metrics, self._pool, self._memory_servers = metrics, pool, memory_servers
+        self._queue_sizes, self._clock = queue_sizes, clock
         self._paces: dict[bytes, Pace] = {}
         self._before = self._seen()
 
     def pace(self, connection: bytes) -> Pace:
-        """Of a worker in the last period."""
+        """Return that of a worker in the last period."""
         return self._paces.get(connection, IDLE)
 
     def tick(self) -> None:
@@ -83,25 +102,31 @@ class History:
             self.samples.append(self._sample(before, now))
             period_s = now.at_s - before.at_s
             self._paces = {
-                connection: _pace(before.steps[connection], steps, period_s)
-                for connection, steps in now.steps.items()
-                if connection in before.steps
+                connection: _pace(before.work.get(connection, NOTHING), work, period_s)
+                for connection, work in now.work.items()
             }
 
     def _seen(self) -> Seen:
-        tokens = self._metrics.tokens
-        steps = {worker.connection: worker.beat.steps for worker in self._pool if worker.beat is not None}
+        metrics, tokens = self._metrics, self._metrics.tokens
+        work = {each.connection: Work(each.beat.steps if each.beat else None, each.num_outputs) for each in self._pool}
         gaps = list(accumulate(map(float, tokens.num_gaps)))
-        return Seen(self._clock(), tokens.num_generated, gaps, _cumulative(self._metrics.ttft_s), steps)
+        return Seen(
+            self._clock(), tokens.num_generated, metrics.num_failed, metrics.num_refused, gaps,
+            _cumulative(metrics.ttft_s), work,
+        )  # fmt: skip
 
     def _sample(self, before: Seen, now: Seen) -> Sample:
         num_queued, _, num_running = self._queue_sizes()
         gaps, firsts = _grown(before.gaps, now.gaps), _grown(before.firsts, now.firsts)
+        period_s = now.at_s - before.at_s
         return Sample(
             at_s=round(time.time(), 1),
             queued=num_queued,
             running=num_running,
-            tokens_per_s=round((now.num_tokens - before.num_tokens) / (now.at_s - before.at_s), 1),
+            tokens_per_s=round((now.num_tokens - before.num_tokens) / period_s, 1),
+            failed_per_s=round((now.num_failed - before.num_failed) / period_s, 2),
+            refused_per_s=round((now.num_refused - before.num_refused) / period_s, 2),
+            kv_usage=round(kv_usage(self._pool, self._memory_servers), 4),
             ttft_p50_ms=_ms(quantile(TTFT_BOUNDS_S, firsts, 0.5)),
             ttft_p99_ms=_ms(quantile(TTFT_BOUNDS_S, firsts, 0.99)),
             itl_p50_ms=_ms(quantile(ITL_BOUNDS_S, gaps, 0.5)),
@@ -127,11 +152,15 @@ def quantile(bounds: Sequence[float], cumulative: Sequence[float], share: float)
     return bounds[-1]
 
 
-def _pace(before: StepCounts, now: StepCounts, period_s: float) -> Pace:
-    num_steps, total_s = sum(now.durations) - sum(before.durations), (now.total_us - before.total_us) / 1e6
-    tokens_per_s = (now.num_tokens - before.num_tokens) / period_s
+def _pace(before: Work, now: Work, period_s: float) -> Pace:
+    written_per_s = (now.num_outputs - before.num_outputs) / period_s
+    if before.steps is None or now.steps is None:
+        return Pace(None, written_per_s, 0.0, 0.0)
+    num_steps = sum(now.steps.durations) - sum(before.steps.durations)
+    total_s = (now.steps.total_us - before.steps.total_us) / 1e6
+    computed_per_s = (now.steps.num_tokens - before.steps.num_tokens) / period_s
     step_ms = total_s / num_steps * 1e3 if num_steps > 0 else None
-    return Pace(step_ms, tokens_per_s, min(1.0, total_s / period_s))
+    return Pace(step_ms, written_per_s, computed_per_s, min(1.0, total_s / period_s))
 
 
 def _cumulative(histogram: Histogram) -> list[float]:

@@ -1,9 +1,8 @@
-"""Asking workers about what nothing was heard of: is it there, or was a message lost?
+"""Asking workers about requests of which nothing was heard: a long queue or prompt is told from a loss.
 
-A question travels behind the request on the same connection, and its answer behind all that the worker said
-before. So who answers that it does not have an attempt will never have it, and has nothing more to say of it. The
-prefill worker is asked first; when it has let go, the decode worker, which has it if it was handed off. A
-long queue or a long prompt is no loss: whoever has it says so.
+Every attempt is owned by one worker: by the prefill worker until the decode worker has received its offer, then by the
+decode worker. So the prefill worker is asked first, then the decode worker. An answer follows everything that the
+worker said before on the connection. If both answer no, a message was lost.
 """
 
 import time
@@ -21,36 +20,34 @@ BEATS = 2
 """Silence after which to ask, in heartbeats: of a dead worker it tells as well, as the question cannot be sent."""
 
 
+Find = Callable[[str], Completion | None]
+"""Returns the completion of a request id, until it has ended."""
+
+
 class Inquiries:
     """Asks, and notes in each completion whether a worker has it; `deadlines.stall` says what follows."""
 
-    def __init__(self, net: NetSection, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
-        self._net = net
-        self._send = send
-        self._clock = clock
-        self._asked: dict[str, Completion] = {}  # by request id
+    def __init__(self, net: NetSection, send: Send, find: Find, clock: Callable[[], float] = time.monotonic) -> None:
+        self._net, self._send, self._find, self._clock = net, send, find, clock
 
     def ask(self, completions: Iterable[Completion]) -> None:
         """Ask about those of which nothing was heard for a while; call a few times a second."""
-        now_s = self._clock()
-        self._asked = {request_id: c for request_id, c in self._asked.items() if not c.is_terminal}
-        quiet: defaultdict[Member, list[Completion]] = defaultdict(list)
+        now_s, quiet = self._clock(), defaultdict[Member, list[Completion]](list)
         for completion in completions:
             heard_s = max(completion.started_s, completion.last_token_s, completion.asked_s)
-            if (worker := _holder(completion)) is not None and now_s - heard_s > BEATS * self._net.heartbeat_s:
+            if (worker := _owner(completion)) is not None and now_s - heard_s > BEATS * self._net.heartbeat_s:
                 completion.asked_s = now_s
                 quiet[worker].append(completion)
         for worker, asked in quiet.items():
-            self._asked |= {completion.request_id: completion for completion in asked}
             ids = tuple(completion.request_id for completion in asked)
             self._send(worker.id, Inquiry(ids, pack_ids(completion.attempt for completion in asked)))
 
     def on_reply(self, reply: InquiryReply) -> None:
-        """A worker has some attempts, and not the others."""
+        """Note which attempts a worker has, and which it has not."""
         attempts = unpack_ids(reply.attempts)
         for request_id, attempt, is_here in zip(reply.request_ids, attempts, reply.are_here, strict=True):
-            completion = self._asked.get(request_id)
-            worker = _holder(completion) if completion else None
+            completion = self._find(request_id)
+            worker = _owner(completion) if completion else None
             if completion is None or worker is None or completion.attempt != attempt:
                 continue
             if (worker.id, worker.epoch) != (reply.worker_id, reply.epoch):
@@ -63,8 +60,8 @@ class Inquiries:
                 completion.is_past_prefill, completion.asked_s = True, 0.0
 
 
-def _holder(completion: Completion) -> Member | None:
-    """The worker that should have it; None while it is queued and when it has ended."""
+def _owner(completion: Completion) -> Member | None:
+    """The worker that owns the request, as far as the router knows; None while it is queued and when it has ended."""
     if completion.route is None:
         return None
     is_prefilling = completion.state is State.PREFILLING and not completion.is_past_prefill

@@ -7,6 +7,7 @@ from itertools import repeat
 from typing import Any
 
 from common.wire.messages import FinishReason
+from router.completion_bodies import usage_of
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
 from router.journey import UNNOTED, Arrival, Watch, no_watch
@@ -16,7 +17,6 @@ from router.prompt_log import PromptLog
 from router.prompt_shapes import PromptShaper
 from router.prompts import fit_max_tokens
 from router.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
-from router.responses import usage_of
 from router.service import Service
 from router.shapes import ChoiceTiming
 from router.stop_strings import StopAutomaton, StopMatcher

@@ -4,10 +4,11 @@
     values = TABLE.read(body)
 
 An explicit null is the same as an absent field, whatever its name. Any other value under a name that is not in the
-table is refused: it may be a typo, or change the output somewhere else.
+table is refused: it may be a typo, or change the output somewhere else. An open table ignores such names.
 """
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +53,16 @@ class Field:
 
 
 class Table:
-    """All fields that an object may have."""
+    """All fields that an object may have; an open one ignores all others.
 
-    def __init__(self, *fields: Field) -> None:
+    Args:
+        relations: JSON schemas that say which values go together; whoever uses the values checks it.
+    """
+
+    def __init__(self, *fields: Field, is_open: bool = False, relations: Sequence[dict[str, Any]] = ()) -> None:
         self.fields = {field.name: field for field in fields}
+        self.relations = relations
+        self._is_open = is_open
         assert len(self.fields) == len(fields), "a field stands twice in the table"
 
     def read(self, body: dict[str, Any], within: str = "") -> dict[str, Any]:
@@ -64,7 +71,7 @@ class Table:
         `within` goes before each name in errors: that of the object's own field, and a dot.
         """
         for name, value in body.items():
-            if name not in self.fields and value is not None:
+            if not self._is_open and name not in self.fields and value is not None:
                 raise self._unknown(name, within)
         return {name: self._value(field, body.get(name), within) for name, field in self.fields.items()}
 
@@ -79,10 +86,12 @@ class Table:
     def schema(self) -> dict[str, Any]:
         """Of the object, as JSON schema."""
         properties = {name: field.schema for name, field in self.fields.items()}
-        return {"type": "object", "properties": properties, "additionalProperties": {"type": "null"}}
+        others = {} if self._is_open else {"additionalProperties": {"type": "null"}}
+        relations = {"allOf": list(self.relations)} if self.relations else {}
+        return {"type": "object", "properties": properties} | others | relations
 
     def schema_with(self, required: str) -> dict[str, Any]:
-        """Of an object in which null is the same as nothing, but not for what is required."""
+        """JSON schema of an object in which null is the same as nothing, but not for what is required."""
         schema, field = self.schema, self.fields[required]
         properties = schema["properties"] | {required: field.rule.schema | {"description": field.words}}
         return schema | {"required": [required], "properties": properties}
@@ -100,11 +109,25 @@ class Table:
         )
 
 
+def given(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A JSON schema of objects that have a field, and what it is."""
+    return {"properties": {name: schema}, "required": [name]}
+
+
+def without(name: str) -> dict[str, Any]:
+    """A JSON schema of objects in which a field is null, or not there."""
+    return {"properties": {name: {"type": "null"}}}
+
+
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A rule: an object with a table of its own; gives its values."""
+    """A rule: an object with a table of its own, and maybe a field that it has to have; gives its values.
+
+    Whoever uses the values checks that the field is there.
+    """
 
     table: Table
+    required: str = ""
 
     @property
     def wants(self) -> str:
@@ -112,7 +135,7 @@ class Object:
 
     @property
     def schema(self) -> dict[str, Any]:
-        return self.table.schema
+        return self.table.schema_with(self.required) if self.required else self.table.schema
 
     def checked(self, name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -57,11 +57,17 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """From `low` to `high`, finite; `above_low` leaves out `low` itself."""
+    """A finite number from `low` to `high`.
+
+    Args:
+        above_low: leave out `low` itself.
+        zero_below: a number nearer to 0 is taken for 0.
+    """
 
     low: float
     high: float
     above_low: bool = False
+    zero_below: float = 0.0
 
     @property
     def wants(self) -> str:
@@ -78,7 +84,7 @@ class Number:
             raise wrong(name, value, self.wants)
         if self.above_low and value == self.low:
             raise wrong(name, value, self.wants)
-        return float(value)
+        return float(value) if abs(value) >= self.zero_below else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +188,22 @@ class OneOf:
     def checked(self, name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in self.names:
             raise wrong(name, value, self.wants)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Any value, for what is taken without effect."""
+
+    @property
+    def wants(self) -> str:
+        return "anything"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {}
+
+    def checked(self, name: str, value: Any) -> Any:
         return value
 
 

@@ -1,6 +1,6 @@
-"""Which ways there are for KV blocks from prefill workers to decode workers, as the latter have tried them."""
+"""Keeps which ways there are for KV blocks from prefill to decode workers, as the latter have tried them."""
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 
 from common.wire.messages import KVPathReport, Role
 from common.wire.operator_messages import MAX_WORKERS
@@ -11,7 +11,9 @@ Identity = tuple[str, int]
 
 
 class KVPaths:
-    """Of workers that are registered, and to prefill workers that will be: after a restart either may come first.
+    """Reports of registered decode workers, of prefill workers too that are not registered yet.
+
+    After a restart of the router either of the two may come first.
 
     Args:
         get: that very incarnation, if it is registered.
@@ -21,6 +23,7 @@ class KVPaths:
         self._get = get
         self._reports: dict[Identity, dict[Identity, KVPathReport]] = {}  # by prefill worker, by decode worker
         self._partners: dict[Member, set[Member]] = {}  # of each that is registered: those with a proven path
+        self._failed: dict[tuple[Identity, Identity], KVPathReport] = {}  # between those that are registered
 
     def __iter__(self) -> Iterator[KVPathReport]:
         """What was said of prefill workers that are registered."""
@@ -28,17 +31,23 @@ class KVPaths:
             if self._get(*identity):
                 yield from reports.values()
 
+    @property
+    def failed(self) -> Collection[KVPathReport]:
+        """Those paths between registered workers that do not work."""
+        return self._failed.values()
+
     def join(self, worker: Member) -> None:
-        """It is registered: what was said of it before counts."""
+        """Count what was said of a worker before it was registered."""
         self._partners[worker] = set()
         for report in self._reports.get((worker.id, worker.epoch), {}).values():
             self._link(report)
 
     def leave(self, worker: Member) -> None:
-        """It is gone, with what it said and what others said of it."""
+        """Forget a worker, what it said and what others said of it."""
         for partner in self._partners.pop(worker, set()):
             self._partners[partner].discard(worker)
         identity = worker.id, worker.epoch
+        self._failed = {pair: report for pair, report in self._failed.items() if identity not in pair}
         self._reports.pop(identity, None)
         if worker.ready.role is Role.DECODE:
             for reports in self._reports.values():
@@ -77,6 +86,11 @@ class KVPaths:
         decode = self._get(report.worker_id, report.epoch)
         if prefill is None or decode is None:
             return
+        pair = (prefill.id, prefill.epoch), (decode.id, decode.epoch)
+        if report.error:
+            self._failed[pair] = report
+        else:
+            self._failed.pop(pair, None)
         for worker, partner in ((prefill, decode), (decode, prefill)):
             if report.error:
                 self._partners[worker].discard(partner)

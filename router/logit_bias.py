@@ -6,6 +6,7 @@ from typing import Any
 from common.errors import RequestError
 from common.wire.fields import MAX_INT32
 from router.json_rules import Number, shown, wrong
+from router.server_rules import TOKEN_ID_TEXT
 
 BIAS = Number(-100, 100)
 
@@ -22,10 +23,9 @@ class LogitBias:
 
     @property
     def schema(self) -> dict[str, Any]:
-        ids = {"pattern": "^[0-9]{1,10}$"}
         return {
             "type": "object",
-            "propertyNames": ids,
+            "propertyNames": TOKEN_ID_TEXT,
             "additionalProperties": BIAS.schema,
             "maxProperties": self.max_tokens,
         }
@@ -38,14 +38,13 @@ class LogitBias:
             token_id = _token_id(key)
             if token_id is None:
                 raise RequestError(f"{name} has the key {shown(key)}: wants token ids, as strings", param=name)
-            if token_id in biases:
-                raise RequestError(f"{name} has token {token_id} twice", param=name)
             biases[token_id] = BIAS.checked(f"{name}.{token_id}", bias)
         return biases
 
 
 def _token_id(key: str) -> int | None:
-    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+    """As Python writes it, so that no token is there twice."""
+    if not (key.isascii() and key.isdigit() and len(key) <= 10) or str(int(key)) != key:
         return None
     token_id = int(key)
     return token_id if token_id <= MAX_INT32 else None

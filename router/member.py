@@ -39,6 +39,7 @@ class Member:
     overtaking: list[int] = field(default_factory=list)  # lengths of those sent ahead of their turn, ascending
     num_assigned: int = 0  # sequences that are to be decoded here
     expected_blocks: Counts = ()  # that those are expected to hold
+    num_outputs: int = 0  # tokens of sequences that are, or are to be, decoded here
     last_turn: int = 0  # when it was last chosen; breaks ties, so that idle workers take turns
     step_s: float = 0.0  # of the steps between its last heartbeats, on average
 
@@ -85,6 +86,21 @@ class Member:
         return self.ready.standby > 0 and self.need is None
 
     @property
+    def role_name(self) -> str:
+        return self.ready.role.name.lower()
+
+    @property
+    def state(self) -> str:
+        """Say in a word or two what it does for requests."""
+        if self.silent:
+            return "silent"
+        if self.draining:
+            return "leaving"
+        if self.in_reserve:
+            return "in reserve"
+        return "standing in" if self.need is not None else "serving"
+
+    @property
     def is_serving(self) -> bool:
         """Whether new requests may go there."""
         return not (self.draining or self.silent or self.in_reserve)
@@ -127,4 +143,4 @@ class Member:
         return max(self.num_assigned / max(1, ready.max_num_seqs), *shares)
 
     def __str__(self) -> str:
-        return f"{self.ready.role.name.lower()} worker {self.id} (epoch {self.epoch:x}, pid {self.ready.pid})"
+        return f"{self.role_name} worker {self.id} (epoch {self.epoch:x}, pid {self.ready.pid})"

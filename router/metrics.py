@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -21,6 +22,7 @@ from router.incidents import Incidents, Kind
 from router.model_info import ModelInfo
 from router.phases import Phase
 from router.request_state import Completion, State
+from router.slowest import Slowest
 from router.text_cache import TextCounts
 from router.vllm_names import aliases
 
@@ -50,6 +52,9 @@ class Metrics:
     def __init__(self, incidents: Incidents | None = None) -> None:
         self.registry = CollectorRegistry()
         self.incidents = incidents or Incidents()
+        self.slowest = Slowest()
+        self.num_failed = self.num_refused = 0
+        self._counted = WeakSet[RequestError]()  # of completions that failed, while somebody tells their clients
         self.tokens, self.num_in = _Tokens(), Tally[Phase]()
         self.registry.register(self.tokens)
         self.registry.register(_Phases(self.num_in))
@@ -60,6 +65,7 @@ class Metrics:
     def _make_counters(self) -> None:
         counter = self._counter
         self.requests = counter("requests", "completions ended, by outcome", "outcome", OUTCOMES)
+        self.refusals = counter("refusals", "HTTP requests answered with an error, but failed completions", "code")
         self.failures = counter("request_failures", "completions failed, by the code that clients see", "code")
         self.aborts = counter("aborts", "completions that their clients left, by phase", "phase", _names(Phase))
         self.replays = counter("replays", "completions started again, by reason", "reason", REPLAYS)
@@ -129,6 +135,14 @@ class Metrics:
             completion.first_token_s = now_s
             self.ttft_s.observe(now_s - completion.submitted_s)
         completion.last_token_s = now_s
+        if completion.route is not None:
+            completion.route.decode.num_outputs += 1
+
+    def refused(self, error: RequestError) -> None:
+        """Count an HTTP request whose answer is an error; that of a completion is counted where this failed."""
+        if error not in self._counted:
+            self.num_refused += 1
+            self.refusals.labels(error.code).inc()
 
     def replayed(self, completion: Completion, kind: str, reason: str) -> None:
         """Its attempt is given up, and another begins."""
@@ -147,6 +161,8 @@ class Metrics:
         if completion.state is State.FINISHED:
             self._finished(completion, now_s)
         elif error is not None:
+            self._counted.add(error)
+            self.num_failed += 1
             self.failures.labels(error.code).inc()
             is_ours = error.status >= 500  # of others the message may say what a client sent
             self.incidents.note(Kind.FAILED, f"{error.code}: {error.message}" if is_ours else error.code)

@@ -3,9 +3,9 @@
 from aiohttp import web
 
 from router import openai_api
+from router.error_bodies import JSON
 from router.helper_frames import Kind
 from router.http_request import SERVICE, received
-from router.responses import JSON
 from router.service import Service
 from router.shapes import Model, ModelList
 

@@ -7,7 +7,7 @@ Everything is validated here, before the first byte of a response. Which fields 
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import RequestError
@@ -15,9 +15,10 @@ from common.wire.packing import pack_ids
 from common.wire.sampling_params import SamplingParams
 from router.chat_answer import Thoughts
 from router.completion_fields import COMPLETION_FIELDS
-from router.grammar_source import NO_GRAMMAR, GrammarSource
+from router.grammar_source import NO_GRAMMAR, Found, GrammarSource
 from router.json_rules import shown, wrong
 from router.prompts import DEFAULT_MAX_TOKENS, Encoding, Prompt, check_vocabulary
+from router.shapes import ResponseWarning
 from router.structured_fields import grammar_source
 
 SEED_BITS = 63
@@ -45,8 +46,13 @@ class ResponseOptions:
     tokens_as_ids: bool  # wherever tokens are named
     num_echoed_logprobs: int = 0  # of each prompt token in `logprobs`, its own and those of the likeliest
     num_prompt_logprobs: int = 0  # of each prompt token in `prompt_logprobs`, the same
-    thoughts: Thoughts = ""  # of a chat, as the next
-    tool_format: str = ""  # see `chat_answer`
+    thoughts: Thoughts = ""  # of a chat, as the next three
+    tells_thoughts: bool = True
+    tool_format: str = ""  # see `tool_calls`
+    forced: tuple[str, ...] = ()  # names of the tools of which one has to be called
+    warnings: Sequence[ResponseWarning] = ()
+    repeated: str = "{}"  # of /v1/responses: a JSON object, what a response tells of its request
+    has_summary: bool = False  # of the same: thoughts come as a summary
 
     @property
     def num_scores(self) -> int:
@@ -127,6 +133,17 @@ def request_of(
     )
 
 
+def held_to(request: CompletionRequest, found: Found) -> CompletionRequest:
+    """The request with its grammar compiled, and with a warning of each keyword that texts are not held to."""
+    field = request.grammar.field
+    warnings = [ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped]
+    return replace(
+        request,
+        sampling=replace(request.sampling, grammar=found.grammar),
+        response=replace(request.response, warnings=warnings),
+    )
+
+
 def json_object(body: Any) -> dict[str, Any]:
     """The body, if it is an object; raises RequestError for anything else."""
     if not isinstance(body, dict):
@@ -154,8 +171,6 @@ def check_model(model: str | None, model_name: str) -> None:
 
 
 def _encoding(values: dict[str, Any]) -> Encoding:
-    if values["truncate_prompt_tokens"] == 0:
-        raise wrong("truncate_prompt_tokens", 0, "at least one token of a prompt, or -1")
     return Encoding(
         add_special_tokens=values["add_special_tokens"],
         max_tokens=values["truncate_prompt_tokens"],
@@ -215,8 +230,6 @@ def _allowed_ids(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> byte
     allowed = values["allowed_token_ids"]
     if allowed is None:
         return b""
-    if not allowed:
-        raise wrong("allowed_token_ids", allowed, "at least one token id; leave it out to allow all")
     if values["min_tokens"] and set(allowed) <= set(_stop_ids(values, eos_token_ids)):
         raise wrong("allowed_token_ids", allowed, "with min_tokens, at least one token that does not end the text")
     return pack_ids(sorted(set(allowed)))

@@ -11,9 +11,13 @@ from common.version import VERSION
 from router import shapes
 from router.chat_fields import CHAT_FIELDS
 from router.completion_fields import COMPLETION_FIELDS
-from router.handlers import post_chat_completions, post_completions
+from router.handlers import post_chat_completions, post_completions, post_responses
+from router.http_request import SERVICE
 from router.json_fields import Table
 from router.model_handlers import get_model, get_models, post_detokenize, post_tokenize
+from router.responses_fields import RESPONSES_FIELDS
+from router.responses_shapes import ResponseBody
+from router.server_rules import MODEL_NAME, limits_of
 from router.shapes import schema_of
 from router.status_handlers import OPEN_TO_ALL, get_health, get_live, get_load, get_metrics, get_status, get_version
 from router.token_api import DETOKENIZE_FIELDS, TOKENIZE_CHAT_FIELDS, TOKENIZE_FIELDS
@@ -32,9 +36,15 @@ REASONS = {
     503: "nothing can serve it now; Retry-After says when to try again",
     504: "it took longer than a request may, `router.request_timeout_s`",
 }
+ABOUT = (
+    "What the schemas allow is accepted, but for what they cannot say: how two numbers go together, that a request has "
+    "one form at most, that a name is that of a tool, what the model's chat template takes, that a prompt fits the "
+    "context, and that a JSON schema, a regular expression or a grammar is one."
+)
 OF_ALL = (400, 431, 500)
 OF_BODIES = (404, 408, 413, 415, 429)
 OF_COMPLETIONS = (*OF_BODIES, 503, 504)
+PATH_SCHEMAS = {"model_id": MODEL_NAME}
 Body: TypeAlias = tuple[Table, str]
 """Fields of an object, and the one that it needs."""
 
@@ -52,6 +62,7 @@ class Endpoint:
 ENDPOINTS: dict[Handler, Endpoint] = {
     post_completions: Endpoint(shapes.CompletionBody, (JSON, EVENTS), ((COMPLETION_FIELDS, "prompt"),), OF_COMPLETIONS),
     post_chat_completions: Endpoint(shapes.ChatBody, (JSON, EVENTS), ((CHAT_FIELDS, "messages"),), OF_COMPLETIONS),
+    post_responses: Endpoint(ResponseBody, (JSON, EVENTS), ((RESPONSES_FIELDS, "input"),), OF_COMPLETIONS),
     post_tokenize: Endpoint(
         shapes.Tokens, bodies=((TOKENIZE_FIELDS, "prompt"), (TOKENIZE_CHAT_FIELDS, "messages")), errors=OF_BODIES
     ),
@@ -78,12 +89,14 @@ def document(app: web.Application, *, wants_key: bool) -> dict[str, Any]:
         "bearer": {"type": "http", "scheme": "bearer"},
         "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
     }
+    service = app[SERVICE]
+    limits = limits_of(service.tokenizer.info, service.config.router.min_priority)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Baton", "version": VERSION},
+        "info": {"title": "Baton", "version": VERSION, "description": ABOUT},
         "paths": paths,
         "components": {
-            "schemas": {"ErrorBody": schema_of(shapes.ErrorBody)},
+            "schemas": {"ErrorBody": schema_of(shapes.ErrorBody), **limits},
             "securitySchemes": schemes if wants_key else {},
         },
     }
@@ -106,14 +119,14 @@ def _operation(path: str, handler: Handler, endpoint: Endpoint, is_guarded: bool
         | {str(status): _error(status) for status in statuses},
     }
     if handler is get_health:
-        operation["responses"]["503"] = _response("not now; `missing` says why", (JSON,), answer)
+        operation["responses"]["503"] = _response("not now; `problems` says why", (JSON,), answer)
     if endpoint.bodies:
         schemas = [table.schema_with(required) for table, required in endpoint.bodies]
         content = {JSON: {"schema": {"anyOf": schemas} if len(schemas) > 1 else schemas[0]}}
         operation["requestBody"] = {"required": True, "content": content}
     if "{" in path:
         name = path[path.index("{") + 1 : path.index("}")]
-        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": PATH_SCHEMAS[name]}]
     if is_guarded:
         operation["security"] = [{"bearer": []}, {"header": []}]
     return operation

@@ -40,7 +40,7 @@ SILENCE_S = 60.0
 QUIET = ("trace", "exporter")
 """Parts of the library that log what clients send, and each attempt to reach a collector."""
 PROVIDER = "baton"
-OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat"}
+OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat"}
 CONTEXT = ("traceparent", "tracestate")
 
 

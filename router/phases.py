@@ -20,6 +20,12 @@ class PhaseTimes:
         self.since_s = 0.0
         self.seconds: dict[Phase, float] = {}
 
+    def until(self, now_s: float) -> dict[Phase, float]:
+        """Return the seconds in each phase, those of the current one so far included."""
+        if self.current is None:
+            return self.seconds
+        return self.seconds | {self.current: self.seconds.get(self.current, 0.0) + now_s - self.since_s}
+
     def enter(self, phase: Phase | None, now_s: float) -> float:
         """Go to the next phase, or to none; returns the seconds since the last one began."""
         passed_s = now_s - self.since_s

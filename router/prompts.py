@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from common.errors import RequestError
 from common.wire.fields import MAX_INT32
 from router.json_rules import is_text, wrong
+from router.server_rules import TOKEN_ID
 
 TokenIds: TypeAlias = "array[int]"
 Prompt: TypeAlias = "str | array[int]"
@@ -16,7 +17,6 @@ MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
 MAX_CHARS_PER_TOKEN = 16
 """More than any text has on average; only long runs of one character have."""
-TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": MAX_INT32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Prompts:
             value = [value]
         if not isinstance(value, list) or not value:
             raise wrong(name, value, self.wants)
-        if type(value[0]) is int:
+        if type(value[0]) in (int, float):
             value = [value]
         if len(value) > MAX_PROMPTS:
             raise RequestError(f"{len(value)} prompts in one request: at most {MAX_PROMPTS}; split it", param=name)
@@ -67,17 +67,18 @@ class TokenIdList:
     """A rule: a list of token ids; gives a tuple."""
 
     max_ids: int
+    min_ids: int = 0
 
     @property
     def wants(self) -> str:
-        return f"a list of at most {self.max_ids} token ids"
+        return f"a list of {f'{self.min_ids} to' if self.min_ids else 'at most'} {self.max_ids} token ids"
 
     @property
     def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": TOKEN_ID, "maxItems": self.max_ids}
+        return {"type": "array", "items": TOKEN_ID, "minItems": self.min_ids, "maxItems": self.max_ids}
 
     def checked(self, name: str, value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list) or len(value) > self.max_ids:
+        if not isinstance(value, list) or not self.min_ids <= len(value) <= self.max_ids:
             raise wrong(name, value, self.wants)
         return tuple(_token_ids(name, value)) if value else ()
 
@@ -154,6 +155,8 @@ def too_long(length: str, max_model_len: int) -> RequestError:
 
 
 def _token_ids(name: str, prompt: list[Any]) -> TokenIds:
+    if set(map(type, prompt)) != {int}:
+        prompt = [int(each) if isinstance(each, float) and each.is_integer() else each for each in prompt]
     if set(map(type, prompt)) != {int}:
         raise RequestError(f"{name}: a list of token ids holds integers only", param=name)
     low, high = min(prompt), max(prompt)

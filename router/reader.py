@@ -15,7 +15,7 @@ from common.errors import RequestError
 from router.bodies import NUM_FREE_BYTES
 from router.chat_api import template_of
 from router.chat_model import packed_model
-from router.helper_frames import MODEL, Kind
+from router.helper_frames import CONVERSATIONS, MODEL, Kind
 from router.helper_process import HelperProcess
 from router.json_body import values_of
 from router.openai_api import CompletionRequest
@@ -46,7 +46,7 @@ class Reader:
 
     async def read(self, pieces: list[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION) -> CompletionRequest:
         """A body, given in pieces, which may be gone then, checked and tokenized; raises RequestError."""
-        if kind is Kind.CHAT:
+        if kind in CONVERSATIONS:
             template_of(self._tokenizer)  # without one there is nothing to start a process for
         num_bytes = sum(map(len, pieces))
         if num_bytes > NUM_FREE_BYTES:
@@ -54,7 +54,7 @@ class Reader:
             request = parse_ids(b"".join(pieces), self._tokenizer.info) if may_be_ids else None
             if request is None:
                 return await self._process.read(pieces, max_model_len, kind)
-        elif kind is Kind.CHAT:
+        elif kind in CONVERSATIONS:
             request = await self._chat_process.read([*pieces], max_model_len, kind)
             is_long = sum(map(len, request.prompts)) > MAX_WRITTEN_CHARS
             if is_long or request.encoding.mark:  # no thread may encode what has one while others encode

@@ -8,10 +8,10 @@ import gc
 from io import BufferedReader, BufferedWriter
 
 from common.malloc import tame_allocator, trim_memory
+from common.memory_limit import limit_memory
 from common.serving.settle import settle_memory
 from router.helper_frames import bodies, send
 from router.helper_start import begun
-from router.memory_limit import limit_memory
 from router.reading import read
 from router.tokenizer import Tokenizer, encode_in_one_thread, load_tokenizer
 

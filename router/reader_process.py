@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from common.errors import RequestError
 from router.chat_template import template_error
-from router.helper_frames import BODY, REPLY, Kind
+from router.helper_frames import BODY, CONVERSATIONS, REPLY, Kind
 from router.helper_process import HelperProcess
 from router.openai_api import CompletionRequest
 from router.packed_requests import unpack, unpack_answer
@@ -92,7 +92,7 @@ class ReaderProcess:
 
 def _ended(kind: Kind, num_bytes: int) -> RequestError:
     """The error of a body that its process did not survive."""
-    if kind is Kind.CHAT:
+    if kind in CONVERSATIONS:
         return template_error(f"{num_bytes} bytes took it too long, or too much memory")
     message = f"a body of {num_bytes} bytes could not be read; send a smaller one"
     return RequestError(message, code="request_too_large", status=413)

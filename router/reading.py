@@ -10,14 +10,14 @@ from typing import Any
 
 from common.errors import RequestError
 from router.bad_words import packed_words
-from router.chat_api import parse_chat
-from router.helper_frames import Kind
+from router.helper_frames import CONVERSATIONS, Kind
 from router.id_lists import Parted, part
 from router.json_body import loads, values_of
 from router.model_info import ModelInfo
 from router.openai_api import CompletionRequest, parse
 from router.packed_requests import packed_answer, packed_or_error, packed_request
 from router.prompts import DEFAULT_MAX_TOKENS
+from router.responses_api import PARSERS
 from router.shapes import PromptText, Tokens
 from router.token_api import detokenize, tokenize
 from router.tokenizer import Tokenizer
@@ -49,9 +49,14 @@ def parse_ids(data: bytes, info: ModelInfo) -> CompletionRequest | None:
     return None if values is None else parse(values, info.name, info.vocab_size, info.eos_token_ids)
 
 
-def parse_chat_body(data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
-    """The same for a chat, whose prompt is a text then; in a process of its own, as it runs the model's template."""
-    return parse_chat(values_of(data), tokenizer, max_model_len)
+def parse_conversation(
+    data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind = Kind.CHAT
+) -> CompletionRequest:
+    """Do the same for a conversation, whose prompt is a text then.
+
+    Call in a process of its own, because it runs the model's template.
+    """
+    return PARSERS[kind](values_of(data), tokenizer, max_model_len)
 
 
 def answer(kind: Kind, data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:
@@ -105,8 +110,10 @@ def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind =
     def reply() -> bytes:
         if kind in ANSWERS:
             return packed_answer(answer(kind, data, tokenizer, max_model_len))
-        is_chat = kind is Kind.CHAT
-        parsed = parse_chat_body(data, tokenizer, max_model_len) if is_chat else parse_body(data, tokenizer.info)
+        if kind in CONVERSATIONS:
+            parsed = parse_conversation(data, tokenizer, max_model_len, kind)
+        else:
+            parsed = parse_body(data, tokenizer.info)
         return packed_request(tokenized(parsed, tokenizer, max_model_len))
 
     return packed_or_error(reply, len(data))

@@ -26,10 +26,12 @@ from router.route import Demand, Route
 from router.shapes import ChoiceTiming
 from router.text_keys import TextKeys
 
+ID_PREFIX = "cmpl-"
+
 
 def new_response_id() -> str:
-    """Server-made id of one HTTP response; its completions add `-<choice>`."""
-    return f"cmpl-{secrets.token_hex(8)}"
+    """Make the id of one HTTP response; its completions add `-<choice>`."""
+    return f"{ID_PREFIX}{secrets.token_hex(8)}"
 
 
 class State(Enum):
@@ -181,8 +183,14 @@ class Completion:
         num_before = 0 if self.route is None or self.route.is_local else 1
         return len(self.outputs) > self.first_index + num_before
 
+    @property
+    def may_be_handed_over(self) -> bool:
+        """Whether a prefill worker computes its prompt, and outputs may follow the first of this attempt."""
+        is_elsewhere = self.route is not None and not self.route.is_local
+        return is_elsewhere and not self.prompt_only and self.first_index + 1 < self.sampling.max_tokens
+
     def is_handed_over_by(self, worker: Member) -> bool:
-        """Whether that prefill worker has done all it had to: what is handed over outlives it, in its memory server."""
+        """Whether that prefill worker has offered the blocks: the memory server has that offer, whoever dies."""
         route = self.route
         if route is None or route.is_local or worker is not route.prefill:
             return False

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from common import options
 from common.config import Config
-from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
+from common.wire.handoff_messages import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
 from common.wire.memory_messages import MemoryMessage
 from common.wire.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, MemoryReport, WorkerEnded
 from common.wire.messages import (
@@ -56,6 +56,7 @@ from router.request_trace import make_request_trace
 from router.role_changes import RoleChanges
 from router.status_report import StatusReporter
 from router.tokenizer import load_tokenizer
+from router.unread import Unread
 from router.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Service:
         self.started_s = int(time.time())  # wall clock
         self.tokenizer = load_tokenizer(config.model, config.router.text_cache_bytes)
         self.bodies = Bodies(config.router)
+        self.unread = Unread(config.router.max_unread_bytes)
         self.reader = Reader(config, self.tokenizer)
         self.grammars = GrammarChecks(options.to_flags(config, ("model", "router", "log")))
         self.hub = AsyncHub(config.net)
@@ -100,15 +102,16 @@ class Service:
         self.metrics.registry.register(
             FleetMetrics(
                 self.pool, self.memory_servers, self.role_changes, self.dispatcher.queue_sizes,
-                lambda: self.hub.num_dropped,
+                lambda: self.hub.num_dropped, lambda: self.dispatcher.draining,
             )
         )  # fmt: skip
+        self.metrics.registry.register(self.unread)
         self.metrics.observe_texts(lambda: self.reader.text_counts)
         self.status = StatusReporter(
             self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics, incidents,
             has_chats=self.tokenizer.chat_template is not None,
         )  # fmt: skip
-        self._inquiries = Inquiries(config.net, self._send)
+        self._inquiries = Inquiries(config.net, self._send, self.dispatcher.find)
         self._clockwork: asyncio.Task[None] | None = None
 
     @property
@@ -133,9 +136,9 @@ class Service:
         if not self.tokenizer.cuts_texts:
             logger.info("it is not known where this tokenizer's texts may be cut: each is encoded from its beginning")
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and wait for what runs; False when some still ran after `timeout_s`."""
-        self.dispatcher.draining = True
+    async def drain(self, timeout_s: float, *, refuses: bool = True) -> bool:
+        """Wait for what runs, and take nothing new if it `refuses`; False when some still ran after `timeout_s`."""
+        self.dispatcher.draining, self.dispatcher.refusing = True, refuses
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while self.dispatcher.num_active and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(DRAIN_POLL_S)
@@ -210,8 +213,8 @@ class Service:
             case KVPathReport():
                 self._membership.on_path(message)
             case (
-                Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | Abort()
-                | Inquiry() | StillBound() | Knock() | KVEventsWanted()
+                Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | DecodeRequest()
+                | Abort() | Inquiry() | StillBound() | Knock() | KVEventsWanted()
                 | KVPoolExport() | KVProgress() | KVPathResult()
             ):  # fmt: skip
                 self.hub.refuse(identity, message, "only workers receive it")

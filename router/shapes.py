@@ -69,6 +69,12 @@ class ChoiceTiming(TypedDict):
     route: str  # why these workers
 
 
+class ResponseWarning(TypedDict):
+    code: Literal["keyword_dropped"]
+    message: str
+    param: str  # field of the request
+
+
 class CompletionBody(TypedDict):
     id: str
     object: Literal["text_completion"]
@@ -76,6 +82,7 @@ class CompletionBody(TypedDict):
     model: str
     choices: list[Choice]
     usage: Usage
+    warnings: NotRequired[list[ResponseWarning]]  # what texts are not held to
     timing: NotRequired[list[ChoiceTiming]]  # with the header X-Baton-Timing: 1
 
 
@@ -100,7 +107,6 @@ class CalledFunction(TypedDict):
 
 
 class ToolCall(TypedDict):
-    index: int
     id: str
     type: Literal["function"]
     function: CalledFunction
@@ -120,7 +126,6 @@ class ChatChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None
-    prompt_token_ids: NotRequired[list[int]]
     token_ids: NotRequired[list[int]]
 
 
@@ -131,6 +136,8 @@ class ChatBody(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: NotRequired[list[int]]
+    warnings: NotRequired[list[ResponseWarning]]  # what texts are not held to
     timing: NotRequired[list[ChoiceTiming]]
 
 
@@ -180,12 +187,13 @@ class Live(TypedDict):
     status: Literal["ok"]
 
 
-Status: TypeAlias = Literal["ok", "draining", "unavailable"]
+StatusName: TypeAlias = Literal["ok", "degraded", "draining", "unavailable"]
 
 
 class Health(TypedDict):
-    status: Status
-    missing: list[str]
+    version: str  # of the router
+    status: StatusName  # a completion is answered if it is ok or degraded
+    problems: list[str]  # why it is not ok
     workers: dict[str, list[dict[str, Any]]]
     kv_paths: list[dict[str, Any]]
     memory_servers: list[dict[str, Any]]
@@ -199,12 +207,15 @@ class StatusReport(TypedDict):
     has_chats: bool
     now_s: float  # wall clock
     up_s: float
-    status: Status
-    missing: list[str]
+    status: StatusName
+    problems: list[str]
     queued: int
     queued_prompt_tokens: int
     running: int
     phases: dict[str, int]
+    kv_usage: float  # of all KV blocks, those in use: 1 is full
+    longest: list[dict[str, Any]]  # requests under way, the oldest first
+    slowest: list[dict[str, Any]]  # of those that ended in the last five minutes, the longest first
     devices: list[dict[str, Any]]
     kv_paths: list[dict[str, Any]]  # of which there may be more
     num_kv_paths: int
@@ -215,6 +226,7 @@ class StatusReport(TypedDict):
 
 class Version(TypedDict):
     version: str
+    wire: str
 
 
 class Load(TypedDict):

@@ -5,10 +5,11 @@ import time
 from aiohttp import web
 
 from common.version import VERSION
+from common.wire.frames import WIRE_NAME
 from router import health
+from router.error_bodies import JSON
 from router.exposition import CONTENT_TYPE, exposition
 from router.http_request import SERVICE
-from router.responses import JSON
 from router.shapes import Live, Load, Version
 
 status_routes = web.RouteTableDef()
@@ -18,11 +19,11 @@ status_routes = web.RouteTableDef()
 @status_routes.get("/ping")
 @status_routes.get("/health")
 async def get_health(request: web.Request) -> web.Response:
-    """200 when requests can be served, else 503; the body says what is missing."""
+    """Answer 200 while completions are answered, in full or degraded, else 503; the body says what is wrong."""
     service = request.app[SERVICE]
     parts = service.pool, service.memory_servers, service.role_changes
     report = health.report(*parts, draining=service.dispatcher.draining, now_s=time.monotonic())
-    return web.json_response(report, status=200 if report["status"] == "ok" else 503)
+    return web.json_response(report, status=200 if report["status"] in ("ok", "degraded") else 503)
 
 
 @status_routes.get("/live")
@@ -41,8 +42,8 @@ async def get_metrics(request: web.Request) -> web.Response:
 
 @status_routes.get("/version")
 async def get_version(_: web.Request) -> web.Response:
-    """Baton's."""
-    version: Version = {"version": VERSION}
+    """The package and its commit, and which messages it speaks with workers: those of another wire are refused."""
+    version: Version = {"version": VERSION, "wire": WIRE_NAME}
     return web.json_response(version)
 
 

@@ -1,4 +1,4 @@
-"""What the status page shows, as JSON: who serves on which device, how busy, the last minutes, what went wrong.
+"""Tells the status page, as JSON, who serves on which device, how busy, the last minutes, what went wrong.
 
 Numbers, names of ours, of workers and of the model: no prompt, no text, nothing that a client said.
 """
@@ -12,7 +12,8 @@ from typing import Any
 from common.version import VERSION
 from common.wire.messages import SHARED_POOL, Role
 from router.dispatcher import Dispatcher
-from router.health import problems
+from router.fleet_metrics import kv_usage
+from router.health import status_of, told
 from router.history import PERIOD_S, History, Sample
 from router.incidents import Incidents
 from router.member import Member
@@ -20,7 +21,8 @@ from router.memory_servers import MemoryServer, MemoryServers
 from router.metrics import Metrics
 from router.model_info import ModelInfo
 from router.phases import Phase
-from router.shapes import Status, StatusReport
+from router.shapes import StatusReport
+from router.snapshot import Snapshot, Work, snapshot_of
 from router.worker_pool import WorkerPool
 
 KEPT_S = 0.5
@@ -44,7 +46,7 @@ class StatusReporter:
         has_chats: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.history = History(metrics, pool, dispatcher.queue_sizes, clock)
+        self.history = History(metrics, pool, memory_servers, dispatcher.queue_sizes, clock)
         self._info, self._pool, self._memory_servers = info, pool, memory_servers
         self._dispatcher, self._metrics, self._incidents = dispatcher, metrics, incidents
         self._has_chats, self._clock = has_chats, clock
@@ -59,10 +61,9 @@ class StatusReporter:
         return self._body
 
     def report(self, now_s: float) -> StatusReport:
-        """All of it."""
+        """Tell all of it, as it is at this moment; what workers say of themselves is as old as `heard_s`."""
         pool, is_draining = self._pool, self._dispatcher.draining
-        status: Status = "draining" if is_draining else "ok" if pool.is_ready() else "unavailable"
-        num_queued, num_queued_tokens, num_running = self._dispatcher.queue_sizes()
+        readiness, seen = pool.readiness, snapshot_of(self._dispatcher.active, now_s)
         paths = sorted(pool.paths, key=lambda path: not path.error)
         return {
             "version": VERSION,
@@ -71,13 +72,16 @@ class StatusReporter:
             "has_chats": self._has_chats,
             "now_s": time.time(),
             "up_s": round(now_s - self._started_s, 1),
-            "status": status,
-            "missing": problems(pool) if status == "unavailable" else [],
-            "queued": num_queued,
-            "queued_prompt_tokens": num_queued_tokens,
-            "running": num_running,
-            "phases": {phase.value: self._metrics.num_in[phase] for phase in Phase},
-            "devices": self._devices(now_s),
+            "status": status_of(readiness, draining=is_draining),
+            "problems": readiness.texts,
+            "queued": seen.queued,
+            "queued_prompt_tokens": seen.prompt_tokens,
+            "running": seen.running,
+            "phases": {phase.value: seen.phases[phase] for phase in Phase},
+            "kv_usage": round(kv_usage(pool, self._memory_servers), 4),
+            "longest": seen.longest,
+            "slowest": self._metrics.slowest.report(now_s),
+            "devices": self._devices(seen, now_s),
             "kv_paths": [
                 {
                     "prefill": path.prefill_worker_id,
@@ -96,7 +100,7 @@ class StatusReporter:
             ],
         }
 
-    def _devices(self, now_s: float) -> list[dict[str, Any]]:
+    def _devices(self, seen: Snapshot, now_s: float) -> list[dict[str, Any]]:
         """Each with its memory servers and workers; those of one GPU have its UUID at the end of their names."""
         devices: dict[str, dict[str, Any]] = {}
         workers = list(self._pool)
@@ -108,42 +112,27 @@ class StatusReporter:
             device = devices[server.ready.device.split()[-1]]
             device["memory_servers"].append(_memory_server(server, workers, now_s))
         for worker in sorted(workers, key=lambda worker: worker.id):
-            devices[worker.gpu]["workers"].append(self._worker(worker, now_s))
+            devices[worker.gpu]["workers"].append(self._worker(worker, seen.work[worker], now_s))
         return list(devices.values())
 
-    def _worker(self, worker: Member, now_s: float) -> dict[str, Any]:
+    def _worker(self, worker: Member, work: Work, now_s: float) -> dict[str, Any]:
         ready, beat, pace = worker.ready, worker.beat, self.history.pace(worker.connection)
         return {
             "id": worker.id,
-            "role": ready.role.name.lower(),
-            "state": _state(worker),
+            "role": worker.role_name,
+            "state": worker.state,
             "since_s": round(now_s - worker.joined_s, 1),
             "heard_s": round(now_s - worker.last_seen_s, 1),
             "version": ready.version,
             "pid": ready.pid,
-            "running": beat.num_running if beat else 0,
-            "waiting": beat.num_waiting if beat else 0,
-            "handoffs": beat.num_handoffs if beat else 0,
-            "assigned": worker.num_assigned if ready.role is Role.DECODE else worker.num_outstanding,
+            **asdict(work),
             "most_sequences": ready.max_num_seqs,
             "outstanding_prompt_tokens": worker.outstanding_tokens,
-            "used_blocks": worker.num_used_blocks,
-            "blocks": sum(ready.num_blocks),
             "step_age_s": round(beat.last_step_age_s, 1) if beat else 0.0,
             "step_ms": None if pace.step_ms is None else round(pace.step_ms, 2),
-            "tokens_per_s": round(pace.tokens_per_s, 1),
+            "tokens_per_s": round(pace.written_per_s if ready.role is Role.DECODE else pace.computed_per_s, 1),
             "busy": round(pace.busy, 3),
         }
-
-
-def _state(worker: Member) -> str:
-    if worker.silent:
-        return "silent"
-    if worker.draining:
-        return "draining"
-    if worker.in_reserve:
-        return "in reserve"
-    return "standing in" if worker.need is not None else "serving"
 
 
 def _memory_server(server: MemoryServer, workers: list[Member], now_s: float) -> dict[str, Any]:
@@ -160,4 +149,6 @@ def _memory_server(server: MemoryServer, workers: list[Member], now_s: float) ->
         "quarantined_blocks": beat.num_quarantined_blocks if beat else 0,
         "host_blocks": beat.num_host_blocks if beat else 0,
         "host_bytes": beat.host_bytes if beat else 0,
+        "gpu_percent": told(beat.gpu_percent) if beat else None,
+        "gpu_celsius": told(beat.gpu_celsius) if beat else None,
     }

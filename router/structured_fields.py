@@ -7,7 +7,7 @@ from typing import Any
 
 from common.errors import RequestError
 from router.grammar_source import NO_GRAMMAR, WHITESPACE, GrammarSource, Kind, nesting
-from router.json_fields import Field, Object, Table
+from router.json_fields import Field, Object, Table, given, without
 from router.json_rules import Boolean, OneOf, Only, Text, is_text, wrong
 
 MAX_SOURCE_CHARS = 65_536
@@ -19,15 +19,16 @@ ONE_ONLY = "one form at a time: response_format, structured_outputs or guided_..
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A rule: a JSON schema, or one as a string; gives it as text."""
+    """A rule: a JSON schema that is an object, or one as a string; gives it as text."""
 
     @property
     def wants(self) -> str:
-        return f"a JSON schema, at most {MAX_SOURCE_CHARS} characters and {MAX_NESTING} levels deep"
+        return f"a JSON schema as an object, at most {MAX_SOURCE_CHARS} characters and {MAX_NESTING} levels deep"
 
     @property
     def schema(self) -> dict[str, Any]:
-        return {"anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "string", "maxLength": MAX_SOURCE_CHARS}]}
+        """Without strings, of which only those are taken that are JSON."""
+        return {"type": "object"}
 
     def checked(self, name: str, value: Any) -> str:
         if isinstance(value, str) and len(value) > MAX_SOURCE_CHARS:
@@ -36,9 +37,12 @@ class Schema:
             schema = json.loads(value) if isinstance(value, str) else value
         except (ValueError, RecursionError):
             schema = None
-        if not isinstance(schema, dict | bool) or nesting(schema, MAX_NESTING) > MAX_NESTING:
+        if not isinstance(schema, dict) or nesting(schema, MAX_NESTING) > MAX_NESTING:
             raise wrong(name, value, self.wants)
-        text = json.dumps(schema, ensure_ascii=False)
+        try:
+            text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            raise wrong(name, value, f"{self.wants}, of finite numbers") from None
         if len(text) > MAX_SOURCE_CHARS or not is_text(text):
             raise wrong(name, value, f"{self.wants}, of valid Unicode")
         return text
@@ -66,6 +70,7 @@ class Choices:
         return json.dumps(value, ensure_ascii=False)
 
 
+STRICT_ABOUT = "true: a keyword that cannot be guaranteed is refused; else it is dropped, and `warnings` says so"
 SPACES_ABOUT = "a regular expression, between the parts of JSON; without it at most two spaces, or a line break and 20"
 SOURCE = Text(MAX_SOURCE_CHARS, min_chars=1)
 PATTERN = Text(MAX_PATTERN_CHARS)
@@ -73,11 +78,24 @@ JSON_SCHEMA = Table(
     Field("name", Text(64), None, "taken, without effect, as the next"),
     Field("description", Text()),
     Field("schema", Schema(), None, "with `json_schema`: by which the text is valid, unless `max_tokens` ends it"),
-    Field("strict", Boolean(), None, "taken, without effect: it is always strict"),
+    Field("strict", Boolean(), None, STRICT_ABOUT),
 )
+UNNESTED = "the same without `json_schema` around it"
+HAS_SCHEMA = given("schema", Schema().schema)
+"""In the object of which it is a field."""
 RESPONSE_FORMAT = Table(
     Field("type", OneOf(("text", "json_object", "json_schema")), None, "the text is JSON"),
     Field("json_schema", Object(JSON_SCHEMA)),
+    *(Field(name, field.rule, None, UNNESTED) for name, field in JSON_SCHEMA.fields.items()),
+    relations=[
+        {
+            "anyOf": [
+                given("type", {"enum": ["text", "json_object"]}),
+                {"allOf": [given("json_schema", {"type": "object"} | HAS_SCHEMA), without("schema")]},
+                {"allOf": [without("json_schema"), HAS_SCHEMA]},
+            ]
+        }
+    ],
 )
 STRUCTURED_OUTPUTS = Table(
     Field("json", Schema(), None, "the text is JSON by it; one of these at a time"),
@@ -97,7 +115,7 @@ STRUCTURED_OUTPUTS = Table(
     Field("structural_tag", Only()),
 )
 STRUCTURED_FIELDS = (
-    Field("response_format", Object(RESPONSE_FORMAT)),
+    Field("response_format", Object(RESPONSE_FORMAT, required="type")),
     Field("structured_outputs", Object(STRUCTURED_OUTPUTS)),
     Field("guided_json", Schema(), None, "older name of `structured_outputs.json`"),
     Field("guided_regex", SOURCE, None, "older name of `structured_outputs.regex`"),
@@ -129,11 +147,15 @@ def _sources(values: dict[str, Any]) -> Iterator[GrammarSource]:
         case "json_object":
             yield _any_object("response_format")
         case "json_schema":
-            field = "response_format.json_schema.schema"
-            schema = (form.get("json_schema") or {}).get("schema")
+            nested = form.get("json_schema")
+            if nested is not None and form.get("schema") is not None:
+                raise wrong("response_format.schema", "a schema", "none beside json_schema; leave one of them out")
+            said = form if nested is None else nested
+            schema = said.get("schema")
+            field = "response_format.schema" if nested is None and schema else "response_format.json_schema.schema"
             if schema is None:
                 raise RequestError(f"{field} is missing: send a JSON schema", param=field, code="missing_field")
-            yield GrammarSource("json", schema, field)
+            yield GrammarSource("json", schema, field, strict=bool(said.get("strict")))
     outputs = values["structured_outputs"] or {}
     for kind in KINDS:
         if outputs.get(kind) is not None:

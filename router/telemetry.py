@@ -14,7 +14,7 @@ from router.job import Job
 from router.journey import Arrival, Watcher
 from router.openai_api import CompletionRequest
 
-TRACED = ("/v1/completions", "/v1/chat/completions")
+TRACED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 GONE, GONE_STATUS = "client_closed_request", 499
 INSTALL = 'pip install -e ".[otel]" where the sources are'
 

@@ -4,16 +4,14 @@ It has the model's chat template and its special tokens, which the router tells 
 It ends when its stdin does. A template that takes too long, or too much memory, takes the process with it at worst.
 """
 
-from functools import partial
-
+from common.memory_limit import limit_memory
 from common.serving.settle import settle_memory
-from router.chat_api import parse_chat
 from router.chat_model import ChatModel, unpacked_model
-from router.helper_frames import MODEL, bodies, send
+from router.helper_frames import MODEL, Kind, bodies, send
 from router.helper_start import begun
 from router.json_body import values_of
-from router.memory_limit import limit_memory
 from router.packed_requests import packed_or_error, packed_request
+from router.responses_api import PARSERS
 
 MEMORY_BYTES = 64 << 20
 """Of a template, beside what the longest prompt takes."""
@@ -29,15 +27,14 @@ def main() -> None:
         model = unpacked_model(requests.read(num_bytes))
         settle_memory()
         limit_memory(MEMORY_BYTES + BYTES_PER_TOKEN * model.info.max_model_len)
-        for _, data, max_model_len in bodies(requests):
-            send(replies, written(data, model, max_model_len))
+        for kind, data, max_model_len in bodies(requests):
+            send(replies, written(kind, data, model, max_model_len))
 
 
-def written(data: bytearray, model: ChatModel, max_model_len: int) -> bytes:
-    """A chat's request, whose prompt is a text; packed, as a RequestError is."""
+def written(kind: Kind, data: bytearray, model: ChatModel, max_model_len: int) -> bytes:
+    """Make the request of a conversation, whose prompt is a text; packed, as a RequestError is."""
     num_bytes = len(data)
-    read = partial(parse_chat, model=model, max_model_len=max_model_len)
-    return packed_or_error(lambda: packed_request(read(values_of(data))), num_bytes)
+    return packed_or_error(lambda: packed_request(PARSERS[kind](values_of(data), model, max_model_len)), num_bytes)
 
 
 if __name__ == "__main__":

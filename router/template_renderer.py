@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import RequestError
-from router.chat_template import template_error
+from router.chat_template import NOTHING, template_error
 from router.json_rules import is_text, shown
 
 RENDER_CPU_S = 2.0
@@ -40,12 +40,15 @@ class TemplateRenderer:
         options: Mapping[str, Any],
         max_chars: int,
         tools: Sequence[Any] = (),
+        wishes: Mapping[str, Any] = NOTHING,
     ) -> str:
-        """The prompt; raises RequestError (400) with the reason for a template that gives none.
+        """Write the prompt; raises RequestError (400) with the reason for a template that gives none.
 
-        `options` are further variables, all of which the template has to know. Call in the main thread.
+        `options` are further variables, all of which the template has to know. Call in the main thread. `wishes` are
+        variables, too, without effect in a template that does not know them.
         """
-        variables = {**self._special_tokens, "messages": messages, **options} | ({"tools": tools} if tools else {})
+        variables = {**wishes, **self._special_tokens, "messages": messages, **options}
+        variables |= {"tools": tools} if tools else {}
         try:
             with _cpu_time(RENDER_CPU_S):
                 self._check_known(options)

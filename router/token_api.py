@@ -8,15 +8,18 @@ from typing import Any
 from common.config import MAX_TOKENS
 from common.errors import RequestError
 from router.chat_api import write_prompt
-from router.chat_fields import CHAT_FIELDS
+from router.chat_fields import CHAT_FIELDS, ONE_BEGINNING, TAKEN
 from router.json_fields import Field, Table
-from router.json_rules import Boolean, Text
+from router.json_rules import Anything, Boolean, Text
 from router.openai_api import check_model, json_object
 from router.prompts import Encoding, TokenIdList, check_vocabulary
+from router.server_rules import ModelName
 from router.shapes import PromptText, Tokens
 from router.tokenizer import Tokenizer
 
-MODEL = Field("model", Text(), None, "the served model's name; another one is a 404")
+TOLD = ("count", "max_model_len", "token_strs")
+"""Fields that an answer of /tokenize has beside its tokens."""
+MODEL = Field("model", ModelName(), None, "the served model's name; another one is a 404")
 STRINGS = Field("return_token_strs", Boolean(), False, "`token_strs`, each token as the vocabulary writes it")
 
 TOKENIZE_FIELDS = Table(
@@ -31,12 +34,17 @@ TOKENIZE_CHAT_FIELDS = Table(
         CHAT_FIELDS.fields[name]
         for name in (
             "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
-            "add_special_tokens", "tools", "tool_choice", "chat_template",
+            "add_special_tokens", "tools", "tool_choice", "reasoning_effort", "chat_template",
         )
     ),
     STRINGS,
+    relations=[ONE_BEGINNING],
 )  # fmt: skip
-DETOKENIZE_FIELDS = Table(MODEL, Field("tokens", TokenIdList(MAX_TOKENS), None, "required"))
+DETOKENIZE_FIELDS = Table(
+    MODEL,
+    Field("tokens", TokenIdList(MAX_TOKENS), None, "required"),
+    *(Field(name, Anything(), None, f"{TAKEN}: an answer of /tokenize may be sent as it is") for name in TOLD),
+)
 
 
 def is_chat(body: Any) -> bool:

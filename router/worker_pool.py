@@ -21,6 +21,8 @@ from router.member import NO_TRANSPORT, Member
 from router.own_prompts import own_route
 from router.pairing import Pairing
 from router.prefix_map import PrefixMap
+from router.readiness import Readiness, readiness_of
+from router.readiness_log import ReadinessLog
 from router.route import Demand, Route
 from router.standby import Standbys
 
@@ -55,8 +57,7 @@ class WorkerPool:
         self._paths = KVPaths(self.get)
         self._turn = 0
         self._clock = clock
-        self._was_paired = False
-        self._was_ready = False
+        self._readiness_log = ReadinessLog(clock)
         self.prefixes = PrefixMap(clock)
         self.standbys = Standbys(self._paths.is_proven, clock)
 
@@ -136,7 +137,6 @@ class WorkerPool:
         worker = self.get(report.worker_id, report.epoch)
         if worker is None or worker.ready.role is not Role.DECODE or not self._paths.note(report):
             return False
-        self._was_paired |= not report.error
         self._review(f"the KV path {report.prefill_worker_id} -> {report.worker_id} was tried")
         return True
 
@@ -146,6 +146,7 @@ class WorkerPool:
         Those half way there are marked: when many die at once, one's requests must not go to the next.
         """
         lost = []
+        self._readiness_log.check()
         for worker in self:
             silence_s = now_s - worker.last_seen_s
             if worker.silent != (silence_s > self._net.worker_timeout_s / 2):
@@ -219,17 +220,10 @@ class WorkerPool:
         """Most tokens, prompt and outputs together, of a completion that some worker takes."""
         return max((worker.ready.max_model_len for worker in self._takers(Role.DECODE)), default=0)
 
-    def is_usable(self) -> bool:
-        """Some route exists, be it busy or not."""
-        return bool(self._takers(Role.DECODE))
-
-    def is_ready(self) -> bool:
-        """Usable, and not merely because the prefill workers are still on their way.
-
-        Once a pair has met, decode workers that lost their last prefill worker are worth sending to.
-        """
-        handing_nothing_off = any(worker.ready.transport == NO_TRANSPORT for worker in self._takers(Role.DECODE))
-        return self.is_usable() and (self._was_paired or handing_nothing_off)
+    @property
+    def readiness(self) -> Readiness:
+        """Whether a completion would be answered now, be the workers busy or not."""
+        return readiness_of(self._workers.values(), self._paths)
 
     def awaits_trial(self, demand: Demand) -> bool:
         """Whether a trial would have a pair with room, but for what is unproven there, and no other is going on."""
@@ -288,11 +282,7 @@ class WorkerPool:
 
     def _review(self, cause: str) -> None:
         self.standbys.review(self._workers.values(), cause)
-        if self.is_ready() and not self._was_ready:
-            logger.info("requests are served since %s", cause)
-        elif self._was_ready and not self.is_ready():
-            logger.warning("no request is served since %s; they wait, for router.worker_wait_s at most", cause)
-        self._was_ready = self.is_ready()
+        self._readiness_log.note(self.readiness, cause)
 
     def _takers(self, role: Role) -> list[Member]:
         """Workers of one role that take new work; a prefill worker that hands nothing off is of no use."""

@@ -12,6 +12,8 @@ from common.wire.pool_shape import PoolShape, are_enough, shown
 class BlockAllocator:
     """Of a pool of this worker's own: all or nothing, and every id but the proof blocks is free or has one owner."""
 
+    is_short = False
+
     def __init__(self, shape: PoolShape) -> None:
         if min(shape.num_blocks) < 2:
             counts = shown(shape.num_blocks)

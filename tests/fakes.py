@@ -19,7 +19,7 @@ from common.config import NetSection
 from common.errors import ErrorCode
 from common.serving.inquiry import answer
 from common.wire.endpoints import AUTO, resolved
-from common.wire.handoff_messages import KVPathResult, KVPoolExport
+from common.wire.handoff_messages import DecodeRequest, KVPathResult, KVPoolExport
 from common.wire.memory_messages import KVOffer
 from common.wire.messages import (
     Abort,
@@ -208,7 +208,7 @@ class FakeWorker:
                     self._router.send(self._failed(message, code))
                 elif not self.mute:
                     self._prefill(message)
-            case Abort() | PeerGone() | DecodePeer():
+            case DecodeRequest() | Abort() | PeerGone() | DecodePeer():
                 self._note(message)
             case Welcome() | StillBound() | Knock():
                 pass
@@ -271,14 +271,14 @@ class FakeWorker:
                     )
                 )
 
-    def _sequence(self, request: PrefillRequest | KVOffer) -> FakeSequence:
+    def _sequence(self, request: PrefillRequest | DecodeRequest) -> FakeSequence:
         last = unpack_ids(request.token_ids)[-1]
         return FakeSequence(request.request_id, request.attempt, last, request.num_outputs, request.sampling)
 
     def _open(self) -> None: ...
     def _close(self) -> None: ...
     def _work(self) -> None: ...
-    def _note(self, message: Abort | PeerGone | DecodePeer) -> None: ...
+    def _note(self, message: DecodeRequest | Abort | PeerGone | DecodePeer) -> None: ...
     def _prefill(self, request: PrefillRequest) -> None: ...
 
 
@@ -294,7 +294,7 @@ class FakePrefill(FakeWorker):
         for peer in self._peers.values():
             peer.close()
 
-    def _note(self, message: Abort | PeerGone | DecodePeer) -> None:
+    def _note(self, message: DecodeRequest | Abort | PeerGone | DecodePeer) -> None:
         if isinstance(message, DecodePeer):
             if message.worker_id in self._peers:
                 self._peers.pop(message.worker_id).close()
@@ -315,9 +315,7 @@ class FakePrefill(FakeWorker):
                 request.decode_epoch,
                 request_id=request.request_id,
                 attempt=request.attempt,
-                token_ids=request.token_ids + pack_ids([sequence.last]),
-                num_outputs=sequence.num_outputs,
-                sampling=request.sampling,
+                token_id=sequence.last,
                 block_ids=pack_ids([1]),
                 generations=pack_ids([1]),
                 num_sealed=0,
@@ -325,6 +323,10 @@ class FakePrefill(FakeWorker):
                 digest=b"",
             )
             self._peers[request.decode_worker_id].send(offer)
+
+
+def _is_aborted(sequence: FakeSequence, abort: Abort) -> bool:
+    return sequence.request_id == abort.request_id and sequence.attempt <= abort.attempt
 
 
 class FakeDecode(FakeWorker):
@@ -342,18 +344,19 @@ class FakeDecode(FakeWorker):
         self._hub = Hub(self._context, self.net, free_endpoint())
         self._ready_fields.setdefault("handoff_endpoint", self._hub.endpoint)
         self.running: list[FakeSequence] = []
+        self.announced: dict[tuple[str, int], FakeSequence] = {}
+        self.offered: dict[tuple[str, int], int] = {}  # the first token of each
         self._next_step_s = 0.0
 
     def _close(self) -> None:
         self._hub.close()
 
-    def _note(self, message: Abort | PeerGone | DecodePeer) -> None:
-        if isinstance(message, Abort):
-            self.running = [
-                sequence
-                for sequence in self.running
-                if sequence.request_id != message.request_id or sequence.attempt > message.attempt
-            ]
+    def _note(self, message: DecodeRequest | Abort | PeerGone | DecodePeer) -> None:
+        if isinstance(message, DecodeRequest):
+            self.announced[message.request_id, message.attempt] = self._sequence(message)
+        elif isinstance(message, Abort):
+            self.running = [sequence for sequence in self.running if not _is_aborted(sequence, message)]
+            self.announced = {key: each for key, each in self.announced.items() if not _is_aborted(each, message)}
 
     def _work(self) -> None:
         for identity, message in self._hub.receive():
@@ -375,7 +378,11 @@ class FakeDecode(FakeWorker):
                     )
                 )
             elif isinstance(message, KVOffer):
-                self.running.append(self._sequence(message))
+                self.offered[message.request_id, message.attempt] = message.token_id
+        for key in self.announced.keys() & self.offered.keys():
+            self.running.append(self.announced.pop(key))
+            self.running[-1].last = self.offered.pop(key)
+            self.running[-1].num_outputs += 1
         going = [sequence for sequence in self.running if sequence.num_outputs < self.most_outputs]
         if going and not self.mute and time.monotonic() >= self._next_step_s:
             held = [sequence for sequence in self.running if sequence.num_outputs >= self.most_outputs]

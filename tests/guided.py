@@ -3,13 +3,38 @@
 import json
 import random
 import string
+from collections.abc import Collection, Sequence
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import numpy as np
+
+from common.grammar.follower import Outcome
+from common.grammar.grammars import Grammars
+from common.grammar.records import Kind, Masks, mask_bytes_of
+from common.grammar.text_matcher import TextMatcher
 
 DEMO_MODEL = Path(__file__).parents[1] / "deploy" / "demo_model"
 LETTERS = string.ascii_letters + 'äßé你好привет🎉"\\/\n\t\u0007 '
+
+
+class TextFollower:
+    """Follows one text in this process."""
+
+    def __init__(self, grammar: str, stop_token_ids: Collection[int] = ()) -> None:
+        self.grammar, self.stop_token_ids = grammar, stop_token_ids
+        self.text: TextMatcher | None = None
+
+    def follow(self, grammars: Grammars, token_ids: Sequence[int]) -> Outcome:
+        if self.text is None:
+            self.text = TextMatcher(grammars, grammars.compile(self.grammar), self.stop_token_ids)
+        masks = Masks(mmap(-1, mask_bytes_of(grammars.vocab)), mask_bytes_of(grammars.vocab))
+        kind, told = self.text.follow(token_ids, masks, 0)
+        if kind is Kind.MASK:
+            return Outcome(np.frombuffer(masks.read(0), np.int32))
+        return Outcome(is_over=kind is Kind.OVER, problem=told)
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:

@@ -9,21 +9,20 @@ from typing import cast
 from common.memory.shared_pool import OfPrompt, SharedPool
 from common.wire.memory_messages import KVOffer
 from common.wire.packing import pack_ids
-from common.wire.sampling_params import SamplingParams
 from tests.allocator import BlockAllocator
 
 
 class LonePool:
     """Stands in for `SharedPool`; a test puts what it is told into `arriving`."""
 
-    pool_id, num_done, problem, is_sending = 7, 0, "", False
+    pool_id, num_done, problem, is_sending, is_behind, is_tainted = 7, 0, "", False, False, False
     client = SimpleNamespace(path=Path("/nowhere/memory.sock"))
 
     def __init__(self, allocator: BlockAllocator) -> None:
         self.magazine = allocator
         self.offered: list[KVOffer] = []
         self.arriving: list[OfPrompt] = []
-        self.is_busy = False  # as it was last told
+        self.is_busy = self._is_told = False  # as it was last told, and that there is a problem
         self._descriptor = os.eventfd(0)  # at which nothing ever arrives
 
     @property
@@ -38,22 +37,23 @@ class LonePool:
         self,
         target: tuple[str, int],
         key: tuple[str, int],
-        token_ids: Sequence[int],
-        num_outputs: int,
-        sampling: SamplingParams,
+        token_id: int,
         block_ids: Sequence[int],
         chain: tuple[bytes, bytes] = (b"", b""),
     ) -> bool:
-        tokens, ids = pack_ids(token_ids), pack_ids(block_ids)
+        ids = pack_ids(block_ids)
         generations = self.magazine.release(block_ids).tobytes()
-        self.offered.append(KVOffer(*target, *key, tokens, num_outputs, sampling, ids, generations, 0, *chain))
-        return True
+        self.offered.append(KVOffer(*target, *key, token_id, ids, generations, 0, *chain))
+        return not self.problem
+
+    def receive_offer(self, offer: KVOffer) -> None: ...
 
     def tend(self, level: int, floor: int, *, is_busy: bool = False) -> None:
         self.is_busy = is_busy
 
     def take_problem(self) -> str:
-        return ""
+        told, self._is_told = self._is_told, bool(self.problem)
+        return "" if told else self.problem
 
     def fileno(self) -> int:
         return self._descriptor

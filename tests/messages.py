@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from common.wire.handoff_messages import KVPoolExport
+from common.wire.handoff_messages import DecodeRequest, KVPoolExport
 from common.wire.memory_messages import KVOffer
 from common.wire.messages import Heartbeat, KVPathReport, PrefillRequest, Role, WorkerReady
 from common.wire.packing import pack_ids
@@ -47,19 +47,26 @@ def prefill_request(request_id: str, token_ids: Iterable[int], **fields: Any) ->
     """A prompt for decode worker `d`."""
     ordinary: dict[str, Any] = {
         "attempt": 0, "num_outputs": 0, "sampling": SamplingParams(), "decode_worker_id": "d", "decode_epoch": 1,
-        "whole_gpu": False, "priority": 0, "turn": 0, "num_prompt_logprobs": 0, "first_scored": 0, "salt": b"",
-        "holder_worker_id": "", "holder_epoch": 0, "most_tokens": 0,
+        "whole_gpu": False, "priority": 0, "turn": 0, "client": 0, "num_prompt_logprobs": 0, "first_scored": 0,
+        "salt": b"", "holder_worker_id": "", "holder_epoch": 0, "most_tokens": 0,
     }  # fmt: skip
     return PrefillRequest(request_id=request_id, token_ids=pack_ids(token_ids), **ordinary | fields)
 
 
-def kv_offer(request_id: str, token_ids: Iterable[int], block_ids: Iterable[int], **fields: Any) -> KVOffer:
-    """To decode worker `d`; every block is of the generation that is its number."""
+def decode_request(request_id: str, token_ids: Iterable[int], **fields: Any) -> DecodeRequest:
+    """Announce a prompt to a decode worker."""
+    ordinary: dict[str, Any] = {
+        "attempt": 0, "num_outputs": 0, "sampling": SamplingParams(), "priority": 0, "client": 0,
+    }  # fmt: skip
+    return DecodeRequest(request_id=request_id, token_ids=pack_ids(token_ids), **ordinary | fields)
+
+
+def kv_offer(request_id: str, block_ids: Iterable[int], **fields: Any) -> KVOffer:
+    """Offer blocks to decode worker `d`; every block is of the generation that is its number."""
     ids = pack_ids(block_ids)
     ordinary: dict[str, Any] = {
-        "decode_worker_id": "d", "decode_epoch": 1, "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(),
-        "token_ids": pack_ids(token_ids), "block_ids": ids, "generations": ids, "num_sealed": 0,
-        "root": b"", "digest": b"",
+        "decode_worker_id": "d", "decode_epoch": 1, "attempt": 0, "token_id": 7,
+        "block_ids": ids, "generations": ids, "num_sealed": 0, "root": b"", "digest": b"",
     }  # fmt: skip
     return KVOffer(request_id=request_id, **ordinary | fields)
 

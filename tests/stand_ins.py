@@ -42,7 +42,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         workers = [{"id": id, "pid": pid, "device": "cpu", "transport": "none", "standby": None}
                    for id, pid in pids().items()]
-        body = {"status": "ok", "missing": [], "workers": {"decode": workers}, "kv_paths": []}
+        body = {"status": "ok", "problems": [], "workers": {"decode": workers}, "kv_paths": []}
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
@@ -51,6 +51,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in name else leave)
 if name == "router":
     http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[3])), Handler).serve_forever()

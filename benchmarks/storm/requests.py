@@ -9,6 +9,16 @@ VERSE = (
     "ROMEO:\nBut soft, what light through yonder window breaks? It is the east, and Juliet is the sun. "
     "Arise, fair sun, and kill the envious moon, who is already sick and pale with grief.\n"
 )
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer"},
+        "wise": {"type": "boolean"},
+    },
+    "required": ["name", "age", "wise"],
+    "additionalProperties": False,
+}
 MAX_TOKEN_ID = 2000
 TOO_MANY_TOKENS = 1 << 18
 JSON_TYPE = "application/json"
@@ -65,6 +75,16 @@ REFUSABLE = (
     Refusable(json.dumps({"prompt": [1] * TOO_MANY_TOKENS}).encode(), 400),
 )
 
+HOSTILE = "start: e\ne: e e | e e e | /[a-z]/ | /[ ,.;\\n]/"
+"""A grammar under which each token takes longer than the last."""
+DEAD_END = "grammar_dead_end"
+
+
+def make_hostile(seed: int) -> Case:
+    """A request that is ended for what its grammar takes, or whose client leaves before."""
+    fields = {"temperature": 1, "seed": seed, "n": 4, "max_tokens": 200, "ignore_eos": True}
+    return Case("hostile", {"prompt": "x", "structured_outputs": {"grammar": HOSTILE}, **fields})
+
 
 def make_cases(seed: int, max_model_len: int) -> list[Case]:
     """A mix of lengths and kinds; all are greedy but for the seeded ones, so each has one right answer."""
@@ -87,5 +107,7 @@ def make_cases(seed: int, max_model_len: int) -> list[Case]:
     cases += [case("stop strings", VERSE, 200, 200, stop=["the", "\n"], ignore_eos=False)]
     cases += [case("a late stop", VERSE[:40], 200, 200, stop=[".\n\n"], ignore_eos=False)]
     cases += [case("seeded", ids(10, 60), 40, 80, temperature=0.8, top_p=0.9, seed=n, n=2) for n in range(2)]
+    cases += [case("regex", ids(10, 60), 20, 60, structured_outputs={"regex": "([a-z]{1,9}[ ,.])*"}, n=2)]
+    cases += [case("schema", VERSE, 60, 60, structured_outputs={"json": SCHEMA}) for _ in range(2)]
     cases += [case("urgent", ids(100, 200), 5, 20, priority=-1)]
     return cases

@@ -15,6 +15,7 @@ from common.kernels.gather_blocks import gather_blocks
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
 from common.kv.transport import check_size, pairs_by_group
+from common.memory import ipc_handle
 from common.memory.client import PoolClaim
 
 
@@ -22,14 +23,14 @@ class CudaPeerPool:
     """A peer's device memory, mapped."""
 
     def __init__(self, claim: PoolClaim, worker_id: str, device: torch.device) -> None:
-        if len(claim.handle) != 64:
-            raise TransferFailed(f"pool of worker {worker_id}: a CUDA IPC handle of {len(claim.handle)} bytes, not 64")
+        try:
+            handle = ipc_handle.from_bytes(claim.handle)
+        except ValueError as error:
+            raise TransferFailed(f"pool of worker {worker_id}: {error}") from None
         torch.cuda.set_device(device)
         self.device = device
         self.shape = claim.shape
         self.stream = torch.cuda.Stream(device)
-        handle = runtime.cudaIpcMemHandle_t()
-        handle.reserved = claim.handle
         status, self.address = runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)
         if status != runtime.cudaError_t.cudaSuccess:
             raise TransferFailed(

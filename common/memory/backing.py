@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from common.memory.gpu_gauge import GpuUse
+
 
 class Memory(Protocol):
     """Some bytes that this process owns."""
@@ -110,6 +112,10 @@ class Backing(Protocol):
 
     def free_bytes(self) -> int:
         """That the device has left."""
+        ...
+
+    def use(self) -> GpuUse:
+        """How busy and how warm the device is, as it was read last; takes no time."""
         ...
 
     def allocate(self, num_bytes: int) -> Memory:

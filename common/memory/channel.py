@@ -6,6 +6,7 @@ Never waits: what cannot be sent yet is kept, up to a bound, and what has not al
 import array
 import os
 import socket
+import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -21,6 +22,7 @@ READ_AT_ONCE_BYTES = 4 * READ_BYTES
 MAX_UNSENT_BYTES = 4 * MAX_FRAME_BYTES
 """Who reads none of so much is gone."""
 MAX_DESCRIPTORS = 16
+_CREDENTIALS = struct.Struct("3i")
 
 
 class Gone(Exception):
@@ -137,3 +139,11 @@ class Channel:
 def _brings_one(message: Message) -> bool:
     """Whether a descriptor comes along."""
     return isinstance(message, MemoryHello) or (isinstance(message, WeightsRegion | PoolRegion) and not message.handle)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of who connected, or listens, at the other end of a unix socket."""
+    process, user, group = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return process, user, group

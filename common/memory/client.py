@@ -162,6 +162,11 @@ class MemoryClient:
         """Whether something could not be sent at once: `receive` goes on with it."""
         return self.connection.is_sending
 
+    @property
+    def num_unsent_bytes(self) -> int:
+        """How much could not be sent at once."""
+        return self.connection.channel.num_unsent_bytes
+
     def fileno(self) -> int:
         return self.connection.fileno()
 

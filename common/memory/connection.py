@@ -1,5 +1,7 @@
 """A worker's end of a connection to a memory server, at home or as a guest: it greets, and never waits."""
 
+import errno
+import os
 import select
 import socket
 import threading
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import ConfigError, MemoryLost
-from common.memory.channel import Channel, Gone
+from common.memory.channel import Channel, Gone, peer_of
 from common.wire.memory_messages import MemoryHello, MemoryMessage, MemoryRefused, MemoryVisit
 from common.wire.messages import Message
 
@@ -79,11 +81,15 @@ class Connection:
 
 
 def _connected(path: Path) -> socket.socket:
+    """Raises OSError, PermissionError where another user is there, who would get weights and prompts."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:
         connection.connect(str(path))
-    except OSError:
+        _, user, _ = peer_of(connection)
+        if user != os.getuid():
+            raise PermissionError(errno.EPERM, f"a process of user {user} is there")
+    except BaseException:
         connection.close()
         raise
     return connection

@@ -5,8 +5,10 @@ from contextlib import suppress
 from typing import Any
 
 from common.errors import ConfigError, MemoryShort
+from common.memory import ipc_handle
 from common.memory.backing import HostPiece, Memory, gb
 from common.memory.cuda_copies import CudaCopies, pinned_piece
+from common.memory.gpu_gauge import GpuGauge, GpuUse
 from common.memory.vigil import gpu_awake_s
 
 ALIGNMENT_BYTES = 2 * 1024 * 1024
@@ -36,12 +38,16 @@ class CudaBacking:
         _, properties = runtime.cudaGetDeviceProperties(index)
         self.device_uuid = str(uuid.UUID(bytes=properties.uuid.bytes))
         self.device = f"cuda:{index} {properties.name.decode()} {self.device_uuid}"
+        self._gauge = GpuGauge(self.device_uuid)
         with suppress(MemoryShort):  # and say now if this GPU cannot share its memory
             self.allocate(ALIGNMENT_BYTES).close()
 
     def free_bytes(self) -> int:
         _, free, _ = self.runtime.cudaMemGetInfo()
         return int(free)
+
+    def use(self) -> GpuUse:
+        return self._gauge.now
 
     def allocate(self, num_bytes: int) -> Memory:
         padded = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -71,7 +77,7 @@ class CudaMemory:
         if status != runtime.cudaError_t.cudaSuccess:
             self.close()
             raise ConfigError(f"cudaIpcGetMemHandle: {status.name}; this GPU cannot share its memory between processes")
-        self.handle = bytes(handle.reserved)
+        self.handle = ipc_handle.to_bytes(handle)
 
     def write(self, offset: int, data: bytes | bytearray) -> None:
         kind = self.runtime.cudaMemcpyKind.cudaMemcpyHostToDevice

@@ -2,7 +2,7 @@
 
     offered ──accept──▶ claimed, for as long as it is pulled ──free──▶ the server's
        └──decline──▶ the server's                                        ▲
-    looked for ──PrefixFound──▶ read, for as long as it is pulled ──free─┘
+    looked for ──PromptBlocks──▶ read, for as long as it is pulled ──free─┘
 
 What was pulled counts only if the connection stands when the pull is over: with its end the claims are void, and the
 blocks may be another's.
@@ -24,18 +24,19 @@ from common.wire.memory_messages import (
     KVAccepted,
     KVDeclined,
     KVOffer,
+    KVReceived,
     MemoryKnock,
     MemoryMessage,
     MemoryTainted,
     MemoryVisit,
     PoolRegion,
-    PrefixFound,
-    PrefixWanted,
+    PromptBlocks,
+    PromptWanted,
 )
 from common.wire.messages import Message
 from common.wire.pool_shape import PoolShape, shown
 
-OfGuest = KVOffer | PrefixFound
+OfGuest = KVOffer | PromptBlocks
 """What a memory server tells a guest of blocks that it may read."""
 
 
@@ -94,6 +95,10 @@ class Guest:
         if silence := self._pulse.silence:
             self._lose(silence)
 
+    def receive_offer(self, offer: KVOffer) -> None:
+        """Own the request of an offer; its blocks stay the server's."""
+        self._send(KVReceived(offer.request_id, offer.attempt))
+
     def accept(self, offer: KVOffer) -> None:
         """Claim the blocks of an offer; then they are what they are until they are freed, or the connection ends."""
         self._send(KVAccepted(offer.request_id, offer.attempt))
@@ -102,12 +107,9 @@ class Guest:
         """Let others have the blocks of an offer."""
         self._send(KVDeclined(offer.request_id, offer.attempt))
 
-    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes], block_us: int = 0) -> None:
-        """Ask for the blocks of a text, from the first of these on, that are there: a `PrefixFound` is the answer.
-
-        Those in host memory are restored if computing them, which takes `block_us` each, would take longer.
-        """
-        self._send(PrefixWanted(request_id, attempt, pack_keys(digests), block_us))
+    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes]) -> None:
+        """Ask for the blocks of a text, from the first of these on, that are there: a `PromptBlocks` is the answer."""
+        self._send(PromptWanted(request_id, attempt, pack_keys(digests), block_us=0, num_blocks=0, priority=0))
 
     def free(self, said: OfGuest) -> None:
         """Nothing here reads the blocks of an accepted offer, or what was found, any more."""
@@ -132,7 +134,7 @@ class Guest:
         if descriptor is not None and self.claim is not None:
             os.close(descriptor)
         match message:
-            case KVOffer() | PrefixFound():
+            case KVOffer() | PromptBlocks():
                 self._said.append(message)
             case PoolRegion() if self.claim is None:
                 self.claim = self._claimed(message, descriptor)

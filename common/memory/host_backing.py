@@ -12,6 +12,7 @@ import numpy as np
 
 from common.errors import MemoryShort
 from common.memory.backing import CopyFailed, HostPiece, Memory, Run, gb
+from common.memory.gpu_gauge import GpuUse
 from common.memory.host_ram import meminfo
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in every Python's fcntl
@@ -29,6 +30,9 @@ class HostBacking:
 
     def free_bytes(self) -> int:
         return meminfo("MemAvailable")
+
+    def use(self) -> GpuUse:
+        return GpuUse()
 
     def allocate(self, num_bytes: int) -> Memory:
         if num_bytes > (available := self.free_bytes()):

@@ -9,7 +9,6 @@ there in the end, and who wants the same waits for the same copies.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,14 +16,7 @@ from common.memory.backing import Copy
 from common.memory.block_index import TIER
 from common.memory.host_slots import HostSlots
 from common.memory.host_traffic import MAX_AHEAD, Traffic
-from common.wire.memory_messages import PrefixWanted
-
-
-class Question(NamedTuple):
-    """A worker's, answered when what it waits for is there."""
-
-    client: int
-    message: PrefixWanted
+from common.memory.pool import Want
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +27,7 @@ class Restore:
     slots: np.ndarray  # [num_blocks] intp, as are `block_ids`
     block_ids: np.ndarray  # which are the tier's, to be written
     before: np.ndarray  # what the text begins with, which the tier reads: [num_before] intp
-    questions: list[Question] = field(default_factory=list)
+    wants: list[Want] = field(default_factory=list)  # that wait for it
     num_begun: int = 0
     num_over: int = 0
 
@@ -53,10 +45,10 @@ class Restores:
         self.of_key: dict[bytes, Restore] = {}
         self.coming: deque[tuple[Copy, Restore, int]] = deque()  # copies, each of so many blocks
 
-    def add(self, keys: Sequence[bytes], slots: np.ndarray, before: np.ndarray, question: Question) -> None:
+    def add(self, keys: Sequence[bytes], slots: np.ndarray, before: np.ndarray, want: Want) -> None:
         """What is in these slots is wanted, behind blocks that the tier reads."""
         block_ids = self.index.lease(TIER, (len(slots),))
-        restore = Restore(list(keys[: len(slots)]), slots, block_ids, before, [question])
+        restore = Restore(list(keys[: len(slots)]), slots, block_ids, before, [want])
         self.slots.hold(slots)
         self.of_key.update(dict.fromkeys(restore.keys, restore))
         self.going_on.append(restore)

@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,12 +16,12 @@ from common.memory.backing import Backing, Copies, CopyFailed
 from common.memory.block_index import TIER
 from common.memory.host_departures import Departures
 from common.memory.host_ram import ram_bytes
-from common.memory.host_restores import Question, Restore, Restores
+from common.memory.host_restores import Restore, Restores
 from common.memory.host_room import HostRoom
 from common.memory.host_slots import HostSlots
 from common.memory.host_traffic import Traffic
 from common.memory.host_worth import is_worth_copying
-from common.memory.pool import Pool
+from common.memory.pool import Pool, Want
 from common.memory.sealed_blocks import unpacked
 from common.memory_sections import MemorySection
 from common.wire.fields import KEY_BYTES, MAX_INT32
@@ -33,16 +32,6 @@ logger = logging.getLogger(__name__)
 
 IDLE_S = 20.0
 """After which there is host memory even if nothing was sealed: its workers have started, which pinning holds up."""
-
-
-class Parked(NamedTuple):
-    """What is here of a text."""
-
-    num_blocks: int
-    is_coming: bool  # some of it is restored: ask again when that is over
-
-
-NOTHING, COMING = Parked(0, is_coming=False), Parked(0, is_coming=True)
 
 
 class Served:
@@ -152,32 +141,31 @@ class HostTier:
             self.room.begin()
             self.served.departures.add(unpacked(keys))
 
-    def ask(self, pool: Pool, question: Question) -> Parked:
-        """What is here of a text that the pool has not."""
-        if self.is_lost or self.served is None or self.served.pool is not pool:
-            return NOTHING
-        keys, block_us = unpacked(question.message.keys), question.message.block_us
+    def ask(self, pool: Pool, want: Want) -> bool:
+        """Restore what is here of a wanted prompt and not in the pool, if it pays; whether something is coming.
+
+        The pool must have as many free blocks as the want lacks.
+        """
+        if self.is_lost or self.served is None or self.served.pool is not pool or want.prompt is None:
+            return False
+        keys, block_us = unpacked(want.prompt.keys), want.prompt.block_us
         num_there = pool.index.sealed.num_found(keys)
         lacking, restores = keys[num_there:], self.served.restores
         if not (lacking and block_us):
-            return NOTHING
+            return False
         if (restore := restores.of_key.get(lacking[0])) is not None:
-            restore.questions.append(question)
-            return COMING
+            restore.wants.append(want)
+            return True
         slots = self.slots.find(lacking)
         slots = slots[: next((n for n, key in enumerate(lacking[: len(slots)]) if key in restores.of_key), len(slots))]
         if not self._is_worth(len(slots), block_us):
-            return NOTHING
-        before = pool.index.sealed.match(TIER, question.message.keys[: num_there * KEY_BYTES])
-        num_parked, slots = len(slots), slots[: pool.num_spare(question.client)]
-        if not self._is_worth(len(slots), block_us):
-            self._let_go(before)
-            return Parked(num_parked, is_coming=False)
-        restores.add(lacking, slots, before, question)
-        return COMING
+            return False
+        before = pool.index.sealed.match(TIER, want.prompt.keys[: num_there * KEY_BYTES])
+        restores.add(lacking, slots, before, want)
+        return True
 
     def tend(self) -> list[tuple[Pool, Restore]]:
-        """See to what is on its way; returns what is over: ask its questions again, then let go of it."""
+        """See to what is on its way; returns what is over: deal again to those that waited, then let go of it."""
         self.slots.is_growing = not self.room.is_made  # asked before what is made is taken over
         if grown := self.room.grow():
             self.slots.grow(grown * self._num_in_piece)
@@ -199,7 +187,7 @@ class HostTier:
         return [(self.served.pool, restore) for restore in over]
 
     def let_go(self, restore: Restore) -> None:
-        """Its questions are answered; what was not copied stays the tier's, as it may still be written."""
+        """Those that waited are dealt to; what was not copied stays the tier's, as it may still be written."""
         self._let_go(np.concatenate([restore.before, restore.block_ids]) if restore.is_over else restore.before)
 
     def close(self) -> None:

@@ -4,16 +4,15 @@ import fcntl
 import logging
 import os
 import socket
-import struct
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.memory.channel import peer_of
 from common.wire.endpoints import is_served
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 64
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class Served(ConfigError):
@@ -51,8 +50,7 @@ class Listener:
         except OSError as error:  # it hung up before, or there is no descriptor for it; the others are served
             logger.warning("a connection cannot be accepted: %s", error)
             return None
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        process, user, _ = _CREDENTIALS.unpack(credentials)
+        process, user, _ = peer_of(connection)
         if user == os.getuid():
             return connection, process
         logger.warning("a connection of process %d of user %d is refused", process, user)

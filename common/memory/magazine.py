@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,9 @@ from common.wire.memory_messages import (
     BlocksSealed,
     BlocksWanted,
     MemoryMessage,
-    PrefixFound,
-    PrefixWanted,
+    PromptBlocks,
+    PromptUnwanted,
+    PromptWanted,
 )
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape, are_enough, minus, shown
@@ -40,6 +42,13 @@ LACKING_S = 1.0
 """How long what somebody lacked is kept for him, who might have said so again."""
 PATIENCE_S = 0.1
 """For others to give back what they have at hand, before a sequence has to go."""
+
+
+class Grant(NamedTuple):
+    """All blocks of a prompt, of the first group."""
+
+    found: list[int]  # of its first tokens, sealed and read here
+    fresh: list[int]  # to be filled
 
 
 class Magazine:
@@ -79,6 +88,11 @@ class Magazine:
         columns = zip(self.capacity, self._num_leased, self._at_hand, strict=True)
         first, *others = (capacity - num_leased + len(at_hand) for capacity, num_leased, at_hand in columns)
         return (first - len(self.readings), *others)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether some worker waits for blocks of the pool."""
+        return self._is_short
 
     @property
     def in_use(self) -> list[int]:
@@ -126,13 +140,6 @@ class Magazine:
         for at_hand, of_group in zip(self._at_hand, self.shape.by_group(freed), strict=True):
             at_hand += of_group
 
-    def give_back(self, count: int) -> None:
-        """So many blocks at hand, of the first group, others may have: fewer are lacking than was said."""
-        counts = (min(count, len(self._at_hand[0])), *self.shape.layout.nothing[1:])
-        self._lacking, self._lacking_s = minus(self._lacking, counts), self._clock()
-        if any(counts):
-            self._give_back(counts)
-
     def generations(self, block_ids: Sequence[int]) -> np.ndarray:
         """By which the server knows these blocks, which are in use, those that are sealed first: [num_ids] int32."""
         generations: np.ndarray = self._generation[np.asarray(block_ids, np.int32)]
@@ -146,18 +153,26 @@ class Magazine:
         self.readings.add(block_ids, generations)
         self._send(BlocksSealed(pack_ids(block_ids), generations.tobytes(), pack_keys(digests)))
 
-    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes], block_us: int = 0) -> None:
-        """Ask for the blocks of a text, from its first on, that are there; see `found`.
+    def want_prompt(
+        self, key: tuple[str, int], digests: Sequence[bytes], num_blocks: int, priority: int = 0, block_us: int = 0
+    ) -> None:
+        """Ask for all blocks of a prompt, those that are found by its digests included; `granted` takes the answer.
 
-        Those in host memory are restored if computing them, which takes `block_us` each, would take longer.
+        Args:
+            key: request id and attempt.
+            block_us: what computing a block takes; what is in host memory is restored if that is faster.
         """
-        self._send(PrefixWanted(request_id, attempt, pack_keys(digests), block_us))
+        self._send(PromptWanted(*key, pack_keys(digests), block_us, num_blocks, priority))
 
-    def found(self, message: PrefixFound) -> list[int]:
-        """Blocks that are read here once more."""
-        block_ids = unpack_ids(message.block_ids)
-        self.readings.add(block_ids, unpack_ids(message.generations))
-        return block_ids
+    def unwant_prompt(self, key: tuple[str, int]) -> None:
+        """Forget what was asked for a prompt; an answer that comes all the same is to be freed."""
+        self._send(PromptUnwanted(*key))
+
+    def granted(self, message: PromptBlocks) -> Grant:
+        """Take over the blocks of a prompt: some are read here once more, the others are in use."""
+        block_ids, generations = unpack_ids(message.block_ids), unpack_ids(message.generations)
+        self.adopt(block_ids, generations, message.num_sealed)
+        return Grant(block_ids[: message.num_sealed], block_ids[message.num_sealed :])
 
     def release(self, block_ids: Sequence[int]) -> np.ndarray:
         """Blocks in use, those that are sealed first, become another's; returns their generations: [num_ids] int32."""

@@ -3,12 +3,12 @@
 import mmap
 import os
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.errors import ConfigError
+from common.memory import ipc_handle
 from common.memory.client import Claim
 
 
@@ -57,9 +57,8 @@ def _opened(handle: bytes, device: torch.device) -> int:
     from cuda.bindings import runtime
 
     torch.cuda.set_device(device)
-    opaque: Any = runtime.cudaIpcMemHandle_t()
-    opaque.reserved = handle
-    status, address = runtime.cudaIpcOpenMemHandle(opaque, runtime.cudaIpcMemLazyEnablePeerAccess)
+    flags = runtime.cudaIpcMemLazyEnablePeerAccess
+    status, address = runtime.cudaIpcOpenMemHandle(ipc_handle.from_bytes(handle), flags)
     if status != runtime.cudaError_t.cudaSuccess:
         raise ConfigError(
             f"cannot map memory of the memory server on {device}: {status.name}; both need to see the same GPU, "

@@ -12,10 +12,10 @@ from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, OfferKey
 from common.memory.event_log import EventLog
 from common.memory.exchange import Answer, Misbehaved
-from common.memory.host_restores import Question
-from common.memory.host_tier import NOTHING, HostTier
+from common.memory.host_tier import HostTier
 from common.memory.pattern import pattern
 from common.memory.pool import Pool, User, packed
+from common.wire.fields import KEY_BYTES
 from common.wire.kv_layout import Counts, KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
@@ -24,12 +24,14 @@ from common.wire.memory_messages import (
     KVAccepted,
     KVDeclined,
     KVOffer,
+    KVReceived,
     OfBlocks,
     PoolLeft,
     PoolRegion,
     PoolShortage,
-    PrefixFound,
-    PrefixWanted,
+    PromptBlocks,
+    PromptUnwanted,
+    PromptWanted,
 )
 from common.wire.pool_shape import PoolShape, are_enough, shown
 
@@ -100,14 +102,14 @@ class Pools:
                 return self.want_blocks(client, message.num_blocks)
             case BlocksSealed():
                 return self.seal(client, message)
-            case PrefixWanted():
-                return self.match(client, message)
+            case PromptWanted() | PromptUnwanted():
+                return self.want_prompt(client, message)
             case BlocksFreed():
                 return self.freed(client, message)
             case KVOffer():
                 return self.offered(client, message)
-            case KVAccepted():
-                return self.accepted(client, message)
+            case KVReceived() | KVAccepted():
+                return self.taken(client, message)
             case KVDeclined():
                 return self.declined(client, message)
             case PoolLeft():
@@ -120,9 +122,9 @@ class Pools:
         if len(counts) != len(capacity) or not are_enough(capacity, counts):
             raise Misbehaved(f"{counts} blocks of a pool that has {capacity} to give")
         if not any(counts):
-            pool.forget(client)
+            pool.unwant((client, "", 0))
         else:
-            pool.wants[client] = counts  # who waits already keeps its place
+            pool.want(client, counts)
         return pool.deal()
 
     def seal(self, client: int, message: BlocksSealed) -> list[Answer]:
@@ -133,16 +135,21 @@ class Pools:
             self.tier.sealed(pool, message.keys)
         return []
 
-    def match(self, client: int, message: PrefixWanted) -> list[Answer]:
-        """Tell a client what it may read, unless some of it is restored first: then `tend` tells it."""
-        pool = self._pool_of(client)
-        parked = NOTHING if self.tier is None else self.tier.ask(pool, Question(client, message))
-        if parked.is_coming:
-            return []
-        index = pool.index
-        block_ids = index.sealed.match(client, message.keys)
-        blocks = packed(block_ids, index.generations(block_ids))
-        return [Answer(client, PrefixFound(message.request_id, message.attempt, *blocks, parked.num_blocks))]
+    def want_prompt(self, client: int, message: PromptWanted | PromptUnwanted) -> list[Answer]:
+        """Give all blocks of a prompt now or later, or no more; a guest hears what it may read."""
+        pool, index = self._pool_of(client), self._pool_of(client).index
+        if isinstance(message, PromptUnwanted):
+            pool.unwant((client, message.request_id, message.attempt))
+            return pool.deal()
+        if pool.users[client].is_guest:
+            block_ids = index.sealed.match(client, message.keys)
+            blocks = packed(block_ids, index.generations(block_ids))
+            return [Answer(client, PromptBlocks(message.request_id, message.attempt, *blocks, len(block_ids)))]
+        num_keys, capacity = len(message.keys) // KEY_BYTES, index.shape.capacity
+        if not num_keys <= message.num_blocks <= capacity[0]:
+            raise Misbehaved(f"{message.num_blocks} blocks for {num_keys} keys, of a pool that has {capacity[0]}")
+        pool.want(client, (message.num_blocks, *index.shape.layout.nothing[1:]), message)
+        return pool.deal()
 
     def freed(self, client: int, message: BlocksFreed) -> list[Answer]:
         """Take blocks back, and give them to who waits."""
@@ -161,36 +168,39 @@ class Pools:
             return [Answer(client, KVDeclined(message.request_id, message.attempt)), *pool.deal()]
         key = OfferKey(target, message.request_id, message.attempt)
         pool.index.offer(client, key, *_blocks(message), message.num_sealed)
+        pool.senders[key] = client
         return [Answer(target, message)]
 
-    def accepted(self, client: int, message: KVAccepted) -> list[Answer]:
-        """The offer is its own."""
-        self._pool_of(client).index.accept(OfferKey(client, message.request_id, message.attempt))
-        return []
+    def taken(self, client: int, message: KVReceived | KVAccepted) -> list[Answer]:
+        """Note that an offer was received, and give its blocks to the client if it accepts them."""
+        pool, key = self._pool_of(client), OfferKey(client, message.request_id, message.attempt)
+        if isinstance(message, KVAccepted):
+            pool.index.accept(key)
+        elif key not in pool.index.offers:
+            raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is not offered to it")
+        return pool.received(key)
 
     def declined(self, client: int, message: KVDeclined) -> list[Answer]:
         """The offer is nobody's."""
-        pool = self._pool_of(client)
-        pool.index.decline(OfferKey(client, message.request_id, message.attempt))
-        return pool.deal()
+        pool, key = self._pool_of(client), OfferKey(client, message.request_id, message.attempt)
+        pool.index.decline(key)
+        return [*pool.undelivered([key]), *pool.deal()]
 
     def left(self, client: int, message: PoolLeft) -> list[Answer]:
         """Take back what a client has or is about to hear of, but for what its device may still write."""
         pool = self._pool_of(client)
         pool.index.retain(client, *_blocks(message))
-        del pool.users[client]
-        pool.forget(client)
-        return pool.deal()
+        return [*pool.drop_user(client), *pool.deal()]
 
     def leave(self, client: int) -> list[Answer]:
         """A client is gone, but may write on until `cure`, unless it was a guest, which only reads."""
         if client not in self.of_client:
             return []
         pool = self.of_client[client]
-        user = pool.users.pop(client, None)
-        pool.forget(client)
+        user = pool.users.get(client)
+        void = pool.drop_user(client)
         pool.index.leave(client)
-        return self.cure(client) if user is not None and user.is_guest else pool.deal()
+        return [*void, *(self.cure(client) if user is not None and user.is_guest else pool.deal())]
 
     def cure(self, client: int) -> list[Answer]:
         """A client that is gone writes no more. A pool that nobody uses is given back with that."""
@@ -219,13 +229,14 @@ class Pools:
         return set(pool.users)
 
     def tend(self) -> list[Answer]:
-        """What is restored is told to those that wait for it, if they are still there."""
+        """Deal anew to those that waited for what is restored."""
         if self.tier is None:
             return []
         answers: list[Answer] = []
         for pool, restore in self.tier.tend():
-            for client, message in restore.questions:
-                answers += self.match(client, message) if client in pool.users else []
+            for want in restore.wants:
+                want.is_restoring = False
+            answers += pool.deal()  # while the tier still reads it
             self.tier.let_go(restore)
             answers += pool.deal()
         return answers
@@ -240,7 +251,7 @@ class Pools:
             return False
         pool = self.of_client[client]
         has_offers = any(key.client == client for key in pool.index.offers)
-        return bool(pool.wants.keys() - {client}) and (pool.index.holds(client) or has_offers)
+        return pool.is_waited_for(but=client) and (pool.index.holds(client) or has_offers)
 
     def num_done(self, client: int) -> int:
         """How often blocks of its pool were sealed, or have changed hands; 0 of who has none."""
@@ -309,6 +320,7 @@ class Pools:
         pool = Pool(shape.layout, pool_id, memory, index, self.reserve)
         if self.tier is not None:
             self.tier.attach(pool)
+            pool.restore = self.tier.ask
         return pool
 
 

@@ -13,8 +13,8 @@ from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
 def heartbeat(
     ready: MemoryReady, backing: Backing, regions: Regions, pools: Pools, worker_ids: Iterable[str]
 ) -> MemoryHeartbeat:
-    """How full it is, and who is connected."""
-    usage = pools.usage()
+    """Say how full it is, how busy its device, and who is connected."""
+    usage, use = pools.usage(), backing.use()
     return MemoryHeartbeat(
         server_id=ready.server_id,
         epoch=ready.epoch,
@@ -27,6 +27,8 @@ def heartbeat(
         num_quarantined_blocks=usage.num_quarantined,
         **_of_tier(pools.tier),
         worker_ids=tuple(worker_ids),
+        gpu_percent=use.percent,
+        gpu_celsius=use.celsius,
     )
 
 

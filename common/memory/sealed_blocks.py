@@ -12,6 +12,7 @@ Messages name thousands of blocks. These are looked up one by one in one dict, b
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -79,22 +80,27 @@ class SealedBlocks:
         """How many of these, from the first on, find a block."""
         return next((number for number, key in enumerate(keys) if key not in self.block_of), len(keys))
 
+    def num_in_use(self, keys: bytes) -> int:
+        """Return how many of the blocks that these packed keys find, from the first on, are read by somebody."""
+        found = self._found(keys)
+        return int(np.count_nonzero(self.num_readings[found])) if len(found) else 0
+
     def match(self, client: int, keys: bytes) -> np.ndarray:
         """Blocks of the first of these packed keys, as far as there are some, each of which the client reads once more.
 
         Returns [num_found] intp.
         """
-        found = []
-        for block_id in map(self.block_of.get, unpacked(keys)):
-            if block_id is None:
-                break
-            found.append(block_id)
-        block_ids = np.array(found, np.intp)
-        if found:
+        block_ids = self._found(keys)
+        if len(block_ids):
             blocks = named(block_ids)
             self.cached.remove(blocks.block_ids[self.num_readings[blocks.block_ids] == 0])
             self._read(client, blocks)
         return block_ids
+
+    def _found(self, keys: bytes) -> np.ndarray:
+        """Blocks of the first of these packed keys, as far as there are some: [num_found] intp."""
+        block_ids = takewhile(lambda block_id: block_id is not None, map(self.block_of.get, unpacked(keys)))
+        return np.array(list(block_ids), np.intp)
 
     def reads(self, client: int, blocks: Named) -> bool:
         """Whether it reads each as often as it is named."""

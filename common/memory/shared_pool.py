@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from common.errors import MemoryLost
+from common.memory.channel import MAX_UNSENT_BYTES
 from common.memory.client import MemoryClient, PoolClaim
 from common.memory.magazine import Magazine
 from common.memory.pulse import ASK_S, Pulse
@@ -15,19 +16,21 @@ from common.wire.memory_messages import (
     KVAccepted,
     KVDeclined,
     KVOffer,
+    KVReceived,
     MemoryKnock,
     MemoryMessage,
     MemoryTainted,
     PoolLeft,
     PoolShortage,
-    PrefixFound,
+    PromptBlocks,
 )
 from common.wire.messages import Message
 from common.wire.packing import pack_ids, unpack_array
-from common.wire.sampling_params import SamplingParams
 
-OfPrompt = KVOffer | KVDeclined | PrefixFound
+OfPrompt = KVOffer | KVReceived | KVDeclined | PromptBlocks
 """What a memory server says of one prompt."""
+MANY_UNSENT_BYTES = MAX_UNSENT_BYTES // 16
+"""What steps in flight may still add is far below the rest, at which the channel gives up."""
 FIRST_BLOCKS, FIRST_S = 4, 60.0
 """Of each group at hand when a worker starts, and how long to wait for one: the pool may be full."""
 FIRST_SHARE = 16
@@ -45,7 +48,7 @@ class SharedPool:
         self.client, self.pool_id, self._clock = client, claim.pool_id, clock
         self.problem, self._is_told = "", False
         self.is_tainted = False  # what is in it may be damaged
-        self._accepted: list[KVAccepted] = []  # not said yet
+        self._answers: dict[tuple[str, int], KVReceived | KVAccepted] = {}  # to offers, by request, not sent yet
         self._pulse = Pulse(clock=clock)
         self.num_done = 0  # how often blocks of the pool were sealed, or have changed hands, as the server said last
         self.magazine = Magazine(claim.shape, self._send, clock=clock)
@@ -76,13 +79,13 @@ class SharedPool:
                     self._lose(message.problem)
                 case PoolShortage():
                     self.magazine.shortage(is_short=message.is_short)
-                case KVOffer() | KVDeclined() | PrefixFound():
+                case KVOffer() | KVReceived() | KVDeclined() | PromptBlocks():
                     prompts.append(message)
         return prompts
 
     def tend(self, level: Counts, floor: Counts, *, is_busy: bool = False) -> None:
         """See to blocks at hand, as `Magazine.tend` has it, and to the server's being there; call after `receive`."""
-        self._say_accepted()
+        self._send_answers()
         self.magazine.tend(level, floor, is_busy=is_busy)
         if self._pulse.asks():
             self._send(MemoryKnock())
@@ -93,25 +96,28 @@ class SharedPool:
         self,
         target: tuple[str, int],
         key: tuple[str, int],
-        token_ids: Sequence[int],
-        num_outputs: int,
-        sampling: SamplingParams,
+        token_id: int,
         block_ids: Sequence[int],
         chain: tuple[bytes, bytes] = (b"", b""),
     ) -> bool:
-        """Give a complete prompt's blocks to a decode worker; they are none of ours from now on. False if it cannot be.
+        """Give a complete prompt's blocks to a decode worker; false if the server is lost.
+
+        The blocks are not this worker's any more. `receive` tells whether the decode worker received the offer.
 
         Args:
             target: worker id and epoch.
             key: request id and attempt.
-            token_ids: prompt and outputs, the one just sampled included.
+            token_id: the token just sampled.
             chain: of keys: its root, and the digest of the last full block; b"" if nothing is to be sealed.
         """
-        num_sealed = self.magazine.readings.num_first(block_ids)
-        tokens, ids = pack_ids(token_ids), pack_ids(block_ids)
+        num_sealed, ids = self.magazine.readings.num_first(block_ids), pack_ids(block_ids)
         generations = self.magazine.release(block_ids).tobytes()
-        self._send(KVOffer(*target, *key, tokens, num_outputs, sampling, ids, generations, num_sealed, *chain))
+        self._send(KVOffer(*target, *key, token_id, ids, generations, num_sealed, *chain))
         return not self.problem
+
+    def receive_offer(self, offer: KVOffer) -> None:
+        """Own the request of an offer; its blocks stay the server's. Sent with `tend`, or before anything else."""
+        self._answers[offer.request_id, offer.attempt] = KVReceived(offer.request_id, offer.attempt)
 
     def accept(self, offer: KVOffer) -> None:
         """The blocks of the offer are in use here from now on.
@@ -120,7 +126,7 @@ class SharedPool:
         offered to a worker whose end is not certain.
         """
         self.magazine.adopt(unpack_array(offer.block_ids), unpack_array(offer.generations), offer.num_sealed)
-        self._accepted.append(KVAccepted(offer.request_id, offer.attempt))
+        self._answers[offer.request_id, offer.attempt] = KVAccepted(offer.request_id, offer.attempt)
 
     def by_group(self, offer: KVOffer) -> Sequence[Sequence[int]]:
         """The blocks of the offer."""
@@ -148,6 +154,11 @@ class SharedPool:
         """Whether something could not be sent at once: `receive` goes on with it."""
         return self.client.is_sending and not self.problem
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much is unsent that no more should be begun: the server has not read for a while."""
+        return self.client.num_unsent_bytes > MANY_UNSENT_BYTES and not self.problem
+
     def fileno(self) -> int:
         return self.client.fileno()
 
@@ -156,19 +167,19 @@ class SharedPool:
             return ()
         try:
             return self.client.receive(
-                BlocksLeased, PoolShortage, KVOffer, KVDeclined, PrefixFound, MemoryKnock, MemoryTainted
+                BlocksLeased, PoolShortage, KVOffer, KVReceived, KVDeclined, PromptBlocks, MemoryKnock, MemoryTainted
             )
         except MemoryLost as lost:
             self._lose(str(lost))
             return ()
 
-    def _say_accepted(self) -> None:
-        accepted, self._accepted = self._accepted, []
-        for message in accepted:
+    def _send_answers(self) -> None:
+        answers, self._answers = self._answers, {}
+        for message in answers.values():
             self._send(message)
 
     def _send(self, message: MemoryMessage) -> None:
-        self._say_accepted()
+        self._send_answers()
         if self.problem:
             return
         try:

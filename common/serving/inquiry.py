@@ -1,7 +1,4 @@
-"""Asking a worker whether it has an attempt at a request, and what it answers.
-
-A question travels behind all that was said before on its connection, and so does the answer.
-"""
+"""The answer to the router's question which requests a worker owns."""
 
 from collections.abc import Callable
 
@@ -13,6 +10,6 @@ Key = tuple[str, int]
 
 
 def answer(inquiry: Inquiry, worker_id: str, epoch: int, has: Callable[[Key], bool]) -> InquiryReply:
-    """The reply, to be sent behind everything said so far."""
+    """Return the reply, to be sent after everything said so far."""
     asked = zip(inquiry.request_ids, unpack_ids(inquiry.attempts), strict=True)
     return InquiryReply(worker_id, epoch, inquiry.request_ids, inquiry.attempts, bytes(map(has, asked)))

@@ -35,6 +35,10 @@ class Prompt(Protocol):
     def is_started(self) -> bool:
         """It holds all that it needs to go on."""
 
+    @property
+    def has_blocks(self) -> bool:
+        """Its blocks are its own already, so it may start although a prompt before it waits for some."""
+
 
 AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 
@@ -94,8 +98,9 @@ class PromptOrder:
         """Each prompt of the next step with its number of tokens; empty when none can go on.
 
         `start` gives a prompt what it needs and holds until it is complete; False when there is not enough of that
-        now. Then none of a later turn starts by turn: what comes free is kept for it, but for shorter ones that have
-        half as many tokens as that one, in all. What `is_held_up`, perhaps by what has just started, is passed over.
+        now. Then none of a later turn that lacks blocks starts by turn: what comes free is kept for it, but for shorter
+        ones that have half as many tokens as that one, in all. What `is_held_up`, perhaps by what has just started, is
+        passed over.
         """
         by_turn = sorted(prompts, key=_turn)
         longest_first = sorted(by_turn, key=_length)[::-1]
@@ -106,7 +111,7 @@ class PromptOrder:
                 break
             if not step.num_left(prompt):
                 continue
-            goes = prompt.is_started or (not waits and start(prompt))
+            goes = prompt.is_started or ((prompt.has_blocks or not waits) and start(prompt))
             if not (goes or waits):
                 self._let_pass(prompt)
             self._overtake(prompt, longest_first, step, start)

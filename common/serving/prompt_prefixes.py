@@ -1,22 +1,18 @@
 """What prompts begin with, and others have computed: looked up, waited for, and sealed for those to come.
 
-    arrived ──▶ asked ──PrefixFound──▶ known: computed from behind what was found
-                  ▲ │                    ▲ │ another prompt computes the next block
-                  │ └─▶ looked for elsewhere, where some of it may be
-                  └─────that is sealed─────┘ (held up)
+    arrived ──▶ asked ──PromptBlocks──▶ granted: all its blocks, computed from behind what was found ──▶ admitted
+      ▲  another prompt computes its next block (held up)      │ more of it was sealed since
+      └──────────────────────────────────────────────────────── ┘
 
-Full blocks are sealed when the step that completed them is over. A prompt whose next block is being computed here for
-another one waits for that, so equal prompts that arrive together are computed once. It waits for what is admitted only,
-which needs nothing more to get on, and whose turn is before its own or which is launched whole: so it is not put off.
+The memory server gives a prompt all of its blocks at once: those that hold its first tokens already, and those to fill.
+A prompt that waits for them holds none. Full blocks are sealed when the step that completed them is over.
 
-What is found is read, and so kept from others who want blocks. When blocks are short for long those that wait let go of
-it, as all might wait for one another otherwise; they look again when they have blocks for all of their tokens. So do
-those of whom more is in host memory, for which no blocks were free. Whoever looks again gives as many back, once, as it
-hopes to find: what has left the pool meanwhile comes back in these.
+A prompt whose next block is being computed here for another one waits for that, so equal prompts that arrive together
+are computed once. It waits for what is admitted only, which needs nothing more to get on, and whose turn is before its
+own or which is launched whole: so it is not put off.
 """
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from common.kv.tables import Tables
@@ -26,9 +22,9 @@ from common.serving.beginning import Beginning
 from common.serving.inquiry import Key
 from common.serving.prompt_order import Prompt
 from common.serving.prompt_rate import PromptRate
-from common.serving.shortage import Shortage
 from common.wire.block_key import TextDigests, root_of
-from common.wire.memory_messages import PrefixFound
+from common.wire.kv_layout import Counts
+from common.wire.memory_messages import PromptBlocks
 from common.wire.packing import pack_ids
 
 
@@ -47,6 +43,10 @@ class KnownPrompt(Prompt, Protocol):
         """All that is to be computed."""
 
     @property
+    def num_slots(self) -> int:
+        """Tokens that it gets blocks for: also the first output, if others may follow."""
+
+    @property
     def num_prompt_logprobs(self) -> int:
         """Above 0 if something is wanted of the computation itself."""
 
@@ -59,12 +59,13 @@ AnyPrompt = TypeVar("AnyPrompt", bound=KnownPrompt)
 
 
 class PromptPrefixes(Generic[AnyPrompt]):
-    """Of all prompts here.
+    """Owner of what is granted to prompts that wait.
 
     Args:
         tell: hears of a prompt of which something was found.
-        section: whether anything is looked up and sealed, where blocks can be used again; shorter prompts than it says
-            do not wait for an answer, but for others that compute what they begin with.
+        section: whether anything is looked up and sealed, where blocks can be used again. Prompts shorter than
+            `prefix_min_tokens` take blocks at hand, unless another one computes what they begin with.
+        has_blocks: whether so many blocks are at hand for a prompt.
     """
 
     def __init__(
@@ -72,18 +73,17 @@ class PromptPrefixes(Generic[AnyPrompt]):
         magazine: Magazine,
         tell: Callable[[AnyPrompt], None],
         section: KVSection,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        has_blocks: Callable[[Counts], bool] | None = None,
     ) -> None:
-        self.magazine, self.tell, self._shortage = magazine, tell, Shortage(clock)
+        self.magazine, self.tell, self.has_blocks = magazine, tell, has_blocks or magazine.fetch
         self.layout, self.min_tokens = magazine.shape.layout, section.prefix_min_tokens
         self.is_on = section.prefix_cache and self.layout.is_reusable
         self.block_size = self.layout.groups[0].block_size
         self.rate = PromptRate()
         self._digests = TextDigests(self.block_size)
-        self.look_elsewhere: Callable[[AnyPrompt], bool] = lambda prompt: False  # whether it says what `arrived`
+        self.look_elsewhere: Callable[[AnyPrompt], None] = lambda prompt: None  # hears of what was granted
         self.asked: dict[Key, AnyPrompt] = {}
-        self.computing: dict[bytes, AnyPrompt] = {}  # who will seal the block of that digest next
+        self.computing: dict[bytes, AnyPrompt] = {}  # the prompt that will seal the block of that digest next
 
     @property
     def block_us(self) -> int:
@@ -91,125 +91,151 @@ class PromptPrefixes(Generic[AnyPrompt]):
         return self.rate.block_us(self.block_size)
 
     def begin(self, prompt: AnyPrompt, salt: bytes) -> None:
-        """Look a prompt up."""
+        """Make the keys of a prompt, and ask for its blocks unless another one computes some of them."""
         if self.is_on:
             root = prompt.beginning.root = root_of(self.layout, salt)
             prompt.beginning.digests = self._digests.of(root, pack_ids(prompt.token_ids))
-            if len(prompt.token_ids) >= self.min_tokens:
-                self.ask(prompt)
-
-    def ask(self, prompt: AnyPrompt) -> None:
-        """Look for what follows the blocks that are known to be there."""
-        if wanted := self.lacking(prompt):
-            self.asked[prompt.key] = prompt
-            self.magazine.look_up(*prompt.key, wanted, self.block_us)
+            if self._is_looked_up(prompt) and not self.is_held_up(prompt):
+                self._ask(prompt)
 
     def lacking(self, prompt: AnyPrompt) -> list[bytes]:
-        """Digests of its blocks that would not be computed if they were there: at least one token is computed, and all
-        where something is wanted of the computation itself.
+        """Digests of blocks that would not be computed if they were there.
+
+        At least one token is computed, and all where something is wanted of the computation itself.
         """
         if prompt.num_prompt_logprobs:
             return []
         beginning = prompt.beginning
         return beginning.digests[beginning.num_sealed : (len(prompt.token_ids) - 1) // self.block_size]
 
-    def has_asked(self, message: PrefixFound) -> bool:
+    def has_asked(self, message: PromptBlocks) -> bool:
         """Whether the answer is to one of these."""
         return (message.request_id, message.attempt) in self.asked
 
-    def hear(self, message: PrefixFound) -> None:
-        """What there is of a prompt; it may be gone meanwhile."""
-        key = message.request_id, message.attempt
-        prompt = self.asked.get(key)
-        self.arrived(key, self.magazine.found(message))
+    def hear(self, message: PromptBlocks) -> None:
+        """Take over the blocks of a prompt, which may be gone meanwhile."""
+        prompt, grant = self.asked.pop((message.request_id, message.attempt), None), self.magazine.granted(message)
         if prompt is None:
+            self.magazine.free([*grant.found, *grant.fresh])
             return
-        if message.num_parked and not prompt.beginning.has_given:
-            prompt.beginning.looks_again, prompt.beginning.num_hoped = True, message.num_parked
-        elif prompt.key not in self.asked and self.look_elsewhere(prompt):
-            self.asked[prompt.key] = prompt
-
-    def arrived(self, key: Key, block_ids: list[int]) -> None:
-        """These blocks, which are sealed and read here, are all that was found of a prompt, which may be gone."""
-        prompt = self.asked.pop(key, None)
-        if prompt is None:
-            self.magazine.free(block_ids)
-        elif block_ids:
-            prompt.beginning.found += block_ids
+        beginning = prompt.beginning
+        beginning.grant, is_outdated, beginning.is_outdated = grant, beginning.is_outdated, False
+        if grant.found:
             self._begin_behind(prompt)
-            self.tell(prompt)
-        if prompt is not None and prompt.beginning.asks_again:
-            prompt.beginning.asks_again = False
-            self.ask(prompt)
+        if is_outdated and self.lacking(prompt):
+            self._release(prompt)
+            self._ask(prompt)
+        else:
+            self.look_elsewhere(prompt)
 
     def is_held_up(self, prompt: AnyPrompt) -> bool:
-        """Whether it waits for an answer, or for what another one computes; not what is admitted."""
+        """Whether it waits for blocks, or for what another one computes; not what is admitted."""
         if prompt.is_started:
             return False
-        if prompt.key in self.asked:
+        if prompt.key in self.asked or prompt.beginning.is_filling:
             return True
         lacking = self.lacking(prompt)
         other = self.computing.get(lacking[0]) if lacking else None
         return other is not None and (not other.num_left or _turn(other) <= _turn(prompt))
 
-    def lack(self, waiting: Iterable[AnyPrompt]) -> None:
-        """There are too few blocks for a prompt; after a while nobody who waits keeps any."""
-        if self._shortage.lasts():
-            self.let_go(waiting)
+    def take_blocks(self, prompt: AnyPrompt, counts: Counts) -> Sequence[list[int]] | None:
+        """Take all blocks of a prompt that is admitted, by group; None if it has to wait for them.
 
-    def looks_again(self, prompt: AnyPrompt) -> bool:
-        """There are blocks for all of a prompt's tokens; whether it waits for an answer first, as it has let go."""
-        self._shortage.ends()
-        beginning = prompt.beginning
-        if not beginning.looks_again:
-            return False
-        beginning.looks_again = False
-        if not beginning.has_given:
-            beginning.has_given = True
-            self.magazine.give_back(beginning.num_hoped)
-        self.ask(prompt)
-        return True
-
-    def admitted(self, prompt: AnyPrompt) -> None:
-        """It computes its blocks from now on."""
-        prompt.beginning.found = []
+        Args:
+            counts: how many it has of each group.
+        """
+        grant = prompt.beginning.grant
+        if grant is None and self._is_looked_up(prompt):
+            self._ask(prompt)
+            return None
+        if not self.has_blocks(counts if grant is None else self.layout.nothing):
+            return None
+        blocks = self.magazine.allocate(counts) if grant is None else [prompt.beginning.granted]
+        prompt.beginning.grant = None
         self._compute_next(prompt)
+        return blocks
 
     def computed(self, reached: Iterable[tuple[AnyPrompt, int]], waiting: Iterable[AnyPrompt]) -> None:
-        """A step is over behind which so many tokens of each are: full blocks are sealed, and who waits looks again."""
+        """A step is over behind which so many tokens of each are: seal full blocks, for which others may wait."""
         sealed = {digest for prompt, num_tokens in reached for digest in self._seal(prompt, num_tokens)}
-        for other in waiting if sealed else ():
-            if other.key in self.asked:  # the answer that is on its way may not know
-                other.beginning.asks_again |= not sealed.isdisjoint(other.beginning.digests)
-            elif other.beginning.next_digest in sealed:
-                self.ask(other)
+        if sealed:
+            self.sealed(sealed, waiting)
+
+    def sealed(self, digests: Container[bytes], waiting: Iterable[AnyPrompt]) -> None:
+        """Let prompts that wait for one of these ask anew for their blocks, or once an answer on its way is here."""
+        for prompt in waiting:
+            beginning = prompt.beginning
+            if prompt.key in self.asked:
+                beginning.is_outdated |= any(digest in digests for digest in beginning.digests)
+            elif beginning.next_digest in digests and not beginning.is_filling:
+                self._release(prompt)
+                self._ask(prompt)
 
     def let_go(self, prompts: Iterable[AnyPrompt]) -> bool:
-        """Those that wait for blocks, and have waited for long, keep none from others; whether there were any.
-
-        Not amid a question, as its answer goes on where the last one ended.
-        """
-        keepers = [prompt for prompt in prompts if prompt.beginning.found and prompt.key not in self.asked]
+        """Give back what was granted to prompts that wait; whether there was anything. They ask again in their turn."""
+        keepers = [prompt for prompt in prompts if prompt.beginning.grant and not prompt.beginning.is_filling]
         for prompt in keepers:
-            beginning = prompt.beginning
-            self.magazine.free(beginning.found)
-            beginning.num_hoped += len(beginning.found)
-            beginning.found, beginning.looks_again = [], True
-            self._begin_behind(prompt)
+            self._release(prompt)
         return bool(keepers)
 
     def forget(self, prompt: AnyPrompt) -> None:
-        """It is complete, or given up: nobody waits for it any more."""
-        self.asked.pop(prompt.key, None)
+        """It is complete, or given up: others do not wait for it any more."""
+        if self.asked.pop(prompt.key, None) is not None:
+            self.magazine.unwant_prompt(prompt.key)
         self._compute_no_more(prompt)
-        if prompt.beginning.found:
-            self.magazine.free(prompt.beginning.found)
-            prompt.beginning.found = []
+        self._release(prompt)
+
+    def lend(self, prompt: AnyPrompt, count: int) -> list[int]:
+        """Take the first blocks to be filled out of a prompt's grant; the prompt waits until they are returned."""
+        beginning = prompt.beginning
+        assert beginning.grant is not None, "its blocks are granted"
+        lent = beginning.grant.fresh[:count]
+        del beginning.grant.fresh[:count]
+        beginning.is_filling = True
+        return lent
+
+    def return_lent(self, prompt: AnyPrompt, sealed: Sequence[int], unfilled: Sequence[int] = ()) -> None:
+        """Give back what was lent: blocks that are sealed now, and others; all are freed if the prompt is gone."""
+        beginning = prompt.beginning
+        beginning.is_filling = False
+        if beginning.grant is None:
+            self.magazine.free([*sealed, *unfilled])
+            return
+        beginning.grant.found.extend(sealed)
+        beginning.grant.fresh[:0] = unfilled
+        if sealed:
+            self._begin_behind(prompt)
+
+    def lose_lent(self, prompt: AnyPrompt) -> None:
+        """What was lent is not returned: the prompt asks for all its blocks anew."""
+        prompt.beginning.is_filling = False
+        if prompt.beginning.grant is not None:
+            self._release(prompt)
+            self._ask(prompt)
+
+    def _is_looked_up(self, prompt: AnyPrompt) -> bool:
+        return self.is_on and len(prompt.token_ids) >= self.min_tokens and bool(self.lacking(prompt))
+
+    def _ask(self, prompt: AnyPrompt) -> None:
+        """Ask for all blocks of a prompt that has none."""
+        num_blocks = self.layout.groups[0].num_places(prompt.num_slots)
+        self.asked[prompt.key] = prompt
+        self.magazine.want_prompt(prompt.key, self.lacking(prompt), num_blocks, prompt.priority, self.block_us)
+
+    def _release(self, prompt: AnyPrompt) -> None:
+        """Give back what was granted to a prompt, if anything was."""
+        beginning = prompt.beginning
+        if beginning.grant is not None:
+            self.magazine.free(beginning.granted)
+            beginning.grant = None
+            beginning.num_sealed = prompt.num_scheduled_tokens = 0
 
     def _begin_behind(self, prompt: AnyPrompt) -> None:
-        """Behind what was found of it."""
-        prompt.beginning.num_sealed = len(prompt.beginning.found)
+        """Compute a prompt from behind what was found of it."""
+        assert prompt.beginning.grant is not None, "its blocks are granted"
+        prompt.beginning.num_sealed = len(prompt.beginning.grant.found)
         prompt.num_scheduled_tokens = prompt.beginning.num_sealed * self.block_size
+        self.tell(prompt)
 
     def _seal(self, prompt: AnyPrompt, num_tokens: int) -> Sequence[bytes]:
         """Full blocks of its first tokens, but those that are; returns their digests."""

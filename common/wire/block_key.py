@@ -1,18 +1,19 @@
-"""By what blocks of KV are known: keys that two texts share as far as they are equal, and no further.
+"""Keys of blocks of KV, which two texts share as far as they are equal, and no further.
 
-    root     = SHA-256 of all that KV depends on beside tokens, and of a salt
+    root     = SHA-256 of all that KV depends on beside tokens (model, weights, rounding), and of a salt
     digest i = SHA-256(digest of the block before, or root ‖ tokens of block i as int32, little-endian)
     key i    = the first 16 bytes of digest i, of which the router knows the first 8
 
 So a key stands for a block's tokens and for all before them. SHA-256, as whoever finds two texts of one key reads
 another's: keys must not be made to collide. Router, workers and memory servers make and compare them by this module.
+How a pool stores KV (layers and heads of a block, tokens a block) is no part of the root: a text has one root wherever
+it lies.
 """
 
 import json
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from hashlib import sha256
 
@@ -21,7 +22,7 @@ import numpy as np
 from common.wire.fields import DIGEST_BYTES, ID_BYTES, KEY_BYTES, SHORT_KEY_BYTES
 from common.wire.kv_layout import KVLayout
 
-VERSION = b"baton kv 1"
+VERSION = b"baton kv 2"
 STRETCH_BLOCKS = 64
 
 
@@ -32,7 +33,7 @@ def root_of(layout: KVLayout, salt: bytes = b"") -> bytes:
 
 @lru_cache(maxsize=16)
 def _digest_of(layout: KVLayout) -> bytes:
-    return sha256(json.dumps(asdict(layout), sort_keys=True, separators=(",", ":")).encode()).digest()
+    return sha256(json.dumps(layout.logical, separators=(",", ":")).encode()).digest()
 
 
 def digests(parent: bytes, token_ids: bytes, block_size: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Where sockets meet: unix sockets in a directory of this user's own, or TCP among those who share a secret."""
+"""Names where sockets meet: unix sockets in a directory of this user's own, or TCP among those who share a secret."""
 
 import contextlib
 import os
@@ -80,15 +80,46 @@ def _private_path() -> Path:
 
 
 def require_protected(endpoint: str, *, has_secret: bool) -> None:
-    """Raise ConfigError for an endpoint that strangers could reach."""
+    """Raise ConfigError for an endpoint that strangers could reach, or be found at."""
     scheme, _, where = endpoint.partition("://")
     if scheme not in ("ipc", "tcp") or where in ("", "*"):
         raise ConfigError(f"endpoint {endpoint!r:.80}: tcp://HOST:PORT, ipc://PATH or {AUTO}")
-    if not has_secret and (scheme == "tcp" or where.startswith("@")):
+    if has_secret:
+        return
+    path = socket_path(endpoint)
+    if path is None:
         raise ConfigError(
             f"{endpoint} can be reached by any user of this machine, if not by others: set net.secret_file on every "
             f"process (openssl rand -hex 32), or leave the endpoint at {AUTO}"
         )
+    if problem := shared_with(path.absolute().parent):
+        raise ConfigError(
+            f"{endpoint}: {problem}, so that any user there could be found in the place of ours: name a path in a "
+            "directory of your own (mkdir -m 700), set net.secret_file on every process (openssl rand -hex 32), or "
+            f"leave the endpoint at {AUTO}"
+        )
+
+
+def shared_with(directory: Path) -> str:
+    """Why others than this user, and root, may put a file into a directory; "" if they may not.
+
+    Who may replace one of the directories above it may, too; in those with a sticky bit, as /tmp, nobody replaces
+    what is another's.
+    """
+    try:
+        real = directory.resolve(strict=True)
+        status = real.stat()
+        if status.st_uid not in (os.getuid(), 0):
+            return f"{real} belongs to user {status.st_uid}"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write to {real} (mode {stat.S_IMODE(status.st_mode):o})"
+        for above in real.parents:
+            mode = above.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                return f"others may replace what is in {above} (mode {stat.S_IMODE(mode):o})"
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+    return ""
 
 
 def claim(endpoint: str) -> None:

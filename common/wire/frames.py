@@ -17,7 +17,7 @@ import msgpack
 
 from common.errors import WireError
 from common.wire.fields import Length, Rule
-from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
+from common.wire.handoff_messages import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
@@ -26,6 +26,7 @@ from common.wire.memory_messages import (
     KVAccepted,
     KVDeclined,
     KVOffer,
+    KVReceived,
     MemoryHello,
     MemoryKnock,
     MemoryRefused,
@@ -36,8 +37,9 @@ from common.wire.memory_messages import (
     PoolRegion,
     PoolShortage,
     PoolWanted,
-    PrefixFound,
-    PrefixWanted,
+    PromptBlocks,
+    PromptUnwanted,
+    PromptWanted,
     WeightsFilled,
     WeightsProgress,
     WeightsRegion,
@@ -109,6 +111,7 @@ TAGS: dict[int, type[Message]] = {
     34: LoadWanted,
     35: LoadReport,
     36: RoleChange,
+    37: DecodeRequest,
     40: KVPoolExport,
     44: KVPathResult,
     45: KVProgress,
@@ -133,8 +136,10 @@ TAGS: dict[int, type[Message]] = {
     78: KVDeclined,
     79: PoolLeft,
     80: BlocksSealed,
-    81: PrefixWanted,
-    82: PrefixFound,
+    81: PromptWanted,
+    82: PromptBlocks,
+    83: KVReceived,
+    84: PromptUnwanted,
 }
 """The wire's names of messages: never renumbered, never reused."""
 
@@ -159,6 +164,8 @@ def _shape(annotation: Any) -> Any:
 
 WIRE_VERSION = zlib.crc32(repr([(tag, cls.__name__, _shape(cls)) for tag, cls in TAGS.items()]).encode())
 """Follows from all messages and their fields, so that programs whose messages differ refuse one another's."""
+WIRE_NAME = f"{WIRE_VERSION:08x}"
+"""As operators are told it: programs of two commits that have the same serve together."""
 
 
 def encode(message: Message) -> bytes:

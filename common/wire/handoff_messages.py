@@ -1,9 +1,39 @@
-"""What prefill and decode workers say to one another; the rules are those of `messages`."""
+"""What makes a handoff between a prefill and a decode worker; the rules are those of `messages`."""
 
 from dataclasses import dataclass
 
-from common.wire.fields import BlockIds, Count, Epoch, Label, OptionalLabel, Positive, RequestId, Text, WorkerId
+from common.wire.fields import (
+    BlockIds,
+    ClientId,
+    Count,
+    Epoch,
+    Label,
+    OptionalLabel,
+    Positive,
+    Priority,
+    RequestId,
+    Text,
+    TokenIds,
+    WorkerId,
+)
 from common.wire.kv_layout import KVLayout
+from common.wire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """router -> decode worker: a prefill worker computes this prompt, and will offer its blocks (see `KVOffer`).
+
+    Sent before the `PrefillRequest`. Fields mean what they mean there.
+    """
+
+    request_id: RequestId
+    attempt: Count
+    token_ids: TokenIds
+    num_outputs: Count
+    sampling: SamplingParams
+    priority: Priority
+    client: ClientId
 
 
 @dataclass(frozen=True, slots=True)

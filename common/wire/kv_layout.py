@@ -112,6 +112,11 @@ class KVLayout:
     groups: Annotated[tuple[KVGroup, ...], Length(1, MAX_GROUPS)]
 
     @property
+    def logical(self) -> tuple[object, ...]:
+        """What numbers KV has, wherever it lies: the model, and of each group what is kept and how it is rounded."""
+        return (self.fingerprint, *((group.kind.name, group.window, group.dtype) for group in self.groups))
+
+    @property
     def nothing(self) -> Counts:
         """No block of any group."""
         return (0,) * len(self.groups)

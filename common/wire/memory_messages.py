@@ -12,15 +12,14 @@ from common.wire.fields import (
     Handle,
     Label,
     OptionalDigest,
+    Priority,
     Range,
     RequestId,
     Text,
-    TokenIds,
     Total,
     WorkerId,
 )
 from common.wire.kv_layout import KVLayout, NumBlocks, NumWanted
-from common.wire.sampling_params import SamplingParams
 
 MAX_BYTES = 1 << 44
 
@@ -185,27 +184,41 @@ class BlocksSealed:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixWanted:
-    """worker -> memory server: which blocks are there of this text, from its first on?
+class PromptWanted:
+    """worker -> memory server: all blocks of a prompt; those that its keys find, from its first on, count.
 
-    Those that are in host memory only are restored first if that takes less time than to compute them.
+    The server answers once, with all of them, or keeps the question until there are so many. Blocks in host memory are
+    restored first if that takes less time than to compute them. A guest wants 0 blocks, and hears what is found.
     """
 
     request_id: RequestId
     attempt: Count
     keys: BlockKeys
-    block_us: Count  # that computing one takes there, in microseconds; 0: nothing is to be restored for it
+    block_us: Count  # that computing a block takes there, in microseconds; 0: nothing is to be restored for it
+    num_blocks: Count  # of the first group
+    priority: Priority  # lower is earlier
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixFound:
-    """memory server -> worker: those of its first keys, yours to read until you give them back."""
+class PromptBlocks:
+    """memory server -> worker: the blocks of a prompt.
+
+    The first `num_sealed` are those that its keys found, for the worker to read; the rest is leased to it.
+    """
 
     request_id: RequestId
     attempt: Count
     block_ids: BlockIds
     generations: BlockIds
-    num_parked: Count  # blocks that follow them and are in host memory, while there are none free to be filled
+    num_sealed: Count
+
+
+@dataclass(frozen=True, slots=True)
+class PromptUnwanted:
+    """worker -> memory server: forget `PromptWanted` of this attempt, if it is not answered yet."""
+
+    request_id: RequestId
+    attempt: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,20 +244,20 @@ class PoolShortage:
 class KVOffer:
     """prefill worker -> memory server -> decode worker: a prompt's blocks, complete, for you to take.
 
-    From the server on they are nobody's until they are accepted or declined, whoever dies meanwhile. `token_ids` is
-    prompt plus outputs including the one just sampled: its KV is the only one not in the blocks. `num_outputs` counts
-    that one too. Blocks are those that the next token sees, in each group by place; the first of them are sealed,
-    and `digest` is of the last full one, so that who fills the next can seal it; `root` is where the chain begins, so
-    that who pulls them can look for them in its own pool. Both are "" if nothing is to be sealed.
+    The prefill worker owns the request until `KVReceived` or `KVDeclined` answers. The blocks are nobody's until they
+    are accepted or declined, whichever process dies meanwhile. The decode worker knows the prompt and how to sample
+    from its `DecodeRequest`; `token_id` is the token just sampled, the only one whose KV is not in the blocks.
+
+    Blocks are those that the next token sees, in each group by place; the first `num_sealed` are sealed. `digest` is of
+    the last full one, so that the decode worker can seal the next. `root` is where the chain of keys begins, by which
+    a guest looks for the blocks in its own pool. Both are "" if nothing is to be sealed.
     """
 
     decode_worker_id: WorkerId
     decode_epoch: Epoch
     request_id: RequestId
     attempt: Count
-    token_ids: TokenIds
-    num_outputs: Count
-    sampling: SamplingParams
+    token_id: Count
     block_ids: BlockIds
     generations: BlockIds
     num_sealed: Count
@@ -253,8 +266,19 @@ class KVOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class KVReceived:
+    """decode worker -> memory server -> prefill worker: the offer is here, and the decode worker owns the request."""
+
+    request_id: RequestId
+    attempt: Count
+
+
+@dataclass(frozen=True, slots=True)
 class KVAccepted:
-    """decode worker -> memory server: the blocks of this offer are this worker's from now on; a guest's to read."""
+    """decode worker -> memory server: the blocks of this offer are this worker's; a guest's to read.
+
+    It says `KVReceived`, too, where that was not said before.
+    """
 
     request_id: RequestId
     attempt: Count
@@ -262,20 +286,25 @@ class KVAccepted:
 
 @dataclass(frozen=True, slots=True)
 class KVDeclined:
-    """decode worker -> memory server: these blocks are free; memory server -> prefill worker: no such decode worker."""
+    """decode worker -> memory server: the blocks of this offer are free.
+
+    memory server -> prefill worker: an offer that the decode worker never received is void; its blocks are free.
+    """
 
     request_id: RequestId
     attempt: Count
 
 
 OfBlocks = (
-    BlocksWanted | BlocksSealed | PrefixWanted | BlocksFreed | PoolLeft | KVOffer | KVAccepted | KVDeclined
+    BlocksWanted | BlocksSealed | BlocksFreed | PromptWanted | PromptUnwanted | PoolLeft
+    | KVOffer | KVReceived | KVAccepted | KVDeclined
 )  # fmt: skip
 """What a worker says of the blocks of a pool that it has."""
-OfGuests = PrefixWanted | BlocksFreed | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
+OfGuests = PromptWanted | BlocksFreed | KVReceived | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
 """What who only pulls from a pool may say."""
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
     | MemoryVisit | PoolWanted | PoolRegion | PoolLeft | PoolShortage | BlocksWanted | BlocksLeased | BlocksFreed
-    | BlocksSealed | PrefixWanted | PrefixFound | KVOffer | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
+    | BlocksSealed | PromptWanted | PromptBlocks | PromptUnwanted | KVOffer | KVReceived | KVAccepted | KVDeclined
+    | MemoryKnock | MemoryTainted
 )  # fmt: skip

@@ -57,6 +57,8 @@ class MemoryHeartbeat:
     copied_out_bytes: Total  # to host memory
     copied_in_bytes: Total  # and back
     worker_ids: Annotated[tuple[WorkerId, ...], Length(0, MAX_WORKERS)]
+    gpu_percent: Annotated[int, Range(-1, 100)] = -1  # of the last moments in which kernels ran; -1: nobody says
+    gpu_celsius: Annotated[int, Range(-1, 1000)] = -1
 
 
 @dataclass(frozen=True, slots=True)

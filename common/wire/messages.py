@@ -20,6 +20,7 @@ from typing import Annotated
 from common.errors import ErrorCode
 from common.wire.fields import (
     MAX_ROWS,
+    ClientId,
     Codes,
     Column,
     Count,
@@ -45,7 +46,7 @@ from common.wire.fields import (
     Turn,
     WorkerId,
 )
-from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
+from common.wire.handoff_messages import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
 from common.wire.kv_layout import KVLayout, NumWanted
 from common.wire.memory_messages import MemoryMessage
 from common.wire.memory_reports import MemoryReport
@@ -311,6 +312,7 @@ class PrefillRequest:
     whole_gpu: bool  # it may be computed with all of the GPU, whatever decode steps there lose by it
     priority: Priority  # lower is earlier, before everything else
     turn: Turn  # its place among prompts of one priority, lower is earlier; see router.turns
+    client: ClientId  # between whom decode rows are shared; 0: clients that do not say who they are
     num_prompt_logprobs: NumLogprobs  # of each prompt token, its own and those of the likeliest
     first_scored: Count  # position from which on they are wanted: the router has those before
     salt: OptionalDigest  # it shares blocks with prompts of the same one alone, see `block_key`
@@ -338,7 +340,8 @@ class Inquiry:
 WorkerMessage = (
     WorkerReady | Heartbeat | WorkerLeaving | WorkerGone | KVPathReport | TokenBatch | LogprobBatch | PromptLogprobs
     | PromptCached | RequestFailed | InquiryReply | Welcome | Refused | Reregister | DecodePeer | PeerGone
-    | PrefillRequest | Abort | Inquiry | StillBound | Knock | KVEventsWanted | KVPoolExport | KVProgress | KVPathResult
+    | PrefillRequest | DecodeRequest | Abort | Inquiry | StillBound | Knock | KVEventsWanted
+    | KVPoolExport | KVProgress | KVPathResult
 )  # fmt: skip
 """What workers hear or say, but for their memory server."""
 

@@ -1,7 +1,7 @@
 """How the fields of one message depend on one another; each by itself was checked before (see `fields`)."""
 
 from common.wire.fields import ID_BYTES, KEY_BYTES, SHORT_KEY_BYTES
-from common.wire.handoff_messages import KVPoolExport, KVProgress
+from common.wire.handoff_messages import DecodeRequest, KVPoolExport, KVProgress
 from common.wire.kv_layout import CacheKind, Counts, KVLayout
 from common.wire.memory_messages import (
     BlocksFreed,
@@ -10,7 +10,7 @@ from common.wire.memory_messages import (
     KVOffer,
     PoolLeft,
     PoolWanted,
-    PrefixFound,
+    PromptBlocks,
 )
 from common.wire.memory_reports import KVEvents
 from common.wire.messages import (
@@ -42,7 +42,7 @@ def contradiction(message: Message) -> str:
             return _uneven(len(message.request_ids), _num_ids(message.attempts))
         case InquiryReply():
             return _uneven(len(message.request_ids), _num_ids(message.attempts), len(message.are_here))
-        case PrefillRequest():
+        case PrefillRequest() | DecodeRequest():
             return _too_many_outputs(message) or _unpaired_biases(message.sampling)
         case WorkerReady():
             has_no_budget = message.role is Role.PREFILL and not message.max_batch_tokens
@@ -56,14 +56,13 @@ def _contradiction_of_blocks(message: Message) -> str:
     """The same for those about KV blocks."""
     match message:
         case KVOffer():
-            problem = _too_many_outputs(message) or _unpaired_biases(message.sampling)
-            if message.num_sealed > _num_ids(message.block_ids):
-                return f"{message.num_sealed} of {_num_ids(message.block_ids)} blocks are sealed"
             if bool(message.root) != bool(message.digest):
                 return "a chain of keys has a root and a digest"
-            return _unversioned(message) or (problem if message.num_outputs else "a handoff follows an output")
-        case BlocksLeased() | BlocksFreed() | PoolLeft() | PrefixFound():
+            return _unversioned(message) or _too_many_sealed(message)
+        case BlocksLeased() | BlocksFreed() | PoolLeft():
             return _unversioned(message)
+        case PromptBlocks():
+            return _unversioned(message) or _too_many_sealed(message)
         case BlocksSealed():
             return _unversioned(message) or _uneven(_num_ids(message.block_ids), len(message.keys) // KEY_BYTES)
         case KVEvents():
@@ -86,8 +85,14 @@ def _uneven(*num_rows: int) -> str:
     return f"columns of {', '.join(map(str, num_rows))} rows" if len(set(num_rows)) > 1 else ""
 
 
+def _too_many_sealed(message: KVOffer | PromptBlocks) -> str:
+    """Sealed blocks are some of those that are named."""
+    num_blocks = _num_ids(message.block_ids)
+    return f"{message.num_sealed} of {num_blocks} blocks are sealed" if message.num_sealed > num_blocks else ""
+
+
 def _unversioned(
-    message: BlocksLeased | BlocksFreed | BlocksSealed | PoolLeft | PrefixFound | KVOffer | KVProgress,
+    message: BlocksLeased | BlocksFreed | BlocksSealed | PoolLeft | PromptBlocks | KVOffer | KVProgress,
 ) -> str:
     """Each block has its generation."""
     return _uneven(_num_ids(message.block_ids), _num_ids(message.generations))
@@ -110,7 +115,7 @@ def _misscored(message: LogprobBatch | PromptLogprobs) -> str:
     return "" if num_wanted == num_ids == num_values else f"{num_values} logprobs of {num_ids} ids for {num_wanted}"
 
 
-def _too_many_outputs(message: PrefillRequest | KVOffer) -> str:
+def _too_many_outputs(message: PrefillRequest | DecodeRequest) -> str:
     """Outputs follow a prompt, and at least one is still to come."""
     num_tokens, max_tokens = _num_ids(message.token_ids), message.sampling.max_tokens
     if message.num_outputs < min(num_tokens, max_tokens):

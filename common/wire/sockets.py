@@ -8,7 +8,6 @@ whoever does not know it cannot even connect; a unix socket is open to its own u
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Iterator
 
@@ -17,10 +16,10 @@ import zmq.utils.z85
 
 from common.config import NetSection
 from common.errors import ConfigError, WireError
-from common.plain_file import read_plain
 from common.wire.endpoints import claim, release, require_protected, restrict
 from common.wire.frames import MAX_FRAME_BYTES, decode, encode
 from common.wire.messages import Message
+from common.wire.secret import read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,6 @@ MAX_RECEIVED_AT_ONCE = 1000
 """Messages taken per `receive`, so that a flood cannot starve the caller's loop."""
 KEEPALIVE_S = 5
 """After three times so long without an answer a TCP connection counts as broken and is made anew."""
-MAX_SECRET_BYTES = 1 << 20
 
 
 class Hub:
@@ -46,7 +44,7 @@ class Hub:
         *,
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
-        secret = _secret(net)
+        secret = read_secret(net.secret_file)
         require_protected(endpoint, has_secret=secret is not None)
         claim(endpoint)
         self.socket = _socket(context, zmq.ROUTER, net)
@@ -113,7 +111,7 @@ class Spoke:
         *,
         keep_last: bool = False,
     ) -> None:
-        secret = _secret(net)
+        secret = read_secret(net.secret_file)
         require_protected(endpoint, has_secret=secret is not None)
         self.socket = _socket(context, zmq.DEALER, net)
         self.socket.setsockopt(zmq.CONFLATE, int(keep_last))
@@ -158,7 +156,7 @@ class Spoke:
 
 def check(net: NetSection, endpoint: str) -> None:
     """Raise ConfigError for an endpoint that may not be used, or a secret that cannot be read."""
-    require_protected(endpoint, has_secret=_secret(net) is not None)
+    require_protected(endpoint, has_secret=read_secret(net.secret_file) is not None)
 
 
 class DropCounter:
@@ -201,25 +199,6 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, net: NetSectio
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 2)
     socket.setsockopt(zmq.TCP_MAXRT, 3 * KEEPALIVE_S * 1000)
     return socket
-
-
-def _secret(net: NetSection) -> bytes | None:
-    if not net.secret_file:
-        return None
-    try:
-        secret = read_plain(net.secret_file, MAX_SECRET_BYTES + 1).strip()
-    except PermissionError:
-        raise ConfigError(
-            f"net.secret_file = {net.secret_file}: this process's user, {os.getuid()}, may not read it; a container "
-            "sees the owner and the mode that the file has outside"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"net.secret_file = {net.secret_file}: {error.strerror}") from None
-    if len(secret) < 16:
-        raise ConfigError(f"net.secret_file: {len(secret)} bytes; at least 16, for example `openssl rand -hex 32`")
-    if len(secret) > MAX_SECRET_BYTES:
-        raise ConfigError(f"net.secret_file = {net.secret_file}: more than {MAX_SECRET_BYTES:,} bytes; name a secret")
-    return secret
 
 
 def _use_curve(socket: "zmq.Socket[bytes]", secret: bytes, *, server: bool) -> None:

@@ -13,7 +13,7 @@ from common.wire.messages import Role
 from common.wire.operator_messages import LoadReport, LoadWanted, RoleChange, Stage
 from deploy.autoscale.load import Sample
 from deploy.console import Console
-from deploy.operator import Operator, dialed
+from deploy.router_client import Operator, dialed
 
 ASK_S = 2.0
 """For a router to answer."""

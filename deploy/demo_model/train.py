@@ -21,13 +21,25 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-CHAT_TEMPLATE = r"""{%- set names = {"user": "ROMEO:\n", "assistant": "JULIET:\n"} -%}
+CHAT_TEMPLATE = r"""{%- set names = {"user": "ROMEO:\n", "assistant": "JULIET:\n", "tool": "Messenger:\n"} -%}
+{%- if tools -%}
+{{- 'To call one of these, write <tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>:\n' -}}
+{%- for tool in tools -%}{{- tool.function | tojson + "\n" -}}{%- endfor -%}
+{{- "\n" -}}
+{%- endif -%}
 {%- for message in messages -%}
-{{- names.get(message.role, "") + message.content + "\n\n" -}}
+{{- names.get(message.role, "") + message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{%- set arguments = call.function.arguments -%}
+{{- "\n" if message.content or not loop.first -}}
+{{- '<tool_call>\n{"name": ' + call.function.name | tojson + ', "arguments": ' -}}
+{{- (arguments if arguments is string else arguments | tojson) + "}\n</tool_call>" -}}
+{%- endfor -%}
+{{- "\n\n" -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- "JULIET:\n" -}}{%- endif -%}
 """
-"""The model knows plays and nothing else, so a chat is a dialogue in one."""
+"""The model knows plays and nothing else, so a chat is a dialogue in one. It calls a tool where a request forces it."""
 EOS = "<|endoftext|>"
 EOS_ID = 0
 VOCAB_SIZE = 2048

@@ -79,7 +79,9 @@ def start(trial: Trial, model: str) -> str:
     most = RouterSection().max_requests
     room = f" --router-max-requests {2 * trial.most_at_once}" if trial.most_at_once > most // 2 else ""
     serve = f"baton serve {model} --prefill {layout.num_prefill} --decode {layout.num_decode} --gpus {gpus}{room}"
-    scale = f"docker compose up -d --scale prefill={layout.num_prefill} --scale decode={layout.num_decode}"
+    scale = (
+        f"BATON_PREFILL_REPLICAS={layout.num_prefill} BATON_DECODE_REPLICAS={layout.num_decode} docker compose up -d"
+    )
     if layout.num_hosts == 1:
         return f"    {serve}\n    BATON_GPUS={gpus} {scale}"
     return (

@@ -21,6 +21,7 @@ class Request:
     num_done: int = field(init=False)  # of the prompt, those and what is in steps that are launched
     num_sent: int = 0  # of the prompt, that the router takes its prefill worker to have to compute
     is_started: bool = False  # has KV blocks for all of its prompt
+    has_blocks: bool = False  # never before it is started
     whole_gpu: bool = False  # its prompt may have all of the GPU
     overtakes: bool = False  # sent ahead of its turn
     num_returns: int = 0  # how often it was given back at a standstill

@@ -29,4 +29,15 @@ export function duration(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
+/** A moment, seconds since 1970, as a clock here shows it: with its day if that is another one. */
+export function clock(atS, nowS, withSeconds = true) {
+  const at = new Date(1000 * atS);
+  const time = at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...(withSeconds ? { second: "2-digit" } : {}) });
+  const isToday = at.toDateString() === new Date(1000 * nowS).toDateString();
+  return isToday ? time : `${at.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ${time}`;
+}
+
+/** How often something happens, a second. */
+export const rate = (value) => (value === null || value === undefined ? "–" : value && value < 10 ? value.toFixed(1) : short(value));
+
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;

@@ -27,6 +27,8 @@ function draw(report) {
   svg.replaceChildren(...trunks(workers, boxes, router, frame), ...ways(report, boxes));
 }
 
+const isBusy = (worker) => worker.prompts + worker.handoffs + worker.decoding > 0;
+
 function placed(card, frame) {
   const box = card.getBoundingClientRect();
   const left = box.left - frame.left;
@@ -43,7 +45,7 @@ function trunks(workers, boxes, router, frame) {
     const edge = isDecode ? box.right : box.left;
     const bend = isDecode ? -8 : 8;
     const points = `M ${edge} ${box.middle} L ${x + bend} ${box.middle} Q ${x} ${box.middle} ${x} ${box.middle - 8} L ${x} ${router.middle + 8} Q ${x} ${router.middle} ${x + bend} ${router.middle} L ${isDecode ? router.right : router.left} ${router.middle}`;
-    return drawing("path", { class: `link ${worker.role}${worker.running ? " active" : ""}`, d: points });
+    return drawing("path", { class: `link ${worker.role}${isBusy(worker) ? " active" : ""}`, d: points });
   });
 }
 
@@ -52,7 +54,7 @@ function ways(report, boxes) {
   const lines = [];
   const labels = new Map();
   const deviceOf = new Map(report.devices.flatMap((device) => device.workers.map((worker) => [worker.id, device.id])));
-  const busy = new Set(report.devices.flatMap((device) => device.workers).filter((worker) => worker.running).map((worker) => worker.id));
+  const busy = new Set(report.devices.flatMap((device) => device.workers).filter(isBusy).map((worker) => worker.id));
   for (const path of report.kv_paths) {
     const [from, to] = [boxes.get(path.prefill), boxes.get(path.decode)];
     if (!from || !to) continue;

@@ -2,18 +2,19 @@
 
 import { showCharts } from "./charts.js";
 import { byId, element, keyed, setText } from "./dom.js";
-import { count, duration, plural } from "./format.js";
+import { clock, count, duration } from "./format.js";
+import { showRequests } from "./requests.js";
 import { fetchReport, key, KeyWanted } from "./server.js";
 import { showTopology } from "./topology.js";
 import { offerTryout, prepareTryout } from "./tryout.js";
 
 const PERIOD_MS = 2000;
-const STATES = { ok: "serving", draining: "draining", unavailable: "not serving" };
+const STATES = { ok: "serving", degraded: "degraded", draining: "draining", unavailable: "not serving" };
 const STAGES = [
-  ["queued", "Queued", (report) => (report.queued ? `${count(report.queued_prompt_tokens)} prompt tokens` : "no worker has them yet")],
-  ["prefill", "Prefill", () => "until the first token"],
-  ["handoff", "Handoff", () => "until the next one"],
-  ["decode", "Decode", () => "token by token"],
+  ["queued", "Queued", (report) => (report.queued ? `${count(report.queued_prompt_tokens)} prompt tokens wait` : "wait for a worker")],
+  ["prefill", "Prefill", () => "prompt is being read"],
+  ["handoff", "Handoff", () => "moving to a decode worker"],
+  ["decode", "Decode", () => "text is being written"],
 ];
 
 let heard = null; // when there was an answer
@@ -26,12 +27,13 @@ function show(report) {
   byId("forget-key").hidden = !key.get();
   document.title = `${report.status === "ok" ? "" : `${STATES[report.status]} · `}${report.model} · Baton`;
   setText(byId("model"), report.model);
-  setText(byId("about"), `version ${report.version} · up ${duration(report.up_s)} · up to ${count(report.max_model_len)} tokens`);
+  setText(byId("about"), `version ${report.version} · up ${duration(report.up_s)} · up to ${count(report.max_model_len)} tokens, prompt and answer`);
   showState(report.status, STATES[report.status]);
-  showProblems(report.missing);
+  showProblems(report.problems, report.status);
   keyed(byId("stages"), STAGES, ([name]) => name, makeStage, (item, stage) => changeStage(item, stage, report));
   showCharts(report);
   showTopology(report);
+  showRequests(report);
   showIncidents(report);
   offerTryout(report);
 }
@@ -42,8 +44,9 @@ function showState(state, words) {
   setText(pill, words);
 }
 
-function showProblems(problems) {
+function showProblems(problems, state) {
   byId("problems").hidden = !problems.length;
+  byId("problems").className = `notice ${state}`;
   setText(byId("problems"), problems.join(". "));
 }
 
@@ -61,7 +64,7 @@ function showIncidents(report) {
   const told = report.incidents.map((incident) => ({ ...incident, ago: report.now_s - incident.at_s }));
   const shown = told.length ? told : [{ kind: "none", text: "Nothing.", num: 1, ago: null }];
   keyed(byId("incidents"), shown, (incident) => `${incident.kind}\n${incident.text}\n${incident.at_s}`, makeIncident, (item, incident) => {
-    setText(item.querySelector(".ago"), incident.ago === null ? "" : `${duration(incident.ago)} ago`);
+    setText(item.querySelector(".ago"), incident.ago === null ? "" : `${clock(incident.at_s, report.now_s)}, ${duration(incident.ago)} ago`);
     setText(item.querySelector(".times"), incident.num > 1 ? `${count(incident.num)} times` : "");
   });
 }
@@ -94,7 +97,7 @@ function askForKey(message) {
   key.forget();
   byId("content").hidden = true;
   byId("forget-key").hidden = true;
-  showProblems([]);
+  showProblems([], "");
   byId("key-form").hidden = false;
   byId("key").focus();
 }

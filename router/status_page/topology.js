@@ -10,7 +10,7 @@ const SILENT_S = 2;
 export function showTopology(report) {
   const router = byId("router");
   if (!router.children.length) router.append(element("b", {}, "router"), element("span", { class: "muted" }));
-  setText(router.lastChild, `${plural(report.running, "request")} at workers, ${count(report.queued)} queued`);
+  setText(router.lastChild, `${plural(report.running, "request")} at workers, ${count(report.queued)} waiting`);
   byId("nobody").hidden = report.devices.length > 0;
   keyed(byId("devices"), report.devices, (device) => device.id, makeDevice, changeDevice);
   showPaths(report);
@@ -21,7 +21,7 @@ function makeDevice(device) {
   return element(
     "article",
     { class: "device card", "aria-label": `device ${device.id}` },
-    element("div", { class: "device-head" }, element("h3", {}), element("span", { class: "muted uuid" })),
+    element("div", { class: "device-head" }, element("h3", {}), element("span", { class: "gpu-use" }), element("span", { class: "muted uuid" })),
     element("div", { class: "memories" }),
     element("div", { class: "columns" }, element("div", { class: "column prefill" }), element("div", { class: "column decode" })),
   );
@@ -29,15 +29,24 @@ function makeDevice(device) {
 
 function changeDevice(card, device) {
   const [place, ...rest] = device.name.split(" ");
-  const uuid = rest.length && rest.at(-1).startsWith("GPU-") ? rest.pop() : "";
+  const uuid = rest.length > 1 ? rest.pop() : "";
   card.querySelector(".uuid").title = uuid;
   setText(card.querySelector("h3"), rest.length ? `${rest.join(" ")} · ${place}` : place);
-  setText(card.querySelector(".uuid"), uuid.split("-").slice(0, 2).join("-"));
+  setText(card.querySelector(".uuid"), uuid.replace(/^GPU-/, "").slice(0, 8));
+  setText(card.querySelector(".gpu-use"), useWords(device.memory_servers));
   keyed(card.querySelector(".memories"), device.memory_servers, (server) => server.id, makeMemory, changeMemory);
   for (const role of ["prefill", "decode"]) {
     const workers = device.workers.filter((worker) => worker.role === role);
     keyed(card.querySelector(`.column.${role}`), workers, (worker) => worker.id, makeWorker, changeWorker);
   }
+}
+
+/** How busy and how warm a GPU is, if somebody says. */
+function useWords(servers) {
+  const told = servers.find((server) => server.gpu_percent !== null || server.gpu_celsius !== null);
+  if (!told) return "";
+  const words = [told.gpu_percent === null ? "" : `GPU ${told.gpu_percent} % busy`, told.gpu_celsius === null ? "" : `${told.gpu_celsius} °C`];
+  return words.filter(Boolean).join(" · ");
 }
 
 function makeMemory(server) {
@@ -55,15 +64,15 @@ function changeMemory(row, server) {
   const used = server.used_blocks / blocks;
   const host = server.host_bytes ? ` · ${bytes(server.host_bytes)} of host memory for ${plural(server.host_blocks, "block")}` : "";
   const late = server.heard_s > SILENT_S ? ` · silent for ${duration(server.heard_s)}` : "";
-  setText(row.querySelector(".memory-head .muted"), `${bytes(server.weights_bytes)} of weights · ${bytes(server.free_bytes)} left${host}${late}`);
+  setText(row.querySelector(".memory-head .muted"), `model ${bytes(server.weights_bytes)} · ${bytes(server.free_bytes)} free on the device${host}${late}`);
   const kept = Math.min(server.cached_blocks, server.blocks - server.used_blocks);
-  setBar(row.querySelector(".bar"), `KV blocks: ${percent(used)} in use, ${percent(kept / blocks)} kept`, [
+  setBar(row.querySelector(".bar"), `memory for texts: ${percent(used)} in use, ${percent(kept / blocks)} kept for prompts that begin alike`, [
     { kind: "used", share: used },
     { kind: "cached", share: kept / blocks },
   ]);
-  setText(row.querySelector(".swatch.used"), `${count(server.used_blocks)} of ${count(server.blocks)} KV blocks in use (${percent(used)})`);
-  const lost = server.quarantined_blocks ? `, ${count(server.quarantined_blocks)} of the dead` : "";
-  setText(row.querySelector(".swatch.cached"), `${count(kept)} kept for texts to come${lost}`);
+  setText(row.querySelector(".swatch.used"), `${count(server.used_blocks)} of ${count(server.blocks)} KV blocks hold texts under way (${percent(used)})`);
+  const lost = server.quarantined_blocks ? `, ${count(server.quarantined_blocks)} of workers that died` : "";
+  setText(row.querySelector(".swatch.cached"), `${count(kept)} kept, to be reused by prompts that begin alike${lost}`);
 }
 
 function makeWorker(worker) {
@@ -85,28 +94,38 @@ function makeWorker(worker) {
 
 function changeWorker(card, worker) {
   const isDecode = worker.role === "decode";
+  const here = worker.prompts + worker.handoffs + worker.decoding;
   card.dataset.worker = worker.id;
-  card.classList.toggle("busy", worker.running > 0);
-  card.classList.toggle("aside", worker.state === "in reserve" || worker.state === "draining");
+  card.dataset.here = here;
+  card.classList.toggle("busy", here > 0);
+  card.classList.toggle("aside", worker.state === "in reserve" || worker.state === "leaving");
   card.classList.toggle("silent", worker.state === "silent");
   const badge = card.querySelector(".badge");
   badge.hidden = worker.state === "serving";
   setText(badge, worker.state);
   card.title = `${worker.id}: pid ${worker.pid}, version ${worker.version}, here for ${duration(worker.since_s)}`;
-  const share = isDecode ? worker.assigned / Math.max(1, worker.most_sequences) : worker.busy;
-  const words = isDecode
-    ? `${count(worker.assigned)} of ${plural(worker.most_sequences, "sequence")}`
-    : `${plural(worker.assigned, "prompt")}, ${count(worker.outstanding_prompt_tokens)} tokens to compute`;
-  setBar(card.querySelector(".bar"), words, [{ kind: "used", share }]);
-  const waits = worker.waiting + (isDecode ? worker.handoffs : 0);
-  setText(card.querySelector(".load-words"), waits ? `${words}, ${count(waits)} waiting` : words);
-  setText(card.querySelector(".step-words"), stepWords(worker));
+  const share = isDecode ? (worker.handoffs + worker.decoding) / Math.max(1, worker.most_sequences) : worker.busy;
+  setBar(card.querySelector(".bar"), loadWords(worker, isDecode), [{ kind: "used", share }]);
+  setText(card.querySelector(".load-words"), loadWords(worker, isDecode));
+  setText(card.querySelector(".step-words"), stepWords(worker, here, isDecode));
 }
 
-function stepWords(worker) {
-  if (worker.step_age_s > SILENT_S && worker.running) return `no step for ${duration(worker.step_age_s)}`;
+/** What it has at this moment, in the phases that the requests above are counted by. */
+function loadWords(worker, isDecode) {
+  const prompts = `${plural(worker.prompts, "prompt")}, ${plural(worker.outstanding_prompt_tokens, "token")} to compute`;
+  if (!isDecode) return prompts;
+  const also = [
+    worker.handoffs ? `${count(worker.handoffs)} arriving` : "",
+    worker.coming ? `${count(worker.coming)} to come` : "",
+    worker.prompts ? prompts : "",
+  ].filter(Boolean);
+  return [`${count(worker.decoding)} of at most ${plural(worker.most_sequences, "text")} being written`, ...also].join(", ");
+}
+
+function stepWords(worker, here, isDecode) {
+  if (worker.step_age_s > SILENT_S && here) return `no step for ${duration(worker.step_age_s)}`;
   if (worker.step_ms === null) return "idle";
-  return `${milliseconds(worker.step_ms)} a step · ${short(worker.tokens_per_s)} tokens/s · busy ${percent(worker.busy)}`;
+  return `${milliseconds(worker.step_ms)} a step · ${short(worker.tokens_per_s)} ${isDecode ? "" : "prompt "}tokens a second · busy ${percent(worker.busy)}`;
 }
 
 function showPaths(report) {

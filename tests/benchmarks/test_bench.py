@@ -1,18 +1,23 @@
 """`baton bench`: the load client with flags left out, the line that it shows meanwhile, and its picture."""
 
 import os
+import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from benchmarks.live import Live, progress_on
+from benchmarks.run_plot import Seen, draw
 from benchmarks.stats import RequestRecord
 from deploy import cli
 from tests.answering import answering
 from tests.benchmarks.fake_server import FakeServer, Running, figures
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(*flags: str) -> int:
@@ -106,6 +111,40 @@ def test_another_program_is_named_and_nothing_is_sent_to_it(answer: bytes, capsy
 def test_where_nobody_answers_there_is_one_line(url: str, trouble: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--url", url) == 1
     assert f"'{url}' {trouble} (" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_picture_shows_all_of_the_longest_run() -> None:
+    """Of two servers, the slower first and the faster first: no panel ends before what is drawn in it does."""
+
+    def seen(label: str, num_s: int) -> Seen:
+        times_s = [0.5 * (step + 1) for step in range(2 * num_s)]
+        return Seen(label, [RequestRecord(sent_s=0.0, ended_s=float(num_s), chunk_times_s=times_s)])
+
+    for systems in ([seen("a", 30), seen("b", 5)], [seen("b", 5), seen("a", 30)], [seen("a", 30)]):
+        first, gaps, rate, at_work = draw("a run", systems).axes
+        for axes in (first, rate, at_work):
+            drawn = np.concatenate([np.asarray(line.get_xdata(), float) for line in axes.lines])
+            left, right = axes.get_xlim()
+            assert left <= drawn.min() and drawn.max() <= right
+        assert rate.get_xlim()[0] == 0.0 and gaps.get_xlim() == (0.0, 1000.0)
+
+
+def test_what_the_client_needs_and_is_not_installed_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("raise ModuleNotFoundError(\"No module named 'rich'\")")
+    command = [sys.executable, "-m", "deploy.cli", "bench", "--url", "http://127.0.0.1:9"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and "'rich'" in line and 'pip install -c constraints.txt -e ".[bench]"' in line
+
+
+def test_what_a_picture_needs_is_asked_for_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.serve.find_spec", lambda name: None)
+    assert run("--url", "http://127.0.0.1:9", "--plot", "run.svg") == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("--plot: matplotlib is not installed: pip install ")
 
 
 def test_a_picture_of_no_kind_is_refused_before_anything_is_sent(capsys: pytest.CaptureFixture[str]) -> None:

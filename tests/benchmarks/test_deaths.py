@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,9 +39,8 @@ def url() -> Iterator[str]:
     with ReservedPort() as port:
         command = [sys.executable, "-m", "deploy.cli", "serve", "deploy/demo_model", "--device", "cpu",
                    "--standby", "decode", "--port", str(port.number)]  # fmt: skip
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
-            assert process.stdout is not None and process.stdout.readline().startswith("ready: ")
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None and any(line.startswith("ready: ") for line in process.stderr)
             yield f"http://127.0.0.1:{port.number}"
             process.terminate()
             assert process.wait(START_TIMEOUT_S) == 0

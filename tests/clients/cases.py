@@ -15,6 +15,7 @@ OUTPUT_TOKENS = 16
 STOPS = ("\n", "Question:", "</s>", "Q:", "\n\n", "<|im_end|>")
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 LOAD = "load of 2 streams on"
+LOOP = "functions called and answered"
 WORDS = ("moon", "night", "sword", "letter", "prince", "grave")
 VERSE, ENDING = (Path(__file__).with_name(f"{task}.yaml") for task in ("verse", "ending"))
 
@@ -211,6 +212,12 @@ def _text(server: Server, prompt: str, *, is_chat: bool = False) -> str:
 
 CASES = (
     Case(
+        "openai-python tools",
+        ("openai==3.52.0",),
+        f"chats and responses: {LOOP}, by `create`, `stream` and `parse`; objects of a class",
+        program("openai_tools.py"),
+    ),
+    Case(
         "openai-node",
         ("openai==7.55.0",),
         "whole, streamed with usage, `n`, `stop`, `logprobs`, a refusal, the models",
@@ -222,6 +229,13 @@ CASES = (
         ("openai==7.55.0",),
         "whole, streamed with usage, the helper `stream`, `n`, `stop`, `logprobs`, several turns, a refusal",
         program("openai_node_chat.mjs"),
+        kind="node",
+    ),
+    Case(
+        "openai-node tools",
+        ("openai==7.55.0",),
+        f"chats and responses: {LOOP}, by `create`, `stream`, `parse` and `runTools`; objects of a schema",
+        program("openai_node_tools.mjs"),
         kind="node",
     ),
     Case(
@@ -238,15 +252,45 @@ CASES = (
     ),
     Case(
         "litellm",
-        ("litellm==1.106.2",),
+        ("litellm==1.106.2", "mcp==2.3.0"),
         "`text_completion` as `text-completion-openai/` and `hosted_vllm/`, streamed, asynchronous, a refusal",
         program("litellm_program.py"),
     ),
     Case(
         "litellm chat",
-        ("litellm==1.106.2",),
+        ("litellm==1.106.2", "mcp==2.3.0"),
         "`completion` as `openai/` and `hosted_vllm/`, streamed, asynchronous, a refusal",
         program("litellm_chat_program.py"),
+    ),
+    Case(
+        "litellm tools",
+        ("litellm==1.106.2", "mcp==2.3.0"),
+        f"`completion` as `openai/` and `hosted_vllm/`, whole and streamed, and `responses`: {LOOP}",
+        program("litellm_tools.py"),
+    ),
+    Case(
+        "langchain",
+        ("langchain==1.4.7", "langchain-openai==1.7.3"),
+        f"`ChatOpenAI` with chats and with responses: {LOOP}, `create_agent`, `with_structured_output`",
+        program("langchain_tools.py"),
+    ),
+    Case(
+        "instructor",
+        ("instructor==1.17.0",),
+        "modes `TOOLS`, `TOOLS_STRICT`, `JSON_SCHEMA`, `RESPONSES_TOOLS`, whole, `create_partial`, asked again",
+        program("instructor_tools.py"),
+    ),
+    Case(
+        "pydantic-ai",
+        ("pydantic-ai-slim[openai]==2.68.0",),
+        f"agents with `OpenAIChatModel` and `OpenAIResponsesModel`: {LOOP}, streamed, `ToolOutput`, `NativeOutput`",
+        program("pydantic_ai_tools.py"),
+    ),
+    Case(
+        "openai-agents",
+        ("openai-agents==0.24.0",),
+        f"agents with responses and with chats: {LOOP}, streamed, typed output, a handoff",
+        program("openai_agents_tools.py"),
     ),
     Case(
         "lm-eval",

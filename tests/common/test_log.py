@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 FLOOD = """
 import logging, sys
-from common import log
-log.MAX_QUEUED_LINES = 100
+from common import background_writer, log
+background_writer.MAX_QUEUED_BYTES = 10_000
 log.setup_logging("flood")
 for number in range(5000):
     logging.info("line %d %s", number, "x" * 100)
@@ -34,7 +34,7 @@ def test_lines_that_nobody_reads_are_dropped_counted_and_hold_up_neither_the_loo
 
 
 def test_the_last_lines_are_written_and_what_was_dropped_is_counted() -> None:
-    patient = FLOOD.replace("log.MAX_QUEUED", "log.FLUSH_S = 20.0\nlog.MAX_QUEUED")  # the reader may be slow, too
+    patient = FLOOD.replace("log.setup", "background_writer.FLUSH_S = 20.0\nlog.setup")  # the reader may be slow, too
     command = [sys.executable, "-c", patient]
     ran = subprocess.run(command, cwd=ROOT, input=b"", capture_output=True, timeout=100, check=True)
     lines = ran.stderr.decode().splitlines()

@@ -4,17 +4,15 @@
 
 Needs a container engine with Compose 2, and root if its base image has to be made. Builds the images from a copy of the
 tracked files, twice, with an edit between; serves the openai client with 2 prefill and 3 decode workers; under load
-scales to one of each and back, kills processes of workers and the memory server's, drains a worker, restarts the
-router, and starts all of it anew with other settings; stops everything, and removes what it made. Ends with 1 if a text
-was another than before, or a request failed: only where the router ends may clients retry, and what was begun is never
-cut off.
+scales to one of each and back, kills processes of workers and the memory server's, restarts each worker in turn and the
+router, and starts all but the port anew with other settings; stops everything, and removes what it made. Ends with 1 if
+a text was another than before, or a request failed: clients retry nothing.
 """
 
 import argparse
 import contextlib
 import json
 import os
-import secrets
 import signal
 import sys
 import tempfile
@@ -34,6 +32,8 @@ READY_S = 300.0
 POOL_BYTES = 1 << 28
 PROGRAMS = {"decode": "decode_worker", "prefill": "prefill_worker", "memory": "common.memory"}
 """Modules, by their services."""
+SERVING = ("router", "prefill", "decode", "memory")
+"""Services that a next deployment replaces: all but who holds the port."""
 NUM_CLIENTS = 6
 ANSWERS = 30
 """In each phase."""
@@ -44,8 +44,6 @@ class Stack:
 
     def __init__(self, tree: Path, index: str) -> None:
         self.tree = tree
-        (tree / "deploy" / "secret").write_text(secrets.token_hex(32))
-        (tree / "deploy" / "secret").chmod(0o644)
         os.environ |= {
             "BATON_PORT": f"127.0.0.1:{PORT}", "BATON_TORCH_INDEX": index, "BATON_VERSION": "tested",
             "BATON_KV_BYTES": str(POOL_BYTES), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain",
@@ -62,7 +60,8 @@ class Stack:
 
     def scale(self, num_prefill: int, num_decode: int) -> None:
         """And wait until so many serve, and every path between them is proven."""
-        self.compose("up", "-d", "--scale", f"prefill={num_prefill}", "--scale", f"decode={num_decode}")
+        os.environ |= {"BATON_PREFILL_REPLICAS": str(num_prefill), "BATON_DECODE_REPLICAS": str(num_decode)}
+        self.compose("up", "-d")
         self.await_workers(num_prefill, num_decode)
 
     def await_workers(self, num_prefill: int, num_decode: int) -> None:
@@ -121,14 +120,17 @@ def rehearse(stack: Stack, report: list[str]) -> bool:
         drained = stack.compose("exec", "-T", "router", "baton", "drain", name, "--until-back")
         report += [f"    {line}" for line in drained.splitlines()[-1:]]
         load.until_answers(load.phase, ANSWERS)
-        load.may_retry, load.phase = True, "the router restarted"
+        load.phase = "each worker restarted in turn"
+        stack.compose("exec", "-T", "router", "baton", "drain", "--all")
+        load.until_answers(load.phase, ANSWERS)
+        load.phase = "the router restarted"
         stack.compose("restart", "router")
         load.until_answers(load.phase, ANSWERS)
         stack.await_workers(2, 3)
-        load.phase = "stopped, and started anew"
-        stack.compose("stop")
+        load.phase = "all but the port stopped, and started anew"
+        stack.compose("stop", *SERVING)
         os.environ["BATON_KV_BYTES"] = str(2 * POOL_BYTES)
-        stack.scale(2, 3)
+        stack.compose("up", "-d", "--no-deps", *SERVING)
         load.until_answers(load.phase, ANSWERS)
     finally:
         load.stop()

@@ -15,6 +15,8 @@ from typing import Any
 
 from cuda.bindings import driver, runtime
 
+from common.memory import ipc_handle
+
 NUM_BYTES = 2 << 20
 BYTE = 0x5A
 WAITS_S = 60.0
@@ -61,7 +63,7 @@ def made(way: str, device: int) -> tuple[bytes, int | None]:
     if way == "handle":
         address = checked(runtime.cudaMalloc(NUM_BYTES), "cudaMalloc")
         handle = checked(runtime.cudaIpcGetMemHandle(address), "cudaIpcGetMemHandle")
-        answer = bytes(handle.reserved), None
+        answer = ipc_handle.to_bytes(handle), None
     else:
         memory = checked(driver.cuMemCreate(NUM_BYTES, properties(device), 0), "cuMemCreate")
         address = mapped(memory, device)
@@ -74,10 +76,8 @@ def made(way: str, device: int) -> tuple[bytes, int | None]:
 def opened(handle: bytes, descriptor: int | None, device: int) -> int:
     """The address of another process's piece."""
     if descriptor is None:
-        opaque = runtime.cudaIpcMemHandle_t()
-        opaque.reserved = handle
         flags = runtime.cudaIpcMemLazyEnablePeerAccess
-        return int(checked(runtime.cudaIpcOpenMemHandle(opaque, flags), "cudaIpcOpenMemHandle"))
+        return int(checked(runtime.cudaIpcOpenMemHandle(ipc_handle.from_bytes(handle), flags), "cudaIpcOpenMemHandle"))
     return mapped(checked(driver.cuMemImportFromShareableHandle(descriptor, FILE_HANDLE), "import"), device)
 
 

@@ -1,6 +1,7 @@
 """Pulls on a bench: prefill workers of other pools, whose copies end when the test says so."""
 
 import os
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,8 +18,9 @@ from common.wire.memory_messages import KVOffer
 from common.wire.messages import Message
 from common.wire.packing import pack_ids
 from common.wire.pool_shape import PoolShape
+from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
-from decode_worker.attempts import Attempts
+from decode_worker.announced import Announced
 from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
@@ -27,6 +29,8 @@ from tests.layouts import allocator_of, tiny
 from tests.messages import kv_offer, pool_export
 
 BLOCK_SIZE = 4
+SLOT_ID = 950
+"""Blocks of a source in which nothing is written yet are numbered from here on."""
 Memory = dict[int, Any]
 
 
@@ -95,6 +99,8 @@ class FakeGuest:
     def receive(self) -> list[OfGuest]:
         return []
 
+    def receive_offer(self, offer: KVOffer) -> None: ...
+
     def accept(self, offer: KVOffer) -> None:
         self.said.append(("accept", offer.request_id))
 
@@ -108,6 +114,28 @@ class FakeGuest:
         assert not self.is_closed
         self.is_closed = True
         os.close(self._descriptor)
+
+
+def prompt_of(
+    name: str, token_ids: Sequence[int], attempt: int = 0, sampling: SamplingParams | None = None
+) -> DecodeSequence:
+    """A request whose prompt is computed elsewhere."""
+    return DecodeSequence(name, attempt, list(token_ids), 0, sampling or SamplingParams())
+
+
+def with_slot(source_ids: Sequence[int], num_tokens: int) -> list[int]:
+    """Blocks of a prompt of so many tokens, and the one that its next token lies in."""
+    is_full = len(source_ids) * BLOCK_SIZE == num_tokens
+    return [*source_ids, *[SLOT_ID + source_ids[-1]][: int(is_full)]]
+
+
+def reserved(scheduler: DecodeScheduler, sequence: DecodeSequence) -> bool:
+    """Reserve a sequence in blocks of its tokens so far, if there is room."""
+    counts = scheduler.layout.most_blocks(len(sequence.token_ids), scheduler.step_tokens)
+    if not scheduler.has_row() or not scheduler.has_blocks(counts):
+        return False
+    scheduler.reserve_prompt(sequence, scheduler.allocator.allocate(counts))
+    return True
 
 
 def met(sources: Sources, pool: FakePool, worker_id: str = "p", pool_id: int = 1) -> FakeGuest:
@@ -134,8 +162,10 @@ class Rig:
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
         self.sources = Sources(engine, Visits(engine, ("d", 1), poller), hub)
-        self.pulls = Pulls(engine, self.scheduler, Config(), self.sources, Attempts())
+        self.announced = Announced(engine.shared)
+        self.pulls = Pulls(engine, self.scheduler, Config(), self.sources, self.announced)
         self.guests: dict[str, FakeGuest] = {}
+        self.attempts: dict[str, int] = {}  # the latest that was announced of each request
         self.visits: dict[str, Visit] = {}
         self.pool = self.meet("p")
 
@@ -147,33 +177,57 @@ class Rig:
         return pool
 
     def progress(self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0, lease: int = 0) -> None:
-        """With the generations of a lease of them, of which `lease` is the number."""
+        """With the generations of a lease of them, of which `lease` is the number; the router announced the prompt."""
+        self._announce(prompt_of(name, range(num_tokens), attempt))
         generations = pack_ids(source_id + 100 * lease for source_id in source_ids)
         self.pulls.progress(KVProgress("p", 1, name, attempt, num_tokens, pack_ids(source_ids), generations))
 
     def hand_off(
         self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0, worker_id: str = "p"
     ) -> None:
-        offer = kv_offer(name, range(num_tokens + 1), source_ids, attempt=attempt)
-        self.pulls.add(self.visits[worker_id], offer)
+        """The prompt is announced and offered."""
+        offer = kv_offer(name, with_slot(source_ids, num_tokens), attempt=attempt)
+        self.receive(prompt_of(name, range(num_tokens), attempt), offer, worker_id)
+
+    def receive(self, prompt: DecodeSequence, offer: KVOffer, worker_id: str = "p") -> None:
+        """The router announces a prompt, and a prefill worker offers it."""
+        self._announce(prompt)
+        if (received := self.announced.offer(offer, self.visits[worker_id])) is not None:
+            self.pulls.add(self.visits[worker_id], received.sequence, offer)
+
+    def abort(self, name: str, attempt: int) -> None:
+        """The router wants no attempt up to that one."""
+        self.announced.abort(name, attempt)
+        self.pulls.abort(name, attempt)
+
+    def _announce(self, prompt: DecodeSequence) -> None:
+        """The router does so once."""
+        if self.attempts.get(prompt.request_id, -1) < prompt.attempt:
+            self.attempts[prompt.request_id] = prompt.attempt
+            self.announced.announce(prompt)
 
     def turn(self) -> list[DecodeSequence]:
         """What a turn of the loop does with handoffs; returns what was activated."""
         arrived = self.pulls.finish()
         for sequence in arrived:
             self.scheduler.activate(sequence)
-        self.pulls.start()
+        self.start()
         self.pulls.tend()
         self.check()
         return arrived
+
+    def start(self) -> None:
+        """Begin to pull all that there is room for."""
+        while self.pulls.start_next() is not None:
+            pass
 
     def check(self) -> None:
         """Each block has an owner."""
         self.allocator.check([*self.scheduler.blocks(), *self.pulls.ahead.blocks(), *self.found()])
 
     def found(self) -> list[list[int]]:
-        """Blocks that those that wait have found."""
-        return [handoff.found for handoff in self.pulls.waiting]
+        """Blocks that are granted to those that wait."""
+        return [[*each.grant.found, *each.grant.fresh] for each in self.pulls.waiting if each.grant is not None]
 
     def copied(self) -> list[list[int]]:
         """Source blocks of each copy."""

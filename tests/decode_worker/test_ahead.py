@@ -73,7 +73,7 @@ def test_hints_of_what_does_not_come_are_forgotten(how: str, monkeypatch: pytest
     assert rig.pulls.hints
     match how:
         case "abort":
-            rig.pulls.abort("a", 1)
+            rig.abort("a", 1)
         case "newer attempt":
             rig.progress("a", 16, [], attempt=2)
         case "over":
@@ -113,7 +113,7 @@ def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatc
     assert len(rig.pulls) == 1, "who drains waits for it"
     match how:
         case "abort":
-            rig.pulls.abort("a", 1)
+            rig.abort("a", 1)
             rig.progress("a", 30, [11, 12, 13, 14], attempt=1)  # was on its way
         case "newer attempt":
             rig.progress("a", 30, [], attempt=2)

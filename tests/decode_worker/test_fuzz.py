@@ -12,20 +12,23 @@ from common.device.prompt_buffers import PromptChunk
 from common.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.transport import Transport
+from common.memory.magazine import Grant
+from common.serving.inquiry import Key
 from common.wire.frames import decode, encode
-from common.wire.handoff_messages import KVProgress
-from common.wire.memory_messages import KVOffer, PrefixFound
+from common.wire.handoff_messages import DecodeRequest, KVProgress
+from common.wire.memory_messages import KVOffer, PromptBlocks
 from common.wire.messages import Abort, Message, PrefillRequest
+from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
 from common.wire.worker_id import connection_of
 from tests.decode_worker.bench import Copy, FakePool, met
 from tests.decode_worker.test_worker import VOCAB, Chunk, Rig, Step
-from tests.messages import LAYOUT, kv_offer
+from tests.messages import LAYOUT, decode_request, kv_offer
 from tests.wire.values import aimed_messages
 
 PEERS = [("p", 1), ("q", 2)]
-KINDS = (KVOffer, KVProgress, PrefillRequest, Abort)
+KINDS = (KVOffer, KVProgress, PrefillRequest, DecodeRequest, DecodeRequest, Abort)
 NUM_PEER_BLOCKS = 50
 
 
@@ -56,11 +59,9 @@ class Careful(Rig):
         engine = cast(SimpleNamespace, self.worker.engine)
         engine.pool = self.worker.pulls.ahead.pool = cast(KVPool, Pool())
         magazine = cast(Any, self.allocator)
-        magazine.look_up, magazine.seal, magazine.found = (
-            self._find_nothing,
-            lambda block_ids, digests: None,
-            lambda _: [],
-        )
+        magazine.want_prompt, magazine.unwant_prompt = self._grant, lambda key: None
+        magazine.granted = lambda message: Grant([], unpack_ids(message.block_ids))
+        magazine.seal = lambda block_ids, digests: None
         engine.transport = cast(Transport, SimpleNamespace(name="shm"))
 
     def meet(self) -> None:
@@ -68,17 +69,17 @@ class Careful(Rig):
         if "p" not in self.worker.sources.by_id:
             met(self.worker.sources, CarefulPool())
 
-    def offer(self, offer: KVOffer) -> None:
-        """From the memory server of `p`, of which a worker is a guest."""
-        visit = self.worker.sources.visits.by_pool[1]
-        if self.worker.inbox._is_new(offer):
-            self.worker.pulls.add(visit, offer)
-
-    def _find_nothing(self, request_id: str, attempt: int, digests: list[bytes]) -> None:
-        self.pool.arriving.append(PrefixFound(request_id, attempt, b"", b"", 0))
+    def _grant(self, key: Key, digests: list[bytes], num_blocks: int, priority: int = 0, block_us: int = 0) -> None:
+        """Answer at once if there are so many blocks, and else never."""
+        if self.allocator.has((num_blocks,)):
+            ids = pack_ids(self.allocator.allocate((num_blocks,))[0])
+            self.pool.arriving.append(PromptBlocks(*key, ids, ids, 0))
 
     def check_blocks(self) -> None:
         owned = [*self.worker.scheduler.blocks(), *self.worker.pulls.ahead.blocks()]
+        owned += [handoff.grant.fresh for handoff in self.worker.pulls.waiting if handoff.grant is not None]
+        owned += [prompt.beginning.granted for prompt in self.worker.local_prompts.prompts]
+        owned += [unpack_ids(each.block_ids) for each in self.pool.arriving if isinstance(each, PromptBlocks)]
         self.allocator.check(owned)
 
     def _launch_step(self, num_rows: int, **asked: int) -> Step:
@@ -122,7 +123,9 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
 
 def test_after_all_that_it_serves(rig: Careful) -> None:
     rig.meet()
-    rig.offer(kv_offer("last", range(31), [1, 2], sampling=SamplingParams(max_tokens=9)))
+    rig.tell(decode_request("last", range(30), sampling=SamplingParams(max_tokens=9)))
+    rig.turn_until(lambda: ("last", 0) in rig.worker.announced)
+    rig.offer(kv_offer("last", [1, 2]))
     rig.turn_until(lambda: len(rig.sent("last")) == 8)
     rig.turn()
     rig.check_blocks()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from common.kv.tables import held_by, num_handed_over, tables_handed_over
+from common.kv.tables import held_by, num_seen, tables_handed_over
 from common.ops import reference
 from common.wire.kv_layout import Counts, KVLayout
 from common.wire.pool_shape import PoolShape, plus
@@ -15,7 +15,7 @@ from decode_worker.batch import DecodeBatch
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 from tests.allocator import BlockAllocator
-from tests.decode_worker.bench import num_that_made_way
+from tests.decode_worker.bench import num_that_made_way, reserved
 from tests.group_model import LAYOUTS, GroupMemory, next_token
 
 MAX_ROWS, MAX_LEN, CHUNK = 5, 60, 6
@@ -35,7 +35,7 @@ class Device:
     def compute_here(self, name: str, prompt: list[int], max_tokens: int) -> DecodeSequence | None:
         """As a decode worker does without a prefill worker: in chunks."""
         sequence = DecodeSequence(name, 0, prompt, 0, SamplingParams(max_tokens=max_tokens))
-        if not self.scheduler.reserve_prompt(sequence):
+        if not reserved(self.scheduler, sequence):
             return None
         done, token = 0, -1
         while done < len(prompt):
@@ -54,7 +54,7 @@ class Device:
     def take_over(self, name: str, prompt: list[int], max_tokens: int) -> DecodeSequence | None:
         """As if handed over in a pool of all, with the token that follows the prompt."""
         token_ids = [*prompt, next_token(self.layout, prompt)]
-        counts = num_handed_over(self.layout, len(prompt))
+        counts = num_seen(self.layout, len(token_ids))
         if not self.scheduler.has_row() or not self.scheduler.has_blocks(plus(counts, (1,) * len(counts))):
             return None
         tables = tables_handed_over(self.layout, len(prompt), self.allocator.allocate(counts))

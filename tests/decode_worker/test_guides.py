@@ -24,8 +24,9 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.guides import Guides
 from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sequence import DecodeSequence
+from decode_worker.sequence import MAX_LATE, DecodeSequence
 from tests.adjusting import adjusted
+from tests.decode_worker.bench import reserved
 from tests.decode_worker.test_worker import Rig
 from tests.layouts import pool_of
 
@@ -157,7 +158,7 @@ class GuidedRig(Rig):
     def arrive(self, name: str, prompt: list[int], sampling: SamplingParams) -> DecodeSequence:
         """A prompt whose KV is complete but for its last token, the first output."""
         sequence = DecodeSequence(name, 0, prompt, 1, sampling)
-        assert self.scheduler.reserve_prompt(sequence)
+        assert reserved(self.scheduler, sequence)
         for position, token in enumerate(prompt[:-1]):
             slot = sequence.tables[0].block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
             self.device.keys[slot] = token
@@ -232,6 +233,24 @@ def test_a_lone_row_that_waits_for_its_mask_keeps_no_device_busy() -> None:
         rig.followers.rng = rig.rng
         rig.turn_until(lambda: sequence.ended)
         assert sequence.token_ids == expected(sequence, 2, len(sequence.token_ids))
+    finally:
+        rig.close()
+
+
+def test_steps_do_without_a_row_whose_grammar_is_slow_until_its_mask_is_there() -> None:
+    rig = GuidedRig(1, num_blocks=50)
+    try:
+        slow = rig.arrive("slow", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=40, grammar="some"))
+        free = rig.arrive("free", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=400))
+        rig.followers.rng = cast(random.Random, type("Never", (), {"random": lambda self: 1.0})())
+        rig.turn_until(lambda: free.num_outputs > 60)
+        num_late = rig.device.num_late
+        rig.turn_until(lambda: free.num_outputs > 90)
+        assert rig.device.num_late == num_late <= MAX_LATE + 2, "steps that are in flight do not know yet"
+        assert slow.row < 0 and not rig.scheduler.is_starved()
+        rig.followers.rng = rig.rng
+        rig.turn_until(lambda: slow.ended)
+        assert slow.token_ids == expected(slow, 2, len(slow.token_ids))
     finally:
         rig.close()
 

@@ -1,4 +1,4 @@
-"""Prompts that change hands in a shared pool: taken in their order as there is room, and declined for a reason."""
+"""Prompts that change hands in a shared pool: taken in their order while there is room, and declined for a reason."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,14 +7,13 @@ from common.errors import ErrorCode
 from common.memory.client import MemoryClient, PoolClaim
 from common.memory.shared_pool import SharedPool
 from common.serving.drain import Drain
-from common.serving.standstill import LEAST_S, Standstill
-from common.wire.memory_messages import BlocksLeased, KVAccepted, KVDeclined, KVOffer, MemoryMessage
+from common.wire.memory_messages import BlocksLeased, KVAccepted, KVDeclined, KVOffer, KVReceived, MemoryMessage
 from common.wire.messages import Inquiry, InquiryReply, Message
 from common.wire.packing import pack_ids
 from common.wire.router_link import RouterLink
 from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
-from decode_worker.attempts import Attempts
+from decode_worker.announced import Announced
 from decode_worker.guides import Guides
 from decode_worker.inbox import Inbox
 from decode_worker.local_prompts import LocalPrompts
@@ -22,11 +21,12 @@ from decode_worker.offers import Offers
 from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sealing import Sealing
-from decode_worker.sequence import DecodeSequence, Key
+from decode_worker.sequence import Key
+from tests.decode_worker.bench import prompt_of
 from tests.layouts import pool_of
+from tests.messages import decode_request, kv_offer
 
 BLOCK_SIZE = 4
-VOCAB = 100
 
 
 class Rig:
@@ -40,37 +40,38 @@ class Rig:
         ids = range(1, num_at_hand + 1)
         self.shared.magazine.leased(BlocksLeased(pack_ids(ids), pack_ids([1] * num_at_hand)))
         self.scheduler = DecodeScheduler(self.shared.magazine, max_num_seqs, 1000)
-        self.aborts = Attempts()
-        self.offers = Offers(self.shared, self.scheduler, self.aborts, Sealing(self.shared.magazine), VOCAB)
+        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine))
         self.num_offered = 0
 
     def _arrived(self, *kinds: type[Any]) -> list[Message]:
         arrived, self.arriving = self.arriving, []
         return arrived
 
-    def offer(self, name: str, num_tokens: int = 8, **fields: Any) -> KVOffer:
-        """Of a prompt and its first output, in blocks of its own."""
-        num_blocks = -(-(num_tokens - 1) // BLOCK_SIZE)
+    def offer(self, name: str, num_tokens: int = 8, num_blocks: int = 0) -> KVOffer:
+        """Blocks of a prompt that was just computed; `num_tokens` counts its first output."""
+        num_blocks = num_blocks or -(-(num_tokens - 1) // BLOCK_SIZE)
         ids = range(20 + self.num_offered, 20 + self.num_offered + num_blocks)
         self.num_offered += num_blocks
-        ordinary: dict[str, Any] = {
-            "attempt": 0, "num_outputs": 1, "sampling": SamplingParams(max_tokens=8),
-            "token_ids": pack_ids([1] * num_tokens), "block_ids": pack_ids(ids), "generations": pack_ids(ids),
-            "num_sealed": 0, "root": b"", "digest": b"",
-        }  # fmt: skip
-        return KVOffer("d", 1, name, **ordinary | fields)
+        return kv_offer(name, ids)
+
+    def add(self, name: str, num_tokens: int = 8, num_blocks: int = 0) -> None:
+        """Have the offer of a prompt that was announced."""
+        sequence = prompt_of(name, [1] * (num_tokens - 1), sampling=SamplingParams(max_tokens=8))
+        sequence.handed_over(1)
+        self.offers.add(sequence, self.offer(name, num_tokens, num_blocks))
 
     def enter(self) -> list[str]:
-        accepted = self.offers.accept()
-        for sequence in accepted:
+        names = []
+        while (sequence := self.offers.accept_next()) is not None:
             self.scheduler.activate(sequence)
-        return [sequence.request_id for sequence in accepted]
+            names.append(sequence.request_id)
+        return names
 
 
 def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_can_grow() -> None:
     rig = Rig(num_at_hand=1)
     for name in "abc":
-        rig.offers.add(rig.offer(name))
+        rig.add(name)
     assert rig.enter() == ["a", "b"] and len(rig.offers) == 1
     assert not rig.said, "a step may be launched first"
     rig.offers.tend((0,))
@@ -80,71 +81,54 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     assert rig.enter() == ["c"] and not rig.offers.has(("c", 0))
     few = Rig(max_num_seqs=1)
     for name in "ab":
-        few.offers.add(few.offer(name))
+        few.add(name)
     assert few.enter() == ["a"] and few.enter() == []
     few.scheduler.end(few.scheduler.active["a", 0])
     assert few.enter() == ["b"]
     few.shared.magazine.check(few.scheduler.blocks())
 
 
-def test_what_was_handed_over_before_in_another_pool_takes_a_row_before() -> None:
-    rig, before_s = Rig(max_num_seqs=2), list[float]()
-    for name in "abc":
-        rig.offers.add(rig.offer(name))
-
-    def start_older(offered_s: float) -> None:
-        before_s.append(offered_s)
-        if len(before_s) == 2:
-            rig.scheduler.reserve_prompt(DecodeSequence("older", 0, [1], 1, SamplingParams()))
-
-    waiting = [each.sequence for each in rig.offers.waiting]
-    assert [sequence.request_id for sequence in rig.offers.accept(start_older)] == ["a"]
-    assert before_s == [sequence.offered_s for sequence in waiting[:2]]
-
-
-def test_what_can_never_be_decoded_here_is_declined_and_nobody_waits_behind_it() -> None:
+def test_blocks_that_cannot_be_the_prompts_are_declined_and_nobody_waits_behind_them() -> None:
     rig = Rig()
-    wrong = [
-        rig.offer("long", sampling=SamplingParams(max_tokens=1000)),
-        rig.offer("strange", token_ids=pack_ids([VOCAB] * 8)),
-        rig.offer("short", block_ids=pack_ids([9]), generations=pack_ids([9])),
-    ]
-    for offer in [*wrong, rig.offer("good")]:
-        rig.offers.add(offer)
-    assert rig.said == [KVDeclined(offer.request_id, 0) for offer in wrong]
-    failures = [(key[0], code) for key, code, _ in rig.offers.take_failures()]
-    codes = [ErrorCode.NEVER_FITS, ErrorCode.INTERNAL, ErrorCode.INTERNAL]
-    assert failures == list(zip(["long", "strange", "short"], codes, strict=True))
+    rig.add("short", num_blocks=1)
+    rig.add("good")
+    assert rig.said == [KVDeclined("short", 0)]
+    assert [(key[0], code) for key, code, _ in rig.offers.take_failures()] == [("short", ErrorCode.INTERNAL)]
     assert rig.enter() == ["good"] and not rig.offers.take_failures()
 
 
-def test_an_abort_may_come_before_or_after_the_offer() -> None:
+def test_what_waits_and_is_aborted_is_declined() -> None:
     rig = Rig()
-    rig.aborts.note("a", 0)
-    rig.offers.add(rig.offer("a"))
-    rig.offers.add(rig.offer("a", attempt=1))
-    rig.offers.add(rig.offer("b"))
-    assert rig.said == [KVDeclined("a", 0)]
+    for name in "ab":
+        rig.add(name)
     rig.offers.abort("a", 1)
-    assert rig.said == [KVDeclined("a", 0), KVDeclined("a", 1)]
+    assert rig.said == [KVDeclined("a", 0)]
     assert rig.enter() == ["b"] and not rig.offers.take_failures()
 
 
-def test_that_an_offer_was_accepted_is_said_once_and_before_anything_else() -> None:
+def test_that_an_offer_was_received_or_accepted_is_said_once_and_before_anything_else() -> None:
     rig = Rig()
-    rig.offers.add(rig.offer("a"))
+    announced = Announced(rig.shared)
+    offers = [rig.offer(name) for name in "abc"]
+    for offer in offers:
+        announced.announce(prompt_of(offer.request_id, range(7)))
+        received = announced.offer(offer, None)
+        assert received is not None
+        if offer is not offers[-1]:
+            rig.offers.add(received.sequence, offer)
+    assert not rig.said, "a step may be launched first"
+    rig.scheduler.max_num_seqs = 1
     assert rig.enter() == ["a"]
-    rig.aborts.note("b", 0)
-    rig.offers.add(rig.offer("b"))
-    assert rig.said == [KVAccepted("a", 0), KVDeclined("b", 0)]
+    rig.shared.decline(offers[-1])
+    assert rig.said == [KVAccepted("a", 0), KVReceived("b", 0), KVReceived("c", 0), KVDeclined("c", 0)]
     rig.offers.tend((0,))
-    assert KVAccepted("a", 0) not in rig.said[2:]
+    assert not [said for said in rig.said[4:] if isinstance(said, KVAccepted | KVReceived)]
 
 
 def test_the_latest_makes_way_for_what_is_decoded_already() -> None:
     rig = Rig(num_at_hand=0)
     for name in "abc":
-        rig.offers.add(rig.offer(name))
+        rig.add(name)
     assert rig.enter() == ["a"]
     assert rig.offers.make_way() and rig.shared.magazine.has((2,)), "its blocks are at hand here, and nobody else's"
     assert [(key, code) for key, code, _ in rig.offers.take_failures()] == [(("c", 0), ErrorCode.PREEMPTED)]
@@ -153,39 +137,17 @@ def test_the_latest_makes_way_for_what_is_decoded_already() -> None:
     rig.shared.magazine.check(rig.scheduler.blocks())
 
 
-def test_of_prompts_that_fill_a_pool_the_latest_makes_way_for_the_first_to_grow() -> None:
-    """Nothing else would: nobody decodes, and the prefill worker waits for blocks itself."""
-    now_s = 0.0
-    rig = Rig(num_at_hand=0)
-    rig.offers.standstill = Standstill(clock=lambda: now_s, chance=lambda: 0.5)
-    rig.offers.add(rig.offer("first", num_tokens=9))  # its prompt fills two blocks, so its next token has no slot
-    rig.offers.add(rig.offer("second"))
-    for _ in range(5):
-        assert not rig.enter() and not rig.offers.take_failures()
-        rig.offers.tend((0,))
-        now_s += LEAST_S
-        rig.shared.num_done += 1  # somebody gets on, whose blocks come free
-    for _ in range(2):
-        rig.offers.tend((0,))
-    now_s += 1.5 * LEAST_S
-    rig.offers.tend((0,))
-    assert [(key, code) for key, code, _ in rig.offers.take_failures()] == [(("second", 0), ErrorCode.STANDSTILL)]
-    assert rig.enter() == ["first"]
-    now_s += 100.0
-    rig.offers.tend((0,))
-    assert not rig.offers.take_failures()
-
-
 def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     rig, said = Rig(), list[Message]()
-    inquiry = Inquiry(("a", "b"), pack_ids([0, 0]))
+    asked = [decode_request("b", range(7)), Inquiry(("a", "b"), pack_ids([0, 0]))]
     ready = SimpleNamespace(worker_id="d", epoch=1)
-    link = SimpleNamespace(ready=ready, receive=lambda: [inquiry], send=said.append)
+    link = SimpleNamespace(ready=ready, receive=lambda: asked, send=said.append)
     sources = SimpleNamespace(visits=SimpleNamespace(receive=list))
     looked_for = list[Key]()
     nothing = SimpleNamespace(
-        has=looked_for.append, receive=list, sources=sources, take_messages=list, take_failures=list, waiting=[]
-    )
+        has=looked_for.append, receive=list, sources=sources, take_messages=list, take_failures=list, waiting=[],
+        announced=Announced(rig.shared), engine=SimpleNamespace(vocab_size=100),
+    )  # fmt: skip
     inbox = Inbox(
         cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, cast(Pulls, nothing), rig.offers,
         cast(LocalPrompts, nothing), cast(Guides, nothing), Drain(1.0),
@@ -193,4 +155,4 @@ def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     rig.arriving.append(rig.offer("b"))
     inbox.receive()
     assert said == [InquiryReply("d", 1, ("a", "b"), pack_ids([0, 0]), b"\0\1")]
-    assert {*looked_for} == {("b", 0)}, "when it came; what is asked is not looked for one by one"
+    assert {*looked_for} == {("b", 0)}, "when it was announced; what is asked is not looked for one by one"

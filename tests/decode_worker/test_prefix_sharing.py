@@ -103,7 +103,7 @@ def test_rows_that_share_a_prefix_begin_with_the_same_blocks_at_every_step(seed:
         house.now_s += rng.random() / 4
         if rng.random() < 0.5:
             house.decode()
-    assert house.num_spared > 4 * house.num_rows, "hardly any prefix was shared"
+    assert house.num_spared > 2 * house.num_rows, "hardly any prefix was shared"
     assert house.num_preempted or seed % 2
 
 

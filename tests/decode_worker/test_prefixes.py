@@ -12,7 +12,6 @@ from common.memory.magazine import Magazine
 from common.memory.pool import User
 from common.memory.pools import Pools
 from common.memory.shared_pool import SharedPool
-from common.serving.shortage import PATIENCE_S
 from common.wire.block_key import digests, root_of
 from common.wire.memory_messages import (
     BlocksFreed,
@@ -20,8 +19,8 @@ from common.wire.memory_messages import (
     MemoryMessage,
     OfBlocks,
     PoolShortage,
-    PrefixFound,
-    PrefixWanted,
+    PromptBlocks,
+    PromptWanted,
 )
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape
@@ -29,7 +28,7 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.prefixes import Prefixes
 from decode_worker.sealing import Sealing
 from decode_worker.sequence import DecodeSequence
-from tests.decode_worker.bench import BLOCK_SIZE, Rig
+from tests.decode_worker.bench import BLOCK_SIZE, Rig, prompt_of, with_slot
 from tests.layouts import tiny
 from tests.memory.parties import Bytes
 from tests.messages import kv_offer
@@ -55,7 +54,7 @@ class House(Rig):
         self.magazine = Magazine(shape, self.outbox.append, clock=lambda: self.now_s)
         super().__init__(max_num_seqs=max_num_seqs, allocator=self.magazine)
         shared = SimpleNamespace(magazine=self.magazine, problem="")
-        self.prefixes = self.pulls.prefixes = Prefixes(cast(SharedPool, shared), clock=lambda: self.now_s)
+        self.prefixes = self.pulls.prefixes = Prefixes(cast(SharedPool, shared))
         self.sealing = Sealing(self.magazine)
         self.num_asked = 0
         self.next_source = 1
@@ -66,22 +65,22 @@ class House(Rig):
         self.magazine.tend((self.level,), self.scheduler.num_growing)
         while self.outbox and not self.is_mute:
             said = self.outbox.pop(0)
-            self.num_asked += isinstance(said, PrefixWanted)
+            self.num_asked += isinstance(said, PromptWanted)
             self._hear(self.pools.heed(US, cast(OfBlocks, said)))
 
     def _hear(self, answers: list[Answer]) -> None:
         for client, message, _ in answers:
             match message:
-                case PrefixFound() if client == US:
+                case PromptBlocks() if client == US:
                     self.hear(message)
                 case BlocksLeased() if client == US:
                     self.magazine.leased(message)
                 case PoolShortage() if client == US:
                     self.magazine.shortage(is_short=message.is_short)
 
-    def hear(self, message: PrefixFound) -> None:
+    def hear(self, message: PromptBlocks) -> None:
         """What there is of a text."""
-        self.pulls.hear(message)
+        self.pulls.prefixes.hear(message)
 
     def offer(self, name: str, token_ids: Sequence[int], max_tokens: int = 16, root: bytes = ROOT) -> list[int]:
         """A prompt and its first output, in blocks of `p`; returns those."""
@@ -91,8 +90,8 @@ class House(Rig):
         keys = keys_of(prompt, root or ROOT)
         self.pool.memory.update(zip(source_ids, [*keys, b"not full"], strict=False))
         chain = {"root": root, "digest": keys[-1] if keys and root else root}
-        offer = kv_offer(name, token_ids, source_ids, sampling=SamplingParams(max_tokens=max_tokens), **chain)
-        self.pulls.add(self.visits["p"], offer)
+        sequence = prompt_of(name, prompt, sampling=SamplingParams(max_tokens=max_tokens))
+        self.receive(sequence, kv_offer(name, with_slot(source_ids, len(prompt)), token_id=token_ids[-1], **chain))
         return source_ids
 
     def turn(self) -> list[DecodeSequence]:
@@ -191,7 +190,7 @@ def test_nothing_is_found_of_another_tenant_or_where_nothing_is_sealed() -> None
     assert house.num_asked == 1 and not unsealed.digest and not unsealed.num_sealed
     source_ids = house.offer("salted", range(22), root=root_of(tiny(BLOCK_SIZE), b"another"))
     house.exchange()
-    house.pulls.start()
+    house.start()
     assert house.num_asked == 2 and house.copied()[-1] == source_ids
 
 
@@ -292,22 +291,19 @@ def test_blocks_that_are_found_or_asked_for_are_not_foreseen() -> None:
     house.offer("x", text)
     assert house.pulls.foreseen() == (0,)
     house.exchange()
-    assert house.pulls.foreseen() == (2 * 1,), "it waits, and one like it may come"
+    assert house.prefixes.granted and house.pulls.foreseen() == (0,)
 
 
-def test_those_that_wait_for_blocks_do_not_keep_what_they_have_found_for_ever() -> None:
+def test_those_that_wait_for_blocks_hold_none() -> None:
     house = House(num_blocks=20, level=0)
     texts = [house.converse(f"one {base}", range(base, base + 22), 10) for base in (0, 300)]
     house.exchange()
     taken = house.take_away(6)  # 14 are left, all of them found by two that want 12 each
     for text in texts:
         house.offer(f"two {text[0]}", [*text, *range(500, 514)], 2)
-    for _ in range(4):
-        assert house.turn() == []
-    assert len(house.magazine.readings) == 14 and not house.pulls.pulling
+    assert house.turn() == [] and len(house.magazine.readings) == 7, "the other holds nothing"
     over: list[DecodeSequence] = []
     for _ in range(10):
-        house.now_s += PATIENCE_S + 0.1
         over += house.arrive()
         house.decode()
     assert [sequence.ended for sequence in over] == [True, True]
@@ -315,18 +311,15 @@ def test_those_that_wait_for_blocks_do_not_keep_what_they_have_found_for_ever() 
     assert house.all_let_go()
 
 
-def test_what_was_let_go_is_found_again_when_there_are_blocks() -> None:
+def test_what_is_there_is_found_when_there_are_blocks_for_the_rest() -> None:
     house = House(num_blocks=24, level=0)
     text = house.converse("one", range(22))
     taken = house.take_away(16)
     source_ids = house.offer("two", [*text, *range(500, 514)])
-    assert house.turn() == [] and len(house.magazine.readings) == 7
-    house.now_s += PATIENCE_S + 0.1
-    house.turn()
-    assert not len(house.magazine.readings), "nothing is kept from others"
+    assert house.turn() == [] and not len(house.magazine.readings), "nothing is kept from others"
     house.give_back(taken)
     assert [sequence.request_id for sequence in house.arrive()] == ["two"]
-    assert house.copied()[-1] == source_ids[3:], "but for what it had to take from it itself"
+    assert house.copied()[-1] == source_ids[7:]
 
 
 def test_a_sequence_that_starves_gets_what_those_that_wait_have_found() -> None:
@@ -359,7 +352,7 @@ def test_whatever_comes_goes_and_is_evicted_each_reads_its_own_text(seed: int) -
             house.offer(f"r{number}", text, rng.randint(2, 12))
         for handoffs in (house.pulls.waiting, house.pulls.pulling):
             if rng.random() < 0.1 and handoffs:
-                house.pulls.abort(rng.choice(handoffs).sequence.request_id, 0)
+                house.pulls.abort(rng.choice([*handoffs]).sequence.request_id, 0)
         if rng.random() < 0.1 and not taken and house.pools.usage().num_free > 20:
             taken.append(house.take_away(15))
         elif rng.random() < 0.2 and taken:

@@ -6,8 +6,6 @@ from common.errors import ErrorCode
 from common.serving.standstill import LEAST_S, Standstill
 from common.wire.handoff_messages import KVPathResult
 from common.wire.kv_layout import Counts
-from decode_worker import attempts
-from decode_worker.attempts import Attempts
 from tests.decode_worker.bench import Rig
 
 
@@ -122,50 +120,16 @@ def test_what_waits_and_what_is_pulled_is_here() -> None:
     assert not rig.pulls.has(("waits", 1))
 
 
-def test_an_attempt_is_remembered_for_a_while_and_costs_nothing_at_each_look() -> None:
-    now_s = 0.0
-    remembered = Attempts(clock=lambda: now_s)
-    remembered.note("a", 2)
-    remembered.note("b", 0)
-    now_s = 50.0
-    remembered.note("a", 1)
-    assert remembered.cover("a", 2) and not remembered.cover("a", 3) and not remembered.cover("c", 0)
-    now_s = attempts.MEMORY_S
-    remembered.forget_old()
-    assert remembered.cover("a", 2) and not remembered.cover("b", 0)
-    now_s += 50.0
-    remembered.forget_old()
-    assert len(remembered) == 0
-
-
-def test_what_was_aborted_before_it_came_is_released_at_once() -> None:
-    rig = Rig()
-    rig.pulls.abort("a", 1)
-    rig.hand_off("a", 8, [1, 2], attempt=1)
-    assert rig.released() == ["a"] and not rig.pulls.waiting
-    rig.hand_off("a", 8, [1, 2], attempt=2)
-    assert len(rig.pulls.waiting) == 1
-
-
-def test_what_can_never_be_decoded_here_is_refused_and_nobody_waits_behind_it() -> None:
-    rig = Rig(num_blocks=10, max_len=35)
-    rig.progress("long", 20, [1, 2, 3])
-    rig.hand_off("long", 20, [1, 2, 3, 4, 5])  # and up to 16 outputs
-    rig.hand_off("huge", 100, list(range(1, 26)))
-    rig.hand_off("uneven", 8, [1, 2, 3])
+def test_blocks_that_cannot_be_the_prompts_are_refused_and_no_handoff_waits_behind_them() -> None:
+    rig = Rig(num_blocks=10)
+    rig.hand_off("uneven", 8, [1, 2, 3, 4])
     rig.hand_off("well", 20 - 1, [6, 7, 8, 9, 10])
-    rig.end_copies()
     rig.turn()
     rig.end_copies()
     assert activated(rig) == ["well"]
-    failures = {request_id: (code, reason) for (request_id, _), code, reason in rig.pulls.take_failures()}
-    assert {name: code for name, (code, _) in failures.items()} == {
-        "long": ErrorCode.NEVER_FITS,
-        "huge": ErrorCode.NEVER_FITS,
-        "uneven": ErrorCode.INTERNAL,
-    }
-    assert "36 tokens" in failures["long"][1] and "at most 35" in failures["long"][1]
-    assert sorted(rig.released()) == ["huge", "long", "uneven", "well"]
+    [(key, code, reason)] = rig.pulls.take_failures()
+    assert (key, code) == (("uneven", 0), ErrorCode.INTERNAL) and "4 blocks offered" in reason
+    assert sorted(rig.released()) == ["uneven", "well"]
     rig.scheduler.end(*rig.scheduler.find("well", 0))
     assert rig.all_free()
 
@@ -181,9 +145,7 @@ def test_progress_that_no_prompt_makes_is_ignored_and_ends_no_worker() -> None:
     assert rig.all_free()
 
 
-def test_who_waits_for_a_row_asks_for_blocks_and_is_started_before_what_came_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_waits_for_a_row_asks_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of our own pool bring theirs, and would take each row that comes free."""
     rig, asked = Rig(max_num_seqs=1), list[Counts]()
 
@@ -196,17 +158,9 @@ def test_who_waits_for_a_row_asks_for_blocks_and_is_started_before_what_came_lat
     rig.end_copies()
     rig.turn()
     monkeypatch.setattr(rig.allocator, "fetch", fetch)
-    for name in ("first", "second"):
-        rig.hand_off(name, 8, [3, 4])
-    rig.pulls.start()
-    assert asked == [(3 + 1,)] and not rig.pulls.pulling, "for its tokens, and for the other to grow"
-    rig.scheduler.end(*rig.scheduler.find("decoded", 0))
-    rig.scheduler.max_num_seqs = 2
-    first, second = (handoff.sequence.offered_s for handoff in rig.pulls.waiting)
-    rig.pulls.start(first)
-    assert not rig.pulls.pulling
-    rig.pulls.start(second)
-    assert [handoff.sequence.request_id for handoff in rig.pulls.pulling] == ["first"]
+    rig.hand_off("waits", 8, [3, 4])
+    assert not rig.pulls.has_room_for_next() and not rig.pulls.pulling
+    assert asked == [(3 + 1,)], "for its tokens, and for the other to grow"
 
 
 def test_what_no_blocks_come_free_for_goes_back_and_nothing_that_only_has_to_wait() -> None:
@@ -227,7 +181,7 @@ def test_what_no_blocks_come_free_for_goes_back_and_nothing_that_only_has_to_wai
     rig.turn()
     assert rig.pulls.has(("first", 0)), "blocks of what is decoded come free"
     rig.scheduler.end(*rig.scheduler.find("decoded", 0))
-    rig.pulls.start()
+    rig.start()
     rig.pulls.tend()
     now_s += 1.5 * LEAST_S - 0.1
     rig.pulls.tend()

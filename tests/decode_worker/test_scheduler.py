@@ -6,6 +6,7 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.rows import Clear, Fill, Grow
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
+from tests.decode_worker.bench import reserved
 from tests.layouts import allocator_of, one_table
 
 BLOCK_SIZE = 4
@@ -163,7 +164,7 @@ def test_rows_are_limited_by_reserved_sequences_too() -> None:
     scheduler = make(max_num_seqs=2)
     arrive(scheduler, "a")
     waiting = DecodeSequence("b", 0, [1], 1, SamplingParams())
-    assert scheduler.reserve_prompt(waiting)
+    assert reserved(scheduler, waiting)
     assert not scheduler.has_room(1)
     scheduler.unreserve(waiting)
     assert scheduler.has_room(1)

@@ -33,7 +33,7 @@ class Rig:
         [block_ids] = self.magazine.allocate((4,))
         sequence = DecodeSequence("r", 0, token_ids, 1, SamplingParams(), one_table(block_ids, BLOCK))
         chain = digests(ROOT, pack_ids(token_ids), BLOCK)
-        offer = kv_offer("r", token_ids, block_ids, num_sealed=num_sealed, digest=([ROOT, *chain])[num_sealed])
+        offer = kv_offer("r", block_ids, num_sealed=num_sealed, digest=([ROOT, *chain])[num_sealed])
         self.sealing.begin(sequence, offer)
         return sequence
 
@@ -81,6 +81,6 @@ def test_where_its_prefill_worker_has_sealed_less_or_nothing_it_seals_nothing() 
     rig = Rig()
     less = rig.sequence(10, 1)
     off = DecodeSequence("s", 0, [1, 2, 3], 1, SamplingParams(), one_table([9], BLOCK))
-    rig.sealing.begin(off, kv_offer("s", [1, 2, 3], [9]))
+    rig.sealing.begin(off, kv_offer("s", [9]))
     for _ in range(12):
         assert rig.step(less, off) == []

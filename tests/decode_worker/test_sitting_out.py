@@ -13,7 +13,7 @@ from common.wire.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
-from tests.decode_worker.bench import num_that_made_way
+from tests.decode_worker.bench import num_that_made_way, reserved
 from tests.layouts import allocator_of, pool_of
 
 BLOCK_SIZE, MAX_LEN, MAX_ROWS = 4, 64, 6
@@ -37,7 +37,7 @@ class Device:
     def arrive(self, name: str, prompt: list[int], max_tokens: int) -> None:
         """A prompt whose KV is complete but for its last token."""
         sequence = DecodeSequence(name, 0, prompt, 1, SamplingParams(max_tokens=max_tokens))
-        assert self.scheduler.reserve_prompt(sequence)
+        assert reserved(self.scheduler, sequence)
         for position, token in enumerate(prompt[:-1]):
             self.keys[sequence.tables[0].block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE] = token
         self.scheduler.activate(sequence)

@@ -24,6 +24,7 @@ from common.grammar.followers import make_followers
 from common.kernels.operands import NO_CHOICE
 from common.memory_sections import KVSection
 from common.serving.drain import Drain
+from common.wire.memory_messages import KVOffer
 from common.wire.messages import (
     Abort,
     FinishReason,
@@ -43,14 +44,13 @@ from common.wire.sockets import Hub
 from common.wire.token_columns import rows_of
 from common.wire.worker_id import connection_of
 from decode_worker.runner import DecodeRunner
-from decode_worker.sequence import DecodeSequence
 from decode_worker.worker import DecodeWorker
 from tests.decode_worker.bench import FakePool, met
 from tests.fakes import free_endpoint
 from tests.guided import DEMO_MODEL
 from tests.layouts import allocator_of
 from tests.lone_pool import LonePool
-from tests.messages import kv_offer, prefill_request, worker_ready
+from tests.messages import decode_request, kv_offer, prefill_request, worker_ready
 from tests.scoring import scores_of
 
 FIRST, NEXT = 7, 8
@@ -178,6 +178,15 @@ class Rig:
         assert self.router.send(connection_of("d", 1), message)
         assert self.worker.link.spoke.socket.poll(int(DEADLINE_S * 1000))
 
+    def announce(self, name: str, num_tokens: int, max_tokens: int = 100) -> None:
+        """A prefill worker computes the prompt."""
+        self.tell(decode_request(name, range(num_tokens), sampling=SamplingParams(max_tokens=max_tokens)))
+        self.turn_until(lambda: (name, 0) in self.worker.announced)
+
+    def offer(self, offer: KVOffer) -> None:
+        """At a memory server where this worker is a guest."""
+        self.worker.inbox._take(self.worker.announced.offer(offer, self.worker.sources.visits.by_pool[1]))
+
     def turn(self) -> None:
         self.worker.turn()
         self.hear()
@@ -285,11 +294,13 @@ def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
 def test_the_router_learns_of_handoffs_also_while_they_wait_for_room(rig: Rig) -> None:
     rig.ask("fills it", 400)
     met(rig.worker.sources, FakePool())
-    rig.worker.pulls.add(rig.worker.sources.visits.by_pool[1], kv_offer("waits", range(201), range(13)))
-    names = ("waits", "never came")
-    rig.tell(Inquiry(names, pack_ids([0, 0])))
+    rig.announce("waits", 200)
+    rig.announce("is computed elsewhere", 200)
+    rig.offer(kv_offer("waits", range(13)))
+    names = ("waits", "is computed elsewhere", "never came")
+    rig.tell(Inquiry(names, pack_ids([0, 0, 0])))
     rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
-    assert InquiryReply("d", 1, names, pack_ids([0, 0]), b"\1\0") in rig.said
+    assert InquiryReply("d", 1, names, pack_ids([0, 0, 0]), b"\1\0\0") in rig.said
     assert len(rig.worker.pulls.waiting) == 1
 
 
@@ -297,31 +308,56 @@ def test_what_is_given_back_is_said_before_the_router_is_answered_that_it_is_not
     rig.tell(prefill_request("too much", range(40), most_tokens=8))
     rig.turn()
     met(rig.worker.sources, FakePool())
-    rig.worker.pulls.add(rig.worker.sources.visits.by_pool[1], kv_offer("too long", range(600), range(38)))
-    rig.tell(Inquiry(("too much", "too long"), pack_ids([0, 0])))
+    rig.announce("uneven", 30)
+    rig.offer(kv_offer("uneven", range(7)))
+    rig.tell(Inquiry(("too much", "uneven"), pack_ids([0, 0])))
     rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
     told = [message for message in rig.said if isinstance(message, RequestFailed | InquiryReply)]
     assert [type(message) for message in told] == [RequestFailed, RequestFailed, InquiryReply]
-    assert [rig.failed(name) for name in ("too much", "too long")] == [[ErrorCode.NOT_HERE], [ErrorCode.NEVER_FITS]]
+    assert [rig.failed(name) for name in ("too much", "uneven")] == [[ErrorCode.NOT_HERE], [ErrorCode.INTERNAL]]
 
 
-def test_handoffs_get_rows_in_one_order_whoever_has_their_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[object]()
+def test_a_prompt_that_can_never_be_decoded_here_is_refused_when_it_is_announced(rig: Rig) -> None:
+    rig.tell(decode_request("strange", [1, VOCAB]))
+    rig.tell(decode_request("long", range(513)))
+    rig.turn_until(lambda: bool(rig.failed("strange") and rig.failed("long")))
+    assert (rig.failed("strange"), rig.failed("long")) == ([ErrorCode.INTERNAL], [ErrorCode.NEVER_FITS])
+    met(rig.worker.sources, FakePool())
+    rig.announce("odd", 20)
+    rig.offer(kv_offer("odd", range(2), token_id=VOCAB))
+    rig.turn_until(lambda: rig.failed("odd") == [ErrorCode.INTERNAL])
+    assert not rig.worker.pulls.waiting and ("odd", 0) not in rig.worker.announced
 
-    def accept(start_older: object) -> list[DecodeSequence]:
-        asked.append(start_older)
-        return []
 
-    monkeypatch.setattr(rig.worker.offers, "accept", accept)
-    rig.worker.admit()
-    assert asked == [rig.worker.pulls.start]
+def test_without_a_memory_server_what_is_announced_goes_back_to_the_router(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offer would never come, while the prefill worker has it, and this worker would wait for it."""
+    rig.announce("a", 20)
+    monkeypatch.setattr(rig.pool, "problem", "lost")
+    rig.worker.tend()
+    rig.tell(decode_request("b", range(20)))
+    rig.turn_until(lambda: bool(rig.failed("b")))
+    assert rig.failed("a") == rig.failed("b") == [ErrorCode.DRAINING]
+
+
+def test_what_is_announced_twice_counts_once_and_an_abort_or_a_new_router_ends_it(rig: Rig) -> None:
+    for name in ("a", "b"):
+        rig.announce(name, 20)
+    rig.tell(decode_request("a", range(20)))
+    rig.turn_until(lambda: rig.worker.link.spoke.drops.dropped == 1)
+    rig.tell(Abort("a", 0))
+    rig.turn_until(lambda: ("a", 0) not in rig.worker.announced)
+    assert ("b", 0) in rig.worker.announced
+    rig.worker.forget_everything()
+    assert ("b", 0) not in rig.worker.announced and not rig.worker._owns_something()
 
 
 def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: Rig) -> None:
     rig.ask("long", 40)
     rig.ask("next", 10)
     rig.tell(Abort("long", 0))
-    rig.turn_until(lambda: rig.worker.pulls.aborts.cover("long", 0))
+    rig.turn_until(lambda: rig.worker.local_prompts.prompts[0].sequence.ended)
     assert rig.allocator.num_free < rig.allocator.capacity, "the chunk still writes"
     finish_chunk(rig)
     rig.chunks[-1].over = True
@@ -349,7 +385,7 @@ def test_local_prompts_aborted_before_between_and_amid_their_chunks_leave_nothin
     finish_chunk(rig)
     for name in ("amid", "before", "between"):
         rig.tell(Abort(name, 0))
-    rig.turn_until(lambda: rig.worker.pulls.aborts.cover("between", 0))
+    rig.turn_until(lambda: len(rig.worker.local_prompts) == 1)
     rig.chunks[-1].over = True
     rig.turn_until(lambda: not len(rig.worker.local_prompts))
     rig.allocator.check([])

@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 
 from common.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
 from common.options import parse
-from common.version import VERSION
+from common.version import RELEASE
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "baton"
 TEMPLATES = {path.name: path.read_text(encoding="utf-8") for path in sorted((CHART / "templates").iterdir())}
@@ -146,7 +146,7 @@ def test_every_pod_is_bounded_and_every_container_hardened() -> None:
 
 def test_the_chart_has_baton_s_version() -> None:
     chart = loaded("Chart.yaml")
-    assert chart["appVersion"] == chart["version"] == VERSION
+    assert chart["appVersion"] == chart["version"] == RELEASE
 
 
 @needs_helm
@@ -199,7 +199,7 @@ def test_what_is_needed_is_asked_for(values: tuple[str, ...], said: str) -> None
         ("decode.replica=2", "at '/decode': additional properties 'replica' not allowed"),
         ("prefill.replicas=two", "at '/prefill/replicas': got string, want integer"),
         ("decode.replicas=0", "at '/decode/replicas': minimum: got 0, want 1"),
-        ("secret.value=hunter2", "at '/secret/value': minLength: got 7, want 16"),
+        ("secret.value=hunter2", "at '/secret/value': minLength: got 7, want 32"),
     ],
 )
 def test_helm_refuses_mistakes(value: str, said: str) -> None:

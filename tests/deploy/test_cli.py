@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from deploy.cli import build_parser, main
 from deploy.demo import DEMO_MODEL
 from deploy.fleet_options import fleet_of
 from deploy.launch_plan import SOURCE_ROOT
+from deploy.machine import shortage
 
 
 def test_serve_takes_short_flags_and_every_option() -> None:
@@ -61,6 +63,7 @@ def test_a_wrong_setting_exits_with_2_and_names_it(
         ("--gpu 0", r"baton serve: error: unrecognized arguments: --gpu 0; did you mean --gpus\?"),
         ("--kv-blocksize=32 --zzz", r"--kv-blocksize=32 --zzz; did you mean --kv-block-size\?"),
         ("--zzz", r"unrecognized arguments: --zzz; --help lists what there is"),
+        ("--model-max-len 1", r"model\.max_len = 1: a prompt and its output are 2 tokens at least"),
         ("--device gpu", r"worker\.device = 'gpu': auto, cpu, cuda or cuda:N"),
     ],
 )
@@ -112,3 +115,61 @@ def test_who_reads_no_further_sees_no_error() -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert (process.stderr.read(), process.wait(60)) == (b"", 141)
+
+
+@pytest.mark.parametrize(
+    ("argv", "full", "status"),
+    [("serve /no/such/dir", "stderr", 2), ("serve --zzz", "stderr", 2),
+     ("workers --url http://127.0.0.1:1", "stderr", 1), (f"serve {DEMO_MODEL} --print-config", "stdout", 1)],
+)  # fmt: skip
+def test_a_disk_that_is_full_changes_no_status(argv: str, full: str, status: int) -> None:
+    with open("/dev/full", "wb") as device:
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {full: device}
+        ended = subprocess.run([sys.executable, "-m", "deploy", *argv.split()], timeout=60, check=False, **streams)
+    assert ended.returncode == status
+    if full == "stdout":
+        assert ended.stderr == b"baton: [Errno 28] No space left on device\n"
+
+
+def test_streams_that_are_closed_lead_nowhere() -> None:
+    """What is opened first would get their descriptors, and what is printed."""
+    code = "import os, deploy.__main__ as entry; entry.open_streams(); print('nowhere', flush=True); os._exit(7)"
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    assert subprocess.run(closed, cwd=SOURCE_ROOT, timeout=60, check=False).returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("happens", "status", "said"),
+    [("os.kill(os.getpid(), signal.SIGINT)", 130, "baton: interrupted\n"),
+     ("raise MemoryError", 1, "baton: cannot start: MemoryError: \n")],
+)  # fmt: skip
+def test_what_ends_a_start_ends_it_with_a_line(happens: str, status: int, said: str) -> None:
+    code = f"""
+import os, signal, sys
+import deploy.__main__
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "deploy.cli":
+            {happens}
+sys.meta_path.insert(0, Finder())
+deploy.__main__.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=SOURCE_ROOT, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (status, said)
+
+
+def test_too_little_address_space_is_said_before_anything_starts() -> None:
+    command = ["sh", "-c", 'ulimit -v 400000 && exec "$@"', "sh", sys.executable, "-m", "deploy", "serve"]
+    ended = subprocess.run([*command, str(DEMO_MODEL), "--device", "cpu"], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert re.fullmatch(r"baton: a process may map 0\.41 GB here \(`ulimit -v`\), a worker needs .*\n", ended.stderr)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(MemoryError(), "no memory is left"), (RuntimeError("can't start new thread"), "no thread can be started"),
+     (OSError(24, "Too many open files"), "[Errno 24] Too many open files"), (RuntimeError("a bug"), ""),
+     (FileNotFoundError(2, "a bug"), "")],
+)  # fmt: skip
+def test_what_the_system_lacks_is_no_bug(error: Exception, told: str) -> None:
+    assert shortage(error).startswith(told) and bool(shortage(error)) == bool(told)

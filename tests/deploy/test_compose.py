@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 
 from common.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
 from common.options import parse
-from common.version import VERSION
+from common.version import RELEASE
 from common.wire.messages import Role
 from common.wire.worker_id import make_worker_id
 from deploy import container
@@ -73,6 +73,14 @@ def started_with(service: dict[str, Any]) -> Config:
     return parse(Config, PROGRAMS[program], program, "", argv)
 
 
+def made_secret(service: dict[str, Any]) -> str:
+    """The path at which a service makes the secret, in a volume that the others may only read."""
+    words = shlex.split(service["command"])
+    assert words[:5] == ["python", "-P", "-m", "deploy.container", "secret"]
+    assert service["volumes"] == ["secret:/secret"]
+    return words[5]
+
+
 def probed_role(service: dict[str, Any]) -> str:
     """Of whom a worker's health check asks the router."""
     *command, url, role = service["healthcheck"]["test"]
@@ -98,7 +106,8 @@ def test_every_program_knows_its_flags_and_finds_the_router(overlay: str) -> Non
         assert worker.worker.id == worker_here(probed_role(found[name]))
         assert make_worker_id(Role[role.upper()], worker.worker.id)
         assert worker.model == router.model and worker.model.served_name == "demo_model"
-        assert worker.net.secret_file == router.net.secret_file == f"/run/secrets/{found[name]['secrets'][0]}"
+        assert worker.net.secret_file == router.net.secret_file == made_secret(found["secret"])
+        assert found[name]["depends_on"]["secret"] == {"condition": "service_completed_successfully"}
         assert worker.worker.device == "auto"
 
 
@@ -121,7 +130,7 @@ def test_workers_find_the_memory_server_of_their_device_and_agree_on_its_pool(ov
     (server,) = memory_servers(memory, [])
     assert server.memory.device == "cpu"
     assert memory["healthcheck"]["test"][-1] == server.memory.socket
-    assert memory["secrets"] == found["prefill"]["secrets"]
+    assert "secret" in memory["depends_on"]
     assert server.net == started_with(found["prefill"]).net, "it finds the router as they do"
     shares = set()
     for name in WORKERS:
@@ -198,6 +207,27 @@ def test_the_name_that_clients_use_may_be_chosen() -> None:
     assert {started_with(found[name]).model.served_name for name in SERVING} == {"my model"}
 
 
+def test_the_port_is_held_by_who_serves_nobody_and_routers_find_it() -> None:
+    found = services("compose.yaml", BATON_PORT="9000")
+    port, router = found["port"], found["router"]
+    assert port["ports"] == ["9000:8000"] and "ports" not in router, "a router may be restarted, or be two"
+    *command, address, path = shlex.split(port["command"])
+    assert command == ["python", "-P", "-m", "deploy.port_holder"] and address == "0.0.0.0:8000"
+    assert started_with(router).router.take_over == path == port["healthcheck"]["test"][-1]
+    assert port["volumes"] == ["port:/run/port"] and "port:/run/port" in router["volumes"]
+    assert router["depends_on"]["port"]["required"] is False, "that of another project will do"
+    own = document("compose.yaml")["volumes"]["port"]["name"]
+    assert own == "${COMPOSE_PROJECT_NAME}_port"
+    assert document("compose.yaml", BATON_PORT_VOLUME="baton_port")["volumes"]["port"]["name"] == "baton_port"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_how_many_workers_there_are_outlives_an_up(overlay: str) -> None:
+    found = services(overlay, BATON_PREFILL_REPLICAS="2", BATON_DECODE_REPLICAS="3")
+    assert [found[name]["deploy"]["replicas"] for name in WORKERS] == [2, 3, 1]
+    assert [services(overlay)[name]["deploy"]["replicas"] for name in WORKERS] == [1, 1, 1]
+
+
 def test_a_container_has_longer_to_stop_than_its_program_to_drain() -> None:
     base = services("compose.yaml")
     for name in SERVING:
@@ -211,11 +241,11 @@ def test_every_service_is_hardened_and_bounded(overlay: str) -> None:
     for name, service in services(overlay).items():
         assert service["read_only"] and set(service["cap_drop"]) == {"ALL"}
         assert service["init"], "while a program starts it handles no signal, and a first process gets none of those"
-        assert service["restart"] == ("no" if name == "model" else "unless-stopped")
+        assert service["restart"] == ("no" if name in ("model", "secret") else "unless-stopped")
         assert service["logging"]["options"]["max-size"], "logs do not fill the disk"
         assert service["pids_limit"]
         assert "mem_limit" in service or name == "mps"
-        assert "healthcheck" in service or name == "model"
+        assert "healthcheck" in service or name in ("model", "secret")
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -228,7 +258,7 @@ def test_each_image_is_built_once_from_the_target_that_it_is_named_after(overlay
     assert {service["pull_policy"] for service in ours} == {"never"}, "what others build would be asked of a registry"
     for service in built:
         assert service["build"]["target"] in stages
-        assert service["image"] == f"baton-{service['build']['target']}:{VERSION}"
+        assert service["image"] == f"baton-{service['build']['target']}:{RELEASE}"
         assert "profiles" not in service, "it would not be built without"
 
 
@@ -247,4 +277,4 @@ def test_what_is_installed_is_what_pyproject_asks_for() -> None:
     router, cpu, gpu = (requirements(pyproject, extras) for extras in ([], ["worker"], ["worker", "cuda"]))
     assert any(line.startswith("aiohttp") for line in router)
     assert [line.split(">")[0] for line in cpu[len(router) :]] == ["safetensors", "setproctitle", "torch"]
-    assert {line.split(">")[0] for line in gpu[len(cpu) :]} == {"cuda-bindings", "triton"}
+    assert {line.split(">")[0] for line in gpu[len(cpu) :]} == {"cuda-bindings", "nvidia-ml-py", "triton"}

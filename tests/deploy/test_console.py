@@ -3,8 +3,8 @@ import json
 
 from deploy.console import Console
 
-LOADING = "12:00:00.123 I [prefill-0] loading weights 40 %"
-WARNING = "12:00:00.124 W [prefill-0] slow disk"
+LOADING = "2026-11-23 12:00:00.123 I [prefill-0] loading weights 40 %"
+WARNING = "2026-11-23 12:00:00.124 W [prefill-0] slow disk"
 
 
 def test_without_a_terminal_every_line_is_printed_once() -> None:
@@ -51,3 +51,14 @@ def test_lines_of_its_own_are_json_where_those_of_others_are() -> None:
     Console(log, None, "json").say("99 % done", "W")
     told = json.loads(log.getvalue())
     assert (told["level"], told["process"], told["message"]) == ("WARNING", "baton", "99 % done")
+
+
+def test_what_is_made_for_people_stands_where_the_log_does_as_it_is_or_as_one_record() -> None:
+    terminal, log = io.StringIO(), io.StringIO()
+    console = Console(terminal, terminal)
+    console.child_line("prefill-0", LOADING)
+    console.end_loading()
+    console.show("ready: a\n  b")
+    assert terminal.getvalue().endswith("ready: a\n  b\n")
+    Console(log, None, "json").show("ready: a\n  b")
+    assert json.loads(log.getvalue())["message"] == "ready: a\n  b"

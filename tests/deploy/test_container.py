@@ -1,8 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError
+from common.wire.secret import read_secret
 from deploy import container
 from deploy.container import command_of, downloaded, found, main
 
@@ -45,3 +47,13 @@ def test_one_service_downloads_it(mount: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_directory_that_is_not_there_is_said_so(mount: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", model]) == 2
     assert "a relative path begins at the directory of compose.yaml" in capsys.readouterr().err
+
+
+def test_the_secret_is_made_once_and_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "baton"
+    assert main(["secret", str(path)]) == 0
+    made = read_secret(str(path))
+    assert made and len(made) == 64
+    assert main(["secret", str(path)]) == 0
+    assert read_secret(str(path)) == made
+    assert os.listdir(tmp_path) == ["baton"]

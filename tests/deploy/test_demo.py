@@ -21,7 +21,7 @@ FLEET = Fleet(1, 1, "", 10.0)
 
 @pytest.mark.parametrize("exit_code", [0, 1])
 async def test_the_log_is_removed_after_success_and_kept_and_named_after_a_failure(
-    exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     @asynccontextmanager
     async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncIterator[tuple[None, None]]:
@@ -37,7 +37,7 @@ async def test_the_log_is_removed_after_success_and_kept_and_named_after_a_failu
     assert await demo(Config(), FLEET, Verse("", 1, 1)) == exit_code
     logs = list(tmp_path.iterdir())
     if exit_code:
-        shown = capsys.readouterr().err
+        shown = capfd.readouterr().err
         assert len(logs) == 1 and f"all of it: {logs[0]}" in shown and "what happened" in shown
     else:
         assert not logs

@@ -9,7 +9,7 @@ def body(kv_paths: list[dict[str, Any]], status: str = "ok") -> dict[str, Any]:
     worker = {"pid": 1, "device": "cpu", "transport": "shm", "standby": None}
     return {
         "status": status,
-        "missing": [],
+        "problems": [],
         "workers": {"prefill": [{"id": "p", **worker}], "decode": [{"id": "d", **worker}, {"id": "e", **worker}]},
         "kv_paths": kv_paths,
     }
@@ -24,6 +24,7 @@ def test_health_is_complete_when_every_path_was_tried() -> None:
     assert parse_health(body([path("d", 3.0), path("e", 5.0)])).is_complete
     assert parse_health(body([path("d", 3.0), path("e", 0.0, "no shared memory")])).is_complete
     assert not parse_health(body([path("d", 3.0), path("e", 5.0)], status="unavailable")).is_complete
+    assert parse_health(body([path("d", 3.0), path("e", 5.0)], status="degraded")).is_complete
 
 
 def test_transport_in_words() -> None:

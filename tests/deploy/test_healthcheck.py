@@ -16,12 +16,13 @@ from tests.announcing import announcer
 from tests.answering import answering
 
 
-def body(status: str, missing: list[str]) -> dict[str, Any]:
-    return {"status": status, "missing": missing, "workers": {"prefill": [{"id": "p"}], "decode": []}}
+def body(status: str, problems: list[str]) -> dict[str, Any]:
+    return {"status": status, "problems": problems, "workers": {"prefill": [{"id": "p"}], "decode": []}}
 
 
 def test_a_router_is_healthy_when_it_can_serve() -> None:
     assert problem(body("ok", []), "") == ""
+    assert problem(body("degraded", ["no prefill worker"]), "") == "", "it answers: no probe is to end it"
     assert problem(body("unavailable", ["no decode worker"]), "") == "unavailable: no decode worker"
 
 
@@ -32,7 +33,7 @@ def test_a_worker_is_healthy_when_the_router_knows_it() -> None:
 
 @pytest.mark.parametrize(("role", "said"), [("decode", "ok"), ("prefill", "the router does not know prefill-")])
 def test_a_container_asks_for_its_own_worker(role: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    known = {"status": "ok", "missing": [], "workers": {"decode": [{"id": f"decode-{socket.gethostname()}"}]}}
+    known = {"status": "ok", "problems": [], "workers": {"decode": [{"id": f"decode-{socket.gethostname()}"}]}}
     with answering(HEAD + json.dumps(known).encode()) as url:
         assert main([url, role]) == (said != "ok")
     assert capsys.readouterr().out.startswith(said)

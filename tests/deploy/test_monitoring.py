@@ -21,6 +21,10 @@ README = (MONITORING.parent / "README.md").read_text(encoding="utf-8")
 
 HEALTHY = {
     'up{job="baton"}': "1+0x60",
+    'baton_status{status="ok"}': "1+0x60",
+    'baton_status{status="degraded"}': "0+0x60",
+    'baton_status{status="unavailable"}': "0+0x60",
+    'baton_problems{kind="no_prefill_worker"}': "0+0x60",
     'baton_workers{role="prefill"}': "1+0x60",
     'baton_workers{role="decode"}': "2+0x60",
     'baton_requests_total{outcome="stop"}': "0+10x60",
@@ -63,10 +67,11 @@ TRANSPORT = {"transport": "cuda_ipc"}
 CASES = (
     Case("BatonDown", {'up{job="baton"}': "1+0x20 0+0x40"}, "The router on router:8000 does not answer.",
          {"job": "baton"}),
-    Case("BatonNoWorkers", {'baton_workers{role="decode"}': "0+0x60"},
-         "There is no decode worker; requests wait.", {"role": "decode"}),
-    Case("BatonNoWorkers", {'baton_workers{role="prefill"}': "1+0x20 0+0x40"},
-         "There is no prefill worker; requests wait.", {"role": "prefill"}),
+    Case("BatonUnavailable", {'baton_status{status="unavailable"}': "1+0x60", 'baton_status{status="ok"}': "0+0x60"},
+         "No decode worker takes requests; they wait, and fail in the end.", {"status": "unavailable"}),
+    Case("BatonDegraded", {'baton_status{status="degraded"}': "1+0x60", 'baton_status{status="ok"}': "0+0x60",
+                           'baton_problems{kind="no_prefill_worker"}': "1+0x60"},
+         "Completions are answered, but not as they should be: no_prefill_worker.", {"kind": "no_prefill_worker"}),
     Case("BatonRequestsFail", {'baton_requests_total{outcome="failed"}': "0+1x60"}, "9.091% of completions fail."),
     Case("BatonRequestsRejected", {'baton_requests_total{outcome="rejected"}': "0+1x60"},
          "9.091% of completions are turned away with 429 or 503."),

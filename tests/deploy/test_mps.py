@@ -334,10 +334,11 @@ async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
         assert {"prefill-0", "prefill-1", "decode-2"} <= set(changing.environs) and "prefill-1" in changing.flags, (
             "where roles change, both may be on any of their GPUs for a while"
         )
-    health = Health("ok", "", (), ())
+    health = Health("ok", (), (), ())
     assert ready_text(config, health, opened).splitlines()[0].endswith(opened.text)
     assert "no MPS (decode steps share the GPU by time slices)" in ready_text(config, health, NO_MPS)
     assert "MPS" not in ready_text(config, health, Mps())
+    assert "\n  degraded: no way" in ready_text(config, replace(health, status="degraded", problems=("no way",)), Mps())
 
 
 @pytest.mark.gpu

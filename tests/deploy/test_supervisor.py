@@ -56,6 +56,17 @@ async def test_a_killed_worker_comes_back_and_so_does_a_drained_one(
     assert not is_alive(stage.pid("decode-0"))
 
 
+async def test_a_router_whose_port_another_has_is_not_started_again_and_all_ends_in_order(stage: Stage) -> None:
+    supervisor = stage.supervisor("memory", "decode-0")
+    async with running(supervisor, lambda _: None) as run:
+        router = supervisor.pid("router")
+        assert router is not None
+        os.kill(router, signal.SIGUSR1)  # it ends with RELIEVED_STATUS
+        assert await asyncio.wait_for(run, DEADLINE_S) == 0
+    assert stage.notes() == ["decode-0 left", "memory left"]
+    assert "another router has taken the port over" in stage.log.getvalue()
+
+
 @pytest.mark.parametrize("forks", [False, True])
 async def test_a_worker_for_which_there_is_no_room_comes_back_when_there_is(forks: bool, stage: Stage) -> None:
     supervisor = stage.supervisor("decode-0", "decode-1", worker_modules=(stage.module(),) if forks else ())

@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.forgetful_decode`: a decode worker that loses the first prompt that it is offered."""
+"""`python -m tests.e2e.forgetful_decode`: a decode worker that loses the first prompt it has received."""
 
 import sys
 
@@ -7,6 +7,7 @@ from common.serving.worker_main import Incarnation, worker_main
 from common.wire.memory_messages import KVOffer
 from common.wire.messages import Role
 from decode_worker import __main__ as program
+from decode_worker.sequence import DecodeSequence
 from decode_worker.worker import DecodeWorker
 
 
@@ -14,9 +15,9 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     worker = program.build(config, incarnation)
     add, lost = worker.offers.add, list[KVOffer]()
 
-    def lose_the_first(offer: KVOffer) -> None:
+    def lose_the_first(sequence: DecodeSequence, offer: KVOffer) -> None:
         if lost:
-            add(offer)
+            add(sequence, offer)
         else:
             lost.append(offer)
             worker.offers.shared.decline(offer)

@@ -9,13 +9,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
+from common.wire.handoff_messages import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
     BlocksWanted,
     KVAccepted,
     KVOffer,
+    KVReceived,
     MemoryHello,
     MemoryKnock,
     MemoryWelcome,
@@ -154,8 +155,10 @@ STEPS = [
     ("prefill-0", AFTER, KVOffer, 2),
     ("prefill-0", BEFORE, TokenBatch, 2),
     ("prefill-0", AFTER, TokenBatch, 2),
+    ("prefill-0", GOT, KVReceived, 2),
     ("prefill-0", GOT, Abort, 1),
     ("prefill-0", AFTER, MemoryKnock, 1),
+    ("decode-0", GOT, DecodeRequest, 2),
     ("decode-0", GOT, KVOffer, 2),
     ("decode-0", BEFORE, KVAccepted, 2),
     ("decode-0", AFTER, KVAccepted, 2),
@@ -204,6 +207,8 @@ PULLS = [
     ("prefill-0", AFTER, KVOffer, 2),
     ("decode-0", GOT, KVProgress, 3),
     ("decode-0", GOT, KVOffer, 2),
+    ("decode-0", BEFORE, KVReceived, 2),
+    ("decode-0", AFTER, KVReceived, 2),
     ("decode-0", BEFORE, KVAccepted, 2),
     ("decode-0", AFTER, KVAccepted, 2),
     ("decode-0", BEFORE, BlocksFreed, 2),
@@ -306,6 +311,7 @@ async def test_while_it_fills_weights_for_all(
 HANGS = [
     ("prefill-0", BEFORE, KVOffer),
     ("prefill-0", BEFORE, TokenBatch),
+    ("decode-0", GOT, DecodeRequest),
     ("decode-0", GOT, KVOffer),
     ("decode-0", AFTER, KVAccepted),
     ("decode-0", AFTER, TokenBatch),
@@ -349,6 +355,30 @@ async def test_all_die_at_once(others: tuple[str, ...], checkpoint: Checkpoint, 
         await asyncio.to_thread(system.complete)
         await (all_is_well(system, texts) if asked.done() else asked)
         await asyncio.to_thread(system.complete)
+
+
+async def test_what_is_offered_stays_with_its_prefill_worker_while_their_memory_server_stands_still(
+    sharing: Doomed, checkpoint: Checkpoint
+) -> None:
+    """The router asks again and again, and replays nothing."""
+    directory, model = checkpoint("qwen3-tied")
+    asked = prompts(4, 5, 15, seed=6)
+    server, place = sharing.complete().processes["memory"], sharing.directory.name
+    num_replays = sharing.log("router").count("replayed")
+    server.send_signal(signal.SIGSTOP)
+    Doom(AFTER, KVOffer, ends_by=signal.SIGCONT).foretell(place, "prefill-0")
+    task = asyncio.create_task(complete_all(sharing.url, asked, max_tokens=8, ignore_eos=True))
+    await asyncio.to_thread(sharing.until, lambda: has_come_true(place, "prefill-0"))
+    for name in ("prefill-0", "decode-0"):  # the decode worker has nothing of which it could be asked
+        Doom(AFTER, InquiryReply, 5, signal.SIGCONT).foretell(place, name)
+    await asyncio.to_thread(sharing.until, lambda: has_come_true(place, "prefill-0"))
+    assert not has_come_true(place, "decode-0") and not task.done()
+    server.send_signal(signal.SIGCONT)
+    answers = await task
+    assert [answer.error for answer in answers] == [None] * len(asked)
+    reference = Reference(directory, model)
+    assert [answer.text for answer in answers] == [reference.text(p, 8, ignore_eos=True) for p in asked]
+    assert sharing.log("router").count("replayed") == num_replays
 
 
 async def test_without_a_memory_server_that_hangs_workers_finish_and_serve_with_the_next(

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.client import Completion, Reference, complete, prompts
 from tests.e2e.held_system import HeldSystem
+from tests.e2e.system import System
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 
@@ -41,3 +42,37 @@ async def test_who_comes_later_and_is_short_or_urgent_is_done_before_those_that_
     reference = Reference(directory, model)
     assert [c.text for c in completions[:4]] == [reference.text(prompt, 2) for prompt in [short, urgent, *longs[:2]]]
     assert ended.index("short") < 12 and ended.index("urgent") < 12, ended
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one pool", "two pools"])
+async def test_streams_give_their_rows_to_better_priority_and_go_on_with_the_same_text(
+    apart: bool, checkpoint: Checkpoint
+) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    asked: list[dict[str, Any]] = [
+        {"presence_penalty": 1.5}, {"temperature": 0.8, "seed": 3}, {"structured_outputs": {"regex": "[a-z ]{250}"}},
+    ]  # fmt: skip
+    patient = [{**fields, "max_tokens": 250, "priority": 7, "ignore_eos": True} for fields in asked]
+    texts, (urgent,) = prompts(len(patient), 20, 60, seed=4), prompts(1, 30, 30, seed=5)
+    ended: list[str] = []
+    with System(directory, "--decode-max-num-seqs", "3").start(apart=apart) as system:
+        async with aiohttp.ClientSession() as session:
+            alone = [
+                await complete(session, system.url, text, **fields) for text, fields in zip(texts, patient, strict=True)
+            ]
+            running = [Completion() for _ in texts]
+
+            async def ask(name: str, prompt: list[int], into: Completion, fields: dict[str, Any]) -> None:
+                await complete(session, system.url, prompt, into, **fields)
+                ended.append(name)
+
+            tasks = [asyncio.create_task(ask("patient", *each)) for each in zip(texts, running, patient, strict=True)]
+            while not all(completion.num_tokens > 3 for completion in running):
+                await asyncio.sleep(0.001)
+            at_once = [Completion() for _ in range(3)]
+            fields = {"max_tokens": 20, "priority": 0, "ignore_eos": True}
+            await asyncio.gather(*(ask("urgent", urgent, into, fields) for into in at_once))
+            assert ended == ["urgent"] * 3
+            await asyncio.gather(*tasks)
+    assert [completion.text for completion in running] == [completion.text for completion in alone]
+    assert len({completion.text for completion in at_once}) == 1 and at_once[0].num_tokens == 20

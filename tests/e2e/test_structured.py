@@ -1,12 +1,9 @@
 """Texts that are held to a form, through the whole path: each is valid, whoever dies, and nobody else notices."""
 
 import asyncio
-import json
 import random
 import re
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
@@ -144,6 +141,10 @@ async def test_openais_client_gets_objects_of_a_class(system: System) -> None:
         )
         for completion in await asyncio.gather(*completions):
             assert isinstance(completion.choices[0].message.parsed, Person)
+        response = await client.responses.parse(
+            model="m", input="Who is there?", text_format=Person, max_output_tokens=800, extra_body={"seed": 0}
+        )
+        assert isinstance(response.output_parsed, Person)
 
 
 async def test_a_form_that_no_token_fits_ends_with_its_reason(system: System) -> None:
@@ -185,14 +186,7 @@ async def test_prompts_that_a_decode_worker_computes_are_held_to_a_form_too() ->
         system.until(system.all_blocks_free)
 
 
-async def test_chats_call_tools_with_valid_arguments(tmp_path: Path) -> None:
-    shutil.copytree(DEMO_MODEL, tmp_path / "model")
-    template = (
-        "{% for message in messages %}{{ message.role }}:\n{{ message.content }}\n{% endfor %}"
-        "{% if tools %}Answer with <tool_call>.\n{% endif %}ROMEO:\n"
-    )
-    settings = tmp_path / "model" / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
+async def test_chats_call_tools_with_valid_arguments() -> None:
     whom = {"properties": {"whom": {"enum": ["Juliet", "Tybalt, the cat"]}}, "required": ["whom"]}
     times = {"properties": {"times": {"type": "integer", "minimum": -9, "maximum": 99}}, "required": ["times"]}
     schemas = {
@@ -200,9 +194,10 @@ async def test_chats_call_tools_with_valid_arguments(tmp_path: Path) -> None:
         for name, schema in {"kiss": whom, "sigh": times}.items()
     }
     tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in schemas.items()]
-    body = {"messages": [{"role": "user", "content": "Act."}], "tools": tools, "max_tokens": 400, "seed": 3, "n": 4}
+    messages: list[Any] = [{"role": "user", "content": "Act."}]
+    body = {"messages": messages, "tools": tools, "max_tokens": 400, "seed": 3, "n": 4}
     named = {"type": "function", "function": {"name": "kiss"}}
-    with System(tmp_path / "model") as system:
+    with System(DEMO_MODEL) as system:
         system.start()
         for fields in ({"tool_choice": named}, {"tool_choice": "required", "parallel_tool_calls": False}):
             answer = await post(system.url, body | fields, "/v1/chat/completions")
@@ -212,3 +207,31 @@ async def test_chats_call_tools_with_valid_arguments(tmp_path: Path) -> None:
                 name = call["function"]["name"]
                 assert is_valid(call["function"]["arguments"], schemas[name])
                 assert name == "kiss" or fields["tool_choice"] == "required"
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "Done."}
+        history = {"messages": [*messages, choice["message"], result]}
+        answer = await post(system.url, body | history, "/v1/chat/completions")
+        assert all(choice["message"]["content"] for choice in answer["choices"])
+        cut = {"tool_choice": named, "max_tokens": 8}
+        for choice in (await post(system.url, body | cut, "/v1/chat/completions"))["choices"]:
+            (call,) = choice["message"]["tool_calls"]
+            assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+            assert call["function"]["name"] == "kiss"
+        await call_and_answer(system.url, schemas["kiss"])
+
+
+async def call_and_answer(url: str, schema: dict[str, Any]) -> None:
+    """See a function called in a stream of items, and what is said once its output is there."""
+    tool: Any = {"type": "function", "name": "kiss", "parameters": schema, "strict": True}
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        fields: dict[str, Any] = {"model": "m", "tools": [tool], "max_output_tokens": 400, "temperature": 0}
+        async with client.responses.stream(
+            input="Act.", tool_choice="required", parallel_tool_calls=False, **fields
+        ) as stream:
+            called: list[Any] = [*(await stream.get_final_response()).output]
+        assert called and all(isinstance(call.parsed_arguments, dict) for call in called)
+        outputs = [{"type": "function_call_output", "call_id": call.call_id, "output": "Done."} for call in called]
+        conversation: Any = [{"role": "user", "content": "Act."}, *called, *outputs]
+        response = await client.responses.create(
+            input=conversation, tool_choice="none", extra_body={"stop": ["\n"], "min_tokens": 1}, **fields
+        )
+        assert response.output[0].type == "message"

@@ -1,5 +1,6 @@
 """What a mapped pool really holds, asked of a driver that answers as the test says."""
 
+import ctypes
 import enum
 import importlib
 import sys
@@ -14,6 +15,8 @@ from common.errors import TransferFailed
 from common.memory.client import PoolClaim
 from common.wire.pool_shape import PoolShape
 from tests.messages import LAYOUT
+
+HANDLE = ctypes.create_string_buffer(64)
 
 ADDRESS = 0x7F00_0020_0000
 NUM_BLOCKS = 9
@@ -34,7 +37,7 @@ class Cuda:
         self.driver = SimpleNamespace(CUresult=Result, cuMemGetAddressRange=lambda address: self.range_of(address))
         self.runtime = SimpleNamespace(
             cudaError_t=SimpleNamespace(cudaSuccess=0),
-            cudaIpcMemHandle_t=SimpleNamespace,
+            cudaIpcMemHandle_t=lambda: SimpleNamespace(getPtr=lambda: ctypes.addressof(HANDLE)),
             cudaIpcMemLazyEnablePeerAccess=1,
             cudaIpcOpenMemHandle=lambda handle, flags: (0, ADDRESS),
             cudaIpcCloseMemHandle=self.closed.append,

@@ -9,7 +9,7 @@ import numpy as np
 from common.memory.backing import Memory
 from common.memory.block_index import BlockIndex, BlockState, Offered
 from common.memory.magazine import Magazine
-from common.memory.pool import User
+from common.memory.pool import Pool, User
 from common.memory.pools import NAN_BYTE, Pools
 from common.wire.block_key import pack_keys
 from common.wire.fields import DIGEST_BYTES
@@ -21,16 +21,16 @@ from common.wire.memory_messages import (
     KVAccepted,
     KVDeclined,
     KVOffer,
+    KVReceived,
     MemoryMessage,
     PoolLeft,
     PoolRegion,
     PoolShortage,
-    PrefixFound,
-    PrefixWanted,
+    PromptBlocks,
+    PromptWanted,
 )
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
 from tests.memory.tiers import slow_tier
 
 
@@ -67,7 +67,7 @@ def offer_of(
     worker_id: str, request_id: str, block_ids: list[int], generations: list[int], num_sealed: int = 0
 ) -> KVOffer:
     ids = pack_ids(block_ids), pack_ids(generations)
-    return KVOffer(worker_id, 1, request_id, 0, pack_ids([1, 2]), 1, SamplingParams(), *ids, num_sealed, b"", b"")
+    return KVOffer(worker_id, 1, request_id, 0, 7, *ids, num_sealed, b"", b"")
 
 
 def blocks_in(offered: Offered) -> Counter[int]:
@@ -100,14 +100,19 @@ class House:
         self.pools = Pools(self._allocate, 0.2, poisons=True, tier=self.tier)
         self.offers: dict[str, KVOffer] = {}  # by request
         self.bytes_offered: dict[str, int] = {}
+        self.received: set[str] = set()  # requests of which the server was told that they are
 
     def _allocate(self, num_bytes: int) -> Memory:
         self.memory = Bytes(num_bytes)
         return self.memory
 
     @property
+    def pool(self) -> Pool:
+        return self.pools.pools[self.shape.layout]
+
+    @property
     def index(self) -> BlockIndex:
-        return self.pools.pools[self.shape.layout].index
+        return self.pool.index
 
     @property
     def pool_id(self) -> int:
@@ -140,8 +145,10 @@ class Held:
         match message:
             case BlocksLeased():
                 self.leased -= set(unpack_ids(message.block_ids))
-            case PrefixFound():
-                self.read -= Counter(unpack_ids(message.block_ids))
+            case PromptBlocks():
+                block_ids = unpack_ids(message.block_ids)
+                self.read -= Counter(block_ids[: message.num_sealed])
+                self.leased -= set(block_ids[message.num_sealed :])
             case KVOffer():
                 self.offered -= Counter(unpack_ids(message.block_ids))
 
@@ -173,6 +180,7 @@ class Party:
     said: deque[MemoryMessage] = field(default_factory=deque)
     heard: deque[MemoryMessage] = field(default_factory=deque)
     offered: list[KVOffer] = field(default_factory=list)
+    owned: set[str] = field(default_factory=set)  # requests offered to others, and those that it has received
     is_connected: bool = True  # it may not have noticed that it is not
 
     @property
@@ -185,7 +193,14 @@ class Party:
     def hear(self) -> None:
         raise NotImplementedError
 
+    def receive(self, offer: KVOffer) -> None:
+        """Own the request, and decide about the blocks later."""
+        if offer.request_id not in self.owned:
+            self.owned.add(offer.request_id)
+            self.said.append(KVReceived(offer.request_id, offer.attempt))
+
     def decline(self, offer: KVOffer) -> None:
+        self.owned.discard(offer.request_id)
         self.said.append(KVDeclined(offer.request_id, offer.attempt))
 
     @property
@@ -226,6 +241,7 @@ class Worker(Party):
     has_left: bool = False  # in order, or killed: it does nothing more, but for its device
     is_over: bool = False
     now_s: float = 0.0
+    num_asked: int = 0
 
     def __post_init__(self) -> None:
         self.magazine = Magazine(self.house.shape, self.said.append, clock=lambda: self.now_s)
@@ -261,25 +277,26 @@ class Worker(Party):
                 self.magazine.shortage(is_short=is_short)
             case KVOffer() as offer:
                 self.offered.append(offer)
-            case PrefixFound() as found:
-                self._begin_with(int(found.request_id), self.magazine.found(found))
-            case PoolRegion() | KVDeclined():
+            case PromptBlocks() as granted:
+                self._begin_with(int(granted.request_id), *self.magazine.granted(granted))
+            case KVReceived() | KVDeclined() as answer:
+                self.owned.remove(answer.request_id)
+                assert isinstance(answer, KVReceived) == (answer.request_id in self.house.received)
+            case PoolRegion():
                 pass
             case other:
                 raise AssertionError(other)
 
     def look_for(self, byte: int, first: int = 0) -> None:
         """Begin another text of that byte with what is there of one, from its block of that number on."""
-        keys = pack_keys([digest_of(byte, number) for number in range(first, MOST_SEALED)])
-        self.said.append(PrefixWanted(str(byte), 0, keys, BLOCK_US))
+        digests = [digest_of(byte, number) for number in range(first, MOST_SEALED)]
+        self.num_asked += 1
+        self.said.append(PromptWanted(str(byte), self.num_asked, pack_keys(digests), BLOCK_US, len(digests) + 1, 0))
 
-    def _begin_with(self, byte: int, block_ids: list[int]) -> None:
-        assert all(self.house.holds(block_id, byte) for block_id in block_ids), "somebody wrote what is sealed"
-        text = Text(byte, block_ids, num_sealed=len(block_ids))
-        if self.magazine.num_free[0]:
-            text.block_ids += self.magazine.allocate((1,))[0]
-        if text.block_ids:
-            self.texts.append(text)
+    def _begin_with(self, byte: int, found: list[int], fresh: list[int]) -> None:
+        assert all(self.house.holds(block_id, byte) for block_id in found), "somebody wrote what is sealed"
+        assert all(self.house.holds(block_id, NAN_BYTE) for block_id in fresh), "somebody wrote what is free"
+        self.texts.append(Text(byte, [*found, *fresh], num_sealed=len(found)))
 
     def seal(self, count: int) -> list[int]:
         """So many blocks more of each text that is written; the bytes of those."""
@@ -312,12 +329,14 @@ class Worker(Party):
         generations = self.magazine.release(text.block_ids).tolist()
         offer = offer_of(worker_id, request_id, text.block_ids, generations, text.num_sealed)
         self.house.offers[request_id], self.house.bytes_offered[request_id] = offer, text.byte
+        self.owned.add(request_id)
         self.said.append(offer)
 
     def accept(self, offer: KVOffer) -> None:
         block_ids, byte = unpack_ids(offer.block_ids), self.house.bytes_offered[offer.request_id]
         assert all(self.house.holds(block_id, byte) for block_id in block_ids), "somebody wrote what was offered"
         self.magazine.adopt(block_ids, unpack_ids(offer.generations), offer.num_sealed)
+        self.owned.discard(offer.request_id)
         self.said.append(KVAccepted(offer.request_id, offer.attempt))
         self.texts.append(Text(byte, block_ids, is_written=True, num_sealed=offer.num_sealed))
 
@@ -339,7 +358,7 @@ class Worker(Party):
 class Pull:
     """Blocks on their way to a guest's own pool, of a text of that byte."""
 
-    said: KVOffer | PrefixFound
+    said: KVOffer | PromptBlocks
     byte: int
     copied: list[bytes] = field(default_factory=list)
 
@@ -364,9 +383,9 @@ class Guest(Party):
         match self.heard.popleft():
             case KVOffer() as offer:
                 self.offered.append(offer)
-            case PrefixFound() as found if found.block_ids:
+            case PromptBlocks() as found if found.block_ids:
                 self.pulls.append(Pull(found, int(found.request_id)))
-            case PoolRegion() | PrefixFound():
+            case PoolRegion() | PromptBlocks():
                 pass
             case other:
                 raise AssertionError(other)
@@ -374,9 +393,10 @@ class Guest(Party):
     def look_for(self, byte: int) -> None:
         """What is there of a text of that byte."""
         keys = pack_keys([digest_of(byte, number) for number in range(MOST_SEALED)])
-        self.said.append(PrefixWanted(str(byte), 0, keys, BLOCK_US))
+        self.said.append(PromptWanted(str(byte), 0, keys, block_us=0, num_blocks=0, priority=0))
 
     def accept(self, offer: KVOffer) -> None:
+        self.owned.discard(offer.request_id)
         self.said.append(KVAccepted(offer.request_id, offer.attempt))
         self.pulls.append(Pull(offer, self.house.bytes_offered[offer.request_id]))
 

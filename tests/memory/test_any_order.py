@@ -16,7 +16,7 @@ from common.memory.exchange import Answer
 from common.memory.magazine import LACKING_S
 from common.memory.pattern import pattern
 from common.wire.kv_layout import Counts, KVLayout
-from common.wire.memory_messages import KVAccepted, KVDeclined, KVOffer, OfBlocks, OfGuests
+from common.wire.memory_messages import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfGuests
 from common.wire.packing import unpack_ids
 from common.wire.pool_shape import PoolShape, minus, plus
 from tests.layouts import one_group, state, window
@@ -111,6 +111,8 @@ class Machine(RuleBasedStateMachine):
         message = party.said.popleft()
         assert isinstance(message, OfBlocks) and (isinstance(party, Worker) or isinstance(message, OfGuests))
         answers = self.house.pools.heed(party.client, message)
+        if isinstance(message, KVReceived | KVAccepted):
+            self.house.received.add(message.request_id)
         if isinstance(message, KVOffer):
             taker = next((p for p in self._connected() if p.user.worker[0] == message.decode_worker_id), None)
             assert (answers[0] == Answer(party.client, KVDeclined(message.request_id, 0))) == (taker is None)
@@ -208,6 +210,16 @@ class Machine(RuleBasedStateMachine):
         parties: list[Party] = [*self._active(True), *self.guests]
         if takers := [party for party in parties if party.has_offers]:
             self._take_over(any_of(takers, index), accepts)
+
+    @rule(index=FEW, arrives=st.booleans())
+    def receive(self, index: int, arrives: bool) -> None:
+        """Own a request whose blocks are accepted or declined later."""
+        parties: list[Party] = [*self._active(True), *self.guests]
+        if takers := [party for party in parties if party.offered]:
+            taker = any_of(takers, index)
+            taker.receive(taker.offered[-1])
+            if arrives:
+                self.all_arrives()
 
     def _take_over(self, taker: Party, accepts: bool) -> None:
         if taker in self.guests or taker in self._active():
@@ -411,10 +423,23 @@ class Machine(RuleBasedStateMachine):
             leased, read, offered = worker.expected()
             assert (worker.writable, worker.readable, blocks_of(worker.offered)) == (leased, read, offered)
             worker.magazine.check([text.block_ids for text in worker.texts])
+            assert worker.is_decoding or worker.owned == self._unanswered(worker)
         for guest in self.guests:
             if guest.is_connected:
                 leased, read, offered = guest.expected()
                 assert (guest.readable, blocks_of(guest.offered)) == (leased | set(read), offered)
+
+    def _unanswered(self, worker: Worker) -> set[str]:
+        """Requests that a worker has offered: on their way, with the server, or answered, and that is on its way."""
+        on_the_way = chain(worker.said, worker.heard)
+        at_server = {key.request_id for key, client in self.house.pool.senders.items() if client == worker.client}
+        return at_server | {m.request_id for m in on_the_way if isinstance(m, KVOffer | KVReceived | KVDeclined)}
+
+    @invariant()
+    def what_the_server_waits_for_is_offered(self) -> None:
+        connected = {party.client for party in self._connected()}
+        assert self.house.pool.senders.keys() <= self.house.index.offers.keys()
+        assert {*self.house.pool.senders.values()} <= connected
 
     @invariant()
     def every_block_is_somewhere_once(self) -> None:
@@ -458,6 +483,7 @@ class Machine(RuleBasedStateMachine):
             for party in self._connected():
                 party.let_everything_go()
             if turn > 8 and last.magazine.fetch(self.shape.capacity):
+                assert not any(worker.owned for worker in self._members()), "its owner was never told"
                 return
             for worker in self._members():
                 worker.now_s += LACKING_S / 2

@@ -1,5 +1,6 @@
 """What becomes of a wish for memory that a host or a GPU has not got."""
 
+import ctypes
 import errno
 import mmap
 import os
@@ -13,6 +14,8 @@ import pytest
 from common.errors import ConfigError, MemoryShort
 from common.memory.cuda_backing import ALIGNMENT_BYTES, CudaBacking
 from common.memory.host_backing import HostBacking
+
+HANDLE = ctypes.create_string_buffer(64)
 
 FREE_BYTES = 10 * ALIGNMENT_BYTES
 
@@ -60,7 +63,7 @@ class Runtime(SimpleNamespace):
         self.allocated: dict[int, int] = {}
         success, failure = SimpleNamespace(name="cudaSuccess"), SimpleNamespace(name="cudaErrorNotSupported")
         statuses = [success, failure]
-        uuid, handle = SimpleNamespace(bytes=bytes(16)), SimpleNamespace(reserved=bytes(64))
+        uuid, handle = SimpleNamespace(bytes=bytes(16)), SimpleNamespace(getPtr=lambda: ctypes.addressof(HANDLE))
         super().__init__(
             allocated=self.allocated,
             cudaError_t=SimpleNamespace(cudaSuccess=success),

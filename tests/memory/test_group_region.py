@@ -12,7 +12,6 @@ from common.errors import MemoryLost
 from common.memory.shared_pool import OfPrompt
 from common.wire.kv_layout import KVLayout
 from common.wire.memory_messages import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
-from common.wire.sampling_params import SamplingParams
 from tests.layouts import full, state, window
 from tests.memory.test_server import CPU, SIZE, Backed, eventually
 
@@ -43,7 +42,7 @@ def test_a_pool_of_several_groups_is_one_region_that_all_see_alike(backed: Backe
     written = {block_id: bytearray(os.urandom(pool.shape.place(block_id).num_bytes)) for block_id in block_ids}
     for block_id, data in written.items():
         pool.block(block_id).copy_(torch.frombuffer(data, dtype=torch.uint8))
-    assert giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), block_ids)
+    assert giver.offer(("decode-0", 1), ("r", 0), 7, block_ids)
     offers: list[OfPrompt] = []
 
     def arrived() -> bool:

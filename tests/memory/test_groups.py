@@ -26,6 +26,7 @@ from common.wire.memory_messages import (
     KVAccepted,
     KVDeclined,
     KVOffer,
+    KVReceived,
     MemoryKnock,
     MemoryMessage,
     PoolRegion,
@@ -33,7 +34,6 @@ from common.wire.memory_messages import (
 )
 from common.wire.pool_shape import PoolShape
 from common.wire.sampling_params import SamplingParams
-from decode_worker.attempts import Attempts
 from decode_worker.offers import Offers
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sealing import Sealing
@@ -85,6 +85,7 @@ class Server:
         self.memory = Memory(self.shape)
         self.pools = Pools(lambda num_bytes: self.memory, 0.1, poisons=True)
         self.workers: list[Worker] = []
+        self.prompts: dict[str, PromptSequence] = {}  # as the router has told the workers of them
 
     def answer(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -92,7 +93,7 @@ class Server:
 
     def read(self, worker: "Worker") -> None:
         match worker.said.popleft():
-            case BlocksWanted() | BlocksFreed() | KVOffer() | KVAccepted() | KVDeclined() as message:
+            case BlocksWanted() | BlocksFreed() | KVOffer() | KVReceived() | KVAccepted() | KVDeclined() as message:
                 self.answer(self.pools.heed(worker.client, message))
             case MemoryKnock() as knock:
                 worker.heard.append(knock)
@@ -137,9 +138,12 @@ class Prefill(Worker):
         section = PrefillSection(max_batch_tokens=BUDGET).on("cpu")
         magazine = self.shared.magazine
         self.scheduler = PromptScheduler(section, magazine, MAX_LEN, no_prefixes(magazine), batching=True)
+        self.offered: set[str] = set()  # requests of which no answer has come
 
     def step(self) -> None:
-        self.shared.receive()
+        for said in self.shared.receive():
+            assert isinstance(said, KVReceived | KVDeclined)
+            self.offered.remove(said.request_id)
         chunks = self.scheduler.schedule()
         self.scheduler.launched(chunks)
         for chunk in chunks:
@@ -150,9 +154,9 @@ class Prefill(Worker):
                 token = self.server.memory.content.step(tables, position, sequence.token_ids[position])
             self.scheduler.collected([sequence])
             if not sequence.num_left:
-                block_ids, token_ids = self.scheduler.take(sequence), [*sequence.token_ids, token]
                 target = sequence.decode_worker_id, sequence.decode_epoch
-                self.shared.offer(target, sequence.key, token_ids, 1, sequence.sampling, block_ids)
+                self.shared.offer(target, sequence.key, token, self.scheduler.take(sequence))
+                self.offered.add(sequence.request_id)
         self.shared.tend(tuple(1 for _ in self.scheduler.layout.groups), self.scheduler.layout.nothing)
 
     def blocks(self) -> list[Sequence[int]]:
@@ -165,16 +169,20 @@ class Decode(Worker):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.scheduler = DecodeScheduler(self.shared.magazine, MAX_ROWS, MAX_LEN)
-        self.offers = Offers(self.shared, self.scheduler, Attempts(), Sealing(self.shared.magazine), 1000)
+        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine))
         self.over: list[DecodeSequence] = []
         self.num_preempted = 0
 
     def step(self) -> None:
         for said in self.shared.receive():
             assert isinstance(said, KVOffer)
-            self.offers.add(said)
-        for sequence in self.offers.accept():
-            self.scheduler.activate(sequence)
+            prompt = self.server.prompts[said.request_id]
+            sequence = DecodeSequence(*prompt.key, [*prompt.token_ids], 0, prompt.sampling)
+            sequence.handed_over(said.token_id)
+            self.shared.receive_offer(said)
+            self.offers.add(sequence, said)
+        while (accepted := self.offers.accept_next()) is not None:
+            self.scheduler.activate(accepted)
         self.scheduler.make_slots()
         while self.scheduler.is_starved() and not self.offers.make_way():
             self.over.append(self.scheduler.preempt())
@@ -214,6 +222,7 @@ class Fleet:
         sampling = SamplingParams(max_tokens=self.rng.randint(2, MAX_TOKENS))
         target = f"w{self.rng.choice(self.decodes).client}"
         sequence = PromptSequence(f"r{number}", 0, prompt, 0, sampling, target, 1, turn=number)
+        self.server.prompts[sequence.request_id] = sequence
         self.rng.choice(self.prefills).scheduler.add(sequence)
 
     def turn(self) -> None:
@@ -251,7 +260,7 @@ class Fleet:
                 worker.shared.receive()
 
     def is_idle(self) -> bool:
-        is_computed = any(worker.scheduler.sequences() for worker in self.prefills)
+        is_computed = any(worker.scheduler.sequences() or worker.offered for worker in self.prefills)
         is_decoded = any(worker.scheduler.num_owned or worker.offers.waiting for worker in self.decodes)
         is_on_its_way = self.server.pools.usage().num_offered or any(
             isinstance(message, KVOffer) for worker in self.workers for message in worker.said

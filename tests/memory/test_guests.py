@@ -14,22 +14,23 @@ from common.memory import server as server_module
 from common.memory.channel import Channel
 from common.memory.guest import Guest, OfGuest
 from common.memory.pulse import ASK_S, MAX_UNANSWERED
-from common.memory.shared_pool import SharedPool
+from common.memory.shared_pool import OfPrompt, SharedPool
 from common.wire.fields import DIGEST_BYTES
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
     BlocksWanted,
     KVAccepted,
+    KVDeclined,
     KVOffer,
+    KVReceived,
     MemoryKnock,
     MemoryMessage,
     PoolWanted,
-    PrefixFound,
+    PromptBlocks,
     WeightsWanted,
 )
 from common.wire.packing import pack_ids, unpack_ids
-from common.wire.sampling_params import SamplingParams
 from tests.layouts import take
 from tests.memory.test_server import Backed, eventually
 from tests.messages import LAYOUT
@@ -45,6 +46,7 @@ class House:
         self.home = backed.connect("prefill-0")
         claim = self.home.claim_pool(LAYOUT, (NUM_BLOCKS,))
         self.pool = SharedPool(self.home, claim, clock=lambda: 0.0)  # it never knocks: who does is killed if it hangs
+        self.answers: list[OfPrompt] = []
         self.guest = self.visit()
 
     def visit(self, name: str = "decode-0") -> Guest:
@@ -62,12 +64,12 @@ class House:
 
         def has() -> bool:
             self.pool.tend((num_blocks,), (0,))
-            self.pool.receive()
+            self.told()
             return self.pool.magazine.fetch((num_blocks,))
 
         eventually(has)
         block_ids = take(self.pool.magazine, num_blocks)
-        assert self.pool.offer(("decode-0", 1), (name, 0), [1, 2], 1, SamplingParams(), block_ids)
+        assert self.pool.offer(("decode-0", 1), (name, 0), 7, block_ids)
         offer = self.hear()
         assert isinstance(offer, KVOffer)
         return offer
@@ -77,7 +79,7 @@ class House:
         said: list[OfGuest] = []
 
         def arrived() -> bool:
-            self.pool.receive()
+            self.told()
             said.extend(self.guest.receive())
             return bool(said)
 
@@ -89,7 +91,7 @@ class House:
 
         def has() -> bool:
             self.pool.tend((len(digests),), (0,))
-            self.pool.receive()
+            self.told()
             return self.pool.magazine.fetch((len(digests),))
 
         eventually(has)
@@ -99,6 +101,11 @@ class House:
         self.pool.tend((0,), (0,))
         eventually(lambda: self.backed.server.pools.num_cached == len(digests))
         return block_ids
+
+    def told(self) -> list[OfPrompt]:
+        """What the prefill worker was told of its offers."""
+        self.answers += self.pool.receive()
+        return self.answers
 
     def usage(self) -> tuple[int, ...]:
         return tuple(self.backed.server.pools.usage())
@@ -129,6 +136,8 @@ def test_a_guest_reads_what_is_offered_and_then_gives_it_back(house: House) -> N
     block_id, size = unpack_ids(offer.block_ids)[1], LAYOUT.groups[0].block_bytes
     [pool] = house.backed.server.pools.pools.values()
     pool.memory.write(block_id * size, b"\x07" * size)
+    house.guest.receive_offer(offer)
+    eventually(lambda: house.told() == [KVReceived("r", 0)])
     house.guest.accept(offer)
     eventually(lambda: house.num_claimed() == 2)
     claim = house.guest.claim
@@ -139,7 +148,8 @@ def test_a_guest_reads_what_is_offered_and_then_gives_it_back(house: House) -> N
     eventually(lambda: house.num_claimed() == 0)
     second = house.offer("s")
     house.guest.decline(second)
-    eventually(lambda: house.usage()[2] == 0)
+    eventually(lambda: house.told() == [KVReceived("r", 0), KVDeclined("s", 0)])
+    assert house.usage()[2] == 0
     assert house.backed.server._heartbeat().worker_ids == ("prefill-0",), "it has none of this server's memory"
 
 
@@ -161,11 +171,11 @@ def test_a_guest_reads_what_it_has_found_until_it_gives_it_back_or_is_gone(house
     block_ids = house.seal(digests[:3])
     house.guest.look_up("r", 0, digests[:2])
     found = house.hear()
-    assert isinstance(found, PrefixFound) and (found.request_id, found.attempt) == ("r", 0)
+    assert isinstance(found, PromptBlocks) and (found.request_id, found.attempt) == ("r", 0)
     assert unpack_ids(found.block_ids) == block_ids[:2] and house.backed.server.pools.num_cached == 1
     house.guest.look_up("s", 0, digests[3:])
     nothing = house.hear()
-    assert isinstance(nothing, PrefixFound) and not nothing.block_ids
+    assert isinstance(nothing, PromptBlocks) and not nothing.block_ids
     if is_freed:
         house.guest.free(nothing)
         house.guest.free(found)
@@ -180,7 +190,9 @@ def test_claims_are_void_when_the_connection_ends_although_the_process_lives(hou
     house.offer("s")
     house.guest.accept(claimed)
     eventually(lambda: house.num_claimed() == 2)
+    eventually(lambda: house.told() == [KVReceived("r", 0)])
     house.guest.close()
+    eventually(lambda: house.told() == [KVReceived("r", 0), KVDeclined("s", 0)])
     eventually(lambda: house.usage()[2:] == (0, 0) and house.num_claimed() == 0)
     assert len(house.backed.server.clients) == 1 and not house.backed.server.parted
     house.guest = house.visit()
@@ -244,7 +256,7 @@ def test_a_server_that_is_gone_is_noticed_however_much_it_had_said(
         server = Channel(listener.accept()[0])
         ids = pack_ids([1] * 10_000)
         while not server.unsent:
-            server.send(KVOffer("decode-0", 1, "r", 0, ids, 1, SamplingParams(), ids, ids, 0, b"", b""))
+            server.send(KVOffer("decode-0", 1, "r", 0, 7, ids, ids, 0, b"", b""))
         guest.look()
         assert not guest.problem
         server.close()

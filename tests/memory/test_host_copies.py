@@ -21,6 +21,8 @@ from common.memory.pools import Pools
 from common.wire.pool_shape import PoolShape
 from tests.layouts import one_group
 
+HANDLE = ctypes.create_string_buffer(64)
+
 DEADLINE_S = 60.0
 LAYOUT = one_group("model", 4, 2, 64, 16, "float16")  # 64 KiB a block
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes
@@ -148,7 +150,7 @@ class Runtime:
         return self.returns("", ctypes.addressof(buffer))
 
     def cudaIpcGetMemHandle(self, address: int) -> tuple[Any, ...]:
-        return self.returns("", SimpleNamespace(reserved=bytes(64)))
+        return self.returns("", SimpleNamespace(getPtr=lambda: ctypes.addressof(HANDLE)))
 
     def cudaMemcpy(self, to: int, source: bytes, num_bytes: int, kind: int) -> tuple[Any, ...]:
         ctypes.memmove(to, source, num_bytes)

@@ -30,8 +30,8 @@ from common.wire.memory_messages import (
     BlocksLeased,
     BlocksSealed,
     PoolLeft,
-    PrefixFound,
-    PrefixWanted,
+    PromptBlocks,
+    PromptWanted,
 )
 from common.wire.memory_reports import BlockEvent
 from common.wire.packing import unpack_ids
@@ -57,7 +57,7 @@ class Rig:
         self.memories: list[Bytes] = []
         self.pools = Pools(self._allocate, 0.0, poisons=True, tier=self.tier)
         self.numbers = count()
-        self.layout = layout
+        self.layout, self.num_asked = layout, 0
         for client in (ALICE, BOB, CAROL):
             self.join(client)
 
@@ -106,13 +106,19 @@ class Rig:
         self.crowd_out()
 
     def ask(self, client: int, text: int, num_blocks: int, block_us: int = BLOCK_US) -> list[Answer]:
-        return self.pools.match(client, PrefixWanted("r", 0, keys_of(text, num_blocks), block_us))
+        """Want all blocks of a text; what is not found is to be filled."""
+        self.num_asked += 1
+        wanted = PromptWanted(f"r{self.num_asked}", 0, keys_of(text, num_blocks), block_us, num_blocks, 0)
+        return self.pools.want_prompt(client, wanted)
 
     def found(self, answers: list[Answer], client: int, text: int) -> list[int]:
-        """Blocks of which a client is told, which hold that text."""
+        """Blocks of which a client is told, which hold that text; it gives the others back."""
         [found] = [answer.message for answer in answers if answer.client == client]
-        assert isinstance(found, PrefixFound)
+        assert isinstance(found, PromptBlocks)
         block_ids = unpack_ids(found.block_ids)
+        fresh = block_ids[found.num_sealed :]
+        del block_ids[found.num_sealed :]
+        self.let_go(client, fresh)
         memory = self.memories[-1]
         for block_id in block_ids:
             offset, size = self.pool.index.shape.place(block_id)
@@ -172,20 +178,21 @@ def test_two_who_want_the_same_share_one_restore(rig: Rig) -> None:
     assert rig.ask(ALICE, 1, 10) == rig.ask(BOB, 1, 12) == rig.ask(BOB, 1, 4) == []
     answers = rig.copy()
     assert len(rig.found(answers, ALICE, 1)) == 10
-    bobs = [unpack_ids(answer.message.block_ids) for answer in answers if answer.client == BOB]  # type: ignore[union-attr]
+    messages = [a.message for a in answers if a.client == BOB and isinstance(a.message, PromptBlocks)]
+    bobs = [unpack_ids(message.block_ids)[: message.num_sealed] for message in messages]
     assert list(map(len, bobs)) == [10, 4] and bobs[0][:4] == bobs[1]
     assert rig.tier.traffic.num_restored == 10
 
 
 def test_who_lacks_more_than_another_waits_for_waits_for_that_first(rig: Rig) -> None:
-    """As a question may begin amid a text, of which nobody reads the beginning any more."""
-    rig.keep(1, 20)
-    end = PrefixWanted("r", 0, keys_of(1, 20)[10 * 16 :], BLOCK_US)
-    assert rig.pools.match(ALICE, end) == []
-    assert rig.ask(BOB, 1, 20) == []
+    """As a text may begin amid another."""
+    rig.keep(1, 16)
+    end = PromptWanted("r", 0, keys_of(1, 16)[8 * 16 :], BLOCK_US, 8, 0)
+    assert rig.pools.want_prompt(ALICE, end) == []
+    assert rig.ask(BOB, 1, 16) == []
     answers = rig.copy()
-    assert len(rig.found(answers, ALICE, 1)) == 10 and len(rig.found(answers, BOB, 1)) == 20
-    assert rig.tier.traffic.num_restored == 20
+    assert len(rig.found(answers, ALICE, 1)) == 8 and len(rig.found(answers, BOB, 1)) == 16
+    assert rig.tier.traffic.num_restored == 16
 
 
 @pytest.mark.parametrize("num_blocks, block_us", [(7, BLOCK_US), (10, 0), (10, 101), (8, 100 + 1000 // 8)])
@@ -221,14 +228,19 @@ def test_host_memory_is_there_before_anything_was_sealed_but_not_while_workers_s
     assert rig.tier.room.is_made and rig.tier.slots.num_slots == NUM_SLOTS
 
 
-def test_it_takes_no_blocks_that_others_wait_for(rig: Rig) -> None:
+def test_it_begins_when_there_is_room_for_all_of_the_prompt_and_nobody_waits_before(rig: Rig) -> None:
     rig.keep(1, 10)
     rest = rig.lease(BOB, 20)
-    assert rig.found(rig.ask(ALICE, 1, 10), ALICE, 1) == [], "four are left, for which it is not worth it"
+    rig.ask(ALICE, 1, 10)
+    assert not rig.copies.begun, "four are left"
     rig.pools.want_blocks(CAROL, (5,))
-    rig.pools.freed(BOB, BlocksFreed(rest.block_ids[: 4 * 4], rest.generations[: 4 * 4]))
-    assert not any(isinstance(a.message, BlocksLeased) for a in rig.pools.want_blocks(BOB, (NUM_BLOCKS - 1,)))
-    assert rig.found(rig.ask(ALICE, 1, 10), ALICE, 1) == [], "Bob waits"
+    answers = rig.pools.freed(BOB, BlocksFreed(rest.block_ids[: 8 * 4], rest.generations[: 8 * 4]))
+    [leased] = [answer for answer in answers if isinstance(answer.message, BlocksLeased)]
+    rig.pools.tend()
+    assert leased.client == CAROL and not rig.copies.begun, "who decodes was first, and seven are left"
+    rig.pools.freed(BOB, BlocksFreed(rest.block_ids[8 * 4 :], rest.generations[8 * 4 :]))
+    told = [a for a in rig.copy() if isinstance(a.message, PromptBlocks)]
+    assert len(rig.found(told, ALICE, 1)) == 10
 
 
 def test_who_waits_for_blocks_gets_those_that_nobody_reads_when_they_have_come_back(rig: Rig) -> None:

@@ -71,7 +71,7 @@ def test_what_is_said_of_another_lease_of_a_block_or_of_anothers_is_refused_by_n
     with pytest.raises(Misbehaved, match="is FREE, and not its own"):
         rig.pools.freed(0, BlocksFreed(pack_ids([0]), pack_ids([0])))
     with pytest.raises(Misbehaved, match="not offered to it"):
-        rig.pools.accepted(1, KVAccepted("r", 0))
+        rig.pools.taken(1, KVAccepted("r", 0))
     with pytest.raises(Misbehaved, match="has \\(12,\\) to give"):
         rig.pools.want_blocks(0, (NUM_BLOCKS,))
     with pytest.raises(Misbehaved, match="no pool"):
@@ -106,7 +106,7 @@ def test_an_offer_outlives_who_made_it_and_is_kept_when_who_it_is_for_dies_and_m
     rig.pools.leave(0)
     rig.pools.cure(0)
     assert index.num_offered == 5 and index.num_free == (CAPACITY - 5,)
-    rig.pools.accepted(1, KVAccepted("r", 0))
+    rig.pools.taken(1, KVAccepted("r", 0))
     assert index.num_leased[1] == 5
     rig.pools.want(User(2, ("w2", 1), False), LAYOUT, (5,))
     leased = rig.lease(2, 3)
@@ -278,7 +278,7 @@ def test_prompts_that_want_little_pass_one_that_wants_much_but_not_for_ever() ->
         assert rig.free(2, blocks) == []
     [answer] = rig.free(3, held)[:1]
     assert answer.client == 0 and isinstance(answer.message, BlocksLeased)
-    assert rig.pools.usage().num_free == 1 and not rig.pools.pools[LAYOUT].passed
+    assert rig.pools.usage().num_free == 1 and not rig.pools.pools[LAYOUT].wants
 
 
 def test_nobody_passes_what_is_wanted_to_go_on_decoding() -> None:

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from common.errors import MemoryShort
 from common.memory.backing import Copies, CopyFailed, HostPiece
 from common.memory.exchange import Answer, Misbehaved
+from common.memory.gpu_gauge import GpuUse
 from common.memory.regions import RegionKey, Regions
 from common.wire.memory_messages import RegionState, WeightsFilled, WeightsRegion
 
@@ -46,6 +47,9 @@ class FakeBacking:
 
     def free_bytes(self) -> int:
         return self.room
+
+    def use(self) -> GpuUse:
+        return GpuUse()
 
     def host_piece(self, num_bytes: int) -> HostPiece:
         raise MemoryShort("none")

@@ -10,7 +10,7 @@ from common.memory.block_index import FREE, BlockIndex, OfferKey
 from common.memory.exchange import Misbehaved
 from common.memory.magazine import Magazine
 from common.wire.kv_layout import KVLayout
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksSealed, MemoryMessage, PrefixFound
+from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksSealed, MemoryMessage, PromptBlocks
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape
 from tests.layouts import one_group, window
@@ -178,7 +178,7 @@ def test_a_worker_reads_what_it_has_sealed_and_lets_it_go_with_its_text() -> Non
     [sealed] = said
     assert isinstance(sealed, BlocksSealed) and sealed.keys == b"".join(KEYS[1:3])
     assert unpack_ids(sealed.block_ids) == text[:2] and magazine.in_use == text[2:]
-    assert magazine.found(PrefixFound("r", 0, sealed.block_ids, sealed.generations, 0)) == text[:2]
+    assert magazine.granted(PromptBlocks("r", 0, sealed.block_ids, sealed.generations, 2)) == (text[:2], [])
     magazine.check([text, text[:2]])
     assert magazine.num_unused == (5,)
     with pytest.raises(KVError):

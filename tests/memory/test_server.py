@@ -27,8 +27,10 @@ from common.device.pool_memory import claimed_pool
 from common.errors import ConfigError, KVError, MemoryLost, MemoryShort
 from common.memory import channel as channel_module
 from common.memory import client as client_module
+from common.memory import connection as connection_module
 from common.memory import listener as listener_module
 from common.memory import server as server_module
+from common.memory import shared_pool as shared_pool_module
 from common.memory import wishes
 from common.memory.backing import Memory
 from common.memory.block_index import BlockState
@@ -46,6 +48,7 @@ from common.wire.memory_messages import (
     BlocksWanted,
     KVDeclined,
     KVOffer,
+    KVReceived,
     MemoryHello,
     MemoryKnock,
     MemoryTainted,
@@ -57,8 +60,6 @@ from common.wire.memory_messages import (
     WeightsWanted,
 )
 from common.wire.messages import Message
-from common.wire.packing import unpack_ids
-from common.wire.sampling_params import SamplingParams
 from tests.announcing import announcer
 from tests.layouts import take
 from tests.messages import LAYOUT
@@ -82,13 +83,17 @@ class Backed(HostBacking):
         self.is_closed = False
         self.announcer = announcer()
         self.server = MemoryServer(path, self, self.announcer, MemorySection(decode_reserve=0.0))
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
+        self.start_turning()
 
     def allocate(self, num_bytes: int) -> Memory:
         if not self.room:
             raise MemoryShort("nothing is left")
         return super().allocate(num_bytes)
+
+    def start_turning(self) -> None:
+        self.server.is_stopped = False
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
 
     def stop_turning(self) -> None:
         """It hangs."""
@@ -228,6 +233,14 @@ def test_a_connection_of_another_user_is_refused(backed: Backed, monkeypatch: py
         assert is_let_go(connection)
     monkeypatch.undo()
     assert claim(neighbour).num_bytes == SIZE
+
+
+def test_a_server_of_another_user_gets_nothing(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may write to the directory of a socket may be there first."""
+    uid = os.getuid()
+    monkeypatch.setattr(connection_module, "os", SimpleNamespace(getuid=lambda: uid + 1))
+    with pytest.raises(ConfigError, match="it is another user's memory server"):
+        MemoryClient(backed.path, "prefill-0", 1, is_decoding=False)
 
 
 def test_half_a_frame_holds_up_nobody(backed: Backed) -> None:
@@ -422,6 +435,18 @@ def shared_pool(backed: Backed, name: str, clock: Callable[[], float] = time.mon
     return SharedPool(client, client.claim_pool(LAYOUT, (9,)), clock=clock)
 
 
+def heard_by(pool: SharedPool, count: int) -> list[OfPrompt]:
+    """Wait for so many messages."""
+    heard: list[OfPrompt] = []
+
+    def have_arrived() -> bool:
+        heard.extend(pool.receive())
+        return len(heard) >= count
+
+    eventually(have_arrived)
+    return heard
+
+
 def test_word_of_weights_waits_for_who_waits_for_them(backed: Backed) -> None:
     first, second = backed.connect(), backed.connect("decode-0")
     claim(first)
@@ -432,23 +457,17 @@ def test_word_of_weights_waits_for_who_waits_for_them(backed: Backed) -> None:
     assert second.wait_filled(SIZE, lambda done, total: None) is RegionState.FILLED
 
 
-def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
+def test_a_prompt_changes_hands_and_who_gave_it_hears_when_it_was_received(backed: Backed) -> None:
     giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
     giver.tend((2,), (0,))
     eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
-    block_ids, token_ids = take(giver.magazine, 2), range(1_000_000)  # 4 MB, a socket takes some 200 kB
-    assert giver.offer(("decode-0", 1), ("r", 3), token_ids, 1, SamplingParams(), block_ids)
-    offers: list[OfPrompt] = []
-
-    def arrived() -> bool:
-        giver.receive()
-        offers.extend(taker.receive())
-        return bool(offers)
-
-    eventually(arrived)
-    [offer] = offers
-    assert isinstance(offer, KVOffer) and unpack_ids(offer.token_ids) == list(token_ids)
-    assert not giver.is_sending
+    block_ids = take(giver.magazine, 2)
+    assert giver.offer(("decode-0", 1), ("r", 3), 7, block_ids)
+    [offer] = heard_by(taker, 1)
+    assert isinstance(offer, KVOffer) and offer.token_id == 7
+    taker.receive_offer(offer)
+    taker.tend((0,), (0,))
+    assert heard_by(giver, 1) == [KVReceived("r", 3)]
     taker.accept(offer)
     assert taker.magazine.leases.keys() >= set(block_ids)
     taker.magazine.free(block_ids)
@@ -456,6 +475,40 @@ def test_a_prompt_of_any_length_changes_hands(backed: Backed) -> None:
     eventually(lambda: backed.server.pools.usage() == (8, 6, 0, 0))
     with pytest.raises(KVError, match="not in use here"):
         giver.magazine.free(block_ids)
+    assert not giver.receive(), "it hears of each offer once"
+
+
+@pytest.mark.parametrize("answer", ["accepted", "declined", "void"])
+def test_who_gave_a_prompt_hears_what_became_of_an_offer_that_was_not_received_first(
+    backed: Backed, answer: str
+) -> None:
+    giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
+    giver.tend((2,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
+    giver.offer(("decode-0", 1), ("r", 3), 7, take(giver.magazine, 2))
+    [offer] = heard_by(taker, 1)
+    assert isinstance(offer, KVOffer)
+    match answer:
+        case "accepted":
+            taker.accept(offer)
+            taker.tend((0,), (0,))
+        case "declined":
+            taker.decline(offer)
+        case "void":
+            taker.client.close()
+    expected = KVReceived("r", 3) if answer == "accepted" else KVDeclined("r", 3)
+    assert heard_by(giver, 1) == [expected]
+
+
+def test_a_worker_is_behind_while_its_server_reads_nothing(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_pool_module, "MANY_UNSENT_BYTES", 1000)
+    pool = shared_pool(backed, "prefill-0")
+    backed.stop_turning()
+    while not pool.is_behind:
+        pool.client.send(MemoryKnock())
+    assert not pool.problem
+    backed.start_turning()
+    eventually(lambda: not (pool.receive() or pool.is_behind))
 
 
 def test_an_answer_tells_who_waits_whether_others_get_on(backed: Backed) -> None:
@@ -480,7 +533,7 @@ def test_an_answer_tells_who_waits_whether_others_get_on(backed: Backed) -> None
     assert told() == 0
     giver.magazine.seal([first], [bytes(32)])
     eventually(lambda: told() == 1)
-    giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), [first, second])
+    giver.offer(("decode-0", 1), ("r", 0), 7, [first, second])
     eventually(lambda: told() == 2)
 
 
@@ -491,18 +544,11 @@ def test_what_a_dead_worker_said_last_is_heeded_although_it_read_nothing(backed:
     [client] = [each for each in backed.server.clients.values() if each.worker == ("prefill-0", 1)]
     while not client.channel.unsent:  # the server has answers that it cannot send
         giver.client.send(MemoryKnock())
-    giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), take(giver.magazine, 1))
+    giver.offer(("decode-0", 1), ("r", 0), 7, take(giver.magazine, 1))
     while giver.is_sending:
         giver.client.connection.channel.flush()
     giver.client.close()
-    offers: list[OfPrompt] = []
-
-    def arrived() -> bool:
-        offers.extend(taker.receive())
-        return bool(offers)
-
-    eventually(arrived)
-    assert [(offer.request_id, offer.attempt) for offer in offers] == [("r", 0)]
+    assert [(offer.request_id, offer.attempt) for offer in heard_by(taker, 1)] == [("r", 0)]
 
 
 def test_who_reads_nothing_of_too_much_is_let_go(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,7 +586,7 @@ def test_what_is_given_to_who_has_said_that_it_leaves_comes_back_at_once(backed:
     leaver.magazine.fetch((3,))
     leaver.tend((0,), (0,))
     eventually(lambda: bool(backed.server.pools.pools[LAYOUT].wants))
-    giver.offer(("decode-0", 1), ("r", 0), [1, 2, 3], 1, SamplingParams(), take(giver.magazine, 1))
+    giver.offer(("decode-0", 1), ("r", 0), 7, take(giver.magazine, 1))
 
     def has_made_way() -> bool:
         giver.receive()
@@ -550,7 +596,7 @@ def test_what_is_given_to_who_has_said_that_it_leaves_comes_back_at_once(backed:
     eventually(has_made_way)
     leaver.leave()
     eventually(lambda: backed.server.pools.usage() == (8, 8, 0, 0))
-    giver.offer(("decode-0", 1), ("s", 0), [1, 2, 3], 1, SamplingParams(), [])
+    giver.offer(("decode-0", 1), ("s", 0), 7, [])
     eventually(lambda: KVDeclined("s", 0) in giver.receive())
     leaver.client.close()
     eventually(lambda: len(backed.server.clients) == 1)
@@ -572,15 +618,8 @@ def test_an_offer_to_nobody_comes_back_and_its_blocks_are_free(backed: Backed) -
     giver = shared_pool(backed, "prefill-0")
     giver.tend((2,), (0,))
     eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
-    giver.offer(("decode-7", 1), ("r", 3), [1, 2], 1, SamplingParams(), take(giver.magazine, 2))
-    declined: list[OfPrompt] = []
-
-    def came_back() -> bool:
-        declined.extend(giver.receive())
-        return bool(declined)
-
-    eventually(came_back)
-    assert declined == [KVDeclined("r", 3)]
+    giver.offer(("decode-7", 1), ("r", 3), 7, take(giver.magazine, 2))
+    assert heard_by(giver, 1) == [KVDeclined("r", 3)]
 
 
 def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Backed) -> None:
@@ -599,7 +638,7 @@ def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Ba
         pool.tend((0,), (0,))
     assert "not a word for 2" in pool.take_problem()
     assert not pool.take_problem(), "it is told once"
-    assert pool.magazine.is_exhausted() and not pool.offer(("decode-0", 1), ("r", 0), [1, 2], 1, SamplingParams(), [])
+    assert pool.magazine.is_exhausted() and not pool.offer(("decode-0", 1), ("r", 0), 7, [])
 
 
 def test_a_pool_that_is_not_the_one_it_is_said_to_be_is_not_used(backed: Backed) -> None:

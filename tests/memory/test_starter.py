@@ -1,6 +1,7 @@
 """Memory servers that workers start: one for all who come, and none when nobody does."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -103,7 +104,8 @@ def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_it_reaches_the_router_as_its_worker_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has another working directory."""
     monkeypatch.chdir(tmp_path)
-    Path("secret").write_text("0123456789abcdef")
+    Path("secret").write_text(secrets.token_hex(32))
+    Path("secret").chmod(0o600)
     workers = Workers(tmp_path / "memory.sock", NetSection(router_endpoint="tcp://127.0.0.1:1", secret_file="secret"))
     workers.come("prefill-0")
     workers.leave()
@@ -129,7 +131,8 @@ def test_a_second_server_of_a_socket_ends_and_that_is_wrong_for_one_that_was_to_
 ) -> None:
     workers.come("prefill-0")
     command = [sys.executable, "-m", "common.memory", "--memory-socket", str(workers.path),
-               "--memory-linger-s", linger_s, "--net-router-endpoint", "ipc:///tmp/nobody.sock"]  # fmt: skip
+               "--memory-linger-s", linger_s,
+               "--net-router-endpoint", f"ipc://{workers.path.parent}/nobody.sock"]  # fmt: skip
     second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert second.returncode == status
     assert "is another memory server's" in second.stderr

@@ -172,7 +172,9 @@ def test_a_plan_says_formula_candidates_and_command(
     prefill, decode, gpus, attained = chosen
     assert float(attained) >= 99
     serve = f"baton serve MODEL --prefill {prefill} --decode {decode} --gpus {','.join(map(str, range(int(gpus))))}\n"
-    assert serve in out and f"--scale prefill={prefill} --scale decode={decode}" in out
+    assert (
+        serve in out and f"BATON_PREFILL_REPLICAS={prefill} BATON_DECODE_REPLICAS={decode} docker compose up -d" in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,9 @@ def metrics_text(requests: int) -> str:
         pool.add(worker_ready(role.name, role), 0.0)
         pool.beat(heartbeat(role.name, steps=meter.counts()), 0.0)
     servers = MemoryServers(NetSection(), 1, lambda *_: True)
-    registry.register(FleetMetrics(pool, servers, RoleChanges(Incidents()), lambda: (0, 0, 0), lambda: 0))
+    registry.register(
+        FleetMetrics(pool, servers, RoleChanges(Incidents()), lambda: (0, 0, 0), lambda: 0, lambda: False)
+    )
     for _ in range(requests):
         metrics.prompt_lengths.observe(1024)
         metrics.output_lengths.observe(128)

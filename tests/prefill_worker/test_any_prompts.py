@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 
 from common.memory.exchange import Answer
-from common.serving.shortage import PATIENCE_S
 from common.wire.memory_messages import OfBlocks
 from prefill_worker.scheduler import Chunk
 from prefill_worker.sequence import PromptSequence
@@ -112,7 +111,7 @@ class World(House):
         self.magazine.check([*self.scheduler.blocks(), *self.filled()])
 
     def wait(self) -> None:
-        self.now_s += PATIENCE_S + 0.1
+        self.now_s += 1.0
 
     def go_on(self) -> None:
         """Whatever else there is."""

@@ -9,7 +9,7 @@ import pytest
 from common.errors import ErrorCode
 from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
-from common.wire.messages import Abort, FinishReason, RequestFailed, TokenBatch
+from common.wire.messages import Abort, FinishReason, TokenBatch
 from common.wire.sampling_params import SamplingParams
 from prefill_worker.guides import PromptGuides
 from prefill_worker.sequence import PromptSequence
@@ -67,9 +67,6 @@ class GuidedRig(Rig):
             step.over = True
         self.turn_until(lambda: name in self.followers.asked)
 
-    def failed(self) -> list[tuple[str, ErrorCode]]:
-        return [(m.request_id, m.code) for m in self.said if isinstance(m, RequestFailed)]
-
     def reasons(self) -> list[int]:
         return [reason for m in self.said if isinstance(m, TokenBatch) for reason in m.finish_reasons]
 
@@ -96,7 +93,7 @@ def test_a_prompt_waits_for_its_mask_and_others_do_not(rig: GuidedRig) -> None:
     assert rig.followers.asked["held"][1] == [TOKEN]
     rig.followers.say("held", ALL)
     rig.turn_until(lambda: rig.with_tokens() == [h.request_id for h in rig.handed_off] == ["free", "held"])
-    assert rig.handed_off[1].sampling.grammar == "some" and rig.reasons() == [FinishReason.NOT_FINISHED] * 2
+    assert rig.reasons() == [FinishReason.NOT_FINISHED] * 2
 
 
 def test_a_text_that_its_first_token_completes_ends_there(rig: GuidedRig) -> None:
@@ -126,7 +123,7 @@ def test_a_replay_goes_on_behind_the_outputs(rig: GuidedRig) -> None:
 def test_a_grammar_without_a_beginning_fails_its_prompt(rig: GuidedRig, outcome: Outcome) -> None:
     rig.ask("a", 20, grammar="some")
     rig.followers.say("a", outcome)
-    rig.turn_until(lambda: rig.failed() == [("a", ErrorCode.GRAMMAR)])
+    rig.turn_until(lambda: rig.failed() == [("a", 0, ErrorCode.GRAMMAR)])
     assert not rig.steps and not rig.worker.scheduler.sequences()
 
 
@@ -138,7 +135,7 @@ def test_a_grammar_that_does_not_take_the_token_fails_its_prompt_and_whoever_pul
     rig.turn_until(lambda: len(rig.announced) == 1)
     rig.finish("a")
     rig.followers.say("a", Outcome(problem="too complex"))
-    rig.turn_until(lambda: rig.failed() == [("a", ErrorCode.GRAMMAR)] and rig.announced[-1] == ("a", []))
+    rig.turn_until(lambda: rig.failed() == [("a", 0, ErrorCode.GRAMMAR)] and rig.announced[-1] == ("a", []))
     assert not rig.with_tokens() and rig.allocator.num_free == rig.allocator.capacity
 
 
@@ -154,7 +151,7 @@ def test_no_token_to_choose_is_the_grammars_fault(rig: GuidedRig) -> None:
     rig.begin("a")
     rig.steps[0].without_choice = {0}
     rig.steps[0].over = True
-    rig.turn_until(lambda: rig.failed() == [("a", ErrorCode.GRAMMAR)])
+    rig.turn_until(lambda: rig.failed() == [("a", 0, ErrorCode.GRAMMAR)])
     assert rig.allocator.num_free == rig.allocator.capacity
 
 

@@ -10,15 +10,13 @@ from common.memory.pool import User
 from common.memory.pools import Pools
 from common.memory_sections import KVSection
 from common.serving.prompt_prefixes import PromptPrefixes
-from common.serving.shortage import PATIENCE_S
 from common.wire.memory_messages import (
     BlocksFreed,
     BlocksLeased,
     MemoryMessage,
     OfBlocks,
     PoolShortage,
-    PrefixFound,
-    PrefixWanted,
+    PromptBlocks,
 )
 from common.wire.packing import pack_ids, unpack_ids
 from common.wire.pool_shape import PoolShape
@@ -49,7 +47,7 @@ class House:
         self.told: dict[str, int] = {}
         self.magazine = Magazine(shape, self.said.append, clock=lambda: self.now_s)
         section = KVSection(prefix_min_tokens=0)
-        self.prefixes = PromptPrefixes(self.magazine, self._tell, section, clock=lambda: self.now_s)
+        self.prefixes = PromptPrefixes(self.magazine, self._tell, section)
         self.prefixes.rate = SlowRate()
         limits = PrefillSection(max_batch_tokens=8 * BLOCK).on("cuda")
         self.scheduler = PromptScheduler(limits, self.magazine, 1000, self.prefixes, batching=True)
@@ -85,7 +83,7 @@ class House:
     def hear(self, answers: list[Answer]) -> None:
         for client, message, _ in answers:
             match message:
-                case PrefixFound() if client == US:
+                case PromptBlocks() if client == US:
                     self.prefixes.hear(message)
                 case BlocksLeased() if client == US:
                     self.magazine.leased(message)
@@ -271,38 +269,65 @@ def test_prompts_whose_own_tokens_are_scored_are_computed_and_help_others() -> N
     house.all_done()
 
 
-def test_those_that_wait_for_blocks_do_not_keep_what_they_have_found_from_one_another_for_ever() -> None:
+def test_those_that_wait_for_blocks_hold_none_so_that_they_never_wait_for_one_another() -> None:
     house = House(num_blocks=20, num_at_hand=0)
     for base in (0, 1000):
-        house.add(f"short {base}", range(base, base + 8 * BLOCK))
+        house.add(f"short {base}", range(base, base + 8 * BLOCK - 1))
         house.step()
-    block_ids, generations = house.take_away(4)  # 16 are left, all of them found by two that want 12 each
+    taken = house.take_away(4)  # 16 are left, 14 of which are found by two that want 13 each
     for base in (0, 1000):
         house.add(f"long {base}", range(base, base + 12 * BLOCK))
-    for _ in range(4):
-        assert house.step() == []
-    assert len(house.magazine.readings) == 16
-    house.now_s += PATIENCE_S + 0.1
-    for _ in range(3):
-        house.step()
-        house.now_s += PATIENCE_S + 0.1
+    house.exchange()
+    assert house.told == {"long 0": 7 * BLOCK} and len(house.magazine.readings) == 7, "the other holds nothing"
     house.all_done()
-    assert sum(count for name, count in house.computed if name.startswith("long")) >= 8 * BLOCK
-    house.give_back(block_ids, generations)
+    assert sum(count for name, count in house.computed if name == "long 0") == 5 * BLOCK
+    house.give_back(*taken)
 
 
-def test_what_was_let_go_is_found_again_when_there_are_blocks() -> None:
+def test_a_prompt_that_waits_gets_all_its_blocks_at_once_and_what_is_there_by_then() -> None:
     house, text = House(num_blocks=20, num_at_hand=0), list(range(12 * BLOCK))
     house.add("first", text[: 8 * BLOCK])
     house.step()
     taken = house.take_away(10)
     house.add("long", text)
-    assert house.step() == []
-    house.now_s += PATIENCE_S + 0.1
-    assert house.step() == [] and not len(house.magazine.readings)
+    assert house.step() == [] and not house.magazine.in_use and not len(house.magazine.readings)
     house.give_back(*taken)
     house.all_done()
-    assert house.computed == [("first", 8 * BLOCK), ("long", 6 * BLOCK)], "but for what it had to take from it itself"
+    assert house.computed == [("first", 8 * BLOCK), ("long", 4 * BLOCK)]
+
+
+def test_a_grant_that_crosses_the_end_of_its_prompt_is_given_back() -> None:
+    house = House(num_blocks=20, num_at_hand=0)
+    house.add("gone", range(30))
+    answers = [answer for message in house.said for answer in house.pools.heed(US, cast(OfBlocks, message))]
+    house.said.clear()
+    house.scheduler.remove("gone", 0)
+    house.hear(answers)
+    house.exchange()
+    assert not house.prefixes.asked and not house.magazine.in_use and house.pools.usage().num_free == 20
+
+
+def test_a_prompt_that_is_given_up_while_it_waits_keeps_no_other_waiting() -> None:
+    house = House(num_blocks=20, num_at_hand=0)
+    taken = house.take_away(10)
+    house.add("large", range(60))
+    house.add("small", range(100, 132))
+    assert house.step() == []
+    house.scheduler.remove("large", 0)
+    assert house.step() == [("small", 32)]
+    house.give_back(*taken)
+    house.all_done()
+
+
+def test_better_priority_gets_its_blocks_first() -> None:
+    house = House(num_blocks=20, num_at_hand=0)
+    taken = house.take_away(10)
+    for name, priority in (("late", 5), ("later", 5), ("urgent", 0)):
+        house.add(name, range(1000 * len(name), 1000 * len(name) + 60), priority=priority)
+    assert house.step() == []
+    house.give_back(*taken)
+    house.all_done()
+    assert [name for name, _ in house.computed] == ["urgent", "urgent", "late", "late", "later", "later"]
 
 
 def copy(house: House) -> None:
@@ -313,8 +338,9 @@ def copy(house: House) -> None:
         house.hear(house.pools.tend())
 
 
-def parked(house: House) -> None:
-    """A text of which a prompt needs 50 blocks, 40 of them in host memory, when it has been given all there are."""
+def test_what_is_in_host_memory_comes_back_when_there_is_room_for_all_of_the_prompt() -> None:
+    """As of a sequence that had to make room: it takes no more blocks than to compute it would."""
+    house = House(num_blocks=60, num_at_hand=0)
     text = list(range(50 * BLOCK))
     house.add("first", text[: 40 * BLOCK])
     house.all_done()
@@ -324,43 +350,14 @@ def parked(house: House) -> None:
     house.add("second", text)
     house.step()
     assert not house.told and not house.copies.begun, "too few are free for that"
-    house.give_back(block_ids[20:50], generations[20:50])
+    house.give_back(block_ids[20:51], generations[20:51])
     house.exchange()
-    assert house.magazine.num_free == (50,)
-    house.computed.clear()
-
-
-def test_what_is_in_host_memory_comes_back_although_blocks_are_short() -> None:
-    """As of a sequence that had to make room: it takes no more blocks than to compute it would."""
-    house = House(num_blocks=60, num_at_hand=0)
-    parked(house)
-    assert house.scheduler.schedule() == []
-    house.exchange()
-    assert house.magazine.num_free == (10,), "it has given back what it hopes to find"
+    assert not house.magazine.in_use, "nothing is leased ahead of what is restored"
     copy(house)
     assert house.told["second"] == 40 * BLOCK and house.tier.traffic.num_restored == 40
+    house.computed.clear()
     house.all_done()
     assert house.computed == [("second", 8 * BLOCK), ("second", 2 * BLOCK)]
-
-
-def test_who_waits_for_blocks_gets_those_that_another_hoped_to_fill() -> None:
-    house = House(num_blocks=60, num_at_hand=0)
-    parked(house)
-    wanted = house.pools.want_blocks(DECODER, (20,))
-    assert not any(isinstance(answer.message, BlocksLeased) for answer in wanted), "there are none"
-    assert house.scheduler.schedule() == []
-    freed, asked = house.said
-    assert isinstance(freed, BlocksFreed) and isinstance(asked, PrefixWanted)
-    answers = house.pools.heed(US, freed)
-    [theirs] = [a.message for a in answers if a.client == DECODER and isinstance(a.message, BlocksLeased)]
-    house.said.remove(freed)
-    house.hear(answers)
-    house.exchange()
-    copy(house)
-    assert not house.tier.traffic.num_restored and not house.told, "twenty are too few for what is there"
-    house.give_back(unpack_ids(theirs.block_ids), unpack_ids(theirs.generations))
-    house.all_done()
-    assert sum(count for _, count in house.computed) == 50 * BLOCK, "it gives nothing back twice"
 
 
 def test_short_prompts_are_not_looked_up_but_equal_ones_together_are_computed_once() -> None:
@@ -377,20 +374,14 @@ def test_short_prompts_are_not_looked_up_but_equal_ones_together_are_computed_on
     house.all_done()
 
 
-def test_nothing_is_let_go_amid_a_question() -> None:
+def test_what_was_granted_and_given_back_is_asked_for_again() -> None:
     house, text = House(), list(range(50))
-    whole = house.add("whole", text)
+    house.add("whole", text)
     assert [house.step(), house.step()] == [[("whole", 32)], [("whole", 18)]]
     second = house.add("second", text)
     house.exchange()
-    block_ids = list(second.beginning.found)
-    house.magazine.free(second.beginning.found[5:])
-    del second.beginning.found[5:]
-    second.beginning.num_sealed = 5
-    house.prefixes.ask(second)  # for what follows those
-    house.prefixes.let_go([second])
-    house.exchange()
-    assert second.beginning.found == block_ids and second.beginning.num_sealed == whole.beginning.num_sealed == 12
+    assert second.num_scheduled_tokens == 48 and house.prefixes.let_go([second]) and not house.prefixes.let_go([second])
+    assert second.num_scheduled_tokens == 0 and not house.scheduler.blocks()[0]
     assert house.step() == [("second", 2)]
     house.all_done()
 

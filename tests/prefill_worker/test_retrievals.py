@@ -17,7 +17,7 @@ from common.serving.prompt_rate import PromptRate
 from common.serving.visits import Visit, Visits
 from common.wire.block_key import digests, pack_keys, root_of
 from common.wire.fields import ID_BYTES
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PrefixFound, PrefixWanted
+from common.wire.memory_messages import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PromptBlocks, PromptWanted
 from common.wire.packing import pack_ids
 from common.wire.pool_shape import PoolShape
 from prefill_worker.holders import Holder, Holders
@@ -90,7 +90,7 @@ class Theirs:
     def look_up(self, request_id: str, attempt: int, wanted: Sequence[bytes]) -> None:
         assert not self.problem, "nobody is there"
         self.num_asked += 1
-        self.said.append(PrefixWanted(request_id, attempt, pack_keys(wanted), block_us=0))
+        self.said.append(PromptWanted(request_id, attempt, pack_keys(wanted), block_us=0, num_blocks=0, priority=0))
 
     def free(self, said: OfGuest) -> None:
         if not self.problem:
@@ -102,7 +102,7 @@ class Theirs:
         """The server hears the next that was said."""
         if self.said:
             answers = self.pools.heed(GUEST, cast(OfBlocks, self.said.popleft()))
-            self.heard += [cast(PrefixFound, answer.message) for answer in answers if answer.client == GUEST]
+            self.heard += [cast(PromptBlocks, answer.message) for answer in answers if answer.client == GUEST]
 
     def lose(self) -> None:
         """The connection ends."""
@@ -334,7 +334,7 @@ def test_nothing_is_pulled_for_nobody() -> None:
     rig.settle()
 
 
-def test_without_blocks_to_pull_into_it_is_computed_when_there_are_some() -> None:
+def test_without_blocks_to_pull_into_it_waits_for_all_of_its_blocks_first() -> None:
     rig = Rig(num_blocks=20, num_at_hand=0)
     rig.theirs.decode(TEXT)
     taken = rig.take_away(10)
@@ -344,7 +344,7 @@ def test_without_blocks_to_pull_into_it_is_computed_when_there_are_some() -> Non
     rig.now_s += WAIT_S + 0.01
     rig.give_back(*taken)
     rig.turn()
-    assert rig.step() == [("x", 32)] and not rig.theirs.num_asked
+    assert rig.theirs.said and rig.step() == []
     rig.settle()
 
 
@@ -353,7 +353,7 @@ def test_an_answer_of_more_than_was_asked_for_is_not_believed() -> None:
     rig.ask("x")
     rig.theirs.said.clear()
     ids = pack_ids(range(1, 30))
-    rig.theirs.heard.append(PrefixFound("x", 0, ids, ids, num_parked=0))
+    rig.theirs.heard.append(PromptBlocks("x", 0, ids, ids, num_sealed=29))
     rig.turn()
     assert rig.step() == [("x", 32)] and not rig.theirs.pool.copies
     rig.theirs.said.clear()

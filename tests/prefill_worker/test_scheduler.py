@@ -17,8 +17,8 @@ def make(num_blocks: int = 100, *, batching: bool = True, **section: object) -> 
     return PromptScheduler(limits, allocator, 1000, no_prefixes(allocator), batching=batching)
 
 
-def prompt(name: str, num_tokens: int) -> PromptSequence:
-    return PromptSequence(name, 0, [0] * num_tokens, 0, SamplingParams(), "decode-0", 1)
+def prompt(name: str, num_tokens: int, max_tokens: int = 1) -> PromptSequence:
+    return PromptSequence(name, 0, [0] * num_tokens, 0, SamplingParams(max_tokens=max_tokens), "decode-0", 1)
 
 
 def launch(scheduler: PromptScheduler) -> list[tuple[str, int]]:
@@ -100,6 +100,19 @@ def test_a_prompt_that_no_step_and_no_pool_has_room_for_is_refused(num_blocks: i
     scheduler = PromptScheduler(section, allocator, max_len, no_prefixes(allocator), batching=True)
     assert scheduler.objection(prompt("a", 64)) == ""
     assert "65 tokens" in scheduler.objection(prompt("b", 65)) and "at most 64" in scheduler.objection(prompt("b", 65))
+    assert scheduler.objection(prompt("c", 64, max_tokens=2)), "its first output needs a place, too"
+
+
+def test_a_prompt_that_will_be_decoded_brings_the_block_of_its_first_output() -> None:
+    scheduler = make(num_blocks=5)
+    for name, max_tokens, num_blocks in (("ends", 1, 4), ("goes on", 2, 5)):
+        sequence = prompt(name, 64, max_tokens)
+        scheduler.add(sequence)
+        launch(scheduler)
+        scheduler.collected([sequence])
+        block_ids = scheduler.take(sequence)
+        assert len(block_ids) == num_blocks
+        scheduler.allocator.free(block_ids)
 
 
 def test_a_step_is_scheduled_while_others_are_in_flight() -> None:

@@ -10,7 +10,10 @@ from common.config import NetSection
 from common.wire.handoff_messages import KVPathResult
 from common.wire.messages import DecodePeer
 from prefill_worker.targets import LONGEST_PAUSE_S, Targets
+from tests.fakes import free_endpoint
 from tests.messages import pool_export
+
+NOBODY = free_endpoint()
 
 
 class Rig:
@@ -22,7 +25,7 @@ class Rig:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         monkeypatch.setattr("prefill_worker.targets.time", SimpleNamespace(monotonic=lambda: self.now_s))
         self.targets = Targets(self.context, NetSection(), pool_export(), zmq.Poller())
-        self.targets.join(DecodePeer("d", 1, "ipc:///tmp/nobody.sock"))
+        self.targets.join(DecodePeer("d", 1, NOBODY))
         spoke = self.targets.by_id["d"].spoke
         monkeypatch.setattr(spoke, "send", lambda message: self.offers_s.append(self.now_s))
 
@@ -62,6 +65,6 @@ def test_the_pool_is_offered_again_ever_less_often_until_it_can_be_pulled_from(r
 def test_a_router_that_names_a_target_again_waits_for_its_report(rig: Rig) -> None:
     rig.pass_time(1.0)
     rig.answer("")
-    rig.targets.join(DecodePeer("d", 1, "ipc:///tmp/nobody.sock"))
+    rig.targets.join(DecodePeer("d", 1, NOBODY))
     assert rig.targets.proven("d", 1) is not None
     assert rig.pass_time(2.0) == [0.0, 1.0]

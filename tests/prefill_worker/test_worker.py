@@ -21,13 +21,14 @@ from common.kernels.operands import NO_CHOICE
 from common.memory_sections import KVSection
 from common.serving.drain import Drain
 from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
-from common.wire.memory_messages import KVDeclined, KVOffer
+from common.wire.memory_messages import KVDeclined, KVOffer, KVReceived
 from common.wire.messages import (
     Abort,
     DecodePeer,
     Inquiry,
     InquiryReply,
     Message,
+    PeerGone,
     PromptLogprobs,
     RequestFailed,
     Role,
@@ -173,10 +174,23 @@ class Rig:
         """That prompt, and no other, has its token and is handed over."""
         self.turn_until(lambda: self.with_tokens() == [h.request_id for h in self.handed_off] == [name])
 
+    def offer(self, *names: str) -> None:
+        """Compute prompts and hand them off; their decode worker says nothing."""
+        num_before = len(self.handed_off)
+        for name in names:
+            self.ask(name, 10)
+        self.turn()
+        self.steps[-1].over = True
+        self.turn_until(lambda: len(self.handed_off) == num_before + len(names))
+
+    def failed(self) -> list[tuple[str, int, ErrorCode]]:
+        """What the router was told of attempts that nothing is left of here."""
+        failed = [message for message in self.said if isinstance(message, RequestFailed)]
+        return [(message.request_id, message.attempt, message.code) for message in failed]
+
     def abort(self, name: str) -> None:
         self.tell(Abort(name, 0))
-        scheduler = self.worker.scheduler
-        self.turn_until(lambda: all(s.request_id != name for s in scheduler.sequences()))
+        self.turn_until(lambda: not self.worker._has((name, 0)))
 
     def launched(self) -> list[list[int]]:
         """Tokens of each chunk of each step."""
@@ -247,7 +261,7 @@ def test_chunks_of_one_prompt_follow_each_other_without_waiting(rig: Rig) -> Non
     rig.steps[1].over = True
     rig.turn_until(lambda: len(rig.handed_off) == 1)
     [handoff] = rig.handed_off
-    assert unpack_ids(handoff.token_ids) == [*range(100), TOKEN]
+    assert handoff.token_id == TOKEN
     assert unpack_ids(handoff.block_ids) == [*rig.steps[1].chunks[0].tables[0]]
 
 
@@ -327,29 +341,94 @@ def test_blocks_are_handed_off_only_when_their_step_is_over(rig: Rig) -> None:
     rig.turn_until(lambda: len(rig.handed_off) == 2)
 
 
-def test_the_router_learns_of_blocks_that_found_nobody(rig: Rig) -> None:
-    rig.ask("a", 10)
-    rig.turn()
-    rig.steps[0].over = True
-    rig.turn_until(lambda: len(rig.handed_off) == 1)
+def test_the_router_learns_of_an_offer_that_its_decode_worker_did_not_receive(rig: Rig) -> None:
+    rig.offer("a")
     rig.pool.arriving.append(KVDeclined("a", 0))
-    rig.turn_until(lambda: any(isinstance(message, RequestFailed) for message in rig.said))
-    [failed] = [message for message in rig.said if isinstance(message, RequestFailed)]
-    assert (failed.request_id, failed.attempt, failed.code) == ("a", 0, ErrorCode.HANDOFF_LOST)
+    rig.turn_until(lambda: bool(rig.failed()))
+    assert rig.failed() == [("a", 0, ErrorCode.HANDOFF_LOST)] and not rig.worker._owns_something()
     rig.allocator.check([])
 
 
 def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
-    rig.ask("handed off", 10)
-    rig.ask("too", 10)
-    rig.turn()
+    rig.offer("received", "offered")
     rig.ask("later", 10)
-    rig.steps[0].over = True
-    rig.turn_until(lambda: len(rig.handed_off) == 2)
-    names = ("too", "handed off", "later", "later", "never came")
-    rig.tell(Inquiry(names, pack_ids([0, 0, 0, 1, 0])))
+    rig.pool.arriving.append(KVReceived("received", 0))
+    rig.turn()
+    names = ("received", "offered", "offered", "later", "later", "never came")
+    attempts = pack_ids([0, 0, 1, 0, 1, 0])
+    rig.tell(Inquiry(names, attempts))
     rig.turn_until(lambda: any(isinstance(message, InquiryReply) for message in rig.said))
-    assert InquiryReply("p", 1, names, pack_ids([0, 0, 0, 1, 0]), bytes([0, 0, 1, 0, 0])) in rig.said
+    assert InquiryReply("p", 1, names, attempts, bytes([0, 1, 0, 1, 0, 0])) in rig.said
+    assert not rig.failed()
+
+
+def test_who_leaves_waits_until_what_it_offered_is_received(rig: Rig) -> None:
+    rig.offer("a")
+    assert rig.worker._owns_something()
+    rig.pool.arriving.append(KVReceived("a", 0))
+    rig.turn()
+    assert not rig.worker._owns_something() and not rig.failed()
+
+
+def test_an_offered_request_is_the_routers_again_when_nothing_more_comes_of_it_here(rig: Rig) -> None:
+    """The router is told, unless it gave the request up itself."""
+    rig.offer("a", "b", "c")
+    rig.abort("b")
+    assert {*rig.worker.delivery.offered} == {("a", 0), ("c", 0)}
+    rig.worker.give_everything_back()
+    rig.turn_until(lambda: len(rig.failed()) == 2)
+    assert rig.failed() == [("a", 0, ErrorCode.DRAINING), ("c", 0, ErrorCode.DRAINING)]
+    rig.pool.arriving += [KVReceived("a", 0), KVDeclined("b", 0), KVDeclined("c", 0)]
+    rig.turn()
+    assert len(rig.failed()) == 2 and not rig.worker._owns_something()
+
+
+def test_an_offered_request_is_forgotten_with_its_decode_worker_and_with_the_router(rig: Rig) -> None:
+    """The router replays what a dead worker had, and the next router knows nothing of it."""
+    rig.offer("a")
+    rig.tell(PeerGone("d", 2))
+    rig.tell(PeerGone("d", 1))
+    rig.turn_until(lambda: rig.worker.targets.proven("d", 1) is None)
+    assert not rig.worker._owns_something()
+    rig.tell(DecodePeer("d", 1, rig.decode.endpoint))
+    rig.turn_until(lambda: rig.worker.targets.proven("d", 1) is not None)
+    rig.offer("b")
+    rig.worker.forget_everything()
+    assert not rig.worker._owns_something()
+    rig.pool.arriving += [KVDeclined("a", 0), KVDeclined("b", 0)]
+    rig.turn()
+    assert not rig.failed()
+
+
+def test_without_its_memory_server_it_gives_back_what_is_offered_and_offers_nothing_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.offer("a")
+    monkeypatch.setattr(rig.pool, "problem", "lost")
+    rig.offer("b")
+    rig.turn_until(lambda: bool(rig.failed()))
+    assert rig.failed() == [("b", 0, ErrorCode.DRAINING)], "at once"
+    rig.worker.tend()
+    rig.turn_until(lambda: len(rig.failed()) == 2)
+    assert rig.failed()[1] == ("a", 0, ErrorCode.DRAINING) and not rig.worker._owns_something()
+
+
+def test_an_attempt_that_is_offered_is_not_computed_again(rig: Rig) -> None:
+    rig.offer("a")
+    rig.tell(prefill_request("a", range(10)))
+    rig.turn_until(lambda: rig.worker.link.spoke.drops.dropped == 1)
+    assert not rig.worker.scheduler.sequences()
+
+
+def test_nothing_is_begun_while_much_waits_for_the_memory_server(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.pool, "is_behind", True)
+    rig.ask("a", 10)
+    for _ in range(3):
+        rig.turn()
+    assert not rig.steps
+    monkeypatch.setattr(rig.pool, "is_behind", False)
+    rig.turn()
+    assert rig.launched() == [[10]]
 
 
 def test_nobody_can_say_that_he_lacks_blocks_while_two_steps_are_in_flight(rig: Rig) -> None:
@@ -374,7 +453,7 @@ def test_the_token_of_a_prompt_aborted_in_flight_is_dropped_and_its_blocks_are_f
 
 
 def test_blocks_of_an_aborted_prompt_serve_the_next_one_when_its_steps_are_over() -> None:
-    rig = Rig(num_blocks=8, max_batch_tokens=64)
+    rig = Rig(num_blocks=9, max_batch_tokens=64)
     rig.ask("long", 128)
     rig.turn()
     rig.turn()

@@ -160,7 +160,7 @@ async def start_cluster(
         config = Config(
             model=ModelSection(path=str(model_dir)),
             net=dataclasses.replace(NET, router_endpoint=endpoint or free_endpoint()),
-            router=RouterSection(port=0, **router),
+            router=RouterSection(**{"port": 0} | router),
         )
         runner, url = await start_server(config)
         cluster = Cluster(url, runner.app[SERVICE], runner, model)

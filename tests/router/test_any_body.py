@@ -12,9 +12,9 @@ from common.config import ModelSection
 from common.errors import RequestError
 from common.wire.frames import decode, encode
 from router.completion_fields import COMPLETION_FIELDS, STREAM_OPTIONS
+from router.error_bodies import error_body
 from router.packed_requests import unpack
 from router.reading import parse_body, read, tokenized
-from router.responses import error_body
 from router.tokenizer import Tokenizer
 from tests.messages import prefill_request
 

@@ -18,14 +18,16 @@ from router.chat_fields import CHAT_FIELDS
 from router.chat_model import ToldModel, packed_model
 from router.chat_template import ChatTemplate
 from router.control_tokens import ControlTokens
+from router.error_bodies import error_body
 from router.helper_frames import MODEL, Kind
 from router.packed_requests import unpack
-from router.reading import parse_chat_body, read, tokenized
-from router.responses import error_body
+from router.reading import parse_conversation, read, tokenized
 from router.tokenizer import Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN, Client, Cluster, StartCluster
 
 USER = {"role": "user", "content": "the quick brown fox"}
+TOOL = {"role": "tool", "tool_call_id": "1", "content": "a"}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
 PROMPT = "user: the quick brown fox\nassistant:"
 
 
@@ -96,9 +98,33 @@ async def test_fields_of_completions_do_what_they_do_there(client: Client) -> No
     assert (choice.message.content, choice.stop_reason) == (text[: text.index(stop)], stop)
     choices = (await ask(client, n=3, seed=5, temperature=1)).choices
     assert [choice.index for choice in choices] == [0, 1, 2]
-    choice = (await ask(client, max_tokens=None, max_completion_tokens=3, return_token_ids=True)).choices[0]
-    assert choice.token_ids == client.outputs(PROMPT, max_tokens=3)
-    assert choice.prompt_token_ids == client.ids(PROMPT)
+
+
+async def test_ids_of_the_prompt_stand_beside_the_choices(client: Client) -> None:
+    fields = {"max_completion_tokens": 3, "max_tokens": None, "return_token_ids": True, "n": 2, "temperature": 0}
+    whole = await ask(client, **fields)
+    assert [choice.token_ids for choice in whole.choices] == [client.outputs(PROMPT, max_tokens=3)] * 2
+    assert whole.prompt_token_ids == client.ids(PROMPT)
+    assert not any(hasattr(choice, "prompt_token_ids") for choice in whole.choices)
+    create: Any = client.openai.chat.completions.create
+    stream = await create(model="tiny", messages=[USER], stream=True, extra_body=fields)
+    told: dict[int, list[Any]] = {0: [], 1: []}
+    async for chunk in stream:
+        told[chunk.choices[0].index].append(getattr(chunk, "prompt_token_ids", None))
+        assert not hasattr(chunk.choices[0], "prompt_token_ids")
+    assert all(ids == [client.ids(PROMPT)] + [None] * (len(ids) - 1) for ids in told.values())
+
+
+HARMLESS: dict[str, Any] = {
+    "verbosity": "low", "store": True, "metadata": {"a": "b"}, "prompt_cache_key": "k", "prompt_cache_retention": "24h",
+    "safety_identifier": "s", "service_tier": "priority", "reasoning_effort": "high", "thinking_token_budget": 5,
+    "include_reasoning": False,
+}  # fmt: skip
+
+
+async def test_fields_that_change_nothing_are_taken(client: Client) -> None:
+    whole = await ask(client, **HARMLESS)
+    assert whole.choices[0].message.content == client.expected(PROMPT, max_tokens=12)
 
 
 async def test_without_a_limit_an_answer_may_fill_the_context(client: Client) -> None:
@@ -152,16 +178,21 @@ async def test_a_long_chat_is_answered_as_a_short_one_is(client: Client) -> None
     ("param", "code", "fields"),
     [
         ("messages", "missing_field", {"messages": None}),
+        ("reasoning_effort", "invalid_value", {"reasoning_effort": "much"}),
+        ("thinking_token_budget", "invalid_value", {"thinking_token_budget": -2}),
+        ("metadata", "invalid_value", {"metadata": "a"}),
+        ("service_tier", "invalid_value", {"service_tier": "best"}),
+        ("tool_choice.allowed_tools.mode", "invalid_value", {"tool_choice": ALLOWED | {"allowed_tools": {}}}),
+        ("tool_choice.allowed_tools.tools", "invalid_value", {"tool_choice": ALLOWED}),
         ("messages", "invalid_value", {"messages": []}),
         ("messages", "invalid_value", {"messages": "hi"}),
         ("messages[0]", "invalid_value", {"messages": ["hi"]}),
         ("messages[0].role", "missing_field", {"messages": [{"content": "a"}]}),
         ("messages[1].role", "invalid_value", {"messages": [USER, {"role": "bot", "content": "a"}]}),
-        ("messages[0].contents", "unknown_field", {"messages": [{"role": "user", "contents": "a"}]}),
         ("messages[0].content", "invalid_value", {"messages": [{"role": "user", "content": 5}]}),
         ("messages[0].content", "invalid_value", {"messages": [{"role": "user", "content": "\ud800"}]}),
         ("messages[0].content[0].type", "invalid_value", {"messages": [USER | {"content": [{"type": "image_url"}]}]}),
-        ("messages", "chat_template_error", {"messages": [{"role": "tool", "content": "a"}]}),
+        ("messages", "chat_template_error", {"messages": [TOOL]}),
         ("messages", "chat_template_error", {"messages": [USER | {"content": "x" * 10_000}]}),
         ("max_tokens", "invalid_value", {"max_tokens": 0}),
         ("max_completion_tokens", "invalid_value", {"max_tokens": 5, "max_completion_tokens": 6}),
@@ -185,7 +216,7 @@ async def test_a_long_chat_is_answered_as_a_short_one_is(client: Client) -> None
 def test_what_is_wrong_is_named(ours: Tokenizer, param: str, code: str, fields: dict[str, Any]) -> None:
     data = json.dumps({"messages": [USER]} | fields).encode()
     with pytest.raises(RequestError) as caught:
-        parse_chat_body(data, ours, MAX_MODEL_LEN)
+        parse_conversation(data, ours, MAX_MODEL_LEN)
     assert (caught.value.status // 100, caught.value.param, caught.value.code) == (4, param, code)
     assert param in caught.value.message or code != "invalid_value"
 
@@ -195,7 +226,7 @@ async def test_what_is_too_long_or_unknown_is_an_error_of_chats(cluster: Cluster
         ("messages", "context_length_exceeded", {"messages": [USER | {"content": "fox " * 600}]}),
         ("max_tokens", "context_length_exceeded", {"max_tokens": MAX_MODEL_LEN}),
         ("prompt", "unknown_field", {"prompt": "hi"}),
-        ("messages", "chat_template_error", {"messages": [{"role": "tool", "content": "a"}]}),
+        ("messages", "chat_template_error", {"messages": [TOOL]}),
     ]
     for param, code, fields in cases:
         status, body = await post(cluster, **fields)
@@ -206,7 +237,7 @@ async def test_a_model_without_a_template_says_so(start_cluster: StartCluster, m
     cluster = await start_cluster()
     monkeypatch.setattr(cluster.service.tokenizer, "chat_template", None)
     cluster.decode(transport="none")
-    await cluster.until(cluster.service.pool.is_usable, "a worker")
+    await cluster.until(cluster.service.pool.longest, "a worker")
     status, body = await post(cluster)
     assert (status, body["error"]["code"]) == (400, "no_chat_template")
     assert "has no chat template; use /v1/completions" in body["error"]["message"]
@@ -273,7 +304,7 @@ def test_whatever_is_sent_is_a_request_or_an_error_and_packed_it_is_the_same(
 ) -> None:
     data = json.dumps(fields | ({"messages": [USER]} if talks else {}) | {"seed": 1}).encode()
     try:
-        request = tokenized(parse_chat_body(data, ours, 100), ours, 100)
+        request = tokenized(parse_conversation(data, ours, 100), ours, 100)
     except RequestError as error:
         assert 400 <= error.status < 500
         json.dumps(error_body(error), ensure_ascii=False).encode()
@@ -298,9 +329,10 @@ def test_how_an_answer_is_taken_apart_follows_from_the_template_and_the_request(
     source = "{% if tools %}<tool_call>{% endif %}</think>" + end
     monkeypatch.setattr(ours, "chat_template", ChatTemplate(source, {}))
     tools = [{"type": "function", "function": {"name": "f"}}]
-    fields = {"messages": [USER], "tools": tools, "tool_choice": choice, "seed": 1}
+    fields = {"messages": [USER], "tools": tools, "tool_choice": choice, "seed": 1, "include_reasoning": False}
     request = unpack(read(bytearray(json.dumps(fields).encode()), ours, 100, Kind.CHAT))
-    assert request.response.thoughts == thoughts
+    assert (request.response.thoughts, request.response.tells_thoughts) == (thoughts, False)
+    assert request.response.forced == ()
     assert request.response.tool_format == ("hermes" if choice == "auto" else "")
     (prompt,) = request.prompts
     assert not isinstance(prompt, str)
@@ -314,6 +346,7 @@ def test_a_form_is_that_of_what_is_said_behind_thoughts(
     source = "{% if tools %}<tool_call>{% endif %}</think>" + end
     monkeypatch.setattr(ours, "chat_template", ChatTemplate(source, {}))
     tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    free = [{"type": "function", "function": {"name": "f"}}]
     cases: list[tuple[dict[str, Any], str]] = [
         ({"response_format": {"type": "json_object"}}, "json"),
         ({"guided_choice": ["a"]}, "choice"),
@@ -321,6 +354,10 @@ def test_a_form_is_that_of_what_is_said_behind_thoughts(
         ({"tools": tools, "tool_choice": "required"}, "calls"),
         ({"tools": tools, "tool_choice": "none"}, ""),
         ({"tools": tools, "response_format": {"type": "json_object"}}, "calls"),
+        ({"thinking_token_budget": 5}, "regex" if thoughts else ""),
+        ({"thinking_token_budget": 5, "tools": tools[:0]}, "regex" if thoughts else ""),
+        ({"thinking_token_budget": 5, "tools": free}, "calls" if thoughts else ""),
+        ({"thinking_token_budget": -1, "tools": free}, ""),
         ({}, ""),
     ]
     for fields, kind in cases:
@@ -328,13 +365,23 @@ def test_a_form_is_that_of_what_is_said_behind_thoughts(
         grammar = unpack(read(bytearray(json.dumps(body).encode()), ours, 100, Kind.CHAT)).grammar
         assert grammar.kind == kind
         assert grammar.thoughts == (thoughts if kind else "")
+        assert grammar.max_thought_tokens == (fields.get("thinking_token_budget") if kind else None)
 
 
-def test_calls_of_tools_reach_the_template_as_it_reads_them(ours: Tokenizer) -> None:
-    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}]
-    (found,) = CHAT_FIELDS.read({"messages": [{"role": "assistant", "content": None, "tool_calls": calls}]})["messages"]
-    assert found["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": [1]}}
-    assert (found["content"], set(found)) == ("", {"role", "content", "tool_calls"})
-    with pytest.raises(RequestError, match="arguments"):
-        calls[0]["function"] = {"name": "f", "arguments": "{"}
-        CHAT_FIELDS.read({"messages": [{"role": "assistant", "tool_calls": calls}]})
+@pytest.mark.parametrize(
+    ("source", "fields", "written"),
+    [
+        ("{{ reasoning_effort }}", {"reasoning_effort": "high"}, "high"),
+        ("{{ enable_thinking }}", {"reasoning_effort": "none"}, "False"),
+        ("{{ enable_thinking }}", {"reasoning_effort": "low"}, "True"),
+        ("{{ enable_thinking }}", {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": 5}}, "5"),
+        ("{{ reasoning_effort is defined }}", {}, "False"),
+        ("none", {"reasoning_effort": "none"}, "none"),
+    ],
+)
+def test_effort_reaches_a_template_that_knows_it(
+    ours: Tokenizer, monkeypatch: pytest.MonkeyPatch, source: str, fields: dict[str, Any], written: str
+) -> None:
+    monkeypatch.setattr(ours, "chat_template", ChatTemplate(source, {}))
+    request = parse_conversation(json.dumps({"messages": [USER]} | fields).encode(), ours, 100)
+    assert request.prompts == [written]

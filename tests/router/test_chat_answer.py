@@ -1,5 +1,6 @@
 """An answer taken apart: thoughts, text and calls, the same however it arrives."""
 
+import dataclasses
 import json
 from itertools import pairwise
 from typing import Any
@@ -10,24 +11,24 @@ from hypothesis import strategies as st
 
 from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
-from router.chat_answer import MAX_CALLS, AnswerParser, Thoughts
-from router.chat_responses import ChatChunkWriter, chat_choice_body
+from router.chat_answer import MAX_CALLS, AnswerParser, Part, Thoughts
+from router.chat_bodies import ChatChunkWriter, chat_choice_body
 from router.chat_template import ChatTemplate
 from router.detokenizer import TextStream
 from router.openai_api import ResponseOptions
 from router.request_state import Completion, Delivery, Mailbox
 
 F = '{"name": "f", "arguments": {"a": "ü"}}'
-F_CALL = ("f", {"a": "ü"})
+F_CALL = ("f", '{"a": "ü"}')
 QUOTING = r'{"name": "f", "arguments": {"a": "</tool_call>\"</tool_call>\\"}}'
-QUOTING_CALL = ("f", {"a": '</tool_call>"</tool_call>\\'})
+QUOTING_CALL = ("f", QUOTING[27:-1])
 LLAMA_F = '{"name": "f", "parameters": {"a": "ü"}}'
+NO_NAME = r'{"name": "\x", "arguments": {}}'
 DEEP = "[" * 100_000
 
 
 def options(tool_format: str, thoughts: Thoughts = "may come") -> ResponseOptions:
-    plain = dict.fromkeys(("stream", "include_usage", "continuous_usage", "token_ids", "tokens_as_ids"), False)
-    return ResponseOptions(**plain, thoughts=thoughts, tool_format=tool_format)
+    return ResponseOptions(False, False, False, False, False, thoughts=thoughts, tool_format=tool_format)
 
 
 FORMS = {"thoughts have begun": options("", "have begun"), "no thoughts": options("", "")}
@@ -49,17 +50,30 @@ def streamed(pieces: list[str], how: ResponseOptions) -> tuple[dict[str, Any], s
     for event in b"".join(events).decode().split("\n\n")[:-1]:
         (choice,) = json.loads(event.removeprefix("data: "))["choices"]
         for name, value in choice["delta"].items():
-            if name != "role":
+            if name == "tool_calls":
+                put_together(message["tool_calls"], value)
+            elif name != "role":
                 message[name] += value
         reason = choice["finish_reason"] or reason
     return message, reason
 
 
-def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
+def put_together(calls: list[Any], deltas: list[Any]) -> None:
+    """As clients do it, by index."""
+    for delta in deltas:
+        if delta["index"] == len(calls):
+            calls.append({name: delta[name] for name in ("id", "type")} | {"function": {"arguments": ""}})
+        function = calls[delta["index"]]["function"]
+        function |= {"name": delta["function"].get("name", function.get("name"))}
+        function["arguments"] += delta["function"]["arguments"]
+
+
+def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, str]]]:
+    """Thoughts, what is said, and name and arguments of each call."""
     calls = message.get("tool_calls", [])
-    assert [call["index"] for call in calls] == [*range(len(calls))]
+    assert all(set(call) == {"id", "type", "function"} for call in calls)
     assert len({call["id"] for call in calls}) == len(calls)
-    named = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+    named = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     return message.get("reasoning_content", ""), message["content"] or "", named
 
 
@@ -90,9 +104,17 @@ def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
         ("llama", LLAMA_F, ("", "", [F_CALL])),
         ("llama", f"<|python_tag|>{LLAMA_F}; {LLAMA_F}", ("", "", [F_CALL, F_CALL])),
         ("llama", ' {"a": 1}', ("", ' {"a": 1}', [])),
-        ("llama", f"{LLAMA_F} is it", ("", f"{LLAMA_F} is it", [])),
+        ("llama", f"{LLAMA_F} is it", ("", "is it", [F_CALL])),
+        ("llama", f'{{"parameters": {{}}, "name": "f"}}; {LLAMA_F}', ("", "", [("f", "{}"), F_CALL])),
+        ("llama", f'{{"type": "function", {LLAMA_F[1:]}\n{LLAMA_F}', ("", "", [F_CALL, F_CALL])),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>', ("", "", [("f", "{}")])),
+        ("hermes", f"<tool_call>{F}\n{F}\n</tool_call>\n a", ("", " a", [F_CALL, F_CALL])),
+        ("hermes", f'<tool_call>{F[:-1]}, "id": 5}}\n</tool_call>', ("", "", [F_CALL])),
+        ("hermes", f"<tool_call>{F}\nWell.", ("", "Well.", [F_CALL])),
+        ("hermes", f"<tool_call>{F}\n</tool_", ("", "", [F_CALL])),
+        ("hermes", f"<tool_call>{NO_NAME}", ("", f"<tool_call>{NO_NAME}", [])),
         ("llama", f"It is {LLAMA_F}", ("", f"It is {LLAMA_F}", [])),
-        ("llama", LLAMA_F * (MAX_CALLS + 1), ("", LLAMA_F * (MAX_CALLS + 1), [])),
+        ("llama", LLAMA_F * (MAX_CALLS + 1), ("", LLAMA_F, [F_CALL] * MAX_CALLS)),
     ],
 )  # fmt: skip
 def test_whole_or_by_the_character(how: str, text: str, expected: Any) -> None:
@@ -114,8 +136,11 @@ PARTS = [
     F,
     QUOTING,
     LLAMA_F,
+    F[:28],
     "{",
+    "}",
     '"',
+    "\\",
     "\n",
     " ",
     "<",
@@ -138,6 +163,72 @@ def test_it_does_not_matter_how_it_is_cut(parts: list[str], cuts: list[int], how
     form = options(how, thoughts)
     message, _ = streamed(pieces, form)
     assert told(message) == told(chat_choice_body(text, completion(), form)["message"])
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    parser = AnswerParser(thoughts="", tool_format="hermes")
+    pieces = ["<tool_call>\n{", '"name": "f",', '"arguments": ', '{"a"', ': "b', "</tool", '_call>"', "}", "}\n</tool_"]
+    told = [[call.arguments for call in parser.feed(piece).calls] for piece in pieces]
+    assert told == [[], [], [], ['{"a"'], [': "b'], [], ['</tool_call>"'], ["}"], []]
+    assert parser.has_called and parser.feed("call>", is_last=True) == Part()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content"),  # cut off, and what is said behind
+    [
+        ('{"a": [1, "b', ""),
+        ('{"a": "b\\', ""),
+        ('{"a": "b</tool_', ""),
+        ('{"a": {', "</tool_call> c"),
+        ('{"a": "b', "</tool_call> c"),
+        ("{", ""),
+    ],
+)
+def test_a_call_that_is_cut_off_is_a_call(arguments: str, content: str) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}{content}'
+    done = completion()
+    done.finish_reason = "length"
+    whole = chat_choice_body(text, done, options("hermes"))
+    assert whole["finish_reason"] == "length"
+    (call,) = whole["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": arguments}
+    assert whole["message"]["content"] == (" c" if content else None)
+    message, _ = streamed(list(text), options("hermes"))
+    assert message["tool_calls"][0]["function"] == call["function"] and message["content"] == (content and " c")
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text", "name"),
+    [
+        ("hermes", "<to", None),
+        ("hermes", "<tool_call>\n", None),
+        ("hermes", '\n<tool_call>\n{"name": "fi', "find"),
+        ("hermes", '<tool_call>\n{"name": "find", "argu', "find"),
+        ("hermes", "<think>", None),
+        ("hermes", "<think>why</think>\n\n", None),
+        ("llama", '{"na', None),
+        ("llama", '{"name": "fe', "fetch"),
+    ],
+)
+def test_of_a_forced_call_nothing_is_said_and_its_name_is_told_once_it_is_certain(
+    tool_format: str, text: str, name: str | None
+) -> None:
+    for forced in (("find", "fetch"), ("find",)):
+        form = dataclasses.replace(options(tool_format), forced=forced)
+        message, _ = streamed(list(text), form)
+        expected = name or ("find" if len(forced) == 1 and not text.startswith("<think>") else None)
+        called = [call["function"] for call in message["tool_calls"]]
+        assert called == [{"name": expected, "arguments": ""}] * (expected in forced)
+        assert message["content"] == ""
+        whole = chat_choice_body(text, completion(), form)["message"]
+        assert [call["function"] for call in whole.get("tool_calls", [])] == called
+
+
+def test_thoughts_that_are_not_wanted_are_left_out() -> None:
+    form = dataclasses.replace(options("hermes"), tells_thoughts=False)
+    text = f"<think>why</think>Well.<tool_call>{F}</tool_call>"
+    assert told(streamed(list(text), form)[0]) == ("", "Well.", [F_CALL])
+    assert "reasoning_content" not in chat_choice_body(text, completion(), form)["message"]
 
 
 def test_text_is_shown_as_soon_as_it_is_certain() -> None:

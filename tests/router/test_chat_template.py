@@ -9,6 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from common.errors import RequestError
 from router.chat_template import ChatTemplate, load_chat_template
+from router.tool_calls import ToolFormat
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = [{"role": "user", "content": "<schöne> Grüße {{ 7 * 7 }}"}, {"role": "assistant", "content": "a\n"}]
@@ -144,3 +145,21 @@ def test_the_demo_models_chat_is_a_dialogue() -> None:
     messages = [{"role": "system", "content": "A garden."}, {"role": "user", "content": "What light is that?"}]
     text = template.render(messages, {"add_generation_prompt": True}, 1000)
     assert text == "A garden.\n\nROMEO:\nWhat light is that?\n\nJULIET:\n"
+
+
+def test_the_demo_models_template_knows_tools() -> None:
+    template = load_chat_template(ROOT / "deploy" / "demo_model")
+    assert template is not None and template.tool_format is ToolFormat.HERMES
+    calls = [{"function": {"name": name, "arguments": arguments}} for name, arguments in (("a", {"b": 1}), ("c", '{"'))]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "Gone."},
+    ]
+    tools = [{"type": "function", "function": {"name": "a", "parameters": {}}}]
+    written = template.render(messages, {"add_generation_prompt": True}, 1000, tools)
+    told, _, said = written.partition("ROMEO:")
+    assert told.endswith('{"name": "a", "parameters": {}}\n\n')
+    one, other = (f'<tool_call>\n{{"name": {call}}}\n</tool_call>' for call in
+                  ('"a", "arguments": {"b": 1}', '"c", "arguments": {"'))  # fmt: skip
+    assert said == f"\nGo.\n\nJULIET:\n{one}\n{other}\n\nMessenger:\nGone.\n\nJULIET:\n"

@@ -240,3 +240,27 @@ async def test_who_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch, high_w
         writer.transport.abort()
         listening.close()
         await server.shutdown(1.0)
+
+
+async def test_who_reads_slowly_gets_all_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "WRITE_S", 0.5)
+    num_bytes, num_read = 1 << 25, 0
+
+    async def respond(request: web.BaseRequest) -> web.Response:
+        return web.Response(body=bytes(num_bytes))
+
+    server, listening, port = await _served(respond)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
+    try:
+        writer.write(LIVE)
+        await reader.readuntil(b"\r\n\r\n")
+        slow_until_s = asyncio.get_running_loop().time() + 3 * connection.WRITE_S
+        while piece := await reader.read(min(1 << 16, num_bytes - num_read)):
+            num_read += len(piece)
+            if asyncio.get_running_loop().time() < slow_until_s:
+                await asyncio.sleep(0.01)
+        assert num_read == num_bytes
+    finally:
+        writer.transport.abort()
+        listening.close()
+        await server.shutdown(1.0)

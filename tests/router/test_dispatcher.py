@@ -8,7 +8,8 @@ import pytest
 
 import router.dispatcher
 from common.errors import RequestError
-from common.wire.messages import Role, TokenBatch
+from common.wire.handoff_messages import DecodeRequest
+from common.wire.messages import PrefillRequest, Role, TokenBatch
 from common.wire.packing import pack_ids, unpack_ids
 from router.member import Member
 from router.request_state import Delivery, Mailbox, State
@@ -32,6 +33,44 @@ def test_a_request_goes_through_both_workers() -> None:
     assert states == [State.PREFILLING, State.PREFILLING, State.DECODING, State.FINISHED]
     assert result_of(completion) == Result("bcd", "length", None)
     assert bench.aborts() == []
+    bench.assert_idle()
+
+
+def test_a_decode_worker_hears_of_a_request_before_its_prefill_worker() -> None:
+    bench = Bench()
+    completion = bench.submit(priority=-2, temperature=0.5)
+    (first, announced), (second, request) = bench.sent
+    assert (first, second) == ("d0", "p0")
+    assert isinstance(announced, DecodeRequest) and isinstance(request, PrefillRequest)
+    for name in ("request_id", "attempt", "token_ids", "num_outputs", "sampling", "priority", "client"):
+        assert getattr(announced, name) == getattr(request, name)
+    bench.token(bench.prefills[0], completion, 0, 1)
+    bench.lose(bench.decodes[0])
+    bench.join("d0", Role.DECODE, epoch=2)
+    [again] = [message for _, message in bench.sent[2:] if isinstance(message, DecodeRequest)]
+    assert (again.attempt, again.num_outputs, unpack_ids(again.token_ids)[-1]) == (1, 1, 1)
+
+
+def test_a_decode_worker_hears_nothing_of_a_request_of_which_nothing_is_decoded() -> None:
+    bench = Bench()
+    bench.submit(max_tokens=1)
+    bench.submit(num_prompt_logprobs=1, prompt_only=True)
+    bench.lose(bench.prefills[0])
+    bench.submit()
+    assert len(bench.requests()) == 5, "the decode worker computes prompts itself"
+    assert not [message for _, message in bench.sent if isinstance(message, DecodeRequest)]
+
+
+def test_a_decode_worker_is_told_when_the_first_token_ends_a_text() -> None:
+    bench = Bench()
+    ended, going_on = bench.submit(), bench.submit()
+    bench.token(bench.prefills[0], ended, 0, EOS, STOP)
+    bench.token(bench.prefills[0], going_on, 0, 1)
+    assert bench.aborts() == [("d0", ended.request_id, 0)]
+    bench.token(bench.decodes[0], going_on, 1, EOS, STOP)
+    single = bench.submit(max_tokens=1)
+    bench.token(bench.prefills[0], single, 0, 1, LENGTH)
+    assert len(bench.aborts()) == 1, "who decodes knows the end, or was never told of the request"
     bench.assert_idle()
 
 
@@ -262,7 +301,7 @@ def test_backpressure() -> None:
     with pytest.raises(RequestError) as caught:
         bench.submit(num_prompt_tokens=101)
     assert caught.value.status == 400  # no retry would help
-    bench.dispatcher.draining = True
+    bench.dispatcher.refusing = True
     with pytest.raises(RequestError) as caught:
         bench.submit(num_prompt_tokens=1)
     assert caught.value.status == 503

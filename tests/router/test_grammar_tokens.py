@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from tokenizers import decoders
 
-from common.grammar.follower import Follower
 from common.grammar.grammars import Grammars, model_tokens
 from router.grammar_main import dialect_of, found
 from router.grammar_source import GrammarSource
 from router.grammar_tokens import lean_tokens, tree_of, vocabulary_of
-from tests.guided import DEMO_MODEL, random_root
+from tests.guided import DEMO_MODEL, TextFollower, random_root
 from tests.router.made_tokenizers import KINDS, made
 
 ENDS = [0, 1]
@@ -69,8 +68,8 @@ def test_the_same_grammars_are_taken_for_the_same_reasons(model: tuple[Path, int
         assert outcome == expected, source
         verdicts.add(bool(outcome[0]))
         if outcome[0]:
-            follower = Follower(outcome[0], ENDS)
-            here, there = follower.follow(Grammars(lean), ()), Follower(outcome[0], ENDS).follow(Grammars(whole), ())
+            here = TextFollower(outcome[0], ENDS).follow(Grammars(lean), ())
+            there = TextFollower(outcome[0], ENDS).follow(Grammars(whole), ())
             assert here.mask is not None and there.mask is not None, source
             differ = here.mask ^ there.mask  # where a text is forced, another token of it may be the one
             assert not differ.any() or np.unpackbits(there.mask.view(np.uint8)).sum() == 1, source

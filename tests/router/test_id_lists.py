@@ -132,7 +132,7 @@ def test_what_may_be_long_to_read_is_not_for_the_event_loop() -> None:
         assert parse_ids(text.encode(), INFO) is None
 
 
-@pytest.mark.parametrize("number", ["-1", "2147483648", "1.0", "true", "01", "1e2", '"1"'])
+@pytest.mark.parametrize("number", ["-1", "2147483648", "1.5", "true", "01", "1e400", '"1"'])
 def test_what_is_no_id_is_named_as_ever(number: str) -> None:
     data = ('{"prompt":[' + "7," * LEAST_CHARS + number + "]}").encode()
     assert outcome(parse_body, data, INFO) == outcome(plain, data) != json.dumps(None)

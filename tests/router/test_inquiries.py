@@ -16,7 +16,9 @@ class Rig:
     def __init__(self) -> None:
         self.bench = Bench(request_timeout_s=1e6)
         [self.prefill], [self.decode] = self.bench.prefills, self.bench.decodes
-        self.inquiries = Inquiries(NET, lambda to, message: self.bench.sent.append((to, message)), self.now_s)
+        self.inquiries = Inquiries(
+            NET, lambda to, message: self.bench.sent.append((to, message)), self.bench.dispatcher.find, self.now_s
+        )
 
     def now_s(self) -> float:
         return self.bench.now_s
@@ -52,7 +54,19 @@ def test_a_request_that_never_arrived_is_replayed_as_soon_as_both_workers_say_so
     assert lost.attempt == 0
     rig.answer(rig.decode, lost, has=False)
     assert (lost.attempt, queued.attempt) == (1, 0)
+    assert (lost.num_failures, lost.num_returns) == (0, 1), "that is nobody's fault"
     assert lost.state is State.PREFILLING and rig.bench.requests()
+
+
+def test_a_prompt_that_is_offered_is_with_its_prefill_worker_until_it_is_received() -> None:
+    rig = Rig()
+    completion = rig.bench.submit()
+    rig.bench.token(rig.prefill, completion, 0, 1)
+    for _ in range(100):
+        rig.pass_time()
+        rig.answer(rig.prefill, completion, has=True)
+    assert completion.attempt == 0
+    assert {to for to, _, _ in rig.asked()} == {"p0"}
 
 
 def test_a_handoff_that_waits_at_the_decode_worker_is_found_there() -> None:

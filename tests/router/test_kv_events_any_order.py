@@ -16,7 +16,7 @@ from common.memory.pool import User
 from common.memory.pools import Pools
 from common.wire.block_key import unpack_short_keys
 from common.wire.fields import SHORT_KEY_BYTES
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksSealed, PrefixFound, PrefixWanted
+from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksSealed, PromptBlocks, PromptWanted
 from common.wire.memory_reports import KVEvents
 from common.wire.messages import KVEventsWanted
 from router.kv_events import ASK_S
@@ -104,7 +104,8 @@ class Machine(RuleBasedStateMachine):
     @rule(numbers=TEXT)
     def look_up(self, numbers: list[int]) -> None:
         """Somebody wants a text, of which some may be in host memory."""
-        self._heed(self.pools.match(WRITER, PrefixWanted("r", 0, b"".join(map(key, numbers)), BLOCK_US)))
+        wanted = PromptWanted("r", 0, b"".join(map(key, numbers)), BLOCK_US, len(numbers), 0)
+        self._heed(self.pools.want_prompt(WRITER, wanted))
 
     @rule(numbers=TEXT)
     def park(self, numbers: list[int]) -> None:
@@ -139,10 +140,10 @@ class Machine(RuleBasedStateMachine):
         return [answer.message for answer in answers if isinstance(answer.message, BlocksLeased)]
 
     def _heed(self, answers: list[Answer]) -> None:
-        """What was found is let go of."""
-        for _, found, _ in answers:
-            assert isinstance(found, PrefixFound)
-            self.pools.freed(WRITER, BlocksFreed(found.block_ids, found.generations))
+        """What was given is let go of."""
+        for _, given, _ in answers:
+            if isinstance(given, PromptBlocks | BlocksLeased):
+                self._heed(self.pools.freed(WRITER, BlocksFreed(given.block_ids, given.generations)))
 
     @rule(is_beat=st.booleans(), is_lost=st.sampled_from([False, False, True]))
     def tell(self, is_beat: bool, is_lost: bool) -> None:

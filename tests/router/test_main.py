@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -142,7 +143,7 @@ async def test_more_clients_than_descriptors_are_told_so(model_dir: Path, model:
                         return response.status
 
                 asked = [asyncio.create_task(ask()) for _ in range(400)]
-                await process.line_with(r"(refused; raise `ulimit -n`)")
+                await process.line_with(r"(refused, \d+ without a request closed; raise `ulimit -n`)")
                 async with session.get("/live") as response:
                     assert response.status == 200
                 everyone.set()
@@ -153,3 +154,22 @@ async def test_more_clients_than_descriptors_are_told_so(model_dir: Path, model:
                     assert response.status == 200
         finally:
             await asyncio.to_thread(worker.kill)
+
+
+async def test_silent_connections_make_room_for_who_asks(model_dir: Path) -> None:
+    async with router(model_dir, open_files=256) as process:
+        url = await process.line_with(r"serving (http://\S+)")
+        host, port = url.removeprefix("http://").split(":")
+        silent = [socket.socket() for _ in range(500)]
+        with contextlib.ExitStack() as opened:
+            for each in silent:
+                opened.enter_context(each)
+                each.setblocking(False)
+                each.connect_ex((host, int(port)))
+            timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+            async with aiohttp.ClientSession(url, timeout=timeout) as session:
+                statuses: list[int] = []
+                while len(statuses) < 10 and statuses[-1:] != [400]:  # until a body is read, which is no request
+                    async with session.post("/v1/completions", json={}, headers={"Connection": "close"}) as response:
+                        statuses.append(response.status)
+            assert statuses[-1] == 400, statuses

@@ -100,7 +100,7 @@ async def test_a_worker_that_fails_is_tried_again(client: Client, cluster: Clust
         await client.completions.create(model="tiny", prompt=PROMPT)
 
 
-async def test_health_says_what_is_missing(start_cluster: StartCluster) -> None:
+async def test_health_is_whether_a_completion_is_answered_and_what_is_wrong(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(worker_wait_s=0.2)
     request = {"prompt": "a", "stream": True}
     async with aiohttp.ClientSession(cluster.url) as session:
@@ -111,16 +111,29 @@ async def test_health_says_what_is_missing(start_cluster: StartCluster) -> None:
 
         status, body = await health()
         assert status == 503
-        assert "decode_worker" in body["missing"][0]
+        assert body["status"] == "unavailable" and "decode_worker" in body["problems"][0]
         async with session.post("/v1/completions", json=request) as response:
             assert (response.status, response.headers["Retry-After"]) == (503, "5")
             assert "no decode worker takes requests" in (await response.json())["error"]["message"]
-        cluster.prefill()
         cluster.decode(path_error="no way through")
+        await cluster.until(cluster.service.pool.longest, "a decode worker alone")
+        assert [(await health())[0], (await health())[1]["status"]] == [200, "degraded"]
+        async with session.post("/v1/completions", json=request | {"stream": False}) as response:
+            assert response.status == 200, "it computes prompts, too"
+        prefill = cluster.prefill()
         await cluster.until_paths(1)
         status, body = await health()
-        assert status == 503
-        assert "no way through" in body["missing"][0]
+        assert (status, body["status"]) == (200, "degraded") and "no way through" in body["problems"][0]
+        cluster.decode("decode-1")
+        await cluster.until_paths(2)
+        prefill.kill()
+        await cluster.until(lambda: len(list(cluster.service.pool)) == 2, "its end")
+        status, body = await health()
+        assert (status, body["status"]) == (200, "degraded") and "no prefill worker" in body["problems"][0]
+        async with session.get("/metrics") as response:
+            told = await response.text()
+        assert 'baton_status{status="degraded"} 1.0' in told and 'baton_status{status="ok"} 0.0' in told
+        assert 'baton_problems{kind="no_prefill_worker"} 1.0' in told
 
 
 async def test_a_prefill_worker_without_a_path_leaves_the_decode_worker_serving(

@@ -56,7 +56,7 @@ class FakeMemory:
     def _heartbeat(self) -> MemoryHeartbeat:
         ready = self.announcer.ready
         counts = (70, 60, 40, 2, 1, 30, 2 * GB, 8, 9, 10)
-        return MemoryHeartbeat(ready.server_id, ready.epoch, 3 * GB, 5 * GB, *counts, ("prefill-0", "decode-0"))
+        return MemoryHeartbeat(ready.server_id, ready.epoch, 3 * GB, 5 * GB, *counts, ("prefill-0", "decode-0"), 87, 64)
 
 
 StartMemory = Callable[..., Awaitable[FakeMemory]]
@@ -217,6 +217,9 @@ async def test_health_metrics_and_the_log_show_memory_servers(
     await cluster.until(lambda: all(server.beat for server in cluster.service.memory_servers), "a heartbeat")
     async with aiohttp.ClientSession(cluster.url) as session, session.get("/health") as response:
         body = await response.json()
+    families = {family.name: family for family in cluster.service.metrics.families()}
+    assert [sample.value for sample in families["baton_gpu_utilization_ratio"].samples] == [0.87]
+    assert [sample.value for sample in families["baton_gpu_temperature_celsius"].samples] == [64.0]
     assert "memory server memory-0" in caplog.text
     assert "owns 3.22 GB of weights and 70 KV blocks, 5.37 GB are left; used by prefill-0, decode-0" in caplog.text
     assert "KV blocks of memory server memory-0" in caplog.text and "KV blocks of its own, shm" in caplog.text
@@ -229,6 +232,7 @@ async def test_health_metrics_and_the_log_show_memory_servers(
         "cached_blocks": 40, "known_blocks": None, "known_host_blocks": None, "offered_blocks": 2,
         "quarantined_blocks": 1,
         "host_blocks": 30, "host_bytes": 2 * GB, "restored_blocks": 8,
+        "gpu_percent": 87, "gpu_celsius": 64,
         "workers": ["prefill-0", "decode-0"],
     }  # fmt: skip
     workers = [worker for role in body["workers"].values() for worker in role]

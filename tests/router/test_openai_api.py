@@ -6,13 +6,14 @@ import pytest
 
 from common.errors import RequestError
 from common.wire.sampling_params import SamplingParams
+from router.completion_bodies import ChunkWriter
 from router.completion_fields import COMPLETION_FIELDS
 from router.detokenizer import TextStream
+from router.error_bodies import error_body
 from router.field_list import written
 from router.openai_api import CompletionRequest, ResponseOptions, choice_seed, parse
 from router.prompts import fit_max_tokens
 from router.request_state import Completion, Delivery, Mailbox
-from router.responses import ChunkWriter, error_body
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 100
@@ -30,6 +31,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {},
     {"model": "tiny"},
     {"prompt": ["a", "b"]},
+    {"prompt": [1.0, 2], "stop_token_ids": [3.0]},
     {"prompt": [1, 2, 99]},
     {"prompt": [[0], [1, 2]]},
     {"prompt": ["x"] * 1024},
@@ -109,7 +111,7 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": ["a", [1, "b"]]}),
     ("prompt", {"prompt": [True]}),
     ("prompt", {"prompt": [1, True]}),
-    ("prompt", {"prompt": [1.0]}),
+    ("prompt", {"prompt": [1.5]}),
     ("prompt", {"prompt": [-1]}),
     ("prompt", {"prompt": [100]}),
     ("prompt", {"prompt": [[1], [100]]}),
@@ -207,7 +209,10 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("response_format", {"response_format": "json_object"}),
     ("response_format.json_schema.schema", {"response_format": {"type": "json_schema"}}),
     ("response_format.json_schema.schema", {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}),
-    ("response_format.schema", {"response_format": {"type": "json_schema", "schema": {}}}),
+    (
+        "response_format.schema",
+        {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}}},
+    ),
     ("guided_regex", {"guided_regex": ""}),
     ("guided_regex", {"guided_regex": "a" * 65_537}),
     ("guided_regex", {"guided_regex": "\ud800"}),
@@ -306,6 +311,17 @@ def test_another_model_is_404() -> None:
 def test_a_body_that_is_no_object(body: object) -> None:
     with pytest.raises(RequestError):
         parse(body, "tiny", VOCAB, EOS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken"), [(0, 0.0), (1e-46, 0.0), (1e-38, 0.0), (9e-6, 0.0), (1e-5, 1e-5), (2, 2.0)]
+)
+def test_a_temperature_that_logits_cannot_be_divided_by_is_greedy(asked: float, taken: float) -> None:
+    assert parsed(temperature=asked).sampling.temperature == taken
+
+
+def test_numbers_below_zero_are_as_asked() -> None:
+    assert parsed(presence_penalty=-1e-9).sampling.presence_penalty == -1e-9
 
 
 def test_the_queue_is_told_who_asks_and_how_urgently() -> None:

@@ -247,10 +247,10 @@ async def test_nobody_is_more_urgent_than_the_server_lets_clients_be(
 ) -> None:
     cluster = await start_cluster(min_priority=most_urgent)
     cluster.decode(transport="none")
-    await cluster.until(cluster.service.pool.is_usable, "a worker")
+    await cluster.until(cluster.service.pool.longest, "a worker")
     asked: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "a"},
-        "/v1/chat/completions": {"messages": [{"role": "user"}]},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     }
     async with aiohttp.ClientSession(cluster.url) as session:
         for path, fields in asked.items():

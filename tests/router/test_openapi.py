@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from router.doc_handlers import get_docs, get_openapi
 from router.openapi import ENDPOINTS, REASONS
 from router.page_handlers import OPEN_PAGES
+from router.server_rules import decimals
 from tests.router.conftest import Cluster, StartCluster
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,21 @@ PROMISES = [
     response_schema_conformance,
     status_code_conformance,
 ]
-"""All but that whatever a schema allows is accepted: fields depend on one another, and on the model."""
+UNSAID = re.compile(
+    "best_of = |min_tokens = |one form at a time|only with JSON that is asked for|wants the name of one of the tools|"
+    "wants tools to call|wants what max_tokens is|that of a function_call before it|no tools beside it|"
+    "at most .* in all|together at most|prompt and output together|model's chat template|bad_words has|"
+    "does not end the text"
+)
+"""What is refused of what the document allows: no schema says how values go together, and what a template takes."""
+
+
+def nothing_else_is_refused(_: Any, response: Any, case: Any) -> None:
+    """Of what the document allows, but programs: a schema, a regular expression, a grammar."""
+    if response.status_code in (400, 404):
+        error = response.json()["error"]
+        is_program = error["code"] in ("invalid_grammar", "context_length_exceeded")
+        assert is_program or UNSAID.search(error["message"]), (error, case.body)
 
 
 async def described(cluster: Cluster) -> dict[str, Any]:
@@ -92,15 +107,24 @@ async def test_requests_made_of_the_document_get_what_it_promises(cluster: Clust
     assert len(operations) > 10
     for operation in operations:
         if operation.body or mode is GenerationMode.POSITIVE:  # nothing can be wrong about what takes nothing
-            await asyncio.to_thread(call_of(operation.as_strategy(generation_mode=mode), cluster.url))
+            checks = [*PROMISES, *([nothing_else_is_refused] if mode is GenerationMode.POSITIVE else [])]
+            await asyncio.to_thread(call_of(operation.as_strategy(generation_mode=mode), checks, cluster.url))
 
 
-def call_of(strategy: Any, url: str) -> Callable[[], None]:
+def call_of(strategy: Any, checks: Any, url: str) -> Callable[[], None]:
     """Sends what the strategy makes, and checks what comes back."""
 
     @settings(max_examples=NUM_EXAMPLES, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
     @given(case=strategy)
     def call(case: Any) -> None:
-        case.call_and_validate(base_url=url, checks=PROMISES, timeout=100)
+        case.call_and_validate(base_url=url, checks=checks, timeout=100)
 
     return call
+
+
+@pytest.mark.parametrize("high", [0, 5, 9, 10, 99, 100, 319, 2047, 12_345])
+def test_numbers_up_to_a_limit_are_what_the_pattern_of_their_digits_matches(high: int) -> None:
+    pattern = re.compile(f"^({decimals(high)})$")
+    assert all(pattern.search(str(number)) for number in range(high + 1))
+    others = (str(high + 1), str(10 * high + 10), "00", "01", "", "-1", "1.0", f"0{high}")
+    assert not any(pattern.search(text) for text in others)

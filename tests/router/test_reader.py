@@ -118,7 +118,7 @@ async def test_clients_that_leave_do_not_shift_the_answers_of_others(cluster: Cl
 async def test_long_bodies_keep_out_one_another_and_no_short_one(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(max_body_bytes=160_000, max_bodies_bytes=160_000)
     cluster.decode(transport="none")
-    await cluster.until(cluster.service.pool.is_usable, "a worker")
+    await cluster.until(cluster.service.pool.longest, "a worker")
     arrive = asyncio.Event()
 
     async def slowly() -> Any:
@@ -175,7 +175,7 @@ async def test_nobody_reads_the_body_of_a_request_that_is_not_taken(
     assert b"429" in await asyncio.wait_for(status(), 60)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    cluster.service.dispatcher.draining = True
+    cluster.service.dispatcher.refusing = True
     assert b"503" in await asyncio.wait_for(status(), 60)
 
 

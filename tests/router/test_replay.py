@@ -145,16 +145,17 @@ def test_a_prefill_worker_lost_with_its_first_token() -> None:
     assert completion.attempt == 1
 
 
-def test_replays_are_bounded_and_preemption_is_not_held_against_a_request() -> None:
+def test_replays_are_bounded_and_neither_preemption_nor_a_lost_handoff_counts() -> None:
     bench = Bench(max_attempts=3)
     completion = bench.submit()
-    for _ in range(5):
-        bench.fail(bench.decodes[0], completion, ErrorCode.PREEMPTED)
+    for code in (ErrorCode.PREEMPTED, ErrorCode.HANDOFF_LOST):
+        for worker in (bench.prefills[0], bench.decodes[0]):
+            bench.fail(worker, completion, code)
     for _ in range(2):
         bench.fail(bench.prefills[0], completion, ErrorCode.INTERNAL)
     assert completion.state is State.PREFILLING
-    assert completion.attempt == 7
-    bench.fail(bench.decodes[0], completion, ErrorCode.HANDOFF_LOST)
+    assert completion.attempt == 6
+    bench.fail(bench.decodes[0], completion, ErrorCode.INTERNAL)
     error = result_of(completion).error
     assert error is not None
     assert (error.status, error.code) == (500, "internal_error")

@@ -1,12 +1,15 @@
 """The status page as an operator sees it, in a headless Chromium."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 import tokenizers
 
 from common.errors import ErrorCode
+from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
 from tests.router.browser import IS_THERE, WHY_NOT, Browser
 from tests.router.conftest import Client, Cluster, StartCluster
 
@@ -50,6 +53,29 @@ async def test_who_serves_is_drawn_with_what_it_does(client: Client, cluster: Cl
     assert prefill.worker_id in await browser.text("#devices")
 
 
+async def test_single_requests_a_time_axis_and_the_gpu_are_shown(
+    client: Client, cluster: Cluster, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.service.memory_servers, "on_unreachable", lambda undelivered: None)
+    ready = MemoryReady("memory-0", 1, 9, "1", "cpu")
+    cluster.service.memory_servers.on_ready(b"memory-0", ready)
+    beat = MemoryHeartbeat("memory-0", 1, 0, 0, 10, 5, 1, 0, 0, 0, 0, 0, 0, 0, (), 87, 64)
+    cluster.service.memory_servers.on_heartbeat(b"memory-0", beat)
+    await client.completions.create(model="tiny", prompt="the quick", max_tokens=20)
+    with pytest.raises(openai.BadRequestError):
+        await client.completions.create(model="tiny", prompt="the quick", max_tokens=-1)
+    await browser.open(cluster.url)
+    await browser.until("document.querySelector('#slowest li.request')", "the request that is over")
+    told = await browser.text("#slowest")
+    assert "20 of at most 20 tokens written" in told and "prefill-0 → decode-0" in told and "ended " in told
+    assert await browser.text("#longest") == "No request is under way."
+    assert await browser.text(".gpu-use") == "GPU 87 % busy · 64 °C"
+    await browser.until("/\\d\\d:\\d\\d/.test(document.querySelector('.axis').innerText)", "times of the clock")
+    refused = "[...document.querySelectorAll('.chart')].find(each => /refused/.test(each.innerText)).innerText"
+    await browser.until(f"!/none yet/.test({refused})", "the request that was refused")
+    assert await browser.errors() == []
+
+
 async def test_a_replay_is_seen_and_how_often(client: Client, cluster: Cluster, browser: Browser) -> None:
     for _ in range(2):
         cluster.workers[0].fail_next = ErrorCode.PREEMPTED
@@ -57,7 +83,7 @@ async def test_a_replay_is_seen_and_how_often(client: Client, cluster: Cluster, 
     await browser.open(cluster.url)
     await browser.until("document.querySelector('#incidents li.replay')", "the replays")
     told = await browser.text("#incidents li.replay")
-    assert "prefill-0: fake PREEMPTED" in told and "2 times" in told and "ago" in told
+    assert "prefill-0: fake PREEMPTED" in told and "2 times" in told and re.search(r"\d\d:\d\d:\d\d, \d+ s ago", told)
 
 
 async def test_a_prompt_can_be_tried(client: Client, cluster: Cluster, browser: Browser) -> None:

@@ -18,9 +18,10 @@ from router.incidents import NUM_KEPT, Incidents, Kind
 from router.memory_servers import MemoryServers
 from router.model_info import ModelInfo
 from router.page_handlers import FILES
+from router.slowest import NUM_PERIODS, NUM_TOLD
 from router.status_report import KEPT_S, MAX_PATHS, StatusReporter
 from tests.messages import heartbeat, kv_path
-from tests.router.bench import Bench
+from tests.router.bench import LENGTH, Bench
 from tests.router.conftest import Client, Cluster
 
 SECRET = "nobody else is to read this"
@@ -49,20 +50,85 @@ def test_a_report_has_every_worker_on_its_device_and_how_its_steps_were() -> Non
     status.history.tick()
     for _ in range(100):
         meter.note(0.015, 8, 8)
-    bench.pool.beat(heartbeat(worker.id, worker.epoch, steps=meter.counts(), num_running=3), bench.now_s)
+    bench.pool.beat(heartbeat(worker.id, worker.epoch, steps=meter.counts()), bench.now_s)
     bench.now_s += PERIOD_S
     status.history.tick()
     (device,) = status.report(bench.now_s)["devices"]
     assert [each["id"] for each in device["workers"]] == ["d0", "p0", "p1"]
     told = device["workers"][0]
-    assert (told["role"], told["state"], told["running"]) == ("decode", "serving", 3)
-    assert (told["step_ms"], told["tokens_per_s"], told["busy"]) == (15.0, 800 / PERIOD_S, 1.5 / PERIOD_S)
+    assert (told["role"], told["state"], told["decoding"]) == ("decode", "serving", 0)
+    assert (told["step_ms"], told["tokens_per_s"], told["busy"]) == (15.0, 0.0, 1.5 / PERIOD_S)
     assert device["workers"][1]["step_ms"] is None
+
+
+def test_all_numbers_of_a_report_are_of_one_moment_and_add_up() -> None:
+    """Whatever workers say, and whenever: completions under way are counted once, by phase and by worker."""
+    bench = Bench(num_prefill=2, num_decode=2, prefill_window=100.0)
+    status = reporter(bench)
+    completions = [bench.submit() for _ in range(9)]
+    for number, completion in enumerate(completions):
+        route = completion.route
+        assert route is not None
+        if number >= 3:
+            bench.token(route.prefill, completion, 0, 1)
+        if number >= 5:
+            bench.token(route.decode, completion, 1, 2)
+    for worker in bench.decodes:
+        bench.pool.beat(heartbeat(worker.id, worker.epoch, num_running=77, num_waiting=5, num_handoffs=9), bench.now_s)
+    bench.now_s += PERIOD_S
+    status.history.tick()
+    told = status.report(bench.now_s)
+    workers = [worker for device in told["devices"] for worker in device["workers"]]
+    by_phase = {phase: sum(worker[name] for worker in workers) for phase, name in (
+        ("prefill", "prompts"), ("handoff", "handoffs"), ("decode", "decoding"),
+    )}  # fmt: skip
+    assert told["phases"] == {"queued": 0, "prefill": 3, "handoff": 2, "decode": 4}
+    assert by_phase | {"queued": told["queued"]} == told["phases"]
+    assert sum(worker["coming"] for worker in workers) == 3
+    assert told["running"] == told["history"]["running"][-1] == 9
+    decoded = sum(worker["tokens_per_s"] for worker in workers if worker["role"] == "decode")
+    assert decoded == pytest.approx(told["history"]["tokens_per_s"][-1]) and decoded > 0
+    assert [each["id"] for each in told["longest"]] == [each.request_id for each in completions[:NUM_TOLD]]
+    assert told["longest"][0]["phase"] == "prefill" and told["longest"][0]["prefill_ms"] == 1e3 * PERIOD_S
+
+
+def test_the_slowest_requests_of_the_last_minutes_are_told_with_where_their_time_went() -> None:
+    bench = Bench()
+    status = reporter(bench)
+    for number in range(3 * NUM_TOLD):
+        completion = bench.submit(max_tokens=1)
+        bench.now_s += 0.1 * (1 + number % 12)
+        bench.token(bench.prefills[0], completion, 0, 1, LENGTH)
+    told = status.report(bench.now_s)["slowest"]
+    assert len(told) == NUM_TOLD
+    assert [each["e2e_ms"] for each in told] == sorted((each["e2e_ms"] for each in told), reverse=True)
+    assert told[0] | {"id": "", "ended_s": 0} == {
+        "id": "", "phase": None, "outcome": "length", "prompt_tokens": 4, "output_tokens": 1, "most_tokens": 1,
+        "attempts": 1, "queued_ms": 0.0, "prefill_ms": 1200.0, "handoff_ms": 0.0, "decode_ms": 0.0, "ttft_ms": 1200.0,
+        "e2e_ms": 1200.0, "cached_tokens": 0, "prefill_worker": "p0", "decode_worker": "d0", "ended_s": 0,
+    }  # fmt: skip
+    bench.now_s += NUM_PERIODS * 30.0 + 60.0
+    assert status.report(bench.now_s)["slowest"] == [], "that is long ago"
+
+
+def test_errors_and_refusals_a_second_are_samples_too_and_each_is_counted_once() -> None:
+    bench = Bench()
+    status = reporter(bench)
+    bench.submit()
+    error = RequestError("the server shut down", code="server_draining", status=503)
+    bench.dispatcher.fail_all(error)
+    for refused in (error, RequestError("no"), RequestError("busy", code="rate_limit_exceeded", status=429)):
+        bench.metrics.refused(refused)  # as the HTTP side tells it, of the failed completion, too
+    bench.now_s += PERIOD_S
+    status.history.tick()
+    sample = status.history.samples[-1]
+    assert (sample.failed_per_s, sample.refused_per_s) == (1 / PERIOD_S, 2 / PERIOD_S)
 
 
 def test_samples_are_what_happened_in_their_period_and_no_more_are_kept_than_are_shown() -> None:
     bench = Bench()
-    history = History(bench.metrics, bench.pool, bench.dispatcher.queue_sizes, lambda: bench.now_s)
+    servers = MemoryServers(NetSection(), 1, lambda identity, message: True)
+    history = History(bench.metrics, bench.pool, servers, bench.dispatcher.queue_sizes, lambda: bench.now_s)
     completion = bench.submit()
     bench.now_s += 0.05
     bench.token(bench.prefills[0], completion, 0, 1)
@@ -214,7 +280,7 @@ def test_every_field_has_a_label_and_the_page_a_language() -> None:
     assert page.unlabelled == []
     assert dict(page.elements)["html"] == {"lang": "en"}
     headings = [tag for tag, _ in page.elements if tag in ("h1", "h2", "h3")]
-    assert headings == ["h1", *["h2"] * 5]
+    assert [heading for heading in headings if heading != "h3"] == ["h1", *["h2"] * 6]
 
 
 def test_all_text_can_be_read_in_light_and_in_dark() -> None:

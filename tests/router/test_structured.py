@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.errors import RequestError
-from common.grammar.follower import Follower
 from common.grammar.grammars import Grammars
 from common.wire.messages import PrefillRequest
-from router.chat_answer import CALL, AnswerParser, Part, Thoughts, ToolFormat
+from router.chat_answer import THINK, THINK_END, AnswerParser, Part, Thoughts
 from router.grammar_checks import MAX_KNOWN
 from router.grammar_main import dialect_of, found
-from router.grammar_source import MARKS, NO_GRAMMAR, GrammarSource
-from router.tool_choice import form_of
-from tests.guided import DEMO_MODEL, is_valid
+from router.grammar_source import ANYTHING, MARKS, NO_GRAMMAR, GrammarSource
+from router.structured_fields import MAX_CHOICES
+from router.tool_calls import CALL, ToolFormat
+from router.tool_choice import ToolChoice, form_of
+from tests.guided import DEMO_MODEL, TextFollower, is_valid
 from tests.router.conftest import Cluster
 
 PERSON = {
@@ -33,6 +35,12 @@ PERSON = {
     "$defs": {"sort": {"enum": ["ü", "b"]}},
 }
 VOCAB = 2048
+
+
+def strict(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}}
+
+
 HOSTILE: list[dict[str, Any]] = [
     {"guided_grammar": "start: A0\n" + "".join(f'A{i}: (A{i + 1})* "x"\n' for i in range(2500)) + 'A2500: "z"'},
     {"guided_regex": "a?" * 30_000},
@@ -40,15 +48,14 @@ HOSTILE: list[dict[str, Any]] = [
     {"guided_regex": "(" * 30_000 + ")" * 30_000},
     {"guided_regex": "(?=a)b"},
     {"guided_json": {"type": "integer", "multipleOf": 1_000_003}},
-    {"guided_json": {"type": "integer", "multipleOf": 99_991, "minimum": 7, "maximum": 10**300}},
-    {"guided_json": {"$ref": "https://example.com/schema.json"}},
+    strict({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2}),
+    strict({"$ref": "https://example.com/schema.json"}),
     {"guided_json": {"$ref": "#/$defs/missing"}},
-    {"guided_json": {"$ref": "file:///etc/passwd"}},
+    strict({"$ref": "file:///etc/passwd"}),
     {"guided_json": {"allOf": [{"$ref": "#"}, {"type": "object"}]}},
     {"guided_json": {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(9)]} for i in range(12)]}},
-    {"guided_json": {"type": "string", "pattern": "(?!a)"}},
+    strict({"type": "string", "pattern": "(?!a)"}),
     {"guided_json": {"type": "object", "unevaluatedProperties": 5}},
-    {"guided_json": False},
     {"guided_grammar": "start: missing"},
     {"guided_grammar": "root ::= ("},
     {"guided_grammar": "start: " + "(" * 20_000},
@@ -59,6 +66,7 @@ HOSTILE: list[dict[str, Any]] = [
     },
     {"guided_grammar": '%llguidance {"no_forcing": 5}\nstart: x'},
     {"structured_outputs": {"json": {"type": "object"}, "whitespace_pattern": "("}},
+    {"response_format": {"type": "json_schema", "schema": {"$ref": "#/$defs/missing"}}},
 ]
 
 
@@ -91,8 +99,12 @@ def demo_tokenizer(model_path: Path) -> Tokenizer:
 
 
 def random_text(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: int, begin: str = "") -> str:
-    """Of nothing but what masks allow, behind a beginning."""
-    rng, follower = random.Random(seed), Follower(grammar, grammars.end_ids)
+    return str(tokenizer.decode(random_ids(grammar, grammars, tokenizer, seed, begin)))
+
+
+def random_ids(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: int, begin: str = "") -> list[int]:
+    """Draw a text of what masks allow, behind a beginning."""
+    rng, follower = random.Random(seed), TextFollower(grammar, grammars.end_ids)
     ids: list[int] = tokenizer.encode(begin, add_special_tokens=False).ids
     outcome = follower.follow(grammars, ids)
     while not outcome.is_over and len(ids) < 2000:
@@ -100,7 +112,7 @@ def random_text(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: in
         allowed = np.flatnonzero(np.unpackbits(outcome.mask.view(np.uint8), bitorder="little")).tolist()
         ids.append(rng.choice(allowed))
         outcome = follower.follow(grammars, ids[-1:])
-    return str(tokenizer.decode(ids))
+    return ids
 
 
 async def ask(session: aiohttp.ClientSession, fields: dict[str, Any]) -> tuple[int, Any]:
@@ -121,18 +133,20 @@ async def test_workers_get_a_grammar_with_each_request_that_asks_for_a_form(clus
     forms: list[dict[str, Any]] = [
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": PERSON, "strict": True}}},
+        {"response_format": {"type": "json_schema", "schema": PERSON}},
         {"structured_outputs": {"json": json.dumps(PERSON)}},
         {"guided_choice": ["a", 'b\n"ü']},
         {"guided_regex": "a/b\\/[^\n]"},
         {"structured_outputs": {"grammar": "start: /a+/"}},
     ]
     async with aiohttp.ClientSession(cluster.url) as session:
-        for fields in [{}, {"response_format": {"type": "text"}}, *forms, forms[3] | {"n": 3}]:
+        for fields in [{}, {"response_format": {"type": "text"}}, *forms, forms[4] | {"n": 3}]:
             status, answer = await ask(session, fields)
             assert status == 200, answer
     sent = [message.sampling.grammar for message in cluster.workers[0].got(PrefillRequest)]
     assert sent[:2] == ["", ""] and all(json.loads(grammar)["grammars"] for grammar in sent[2:])
-    assert len(sent) == 11 and len(set(sent[8:])) == 1 and sent[5] == sent[8]
+    assert len(sent) == 12 and len(set(sent[9:])) == 1 and sent[6] == sent[9]
+    assert sent[3] == sent[4], "with `json_schema` around it or without"
 
 
 async def test_what_is_no_grammar_is_named_with_its_reason_and_the_next_is_taken(cluster: Cluster) -> None:
@@ -146,6 +160,36 @@ async def test_what_is_no_grammar_is_named_with_its_reason_and_the_next_is_taken
             assert error["message"].startswith(error["param"]) and len(error["message"]) < 500
         assert (await ask(session, {"guided_regex": "a"}))[0] == 200
         assert await asyncio.gather(*(ask(session, fields) for fields in HOSTILE)) == answers, "they are known"
+
+
+LONG = "ab" * 400
+REASONS = [
+    (GrammarSource("regex", "x[z-a]y"), "invalid character class range, the start must be <= the end, at 'z-a'"),
+    (
+        GrammarSource("regex", f"{LONG}(?=b){LONG}"),
+        "look-around, including look-ahead and look-behind, is not supported, at '(?='",
+    ),
+    (GrammarSource("regex", LONG + r"\bb" + LONG), "lookarounds not supported yet; WordUnicode"),
+    (GrammarSource("grammar", 'root ::= "a" missing'), "GBNF, because it has no rule `start:` as Lark has: Rule 'miss"),
+    (GrammarSource("grammar", 'root ::= "a'), "Unexpected end of input at line 1, 'root ::= \"a' ^ ''"),
+    (GrammarSource("grammar", 'root ::= "a\\'), "it ends within an escape sequence"),
+    (GrammarSource("grammar", "strat: X"), "Expected ::= at line 1, 'strat' ^ ': X'"),
+    (GrammarSource("grammar", "root ::= " + "(" * 20_000), "it is nested too deep"),
+    (GrammarSource("grammar", "start: missing"), 'at 1(8): unknown name: "missing"'),
+]
+
+
+@pytest.mark.parametrize(("source", "reason"), REASONS, ids=[reason[:20] for _, reason in REASONS])
+def test_a_wrong_grammar_is_told_with_its_whole_reason(grammars: Grammars, source: GrammarSource, reason: str) -> None:
+    grammar, problem, _ = found(source, grammars, dialect_of(grammars))
+    assert not grammar and reason in problem and len(problem) < 200
+
+
+def test_as_many_choices_as_are_taken_can_be_followed(grammars: Grammars, demo_tokenizer: Tokenizer) -> None:
+    choices = [f'{i}. Akt\n"你好"/\\' for i in range(MAX_CHOICES)]
+    grammar, problem, _ = found(GrammarSource("choice", json.dumps(choices)), grammars, dialect_of(grammars))
+    assert not problem
+    assert {random_text(grammar, grammars, demo_tokenizer, seed) for seed in range(9)} <= set(choices)
 
 
 async def test_requests_without_a_form_do_not_wait_for_grammars(cluster: Cluster) -> None:
@@ -179,7 +223,7 @@ async def test_a_process_that_dies_is_started_again(cluster: Cluster) -> None:
 async def test_a_grammar_whose_client_leaves_while_the_process_starts_is_compiled(cluster: Cluster) -> None:
     checks, source = cluster.service.grammars, GrammarSource("regex", "d")
     async with checks._helper._starting:
-        asking = asyncio.create_task(checks.grammar(source))
+        asking = asyncio.create_task(checks.compiled(source))
         await cluster.until(lambda: checks._waiting, "it waits")
         asking.cancel()
         await asyncio.wait([asking])
@@ -195,7 +239,7 @@ async def test_what_is_known_is_bounded(cluster: Cluster, monkeypatch: pytest.Mo
             assert (await ask(session, {"guided_regex": f"a{i}"}))[0] == 200
     assert len(checks._known) == 5 < MAX_KNOWN
     assert checks._num_known_chars == sum(
-        len(source.text) + len(source.whitespace) + sum(map(len, each)) for source, each in checks._known.items()
+        len(source.text) + len(source.whitespace) + len(each.grammar) for source, each in checks._known.items()
     )
 
 
@@ -212,7 +256,7 @@ async def test_what_is_known_is_bounded(cluster: Cluster, monkeypatch: pytest.Mo
 def test_a_form_begins_behind_what_a_model_thinks(
     grammars: Grammars, demo_tokenizer: Tokenizer, thoughts: Thoughts, begin: str
 ) -> None:
-    grammar, problem = found(
+    grammar, problem, _ = found(
         GrammarSource("json", json.dumps(PERSON), "guided_json", "", thoughts), grammars, dialect_of(grammars)
     )
     assert not problem
@@ -226,8 +270,39 @@ def test_a_form_begins_behind_what_a_model_thinks(
         assert part.content or not begin
 
 
+@pytest.mark.parametrize("asked", [ANYTHING, GrammarSource("json", json.dumps(PERSON), "guided_json", "")])
+@pytest.mark.parametrize("most", [0, 3])
+@pytest.mark.parametrize("thoughts", ["may come", "have begun"])
+def test_thoughts_have_so_many_tokens_at_most(
+    grammars: Grammars, demo_tokenizer: Tokenizer, asked: GrammarSource, most: int, thoughts: Thoughts
+) -> None:
+    source = replace(asked, thoughts=thoughts, max_thought_tokens=most)
+    grammar, problem, _ = found(source, grammars, dialect_of(grammars))
+    if not grammars.has_token(THINK_END):
+        assert "</think> is no token of this model" in problem
+        return
+    assert not problem
+    begin, end = "" if thoughts == "have begun" else THINK, int(demo_tokenizer.token_to_id(THINK_END) or 0)
+    lengths = set()
+    for seed in range(6):
+        ids = random_ids(grammar, grammars, demo_tokenizer, seed, begin)
+        lengths.add(ids.index(end) - bool(begin))
+        said = str(demo_tokenizer.decode(ids[ids.index(end) + 1 :]))
+        assert asked is ANYTHING or is_valid(said, PERSON)
+    assert max(lengths) == most, "a random text hardly ends its thoughts before"
+
+
 NOTHING = {"properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
 SCHEMAS: dict[str, Any] = {"grüße": PERSON, 'say "no"': NOTHING}
+
+
+def named(*names: str) -> list[Any]:
+    """Functions, as a client names them."""
+    return [{"type": "function", "function": {"name": name}} for name in names]
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named(*names)}}
 
 
 def chat(choice: Any, *, several: bool = True, strict: bool = False) -> dict[str, Any]:
@@ -236,14 +311,15 @@ def chat(choice: Any, *, several: bool = True, strict: bool = False) -> dict[str
         {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
         for name, schema in SCHEMAS.items()
     ]
-    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": several}
+    checked = ToolChoice().checked("tool_choice", choice)
+    return {"tools": tools, "tool_choice": checked, "parallel_tool_calls": several}
 
 
 def answers_of(
     source: GrammarSource, tool_format: ToolFormat, model: tuple[Grammars, Tokenizer], begin: str = ""
 ) -> list[Part]:
     """Random ones, taken apart."""
-    grammar, problem = found(source, model[0], dialect_of(model[0]))
+    grammar, problem, _ = found(source, model[0], dialect_of(model[0]))
     assert not problem
     texts = [random_text(grammar, *model, seed, begin) for seed in range(12)]
     parsers = [AnswerParser(thoughts="", tool_format=tool_format) for _ in texts]
@@ -253,12 +329,12 @@ def answers_of(
 def check_calls(part: Part) -> set[str]:
     """Their arguments are valid; returns what is called."""
     for call in part.calls:
-        assert is_valid(call["function"]["arguments"], SCHEMAS[call["function"]["name"]])
-    return {call["function"]["name"] for call in part.calls}
+        assert is_valid(call.arguments, SCHEMAS[call.name])
+    return {call.name for call in part.calls}
 
 
 @pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.LLAMA])
-@pytest.mark.parametrize("choice", ["required", ("grüße",)])
+@pytest.mark.parametrize("choice", ["required", *named("grüße"), allowed("required", "grüße")])
 @pytest.mark.parametrize("several", [True, False])
 def test_calls_that_are_forced_are_calls_with_valid_arguments(
     grammars: Grammars, demo_tokenizer: Tokenizer, tool_format: ToolFormat, choice: Any, several: bool
@@ -267,7 +343,7 @@ def test_calls_that_are_forced_are_calls_with_valid_arguments(
     parts = answers_of(source, tool_format, (grammars, demo_tokenizer))
     assert all(part.calls and not part.content.strip() for part in parts)
     assert set().union(*map(check_calls, parts)) == (set(SCHEMAS) if choice == "required" else {"grüße"})
-    has_several = several and tool_format is ToolFormat.HERMES and choice == "required"
+    has_several = several and tool_format is ToolFormat.HERMES and choice not in named("grüße")
     assert (max(len(part.calls) for part in parts) > 1) == has_several
 
 
@@ -287,6 +363,19 @@ def test_calls_of_strict_tools_have_valid_arguments_and_a_text_may_stand_there_t
     assert free == NO_GRAMMAR, "nothing is asked of calls"
 
 
+@pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.LLAMA])
+def test_tools_that_are_not_allowed_are_not_called(
+    grammars: Grammars, demo_tokenizer: Tokenizer, tool_format: ToolFormat
+) -> None:
+    model = (grammars, demo_tokenizer)
+    source = form_of(chat(allowed("auto", "grüße")), tool_format, NO_GRAMMAR)
+    begin = "<tool_call>\n" if tool_format is ToolFormat.HERMES else ""
+    parts = answers_of(source, tool_format, model, f'{begin}{{"name": "')
+    assert all({call.name for call in part.calls} <= {"grüße"} for part in parts)
+    assert any(part.calls for part in parts)
+    assert all(part.content for part in answers_of(source, tool_format, model, "I say"))
+
+
 def test_a_form_that_is_asked_for_beside_tools_is_that_of_texts_that_call_none(
     grammars: Grammars, demo_tokenizer: Tokenizer
 ) -> None:
@@ -298,17 +387,19 @@ def test_a_form_that_is_asked_for_beside_tools_is_that_of_texts_that_call_none(
         assert check_calls(part) or is_valid(part.content, NOTHING)
     assert {bool(part.calls) for part in parts} == {True, False}
     assert form_of(chat("none"), ToolFormat.HERMES, asked) is asked
+    forced = form_of(chat("required"), ToolFormat.HERMES, asked)
+    assert forced == form_of(chat("required"), ToolFormat.HERMES, NO_GRAMMAR), "an agent's loop asks for both"
     with pytest.raises(RequestError):
         form_of(chat("auto"), ToolFormat.LLAMA, asked)
 
 
 def test_calls_that_cannot_be_forced_are_refused() -> None:
-    asked, long = GrammarSource("regex", "a", "guided_regex"), {"name": "f", "parameters": {"a": "b" * 70_000}}
-    for fields, form in (
-        (chat("required") | {"tools": []}, NO_GRAMMAR),
-        (chat(("g",)), NO_GRAMMAR),
-        (chat("required"), asked),
-        (chat("required") | {"tools": [{"type": "function", "function": long}]}, NO_GRAMMAR),
+    long = {"name": "f", "parameters": {"a": "b" * 70_000}}
+    for fields in (
+        chat("required") | {"tools": []},
+        chat(*named("g")),
+        chat(allowed("auto", "grüße", "g")),
+        chat("required") | {"tools": [{"type": "function", "function": long}]},
     ):
         with pytest.raises(RequestError):
-            form_of(fields, ToolFormat.HERMES, form)
+            form_of(fields, ToolFormat.HERMES, NO_GRAMMAR)

@@ -163,7 +163,7 @@ def test_an_end_of_a_text_is_that_of_the_library_s_tokens(
 async def test_every_way_to_read_a_text_finds_what_it_has_read(start_cluster: StartCluster) -> None:
     cluster = await start_cluster()
     cluster.decode(transport="none")
-    await cluster.until(cluster.service.pool.is_usable, "a worker")
+    await cluster.until(cluster.service.pool.longest, "a worker")
     text = "the quick brown fox jumps over the lazy dog; " * (2 + PIECE_CHARS // 45)
     ways = {
         "/v1/completions": {"prompt": text, "max_tokens": 1},

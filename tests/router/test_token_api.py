@@ -43,6 +43,7 @@ async def test_a_text_goes_there_and_back(
     assert (status, tokens) == (200, wanted)
     _, named = await ask(session, "/tokenize", {"prompt": TEXT, "return_token_strs": True}, num_padding)
     assert named["token_strs"] == tokenizer.encode(TEXT).tokens
+    assert await ask(session, "/detokenize", named, num_padding) == (200, {"prompt": TEXT})
     assert await ask(session, "/detokenize", {"tokens": [*ids, 0]}, num_padding) == (
         200,
         {"prompt": f"{TEXT}<|endoftext|>"},
@@ -56,7 +57,7 @@ WRONG: list[tuple[str, Any, str | None, str]] = [
     ("/tokenize", {"prompt": "a", "model": "other"}, "model", "model_not_found"),
     ("/tokenize", {"messages": []}, "messages", "invalid_value"),
     ("/tokenize", {"messages": [USER], "prompt": "a"}, "prompt", "unknown_field"),
-    ("/tokenize", {"messages": [USER | {"role": "tool"}]}, "messages", "chat_template_error"),
+    ("/tokenize", {"messages": [USER | {"role": "tool", "tool_call_id": "1"}]}, "messages", "chat_template_error"),
     ("/tokenize", {"messages": [USER], "chat_template": "{{ 1 }}"}, "chat_template", "unsupported_value"),
     ("/tokenize", {"prompt": "x" * 17 * MAX_MODEL_LEN}, "prompt", "context_length_exceeded"),
     ("/tokenize", [], None, "invalid_json"),

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import logging
 from typing import Any
 
@@ -9,6 +10,8 @@ from common.wire.kv_layout import KVLayout
 from common.wire.messages import KVPathReport, Role, WorkerReady
 from common.wire.operator_messages import MAX_WORKERS
 from router.member import NO_TRANSPORT, Member
+from router.readiness import MAX_TOLD, Kind, Readiness
+from router.readiness_log import SETTLING_S
 from router.route import LEAST, Demand
 from router.worker_pool import MEETING_S, WorkerPool
 from tests.layouts import state, window
@@ -47,12 +50,12 @@ def test_nobody_is_chosen_from_an_empty_pool_or_without_a_decode_worker() -> Non
     assert WorkerPool(NET, 2.0).choose(LEAST) is None
     pool, _, _ = pool_of(1, 0)
     assert pool.choose(LEAST) is None
-    assert not pool.is_usable()
+    assert pool.readiness.status == "unavailable"
 
 
 def test_the_log_says_when_requests_are_served_and_when_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    pool, _, (d0, d1) = pool_of(1, 2)
+    pool, (p0,), (d0, d1) = pool_of(1, 2)
     assert [record.getMessage() for record in caplog.records] == [
         "requests are served since the KV path p0 -> d0 was tried"
     ]
@@ -63,7 +66,82 @@ def test_the_log_says_when_requests_are_served_and_when_not(caplog: pytest.LogCa
     assert caplog.messages[-1].startswith(f"no request is served since {d1} is leaving; they wait, ")
     pool.remove(d1)
     d0 = pool.add(ready("d0", Role.DECODE, epoch=2), 0.0)
-    assert caplog.messages[-1] == f"requests are served since {d0} joined" and len(caplog.messages) == 3
+    assert pool.set_path(path(p0, d0))
+    assert caplog.messages[-1] == "requests are served since the KV path p0 -> d0 was tried"
+    assert len(caplog.messages) == 3
+
+
+def test_the_log_tells_a_degradation_once_it_has_lasted(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    pool = WorkerPool(NET, 2.0, lambda: now_s)
+    d0 = pool.add(ready("d0", Role.DECODE), now_s)
+    p0 = pool.add(ready("p0", Role.PREFILL), now_s)
+    assert pool.readiness.status == "degraded", "it would answer, and has no way for blocks yet"
+    now_s = SETTLING_S / 2
+    assert pool.set_path(path(p0, d0)) and not pool.losses(now_s)
+    assert not caplog.records, "as at every start"
+    pool.remove(p0)
+    for now_s in (2 * SETTLING_S, 3 * SETTLING_S):
+        pool.forgive_silence(now_s)
+        pool.losses(now_s)
+    (told,) = caplog.messages
+    assert told.startswith(f"degraded since {p0} is gone: no prefill worker serves")
+
+
+def test_ready_is_who_would_answer_and_whatever_is_wrong_is_said() -> None:
+    pool, (p0,), (_, d1) = pool_of(1, 2)
+    assert not pool.readiness.problems
+    assert pool.set_path(path(p0, d1, error="no peer access"))
+    assert [(each.kind, each.text) for each in pool.readiness.problems] == [
+        (Kind.KV_PATH_FAILED, "the KV path from p0 to d1 (shm) failed: no peer access")
+    ]
+    pool.remove(d1)
+    assert pool.readiness == Readiness("ok", ()), "what was wrong with it went with it"
+    pool.losses(NET.worker_timeout_s * 0.6)
+    assert [each.kind for each in pool.readiness.problems] == [Kind.NO_DECODE_WORKER], "nobody is heard of"
+    assert pool.choose(LEAST) is None
+    pool.forgive_silence(10.0)
+    pool.losses(10.0)
+    pool.drain(p0)
+    assert [each.kind for each in pool.readiness.problems] == [Kind.NO_PREFILL_WORKER]
+    route = pool.choose(LEAST)
+    assert pool.readiness.status == "degraded" and route is not None and route.is_local
+
+
+def test_whether_it_is_ready_is_whether_somebody_is_chosen() -> None:
+    """By all combinations of what two workers may be, once those that have just come have met."""
+    for how in itertools.product(("serving", "leaving", "silent", "absent"), repeat=2):
+        for error in ("", "broken"):
+            pool = WorkerPool(NET, 2.0, lambda: 2 * MEETING_S)
+            members = [pool.add(ready(name, role), 0.0) for name, role in (("p", Role.PREFILL), ("d", Role.DECODE))]
+            assert pool.set_path(path(members[0], members[1], error=error))
+            for member, is_now in zip(members, how, strict=True):
+                member.draining, member.silent = is_now == "leaving", is_now == "silent"
+                if is_now == "absent":
+                    pool.remove(member)
+            waits_for_silent = how == ("silent", "serving") and not error  # until it speaks, or is lost
+            is_chosen = pool.choose(LEAST) is not None or waits_for_silent
+            assert (pool.readiness.status != "unavailable") == is_chosen, (how, error)
+            assert (pool.readiness.status == "ok") == (how == ("serving", "serving") and not error), (how, error)
+
+
+def test_a_standby_that_stands_in_is_a_problem_of_its_own() -> None:
+    pool, _, (d0,) = pool_of(1, 1)
+    pool.add(ready("d1", Role.DECODE, standby=1), 0.0)
+    assert pool.readiness.status == "ok"
+    pool.remove(d0)
+    kinds = {each.kind: each.text for each in pool.readiness.problems}
+    assert kinds[Kind.STANDBY_NEEDED] == f"decode worker d1, a standby, serves since {d0} is gone"
+
+
+def test_of_many_broken_paths_some_are_told_and_all_are_counted() -> None:
+    pool, prefills, decodes = pool_of(4, 4)
+    for prefill in prefills:
+        for decode in decodes:
+            assert pool.set_path(path(prefill, decode, error="broken"))
+    problems = pool.readiness.problems
+    assert sum(each.num for each in problems) == 16 and len(problems) == MAX_TOLD + 1
+    assert problems[-1].text == "so did 8 more KV paths"
 
 
 def test_only_proven_paths_are_used() -> None:
@@ -101,7 +179,7 @@ def test_prefill_by_outstanding_tokens_within_its_window_decode_by_relative_load
     assert (route.prefill, route.decode) == (p1, d1)
     p0.outstanding_tokens = p1.outstanding_tokens = 200
     assert pool.choose(LEAST) is None
-    assert pool.is_usable()
+    assert pool.readiness.status != "unavailable"
 
 
 def test_idle_workers_take_turns() -> None:
@@ -282,7 +360,7 @@ def test_a_worker_that_may_be_dead_gets_nothing_until_it_speaks() -> None:
     pool, (p0,), (d0,) = pool_of(1, 1)
     assert pool.losses(1.6) == []
     assert pool.choose(LEAST) is None
-    assert pool.is_usable()
+    assert pool.readiness.status == "unavailable"
     for worker in (p0, d0):
         assert pool.beat(heartbeat(worker.id, num_free_blocks=(100,)), 1.7)
     assert pool.choose(LEAST) is not None

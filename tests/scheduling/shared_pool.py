@@ -22,7 +22,6 @@ from common.wire.memory_messages import (
 )
 from common.wire.packing import pack_ids
 from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
 from prefill_worker.scheduler import Chunk, PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from tests.layouts import no_prefixes, tiny
@@ -117,9 +116,9 @@ class SharedPoolSimulation:
         block_ids = worker.scheduler.take(sequence)
         generations = worker.magazine.release(block_ids)
         ids = pack_ids(block_ids), generations.tobytes()
-        offer = KVOffer("d", 1, sequence.request_id, 0, pack_ids([0]), 1, SamplingParams(), *ids, 0, b"", b"")
+        offer = KVOffer("d", 1, sequence.request_id, 0, 0, *ids, 0, b"", b"")
         self.pools.offered(worker.client, offer)
-        self.pools.accepted(DECODER, KVAccepted(offer.request_id, 0))
+        self.pools.taken(DECODER, KVAccepted(offer.request_id, 0))
         self.decoding.append((self.now_s + asked.decode_s, offer))
 
     def _hear(self, answers: list[Answer]) -> None:

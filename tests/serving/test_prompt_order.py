@@ -17,6 +17,7 @@ class Piece:
     turn: int
     priority: int = 0
     is_started: bool = False
+    has_blocks: bool = False
 
 
 def start(prompt: Piece) -> bool:

@@ -114,7 +114,7 @@ def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
 @pytest.mark.parametrize(
     ("mode", "problem"),
     [
-        (0o600, r"at least 16, for example"),
+        (0o600, r"5 bytes; at least 32: make one with"),
         (0o000, r"this process's user, \d+, may not read it"),
         (None, "No such file"),
     ],

@@ -3,9 +3,13 @@
 import random
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
+
+import pytest
 
 from common.wire.block_key import STRETCH_BLOCKS, TextDigests, digests, pack_keys, root_of
 from common.wire.fields import KEY_BYTES
+from common.wire.kv_layout import CacheKind
 from common.wire.packing import pack_ids
 from tests.layouts import one_group
 
@@ -15,9 +19,9 @@ LAYOUT = one_group("model", 2, 1, 4, 4, "bfloat16")
 def test_golden_keys() -> None:
     """Other processes, of other versions, too, must find the same."""
     root = root_of(LAYOUT)
-    assert root.hex() == "1881e0b8d6e174ded23d60539622b52b1e85ddc7dc51f4be7d66148d09f6a235"
+    assert root.hex() == "db65d569f7eb0fa605b6f3992c11a49054a793112aaba2bdf3db35efd6b04904"
     found = digests(root, pack_ids(range(11)), 4)
-    assert [digest.hex()[:16] for digest in found] == ["e6031a1ff2548ccc", "79d21fdc6702213e"]
+    assert [digest.hex()[:16] for digest in found] == ["697fb4993bcb7da5", "0fd1afc627acb800"]
     assert found[0] == sha256(root + b"\0\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0").digest()
 
 
@@ -48,24 +52,25 @@ def test_texts_that_begin_as_others_did_have_the_same_keys() -> None:
         assert len(texts._stretches) <= 5
 
 
-def test_texts_of_other_models_layouts_and_salts_share_nothing() -> None:
+def test_texts_of_other_models_numbers_and_salts_share_nothing() -> None:
     [group] = LAYOUT.groups
+    others = [replace(group, dtype="float16"), replace(group, kind=CacheKind.WINDOW, window=64)]
+    others += [replace(others[-1], window=65)]
     roots = {
         root_of(LAYOUT),
         root_of(LAYOUT, b"tenant"),
         root_of(LAYOUT, b"another"),
         root_of(replace(LAYOUT, fingerprint="other")),
-        *(
-            root_of(replace(LAYOUT, groups=(other,)))
-            for other in (
-                replace(group, dtype="float16"),
-                replace(group, num_layers=3),
-                replace(group, block_size=8),
-                replace(group, head_dim=8),
-            )
-        ),
+        root_of(replace(LAYOUT, groups=(group, group))),
+        *(root_of(replace(LAYOUT, groups=(other,))) for other in others),
     }
     assert len(roots) == 8
+
+
+@pytest.mark.parametrize("stored", [{"num_layers": 1}, {"num_kv_heads": 2}, {"head_dim": 8}, {"block_size": 8}])
+def test_a_text_has_one_root_however_its_blocks_are_stored(stored: dict[str, Any]) -> None:
+    """A rank that has some heads of each block finds what another rank finds."""
+    assert root_of(replace(LAYOUT, groups=(replace(LAYOUT.groups[0], **stored),))) == root_of(LAYOUT)
 
 
 def test_keys_travel() -> None:

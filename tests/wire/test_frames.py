@@ -71,7 +71,7 @@ def _refused_or_real(frame: bytes) -> None:
 
 
 PROMPT = prefill_request("r", [1, 2, 3])
-OFFER = kv_offer("r", [1, 2, 3], [4])
+OFFER = kv_offer("r", [4])
 EXPORT = pool_export()
 [GROUP] = LAYOUT.groups
 READY = worker_ready("p", Role.PREFILL)
@@ -97,7 +97,7 @@ SCORED = LogprobBatch("p", 1, *COLUMNS, pack_ids([0, 2]), pack_ids([6, 7]), pack
         replace(PROMPT, sampling=SamplingParams(seed=-1)),
         replace(PROMPT, sampling=SamplingParams(stop_token_ids=tuple(range(100)))),
         replace(PROMPT, sampling=SamplingParams(grammar="a" * (MAX_GRAMMAR_CHARS + 1))),
-        replace(OFFER, num_outputs=0),
+        replace(OFFER, token_id=-1),
         replace(OFFER, block_ids=b"123"),
         replace(OFFER, generations=b""),
         replace(EXPORT, pool_id=-1),

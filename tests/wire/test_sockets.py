@@ -1,6 +1,7 @@
 """Hub and spokes: messages go both ways, what is not a message is dropped, strangers stay out."""
 
 import os
+import secrets
 import socket
 import stat
 import subprocess
@@ -16,9 +17,11 @@ import zmq
 from common.config import NetSection
 from common.errors import ConfigError
 from common.wire import endpoints, whereabouts
+from common.wire.endpoints import require_protected
 from common.wire.frames import MAX_FRAME_BYTES, encode
 from common.wire.messages import Abort, Message, PeerGone
-from common.wire.sockets import MAX_SECRET_BYTES, Hub, Spoke
+from common.wire.secret import MAX_BYTES, read_secret
+from common.wire.sockets import Hub, Spoke
 from tests.fakes import free_endpoint
 
 ROOT = Path(__file__).parents[2]
@@ -168,8 +171,7 @@ def test_a_socket_that_is_served_is_not_taken_over_and_one_left_behind_is(networ
 
 
 def test_a_taken_port_is_named(network: Network, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("a secret of some length\n")
-    secret = NetSection(secret_file=str(tmp_path / "secret"))
+    secret = NetSection(secret_file=_secret(tmp_path / "secret"))
     hub = network.hub("tcp://127.0.0.1:*", secret)
     with pytest.raises(ConfigError, match=r"cannot bind.*is another process using it"):
         network.hub(hub.endpoint, secret)
@@ -218,27 +220,85 @@ def test_sockets_left_in_the_private_directory_are_removed(
     assert received(living) == [(b"p0", Abort("r", 1))]
 
 
+def _secret(path: Path, text: str = "", mode: int = 0o600) -> str:
+    """A file with that secret, or a good one."""
+    path.write_text(f"{text or secrets.token_hex(32)}\n")
+    path.chmod(mode)
+    return str(path)
+
+
 def test_only_those_who_know_the_secret_are_heard(network: Network, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("a secret of some length\n")
-    (tmp_path / "wrong").write_text("another secret of some length")
-    (tmp_path / "short").write_text("short")
-    secret = NetSection(secret_file=str(tmp_path / "secret"))
+    secret = NetSection(secret_file=_secret(tmp_path / "secret"))
     hub = network.hub("tcp://0.0.0.0:*", secret)
     endpoint = hub.endpoint.replace("0.0.0.0", "127.0.0.1")
     network.raw(endpoint).send(encode(Abort("forged", 0)))
-    wrong = NetSection(secret_file=str(tmp_path / "wrong"))
+    wrong = NetSection(secret_file=_secret(tmp_path / "wrong"))
     network.spoke(endpoint, b"stranger", wrong).send(Abort("forged", 0))
     network.spoke(endpoint, b"friend", secret).send(Abort("r", 0))
     assert received(hub) == [(b"friend", Abort("r", 0))]
     time.sleep(0.2)
     assert list(hub.receive()) == []
-    with pytest.raises(ConfigError, match="5 bytes; at least 16"):
-        network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "short")))
     with pytest.raises(ConfigError, match="secret_file"):
         network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "none")))
-    (tmp_path / "long").write_bytes(bytes(MAX_SECRET_BYTES + 1))
-    with pytest.raises(ConfigError, match="more than 1,048,576 bytes"):
-        network.hub("tcp://0.0.0.0:*", NetSection(secret_file=str(tmp_path / "long")))
+
+
+@pytest.mark.parametrize("text", ["short", "a" * 64, "0123456789abcdef" * 4, "password" * 8, "x" * (MAX_BYTES + 1)])
+def test_a_secret_that_can_be_guessed_is_refused(tmp_path: Path, text: str) -> None:
+    reasons = {"short": "5 bytes; at least 32: make one with `openssl rand -hex 32`", "x": "more than 1,048,576 bytes"}
+    with pytest.raises(ConfigError) as refused:
+        read_secret(_secret(tmp_path / "secret", text))
+    assert reasons.get(text.rstrip("x") or "x", "it can be guessed") in str(refused.value)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o602])
+def test_a_secret_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ConfigError, match=rf"others may read or write it \(mode {mode:o}\): `chmod 600`"):
+        read_secret(_secret(tmp_path / "secret", mode=mode))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
+def test_a_secret_of_another_owner_may_be_his_groups(tmp_path: Path) -> None:
+    """Kubernetes lets a container's group read what root has."""
+    path = _secret(tmp_path / "secret", mode=0o440)
+    os.chown(path, 65_534, 0)
+    assert read_secret(path) == Path(path).read_bytes().strip()
+    os.chmod(path, 0o444)
+    with pytest.raises(ConfigError, match="others may read"):
+        read_secret(path)
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o770, 0o702])
+def test_a_unix_socket_in_a_directory_that_others_may_write_to_needs_a_secret(
+    network: Network, tmp_path: Path, mode: int
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(mode)
+    endpoint = f"ipc://{tmp_path}/shared/mine.sock"
+    for open_end in (network.hub, network.spoke):
+        with pytest.raises(ConfigError, match=r"others may write to .*any user there.*mkdir -m 700.*net\.secret_file"):
+            open_end(endpoint)
+    secret = NetSection(secret_file=_secret(tmp_path / "secret"))
+    hub = network.hub(endpoint, secret)
+    network.spoke(endpoint, b"friend", secret).send(Abort("r", 0))
+    assert received(hub) == [(b"friend", Abort("r", 0))]
+
+
+def test_a_directory_that_others_may_replace_or_make_is_one_of_theirs(tmp_path: Path) -> None:
+    mine = tmp_path / "shared" / "mine"
+    mine.mkdir(parents=True, mode=0o700)
+    mine.parent.chmod(0o777)
+    (tmp_path / "link").symlink_to(mine)
+    for where in (mine, tmp_path / "link"):
+        with pytest.raises(ConfigError, match=f"others may replace what is in {mine.parent}"):
+            require_protected(f"ipc://{where}/s", has_secret=False)
+    mine.parent.chmod(0o1777)
+    require_protected(f"ipc://{mine}/s", has_secret=False)
+    with pytest.raises(ConfigError, match=r"No such file or directory.*any user"):
+        require_protected(f"ipc://{mine.parent}/none/s", has_secret=False)
+    if os.getuid() == 0:
+        os.chown(mine, 65_534, 65_534)
+        with pytest.raises(ConfigError, match="belongs to user 65534"):
+            require_protected(f"ipc://{mine}/s", has_secret=False)
 
 
 @pytest.mark.parametrize("kind", ["a named pipe", "a character device", "a directory"])

@@ -24,9 +24,9 @@ from common.wire.fields import (
     Source,
 )
 from common.wire.frames import TAGS
-from common.wire.handoff_messages import KVProgress
+from common.wire.handoff_messages import DecodeRequest, KVProgress
 from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
-from common.wire.memory_messages import BlocksSealed, KVOffer
+from common.wire.memory_messages import BlocksSealed, KVOffer, PromptBlocks
 from common.wire.memory_reports import KVEvents
 from common.wire.messages import (
     InquiryReply,
@@ -166,6 +166,8 @@ def _with_sound_blocks(message: Any) -> Any:
         case KVOffer():
             num_sealed = min(message.num_sealed, len(message.block_ids) // ID_BYTES)
             return dataclasses.replace(message, num_sealed=num_sealed, root=message.digest)
+        case PromptBlocks():
+            return dataclasses.replace(message, num_sealed=min(message.num_sealed, len(message.block_ids) // ID_BYTES))
         case BlocksSealed():
             return dataclasses.replace(message, keys=message.block_ids * (KEY_BYTES // ID_BYTES))
         case _:
@@ -176,17 +178,15 @@ def _consistent(message: Any) -> Any:
     """The message, with fields that depend on others drawn into what those allow."""
     message = _with_sound_blocks(_with_a_sound_layout(message))
     match message:
-        case PrefillRequest() | KVOffer():
-            least = int(not isinstance(message, PrefillRequest))
+        case PrefillRequest() | DecodeRequest():
             biases = dict(zip(message.sampling.biased_token_ids, message.sampling.biases, strict=True))
             sampling = dataclasses.replace(
                 message.sampling,
-                max_tokens=max(message.sampling.max_tokens, least + 1),
                 biased_token_ids=tuple(biases),
                 biases=tuple(biases.values()),
             )
-            most = min(len(message.token_ids) // ID_BYTES, sampling.max_tokens) - least
-            return dataclasses.replace(message, sampling=sampling, num_outputs=least + message.num_outputs % most)
+            most = min(len(message.token_ids) // ID_BYTES, sampling.max_tokens)
+            return dataclasses.replace(message, sampling=sampling, num_outputs=message.num_outputs % most)
         case KVEvents():
             num_keys = len(message.keys) // SHORT_KEY_BYTES
             kinds = message.kinds[:num_keys].ljust(num_keys, b"\0")

@@ -38,9 +38,9 @@ const tokens = scored.choices[0].logprobs.content;
 assert.equal(tokens.map((each) => each.token).join(""), text);
 assert.ok(tokens.every((each) => each.top_logprobs[0].logprob === each.logprob));
 
-const tools = [{ type: "function", function: { name: "light", parameters: { type: "object" } } }];
-await assert.rejects(client.chat.completions.create({ ...fields, tools }), (error) => {
+const image = { role: "user", content: [{ type: "image_url", image_url: { url: "data:image/png;base64,AA==" } }] };
+await assert.rejects(client.chat.completions.create({ ...fields, messages: [image] }), (error) => {
   assert.ok(error instanceof OpenAI.BadRequestError);
-  return error.status === 400 && error.param === "tools";
+  return error.status === 400 && error.param === "messages[0].content[0].type";
 });
 console.log("as it should be, streams equal to the whole");

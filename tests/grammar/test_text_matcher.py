@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from common.grammar.follower import Follower, Outcome
+from common.grammar.follower import Outcome
 from common.grammar.grammars import Grammars
-from tests.guided import DEMO_MODEL, is_valid, random_root
+from tests.guided import DEMO_MODEL, TextFollower, is_valid, random_root
 
 MAX_TOKENS = 600
 CORPUS = ['{"name": "Romeo", "age": 17, "tags": ["a", "b"], "ok": true} the quick brown fox; 你好 привет 🎉'] * 9
@@ -60,13 +60,13 @@ def allowed(outcome: Outcome) -> list[int]:
 def write(model: tuple[Grammars, Tokenizer], grammar: str, rng: random.Random) -> str | None:
     """A random text of the grammar; None for one that takes too long."""
     grammars, tokenizer = model
-    follower, token_ids = Follower(grammar, grammars.end_ids), list[int]()
+    follower, token_ids = TextFollower(grammar, grammars.end_ids), list[int]()
     outcome = follower.follow(grammars, ())
     while len(token_ids) < MAX_TOKENS and not outcome.is_over:
         token_ids.append(rng.choice(allowed(outcome)))
         assert token_ids[-1] < grammars.vocab
         if rng.random() < 0.05:  # as after a replay
-            follower = Follower(grammar, grammars.end_ids)
+            follower = TextFollower(grammar, grammars.end_ids)
             outcome = follower.follow(grammars, token_ids)
         else:
             outcome = follower.follow(grammars, token_ids[-1:])
@@ -104,12 +104,12 @@ def test_a_text_is_spelled_from_amid_a_character_too(model: tuple[Grammars, Toke
     grammars, _ = model
     text = "ü<think>🎉".encode()
     token_ids = [grammars.first_token(text[i:]) for i in range(len(text))]
-    assert Follower(of_regex(text.decode())).follow(grammars, token_ids).is_over
+    assert TextFollower(of_regex(text.decode())).follow(grammars, token_ids).is_over
 
 
 def test_a_text_that_may_not_end_goes_on_as_long_as_it_can(model: tuple[Grammars, Tokenizer]) -> None:
     grammars, _ = model
-    follower = Follower(of_regex("x{0,9}"))
+    follower = TextFollower(of_regex("x{0,9}"))
     outcome = follower.follow(grammars, ())
     num_tokens = 0
     while not outcome.is_over:
@@ -121,14 +121,14 @@ def test_a_text_that_may_not_end_goes_on_as_long_as_it_can(model: tuple[Grammars
 
 def test_end_tokens_may_follow_where_a_text_may_end(model: tuple[Grammars, Tokenizer]) -> None:
     grammars, tokenizer = model
-    follower = Follower(of_regex("(ab)+"), grammars.end_ids)
+    follower = TextFollower(of_regex("(ab)+"), grammars.end_ids)
     ends = set(grammars.end_ids)
     assert not ends & set(allowed(follower.follow(grammars, ())))
     outcome = follower.follow(grammars, tokenizer.encode("ab", add_special_tokens=False).ids)
     assert ends <= set(allowed(outcome))
     assert follower.follow(grammars, [min(ends)]).is_over
     first = min(ends)
-    follower = Follower(of_regex("(ab)+"), [first, 5])
+    follower = TextFollower(of_regex("(ab)+"), [first, 5])
     outcome = follower.follow(grammars, tokenizer.encode("ab", add_special_tokens=False).ids)
     assert ends & set(allowed(outcome)) == {first}, "the others end no text"
 
@@ -136,7 +136,7 @@ def test_end_tokens_may_follow_where_a_text_may_end(model: tuple[Grammars, Token
 def test_end_ids_that_the_tokenizer_does_not_have_end_nothing() -> None:
     grammars = Grammars.of_model(DEMO_MODEL, 4096, [0, 3000])
     assert grammars.end_ids == (0,)
-    assert Follower(of_regex("a"), grammars.end_ids).follow(grammars, ()).mask is not None
+    assert TextFollower(of_regex("a"), grammars.end_ids).follow(grammars, ()).mask is not None
 
 
 @pytest.mark.parametrize(
@@ -144,12 +144,12 @@ def test_end_ids_that_the_tokenizer_does_not_have_end_nothing() -> None:
 )
 def test_what_is_no_grammar_has_a_reason(model: tuple[Grammars, Tokenizer], grammar: str) -> None:
     grammars, _ = model
-    assert 0 < len(Follower(grammar).follow(grammars, ()).problem) < 400
+    assert 0 < len(TextFollower(grammar).follow(grammars, ()).problem) < 400
 
 
 def test_a_text_of_another_grammar_has_a_reason_and_stays_wrong(model: tuple[Grammars, Tokenizer]) -> None:
     grammars, tokenizer = model
-    follower = Follower(of_regex("[0-9]+"))
+    follower = TextFollower(of_regex("[0-9]+"))
     assert follower.follow(grammars, tokenizer.encode("abc", add_special_tokens=False).ids).problem
     assert follower.follow(grammars, ()).problem
 
@@ -157,7 +157,7 @@ def test_a_text_of_another_grammar_has_a_reason_and_stays_wrong(model: tuple[Gra
 def test_grammars_that_are_kept_are_followed_apart(model: tuple[Grammars, Tokenizer]) -> None:
     grammars, tokenizer = model
     grammar = of_regex("(a|b)c")
-    first, second = Follower(grammar), Follower(grammar)
+    first, second = TextFollower(grammar), TextFollower(grammar)
     before = allowed(first.follow(grammars, ()))
     first.follow(grammars, tokenizer.encode("ac", add_special_tokens=False).ids)
     assert allowed(second.follow(grammars, ())) == before

@@ -1,4 +1,4 @@
-"""OpenAI's response bodies, whole and as server-sent events.
+"""Response bodies of /v1/completions, whole and as server-sent events.
 
 A stream writes one event a token, thousands a second: everything of a chunk but the text is made
 once for each choice.
@@ -9,17 +9,12 @@ from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from aiohttp import web
-
-from common.errors import RequestError
 from router.logprobs import LogprobLog
 from router.openai_api import ResponseOptions
 from router.prompt_shapes import NOTHING, PromptParts
 from router.request_state import Completion, Delivery
 
-JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
-ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def choice_body(text: str, completion: Completion, options: ResponseOptions) -> dict[str, Any]:
@@ -30,15 +25,18 @@ def choice_body(text: str, completion: Completion, options: ResponseOptions) -> 
         "text": text,
         "logprobs": log and log.part(0, len(completion.outputs)),
     }
-    return choice | ending_of(completion, options)
+    return choice | ending_of(completion, options) | prompt_body(completion, options)
 
 
 def ending_of(completion: Completion, options: ResponseOptions) -> dict[str, Any]:
-    """What choices of all kinds have behind their text."""
-    ending: dict[str, Any] = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
-    if options.token_ids:
-        ending |= {"prompt_token_ids": list(completion.prompt_ids), "token_ids": completion.outputs}
-    return ending
+    """Return what choices of all kinds have behind their text."""
+    ids = {"token_ids": completion.outputs} if options.token_ids else {}
+    return {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason} | ids
+
+
+def prompt_body(completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+    """Return what a choice of a text tells of its prompt; a chat tells it beside its choices."""
+    return {"prompt_token_ids": list(completion.prompt_ids)} if options.token_ids else {}
 
 
 def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
@@ -51,6 +49,11 @@ def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: 
     }
 
 
+def warnings_json(options: ResponseOptions) -> str:
+    """Write the field `warnings` behind others, if there are any."""
+    return f', "warnings": {json.dumps(options.warnings)}' if options.warnings else ""
+
+
 class ChunkWriter:
     """Server-sent events of one choice."""
 
@@ -59,6 +62,7 @@ class ChunkWriter:
         self._options = options
         self._num_sent = 0  # tokens
         self.prompt = NOTHING  # what the first event tells of the prompt
+        self._warnings = warnings_json(options)
         self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.index}, '
 
     def chunk(self, delivery: Delivery) -> bytes:
@@ -70,7 +74,7 @@ class ChunkWriter:
             reason = f'"{self._finish_reason(delivery.finish_reason)}", "stop_reason": {stop}'
         ids = self._token_ids(delivery) if self._options.token_ids else ""
         after = (
-            f', "logprobs": {self._logprobs(delivery)}, "finish_reason": {reason}{ids}}}]{self._usage(delivery)}}}\n\n'
+            f', "logprobs": {self._logprobs(delivery)}, "finish_reason": {reason}{ids}}}]{self._rest(delivery)}}}\n\n'
         )
         written = self._before + content + after
         self._num_sent = delivery.num_outputs
@@ -97,12 +101,19 @@ class ChunkWriter:
         return log.part(begin, end)
 
     def _token_ids(self, delivery: Delivery) -> str:
-        """Of the prompt in the first event only."""
-        completion = self._completion
-        ids: dict[str, list[int]] = {"token_ids": completion.outputs[self._num_sent : delivery.num_outputs]}
-        if self._num_sent == 0:
-            ids["prompt_token_ids"] = list(completion.prompt_ids)
-        return f", {json.dumps(ids)[1:-1]}"
+        """Ids since the last event, in the first those of the prompt, too."""
+        ids = {"token_ids": self._completion.outputs[self._num_sent : delivery.num_outputs]}
+        told = self._prompt_body() if self._num_sent == 0 else {}
+        return f", {json.dumps(ids | told)[1:-1]}"
+
+    def _prompt_body(self) -> dict[str, Any]:
+        """Return what the first event of a choice tells of its prompt."""
+        return prompt_body(self._completion, self._options)
+
+    def _rest(self, delivery: Delivery) -> str:
+        """Write the fields beside `choices`: warnings in the first event, where clients' libraries keep them."""
+        warnings, self._warnings = self._warnings, ""
+        return warnings + self._usage(delivery)
 
     def _usage(self, delivery: Delivery) -> str:
         if self._options.continuous_usage:
@@ -135,18 +146,3 @@ def _behind(echoed: Mapping[str, str], part: Mapping[str, Any]) -> str:
 def event(body: dict[str, Any]) -> bytes:
     """Any other event."""
     return f"data: {json.dumps(body)}\n\n".encode("ascii")
-
-
-def error_body(error: RequestError) -> dict[str, Any]:
-    """OpenAI's error shape."""
-    default = "server_error" if error.status >= 500 else "invalid_request_error"
-    kind = ERROR_TYPES.get(error.status, default)
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
-
-
-def error_response(error: RequestError) -> web.Response:
-    """The HTTP response of an error, with Retry-After where a retry makes sense."""
-    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else {}
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.Response(text=json.dumps(error_body(error)), status=error.status, content_type=JSON, headers=headers)

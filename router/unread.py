@@ -1,0 +1,143 @@
+"""Answers that wait for their readers: how many bytes there are, and who is cut off.
+
+Every wait for a client has a bound. A connection of whose bytes the client takes none for long is ended. So is, while
+clients together or one client have more unread than they may, the largest answer of the client that has most.
+"""
+
+import asyncio
+import fcntl
+import logging
+import termios
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+logger = logging.getLogger(__name__)
+
+CLIENT_SHARE = 4
+"""One client may have a part of the bytes that all may have, which is one in so many."""
+PATIENCE_S = 10.0
+"""An answer is not cut off for its size before it has waited for so long."""
+MAX_LOOK_S = 1.0
+
+
+class Reason(StrEnum):
+    STALLED = "stalled"  # the client has read nothing for long
+    SIZE = "size"  # more was unread than may be
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """An answer that has more bytes than its connection takes at once."""
+
+    transport: asyncio.Transport
+    client: str
+    stall_s: float  # the longest time in which the client may read nothing
+    since_s: float
+    read_s: float  # the client was last seen to read
+    num_left: int = 0  # bytes, with those in the kernel, when last looked at; and what was written since
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that this process holds."""
+        return self.transport.get_write_buffer_size()
+
+    def look(self, now_s: float) -> None:
+        """Note whether the client has read some."""
+        num_left = self.num_bytes + _num_sent_bytes(self.transport)
+        if num_left < self.num_left:
+            self.read_s = now_s
+        self.num_left = num_left
+
+
+class Unread(Collector):
+    """All answers that wait. The transports stay their connections'."""
+
+    def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes, self._clock = max_bytes, clock
+        self._waiting: set[Waiting] = set()
+        self._num_cut: Counter[Reason] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of them that this process holds."""
+        return sum(each.num_bytes for each in self._waiting)
+
+    def begin(self, transport: asyncio.Transport, client: str, stall_s: float) -> Waiting:
+        """Watch an answer from now on, until `end`; it is aborted when it has to go."""
+        now_s = self._clock()
+        waiting = Waiting(transport, client, stall_s, now_s, now_s)
+        waiting.look(now_s)
+        self._waiting.add(waiting)
+        self._look_later()
+        return waiting
+
+    def end(self, waiting: Waiting) -> None:
+        """Forget an answer: it is read, or its connection is lost."""
+        self._waiting.discard(waiting)
+
+    def look(self) -> None:
+        """Cut off who reads nothing, and what is too much."""
+        now_s = self._clock()
+        for each in list(self._waiting):
+            each.look(now_s)
+            if now_s - each.read_s >= each.stall_s:
+                self._cut(each, Reason.STALLED, f"its reader has read nothing for {each.stall_s:g} s")
+        while (largest := self._too_large(now_s)) is not None:
+            limit = (
+                f"at most router.max_unread_bytes = {self._max_bytes}, or {self._max_bytes // CLIENT_SHARE} of a client"
+            )
+            self._cut(largest, Reason.SIZE, f"{self.num_bytes} bytes are unread, {limit}")
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("baton_unread_bytes", "of answers that wait for their readers", value=self.num_bytes)
+        yield GaugeMetricFamily("baton_unread_answers", "answers that wait for their readers", value=len(self._waiting))
+        family = CounterMetricFamily(
+            "baton_unread_answers_cut",
+            "answers ended because nobody read them, or too much was unread",
+            labels=["reason"],
+        )
+        for reason in Reason:
+            family.add_metric([reason.value], self._num_cut[reason])
+        yield family
+
+    def _look_later(self) -> None:
+        if self._timer is None and self._waiting:
+            look_s = min(MAX_LOOK_S, *(each.stall_s / 4 for each in self._waiting))
+            self._timer = asyncio.get_running_loop().call_later(look_s, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self.look()
+        self._look_later()
+
+    def _too_large(self, now_s: float) -> Waiting | None:
+        """The largest answer of the client that has most unread, if that client or all have too much."""
+        held: Counter[str] = Counter()
+        for each in self._waiting:
+            held[each.client] += each.num_bytes
+        if held.total() <= self._max_bytes and max(held.values(), default=0) * CLIENT_SHARE <= self._max_bytes:
+            return None
+        late = [each for each in self._waiting if now_s - each.since_s >= PATIENCE_S]
+        return max(late, key=lambda each: (held[each.client], each.num_bytes), default=None)
+
+    def _cut(self, waiting: Waiting, reason: Reason, why: str) -> None:
+        logger.warning("an answer with %d unread bytes is cut off: %s", waiting.num_bytes, why)
+        self._num_cut[reason] += 1
+        self._waiting.discard(waiting)
+        waiting.transport.abort()
+
+
+def _num_sent_bytes(transport: asyncio.Transport) -> int:
+    """Bytes that the kernel has, and of which the client's has said nothing yet."""
+    connection = transport.get_extra_info("socket")
+    try:
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
+    except (OSError, ValueError):  # it is gone; a closed socket has descriptor -1
+        return 0

@@ -1,0 +1,75 @@
+"""`baton serve`, whoever reads what it prints, and whoever removes its sockets."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from deploy.launch_plan import SOURCE_ROOT
+from deploy.serve import end_without
+from tests.ports import ReservedPort
+from tests.stand_ins import DEADLINE_S, Stage, eventually, running
+
+
+def _decode_pids(url: str) -> list[int]:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
+            return [worker["pid"] for worker in json.load(response)["workers"]["decode"]]
+    except (urllib.error.URLError, ConnectionError):
+        return []
+
+
+def _full_pipe() -> tuple[int, int]:
+    """A pipe with room for not one byte more; whoever writes waits."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    for size in (4096, 1):
+        try:
+            while True:
+                os.write(write, bytes(size))
+        except BlockingIOError:
+            continue
+    os.set_blocking(write, True)
+    return read, write
+
+
+@pytest.mark.slow
+async def test_output_that_nobody_reads_stops_neither_restarts_nor_signals() -> None:
+    with ReservedPort() as port:
+        url, (read, write) = f"http://127.0.0.1:{port.number}", _full_pipe()
+        command = [sys.executable, "-m", "deploy.cli", "serve", "deploy/demo_model", "--device", "cpu",
+                   "--kv-transport", "none", "--port", str(port.number)]  # fmt: skip
+        with subprocess.Popen(command, cwd=SOURCE_ROOT, stdout=write, stderr=write) as serve:
+            os.close(write)
+            try:
+                await eventually(lambda: bool(_decode_pids(url)))
+                [first] = _decode_pids(url)
+                os.kill(first, signal.SIGKILL)
+                await eventually(lambda: _decode_pids(url) not in ([], [first]))
+                serve.terminate()
+                assert serve.wait(DEADLINE_S) == 0
+            finally:
+                serve.kill()
+                os.close(read)
+
+
+async def test_who_removes_the_sockets_of_a_system_ends_it(tmp_path: Path) -> None:
+    stage, runtime_dir = Stage(tmp_path), tmp_path / "sockets"
+    runtime_dir.mkdir()
+    with stage.reserved:
+        supervisor = stage.supervisor("decode-0")
+        supervisor.accompany(partial(end_without, runtime_dir, supervisor))
+        async with running(supervisor, lambda _: None) as run:
+            shutil.rmtree(runtime_dir)
+            assert await asyncio.wait_for(run, DEADLINE_S) == 1
+    assert stage.notes() == ["router left", "decode-0 left"], "in order"
+    assert f"{runtime_dir} was removed" in stage.log.getvalue()

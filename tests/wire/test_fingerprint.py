@@ -1,0 +1,73 @@
+"""A model's name follows from its weights: another tensor, another name."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.wire import fingerprint
+from common.wire.fingerprint import model_fingerprint
+
+SIZES = {"embed": 300_000, "q_proj": 70_000, "norm": 256, "bias": 2, "nothing": 0, "head": 300_000}
+BYTES = {name: random.Random(size).randbytes(size) for name, size in SIZES.items()}
+
+
+def _write(path: Path, tensors: dict[str, bytes], **said: object) -> None:
+    """A file of safetensors."""
+    header, end = {}, 0
+    for name, data in tensors.items():
+        header[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [end, end + len(data)], **said}
+        end += len(data)
+    encoded = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + b"".join(tensors.values()))
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    _write(tmp_path / "model.safetensors", BYTES)
+    return tmp_path
+
+
+@pytest.mark.parametrize("max_samples", [8192, 1])
+def test_a_change_of_any_whole_tensor_shows(model_dir: Path, max_samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "_MAX_SAMPLES", max_samples)
+    names = {model_fingerprint(model_dir)}
+    for name, data in BYTES.items():
+        _write(model_dir / "model.safetensors", BYTES | {name: bytes(255 - byte for byte in data)})
+        names.add(model_fingerprint(model_dir))
+    assert len(names) == len(BYTES), "and there is one that has no bytes"
+
+
+def test_a_change_of_an_end_or_of_what_is_said_of_a_tensor_shows(model_dir: Path) -> None:
+    before = model_fingerprint(model_dir)
+    _write(model_dir / "model.safetensors", BYTES | {"embed": BYTES["embed"][:-1] + b"\0"})
+    assert model_fingerprint(model_dir) != before
+    _write(model_dir / "model.safetensors", BYTES, dtype="I8")
+    assert model_fingerprint(model_dir) != before
+    _write(model_dir / "model.safetensors", {name.replace("q", "k"): data for name, data in BYTES.items()})
+    assert model_fingerprint(model_dir) != before
+    _write(model_dir / "model.safetensors", BYTES)
+    (model_dir / "config.json").write_text("{ }")
+    assert model_fingerprint(model_dir) != before
+
+
+def test_which_file_has_a_tensor_makes_no_difference(model_dir: Path) -> None:
+    before = model_fingerprint(model_dir)
+    (model_dir / "model.safetensors").unlink()
+    for number, name in enumerate(reversed(BYTES)):
+        _write(model_dir / f"model-{number}.safetensors", {name: BYTES[name]})
+    assert model_fingerprint(model_dir) == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 8 + b"{}", b"\2" + bytes(7) + b"[]", b"\7" + bytes(7) + b'{"a":1}', b"\2" + bytes(7) + b"{x",
+     b"\x40" + bytes(7) + b'{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}'.ljust(64)],
+)  # fmt: skip
+def test_what_is_no_file_of_tensors_is_named(model_dir: Path, content: bytes) -> None:
+    (model_dir / "model-2.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model-2\.safetensors: not a safetensors file .*; fetch the model again"):
+        model_fingerprint(model_dir)
