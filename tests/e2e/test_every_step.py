@@ -87,8 +87,12 @@ class Doomed(System):
         return self
 
     def ended(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Until that worker has ended as foretold."""
-        assert self.processes.pop(name).wait(TIMEOUT_S) == -number, self.log(name)
+        """Wait until that worker ends as foretold; a worker that does not is killed, lest it fails the next test."""
+        process = self.processes.pop(name)
+        try:
+            assert process.wait(TIMEOUT_S) == -number, self.log(name)
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +193,8 @@ async def test_when_it_is_asked_what_it_has(
 ) -> None:
     """As it is when nothing was heard of it for a while."""
     directory = sharing.complete().directory.name
-    Doom(GOT, PrefillRequest if name == "prefill-0" else KVOffer, 2, signal.SIGSTOP).foretell(directory, name)
+    amid = Doom(GOT, PrefillRequest, 2) if name == "prefill-0" else Doom(AFTER, TokenBatch, 3)
+    amid._replace(ends_by=signal.SIGSTOP).foretell(directory, name)
     asked = asyncio.create_task(all_is_well(sharing, texts))
     await asyncio.to_thread(sharing.until, lambda: has_come_true(directory, name))
     Doom(moment, kind).foretell(directory, name)
