@@ -1,4 +1,4 @@
-"""Kills, drains, stops and replaces workers at random under a mixed load, and checks that no client notices.
+"""Kills, drains, stops and replaces processes at random under a mixed load, and checks that no client notices.
 
     python -m benchmarks.storm --minutes 5 --seed 1
     python -m benchmarks.storm --minutes 1 --device cuda:0
@@ -6,6 +6,9 @@
 First every request of the mix is answered once, by the system at rest. In the storm each answer has to be the same,
 whatever dies meanwhile; after it, nothing may be left: no request, no block, no file, no memory. The last line sums it
 up; the exit status is 0 if nothing was lost, wrong, crashed or left over. Flags after `--` go to the workers.
+
+Workers and memory servers are hit. Among the clients are some that leave, flood the system as one user, send hostile
+grammars, or do not read their answers.
 """
 
 import argparse
@@ -112,6 +115,8 @@ async def _undergo(
         await _at_rest(system, workers)
     except AssertionError as error:
         _complain(verdicts, [f"not at rest again: {str(error)[:200]} {system.health()}"])
+    if verdicts.longest_gap_s > args.gap_deadline_s:
+        verdicts.fault("lost", f"a stream stood still for {verdicts.longest_gap_s:.1f} s")
     _complain(verdicts, excess(before, await asyncio.to_thread(holdings, system)))
 
 
@@ -165,13 +170,15 @@ def _no_sockets(directory: str, names: list[str]) -> set[str]:
 def _summary(args: argparse.Namespace, verdicts: Verdicts, fleet: Fleet, replays: float) -> str:
     num, hits = verdicts.num, fleet.num
     standby = "" if args.standby == "none" else f", standby {args.standby}"
+    clients = ", ".join(f"{num[kind]} {kind}" for kind in ("answered", "left", "unread", "refused"))
     return (
         f"{args.prefill}P{args.decode}D{standby} on {args.device}, {args.minutes:g} min, seed {args.seed}: "
-        f"{num['answered']} answered, {num['left']} left, {num['refused']} refused, {replays:.0f} replays; "
+        f"{clients}, {replays:.0f} replays; "
         f"{hits[Kind.KILL]} kills, {hits[Kind.DRAIN]} drains, {hits[Kind.STOP]} stops, "
-        f"{hits[Kind.REPLACE] + hits[Kind.OUST]} replaced, {hits[Kind.FORGET]} without memory; "
-        f"{', '.join(f'{num[kind]} {kind}' for kind in FAULTS)}; "
-        f"slowest {verdicts.slowest_s:.1f} s, /live {verdicts.slowest_live_s * 1e3:.0f} ms"
+        f"{hits[Kind.REPLACE] + hits[Kind.OUST]} replaced, "
+        f"memory {hits[Kind.FREEZE]} times frozen, {hits[Kind.FORGET]} killed; "
+        f"{', '.join(f'{num[kind]} {kind}' for kind in FAULTS)}; slowest {verdicts.slowest_s:.1f} s, "
+        f"longest gap {verdicts.longest_gap_s:.1f} s, /live {verdicts.slowest_live_s * 1e3:.0f} ms"
     )
 
 
@@ -196,6 +203,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host-tier-mb", type=int, default=0, help="of a memory server (default: %(default)s)")
     parser.add_argument("--deadline-s", type=float, default=180.0, help="for a request (default: %(default)g)")
     parser.add_argument("--live-deadline-s", type=float, default=10.0, help="for /live (default: %(default)g)")
+    parser.add_argument("--gap-deadline-s", type=float, default=60.0, help="between tokens (default: %(default)g)")
     parser.add_argument("--logs", type=Path, help="directory in which the logs of all processes are kept")
     parser.add_argument("flags", nargs="*", help="for the workers, after --, in pairs")
     return parser.parse_args(argv)

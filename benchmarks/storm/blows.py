@@ -14,15 +14,29 @@ class Kind(enum.StrEnum):
     STOP = enum.auto()  # SIGSTOP, SIGCONT after the pause
     REPLACE = enum.auto()  # another of its id joins; after the pause SIGTERM for the first, if it has not ended
     OUST = enum.auto()  # the same, with SIGKILL
+    FREEZE = (
+        enum.auto()
+    )  # SIGSTOP for the memory server, SIGCONT after 3 to 12 s; workers that left meanwhile are started
     FORGET = enum.auto()  # SIGKILL for the memory server, started again at once; all workers leave, and are, too
 
 
-WEIGHTS = {Kind.KILL: 4, Kind.DRAIN: 3, Kind.STOP: 3, Kind.REPLACE: 1.5, Kind.OUST: 1.5, Kind.FORGET: 0.5}
+WEIGHTS = {
+    Kind.KILL: 4,
+    Kind.DRAIN: 3,
+    Kind.STOP: 3,
+    Kind.REPLACE: 1.5,
+    Kind.OUST: 1.5,
+    Kind.FREEZE: 1,
+    Kind.FORGET: 0.5,
+}
+OF_MEMORY = (Kind.FREEZE, Kind.FORGET)
 MEMORY = "memory"
 """The process that owns what all workers have their weights in."""
 SHORT_PAUSE_S = 1.0
 LONG_PAUSE_S = 6.0
 """Twice `net.worker_timeout_s`: of workers stopped, some are taken for dead."""
+FREEZE_S = (3.0, 12.0)
+"""From what a worker waits out to longer than it waits for a silent memory server."""
 ALL_OF_A_KIND = 0.12
 ALL = 0.04
 
@@ -48,11 +62,17 @@ def plan(
     at_s = rng.uniform(0.5, interval_s)
     while at_s < duration_s:
         [kind] = [firsts.pop()] if firsts else rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
-        longest_s = rng.choice((SHORT_PAUSE_S, LONG_PAUSE_S)) if kind is Kind.STOP else 2 * SHORT_PAUSE_S
-        targets = (MEMORY,) if kind is Kind.FORGET else _targets(rng, prefills, decodes)
-        blows.append(Blow(at_s, kind, targets, rng.uniform(0.0, longest_s)))
+        targets = (MEMORY,) if kind in OF_MEMORY else _targets(rng, prefills, decodes)
+        blows.append(Blow(at_s, kind, targets, _pause_s(rng, kind)))
         at_s += rng.expovariate(1 / interval_s)
     return blows
+
+
+def _pause_s(rng: random.Random, kind: Kind) -> float:
+    if kind is Kind.FREEZE:
+        return rng.uniform(*FREEZE_S)
+    longest_s = rng.choice((SHORT_PAUSE_S, LONG_PAUSE_S)) if kind is Kind.STOP else 2 * SHORT_PAUSE_S
+    return rng.uniform(0.0, longest_s)
 
 
 def _targets(rng: random.Random, prefills: Sequence[str], decodes: Sequence[str]) -> tuple[str, ...]:

@@ -3,19 +3,36 @@
 import asyncio
 import json
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
-from benchmarks.storm.requests import DEAD_END, JSON_TYPE, REFUSABLE, Answer, Case, Refusable, make_hostile
+from benchmarks.storm.requests import (
+    DEAD_END,
+    JSON_TYPE,
+    REFUSABLE,
+    Answer,
+    Case,
+    Refusable,
+    make_flood,
+    make_hostile,
+    make_unread,
+)
 
 LIVE_INTERVAL_S = 0.1
-LEAVES_WITHIN_S, HOSTILE_LEAVES_WITHIN_S = 1.0, 5.0
+LEAVES_WITHIN_S, HOSTILE_LEAVES_WITHIN_S, FLOOD_LEAVES_WITHIN_S = 1.0, 5.0, 8.0
 NUM_AT_ONCE = 16
 """Requests of a burst, whose clients all leave soon."""
+NUM_OF_FLOOD = 96
+"""Requests of one user at once: four times the rows of a batch."""
+UNREAD_S = (2.0, 15.0)
+UNREAD_BUFFER = 4096
+"""Receive buffer of a client that does not read, in bytes."""
 MAX_SHOWN = 20
 
 
@@ -23,9 +40,10 @@ class Verdicts:
     """What became of requests, and the first of what went wrong, in words."""
 
     def __init__(self) -> None:
-        self.num = Counter[str]()  # by answered, left, refused, lost, wrong
+        self.num = Counter[str]()  # by answered, left, unread, refused, lost, wrong
         self.slowest_s = 0.0
         self.slowest_live_s = 0.0
+        self.longest_gap_s = 0.0  # between two tokens of a checked stream
         self.faults: list[str] = []
 
     def fault(self, kind: str, what: str) -> None:
@@ -63,7 +81,7 @@ class Clients:
         async with self._session.post(f"{self._url}/v1/completions", data=body, headers=headers) as response:
             if response.status != 200:
                 raise ValueError(f"HTTP {response.status}: {(await response.text())[:300]}")
-            return await (_streamed(response) if stream else _whole(response))
+            return await (self._streamed(response) if stream else _whole(response))
 
     async def keep_asking(self, seed: int, until_s: float) -> None:
         """One client after the other, of every kind, until the clock (`time.monotonic`) says stop."""
@@ -75,9 +93,14 @@ class Clients:
             lambda: self._leave_all(rng.choices(cases, k=NUM_AT_ONCE), rng.uniform(0.0, LEAVES_WITHIN_S / 2)),
             lambda: self.be_refused(rng.choice(REFUSABLE)),
             lambda: self._leave(make_hostile(rng.getrandbits(16)), rng.uniform(0.0, HOSTILE_LEAVES_WITHIN_S)),
+            lambda: self._leave_all(
+                [make_flood(case) for case in rng.choices(cases, k=NUM_OF_FLOOD)],
+                rng.uniform(1.0, FLOOD_LEAVES_WITHIN_S),
+            ),
+            lambda: self.leave_unread(make_unread(rng.getrandbits(16)), rng.uniform(*UNREAD_S)),
         ]
         while time.monotonic() < until_s:
-            await rng.choices(kinds, weights=(80, 12, 2, 6, 4))[0]()
+            await rng.choices(kinds, weights=(80, 12, 2, 6, 4, 1, 2))[0]()
             await asyncio.sleep(rng.expovariate(20.0))
 
     async def keep_looking(self, until_s: float, deadline_s: float) -> None:
@@ -128,6 +151,25 @@ class Clients:
     async def _leave_all(self, cases: list[Case], after_s: float) -> None:
         await asyncio.gather(*(self._leave(case, after_s) for case in cases))
 
+    async def leave_unread(self, case: Case, after_s: float) -> None:
+        """Send a request, read nothing of its answer, and close the connection."""
+        url, body = URL(self._url), case.body(stream=True)
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: storm\r\nContent-Type: {JSON_TYPE}\r\nContent-Length: {len(body)}"
+        )
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BUFFER)
+            connection.setblocking(False)
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.sock_connect(connection, (url.host, url.port))
+                await loop.sock_sendall(connection, f"{head}\r\n\r\n".encode() + body)
+            except OSError as error:
+                self._verdicts.fault("lost", f"{case.name}: {error!r}")
+                return
+            await asyncio.sleep(after_s)
+        self._verdicts.num["unread"] += 1
+
     async def be_refused(self, wrong: Refusable) -> None:
         """One request that is wrong, and has to be told so."""
         headers = {"Content-Type": wrong.content_type}
@@ -145,35 +187,39 @@ class Clients:
         else:
             self._verdicts.fault("wrong", f"{wrong.body[:80]!r}: HTTP {status} instead of {wrong.status}: {text[:300]}")
 
+    async def _streamed(self, response: aiohttp.ClientResponse) -> Answer:
+        """Follows a stream to its end; raises ValueError unless `[DONE]` ends it, once."""
+        answer, done, last_s = Answer(), False, 0.0
+        async for line in response.content:
+            data = line.decode().removeprefix("data: ").strip()
+            if not data:
+                continue
+            if done:
+                raise ValueError(f"more after [DONE]: {data[:200]}")
+            if data == "[DONE]":
+                done = True
+                continue
+            event = json.loads(data)
+            if "error" in event:
+                raise ValueError(f"the stream ends with an error: {event['error']}")
+            for choice in event["choices"]:
+                answer.add(choice)
+            now_s = time.monotonic()
+            self._verdicts.longest_gap_s = max(self._verdicts.longest_gap_s, now_s - last_s if last_s else 0.0)
+            last_s = now_s
+            answer.usage = _counts(event.get("usage") or answer.usage)
+        if not done:
+            raise ValueError(
+                f"the stream ended without [DONE], after {sum(map(len, answer.texts.values()))} characters"
+            )
+        return answer
+
 
 async def _whole(response: aiohttp.ClientResponse) -> Answer:
     body = await response.json()
     answer = Answer(usage=_counts(body["usage"]))
     for choice in body["choices"]:
         answer.add(choice)
-    return answer
-
-
-async def _streamed(response: aiohttp.ClientResponse) -> Answer:
-    """Follows a stream to its end; raises ValueError unless `[DONE]` ends it, once."""
-    answer, done = Answer(), False
-    async for line in response.content:
-        data = line.decode().removeprefix("data: ").strip()
-        if not data:
-            continue
-        if done:
-            raise ValueError(f"more after [DONE]: {data[:200]}")
-        if data == "[DONE]":
-            done = True
-            continue
-        event = json.loads(data)
-        if "error" in event:
-            raise ValueError(f"the stream ends with an error: {event['error']}")
-        for choice in event["choices"]:
-            answer.add(choice)
-        answer.usage = _counts(event.get("usage") or answer.usage)
-    if not done:
-        raise ValueError(f"the stream ended without [DONE], after {sum(map(len, answer.texts.values()))} characters")
     return answer
 
 

@@ -17,6 +17,10 @@ JOIN_DEADLINE_S = 120.0
 END_DEADLINE_S = 90.0
 POLL_S = 0.1
 REGISTERED = "registered with the router"
+LEFT = "taking nothing new"
+"""A worker logs so when its memory server was silent for too long."""
+NOTICED_S = 1.0
+"""By when a worker has seen that its memory server speaks again."""
 OUSTED = 2
 """Exit status of a worker whose id another has taken: it says which setting is wrong."""
 
@@ -68,7 +72,7 @@ class Fleet:
 
     async def _hit(self, blow: Blow, name: str) -> None:
         if name == MEMORY:
-            await self._forget(blow)
+            await (self._freeze(blow) if blow.kind is Kind.FREEZE else self._forget(blow))
             return
         if self._locks[name].locked():
             return
@@ -105,6 +109,26 @@ class Fleet:
                 await self._ended(self._system.processes.pop(name), (0,), f"{name} without its memory server")
                 self.start(name)
             for name in self._locks:
+                await self._joined(name)
+
+    async def _freeze(self, blow: Blow) -> None:
+        """Let the memory server stand still, then start the workers that left because of its silence."""
+        async with contextlib.AsyncExitStack() as stack:
+            for lock in self._locks.values():
+                await stack.enter_async_context(lock)
+            self.num[blow.kind] += 1
+            memory = self._system.processes[MEMORY]
+            memory.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(blow.pause_s)
+            memory.send_signal(signal.SIGCONT)
+            await asyncio.sleep(NOTICED_S)
+            left = [name for name in self._locks if LEFT in self._system.log(name)]
+            for name in left:
+                await self._ended(
+                    self._system.processes.pop(name), (0,), f"{name} after {blow.pause_s:.1f} s of silence"
+                )
+                self.start(name)
+            for name in left:
                 await self._joined(name)
 
     async def _end(self, name: str, number: signal.Signals) -> None:

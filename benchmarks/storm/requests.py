@@ -86,6 +86,17 @@ def make_hostile(seed: int) -> Case:
     return Case("hostile", {"prompt": "x", "structured_outputs": {"grammar": HOSTILE}, **fields})
 
 
+def make_unread(seed: int) -> Case:
+    """Return a request for megabytes of answer, which its client does not read."""
+    fields = {"temperature": 1, "seed": seed, "n": 8, "max_tokens": 500, "ignore_eos": True, "logprobs": 5}
+    return Case("unread", {"prompt": VERSE, "user": "unread", **fields})
+
+
+def make_flood(case: Case) -> Case:
+    """Return the same request, asked by the user who floods the system."""
+    return Case("flood", {**case.fields, "user": "flood"})
+
+
 def make_cases(seed: int, max_model_len: int) -> list[Case]:
     """A mix of lengths and kinds; all are greedy but for the seeded ones, so each has one right answer."""
     rng = random.Random(seed)

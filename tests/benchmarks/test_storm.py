@@ -13,7 +13,7 @@ from benchmarks.load_client import open_session
 from benchmarks.storm.blows import MEMORY, Kind, plan
 from benchmarks.storm.clients import Clients, Verdicts
 from benchmarks.storm.leftovers import Holding, excess
-from benchmarks.storm.requests import REFUSABLE, Answer, Case, make_cases
+from benchmarks.storm.requests import REFUSABLE, Answer, Case, make_cases, make_unread
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 RIGHT = Answer({0: "ab"}, {0: "length"}, USAGE)
@@ -37,6 +37,12 @@ STREAMS: dict[str, list[Any]] = {
 }
 
 
+def sent(kind: str) -> str:
+    """Return a stream as it is sent."""
+    events = [event if isinstance(event, str) else json.dumps(event) for event in STREAMS[kind]]
+    return "".join(f"data: {event}\n\n" for event in events)
+
+
 @asynccontextmanager
 async def serving(status: int, text: str, verdicts: Verdicts) -> AsyncIterator[Clients]:
     async def handle(_: web.Request) -> web.Response:
@@ -52,9 +58,8 @@ async def serving(status: int, text: str, verdicts: Verdicts) -> AsyncIterator[C
 
 @pytest.mark.parametrize("kind", STREAMS)
 async def test_every_stream_is_judged(kind: str) -> None:
-    events = [event if isinstance(event, str) else json.dumps(event) for event in STREAMS[kind]]
-    text, verdicts = "".join(f"data: {event}\n\n" for event in events), Verdicts()
-    async with serving(200, text, verdicts) as clients:
+    verdicts = Verdicts()
+    async with serving(200, sent(kind), verdicts) as clients:
         await clients.check(CASE, stream=True)
     assert verdicts.num == {kind.split(",")[0]: 1}
     assert len(verdicts.faults) == (kind != "answered")
@@ -85,3 +90,11 @@ def test_what_is_left_over_is_found() -> None:
     assert excess(before, {**before, "decode-1": Holding(32, 210 << 20)}) == []
     found = excess(before, {"router": Holding(400, 900 << 20), "decode-1": Holding(30, 1 << 20)})
     assert len(found) == 2 and all(name in " ".join(found) for name in ("400 files", "900 MB"))
+
+
+async def test_a_client_that_does_not_read_is_counted_and_a_gap_of_a_stream_is_measured() -> None:
+    verdicts = Verdicts()
+    async with serving(200, sent("answered"), verdicts) as clients:
+        await clients.leave_unread(make_unread(1), 0.01)
+        await clients.check(CASE, stream=True)
+    assert verdicts.num["unread"] == 1 and verdicts.longest_gap_s > 0.0
