@@ -23,7 +23,7 @@ from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from common.config import Config, ModelSection
 from common.malloc import tame_allocator
-from common.serving.vocabulary import stranger
+from common.serving.token_ids import stranger
 from common.wire.block_key import TextDigests, pack_keys
 from common.wire.frames import decode, encode
 from common.wire.messages import PrefillRequest

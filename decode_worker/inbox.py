@@ -5,7 +5,7 @@ import logging
 from common.errors import ErrorCode
 from common.serving.drain import Drain
 from common.serving.inquiry import answer
-from common.serving.vocabulary import stranger
+from common.serving.token_ids import stranger
 from common.wire.handoff_messages import DecodeRequest, KVPoolExport, KVProgress
 from common.wire.memory_messages import KVOffer, PromptBlocks
 from common.wire.messages import Abort, Inquiry, Message, PeerGone, PrefillRequest, RequestFailed

@@ -16,9 +16,8 @@ from common.device.prompt_runner import PendingPrompts, PromptRunner
 from common.errors import ErrorCode
 from common.kv.tables import Tables
 from common.memory.magazine import Magazine
-from common.serving.beginning import Beginning
 from common.serving.prompt_order import PromptOrder
-from common.serving.prompt_prefixes import PromptPrefixes
+from common.serving.prompt_prefixes import Beginning, PromptPrefixes
 from common.wire.messages import Message, PromptCached, RequestFailed
 from common.wire.output_token import OutputToken
 from common.wire.router_link import Load

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from common.device.loop_trace import Trace
 from common.errors import ErrorCode
 from common.kernels.operands import NO_CHOICE
-from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
+from common.serving.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.wire.messages import FinishReason
 from common.wire.output_token import OutputToken
 from common.wire.router_link import RouterLink

@@ -9,8 +9,8 @@ import numpy as np
 from common.device.loop_trace import Trace
 from common.grammar.follower import Follower
 from common.kv.tables import Tables
-from common.serving.beginning import Beginning
 from common.serving.inquiry import Key
+from common.serving.prompt_prefixes import Beginning
 from common.wire.messages import PrefillRequest
 from common.wire.output_token import OutputToken
 from common.wire.packing import unpack_array

@@ -33,12 +33,11 @@ from common.kernels.operands import NO_CHOICE
 from common.kv.tables import complete_blocks
 from common.memory.shared_pool import OfPrompt
 from common.serving.drain import Drain
-from common.serving.finish import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.serving.idling import Idling
 from common.serving.inquiry import Key, answer
 from common.serving.prompt_prefixes import PromptPrefixes
+from common.serving.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason, stranger
 from common.serving.visits import Visits, export_of
-from common.serving.vocabulary import stranger
 from common.wire.memory_messages import KVDeclined, KVOffer, KVReceived, PromptBlocks
 from common.wire.messages import (
     Abort,

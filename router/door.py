@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 
 from common.config import RouterSection
 from common.errors import ConfigError
-from common.serving.open_files import raise_open_files
+from common.serving.settle import raise_open_files
 from router.connection import Connection
 from router.membership import MAX_WORKERS
 from router.unread import Unread

@@ -102,7 +102,7 @@ class PromptOrder:
         ones that have half as many tokens as that one, in all. What `is_held_up`, perhaps by what has just started, is
         passed over.
         """
-        by_turn = sorted(prompts, key=_turn)
+        by_turn = sorted(prompts, key=turn_of)
         longest_first = sorted(by_turn, key=_length)[::-1]
         step: _Step[AnyPrompt] = _Step(self.max_tokens, is_held_up)
         waits = False
@@ -164,7 +164,8 @@ class PromptOrder:
         return min(step.num_left(prompt), num_tokens) if self.chunking else step.num_left(prompt)
 
 
-def _turn(prompt: Prompt) -> tuple[int, int]:
+def turn_of(prompt: Prompt) -> tuple[int, int]:
+    """Sort key: lower is earlier."""
     return prompt.priority, prompt.turn
 
 

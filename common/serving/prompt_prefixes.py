@@ -13,19 +13,46 @@ own or which is launched whole: so it is not put off.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from common.kv.tables import Tables
-from common.memory.magazine import Magazine
+from common.memory.magazine import Grant, Magazine
 from common.memory_sections import KVSection
-from common.serving.beginning import Beginning
 from common.serving.inquiry import Key
-from common.serving.prompt_order import Prompt
+from common.serving.prompt_order import Prompt, turn_of
 from common.serving.prompt_rate import PromptRate
 from common.wire.block_key import TextDigests, root_of
 from common.wire.kv_layout import Counts
 from common.wire.memory_messages import PromptBlocks
 from common.wire.packing import pack_ids
+
+
+@dataclass(slots=True)
+class Beginning:
+    """The chain of keys of one prompt, and its blocks until it is admitted."""
+
+    root: bytes = b""  # where its digests begin; b"" if none of its blocks is looked up or sealed
+    digests: list[bytes] = field(default_factory=list)  # of its full blocks
+    num_sealed: int = 0  # of those, from the first on: found, or computed
+    grant: Grant | None = None  # all of its blocks, until it is admitted
+    is_outdated: bool = False  # more of it was sealed since its blocks were asked for
+    is_filling: bool = False  # some blocks of the grant are lent, to be filled from another pool
+
+    @property
+    def next_digest(self) -> bytes:
+        """The first full block that is not sealed; b"" when all are."""
+        return self.digests[self.num_sealed] if self.num_sealed < len(self.digests) else b""
+
+    @property
+    def last_digest(self) -> bytes:
+        """The last full block, or where the chain begins; b"" if nothing is to be sealed."""
+        return self.digests[-1] if self.digests else self.root
+
+    @property
+    def granted(self) -> list[int]:
+        """Blocks of the grant, but for those that are lent."""
+        return [] if self.grant is None else [*self.grant.found, *self.grant.fresh]
 
 
 class KnownPrompt(Prompt, Protocol):
@@ -136,7 +163,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
             return True
         lacking = self.lacking(prompt)
         other = self.computing.get(lacking[0]) if lacking else None
-        return other is not None and (not other.num_left or _turn(other) <= _turn(prompt))
+        return other is not None and (not other.num_left or turn_of(other) <= turn_of(prompt))
 
     def take_blocks(self, prompt: AnyPrompt, counts: Counts) -> Sequence[list[int]] | None:
         """Take all blocks of a prompt that is admitted, by group; None if it has to wait for them.
@@ -258,7 +285,3 @@ class PromptPrefixes(Generic[AnyPrompt]):
         digest = prompt.beginning.next_digest
         if self.computing.get(digest) is prompt:
             del self.computing[digest]
-
-
-def _turn(prompt: KnownPrompt) -> tuple[int, int]:
-    return prompt.priority, prompt.turn

@@ -1,13 +1,28 @@
-"""What a process does once, when start-up is over and serving begins."""
+"""What a process does once: it asks for open files as it starts, and settles when serving begins."""
 
 import ctypes
 import gc
+import resource
 import sys
 
 from common.malloc import trim_memory
 
 PR_SET_TIMERSLACK = 29  # of prctl(2)
 TIMER_SLACK_NS = 1000
+MOST_FILES = 1 << 20
+
+
+def raise_open_files() -> int:
+    """Allow this process as many file descriptors as the system lets it have; returns how many that are.
+
+    Every connection, worker and file takes one.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    most = max(soft, min(hard, MOST_FILES))
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    return most
 
 
 def keep_imports() -> None:

@@ -25,8 +25,7 @@ from common.memory.starter import Starter
 from common.options import parse
 from common.serving.drain import Drain
 from common.serving.gpu_lease import placed
-from common.serving.open_files import raise_open_files
-from common.serving.settle import keep_imports, settle_memory, sharpen_sleeps
+from common.serving.settle import keep_imports, raise_open_files, settle_memory, sharpen_sleeps
 from common.version import VERSION
 from common.wire.endpoints import AUTO, ROUTER_SOCKET, memory_socket, resolved
 from common.wire.fields import MAX_INT32

@@ -1,4 +1,8 @@
-"""When a request is over, by tokens alone; stop strings are the router's business."""
+"""Which token ids a model takes, and which of them end a request; stop strings are the router's business."""
+
+from collections.abc import Sequence
+
+import numpy as np
 
 from common.wire.messages import FinishReason
 from common.wire.sampling_params import SamplingParams
@@ -19,3 +23,9 @@ def finish_reason(token_id: int, num_outputs: int, sampling: SamplingParams) -> 
     if num_outputs >= sampling.max_tokens:
         return FinishReason.LENGTH
     return FinishReason.NOT_FINISHED
+
+
+def stranger(token_ids: Sequence[int], vocab_size: int) -> str:
+    """Name a prompt's highest id if the embedding has no row for it, which would end a worker; none is negative."""
+    highest = int(np.asarray(token_ids).max())
+    return f"token {highest} is not among the {vocab_size} of this worker's model" if highest >= vocab_size else ""
