@@ -64,6 +64,8 @@ async def test_weights_of_a_memory_server_give_the_same_text_and_outlive_their_l
         ("--prefill-max-batch-tokens", "48"),
         ("--prefill-sm-share", "50"),
         ("--kv-transport", "none"),
+        ("--worker-device", "auto"),
+        ("--decode-short-prompt-tokens", "64"),
         ("--kernels-norm", "torch"),
         ("--kernels-rope", "torch"),
         ("--kernels-activation", "torch"),
