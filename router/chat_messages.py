@@ -116,6 +116,29 @@ class Objects:
         return found
 
 
+CALLABLE = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "parameters": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "required": ["name"],
+}
+"""JSON schema of a function that may be called."""
+
+
+def check_callable(name: str, function: dict[str, Any]) -> None:
+    """Raise RequestError naming the field of such a function that is wrong."""
+    for field, is_right, wants in (
+        ("name", is_text(function.get("name")), "a string of valid Unicode"),
+        ("parameters", isinstance(function.get("parameters"), dict | None), "an object"),
+        ("strict", isinstance(function.get("strict"), bool | None), "true or false"),
+    ):
+        if not is_right:
+            raise wrong(f"{name}.{field}", function.get(field), wants)
+
+
 @dataclass(frozen=True, slots=True)
 class Tools:
     """A rule: functions that may be called; gives them as they are, for the template to show."""
@@ -126,9 +149,7 @@ class Tools:
 
     @property
     def schema(self) -> dict[str, Any]:
-        properties = {"name": {"type": "string"}, "parameters": {"type": "object"}}
-        function = {"type": "object", "properties": properties, "required": ["name"]}
-        tool_properties = {"type": {"const": "function"}, "function": function}
+        tool_properties = {"type": {"const": "function"}, "function": CALLABLE}
         tool = {"type": "object", "properties": tool_properties, "required": ["type", "function"]}
         return {"type": "array", "items": tool, "maxItems": MAX_CALLS}
 
@@ -137,12 +158,9 @@ class Tools:
             raise wrong(name, value, self.wants)
         for index, tool in enumerate(value):
             function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-            if not isinstance(function, dict) or not is_text(function.get("name")):
+            if not isinstance(function, dict):
                 raise wrong(f"{name}[{index}]", tool, self.wants)
-            if not isinstance(function.get("parameters", {}), dict):
-                raise wrong(f"{name}[{index}].function.parameters", function["parameters"], "an object")
-            if not isinstance(function.get("strict") or False, bool):
-                raise wrong(f"{name}[{index}].function.strict", function["strict"], "true or false")
+            check_callable(f"{name}[{index}].function", function)
         return value
 
 

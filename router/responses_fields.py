@@ -10,7 +10,7 @@ from typing import Any
 from common.errors import RequestError
 from common.wire.output_token import MAX_LOGPROBS
 from router.chat_fields import CHAT_FIELDS, EFFORT_ABOUT, EFFORTS, LEVELS, MAX_KEY_CHARS, TAKEN, TIERS, Options
-from router.chat_messages import MAX_CALLS
+from router.chat_messages import CALLABLE, MAX_CALLS, check_callable
 from router.completion_fields import MAX_MAX_TOKENS
 from router.json_fields import Field, Object, Table, given
 from router.json_rules import Boolean, Integer, OneOf, Only, Text, is_text, shown, wrong
@@ -88,13 +88,7 @@ class Functions:
 
     @property
     def schema(self) -> dict[str, Any]:
-        properties = {
-            "type": {"const": "function"},
-            "name": {"type": "string"},
-            "parameters": {"type": ["object", "null"]},
-            "strict": {"type": ["boolean", "null"]},
-        }
-        tool = {"type": "object", "properties": properties, "required": ["type", "name"]}
+        tool = {"allOf": [CALLABLE, given("type", {"const": "function"})]}
         return {"type": "array", "items": tool, "maxItems": MAX_CALLS}
 
     def checked(self, name: str, value: Any) -> list[dict[str, Any]]:
@@ -109,13 +103,7 @@ class Functions:
             what = f"{name}.type = {shown(tool.get('type'))}"
             message = f'{what} is not supported: no tool runs here; send {{"type": "function"}}, and call it yourself'
             raise RequestError(message, param=f"{name}.type", code="unsupported_value")
-        for key, is_right, wants in (
-            ("name", is_text, "a string of valid Unicode"),
-            ("parameters", _is_object_or_none, "an object"),
-            ("strict", _is_boolean_or_none, "true or false"),
-        ):
-            if not is_right(tool.get(key)):
-                raise wrong(f"{name}.{key}", tool.get(key), wants)
+        check_callable(name, tool)
         told = ("name", "description", "parameters", "strict")
         return {"type": "function", "function": {key: tool[key] for key in told if tool.get(key) is not None}}
 
@@ -164,14 +152,6 @@ class Choice:
 def _function_as_in_chats(value: Any) -> Any:
     """Give what chats call the same, if it is an object."""
     return {"type": value.get("type"), "function": {"name": value.get("name")}} if isinstance(value, dict) else value
-
-
-def _is_object_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, dict)
-
-
-def _is_boolean_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
 
 
 FORMAT = Table(

@@ -23,12 +23,13 @@ class Schema:
 
     @property
     def wants(self) -> str:
-        return f"a JSON schema as an object, at most {MAX_SOURCE_CHARS} characters and {MAX_NESTING} levels deep"
+        size = f"at most {MAX_SOURCE_CHARS} characters and {MAX_NESTING} levels deep"
+        return f"a JSON schema as an object or its text, {size}"
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Without strings, of which only those are taken that are JSON."""
-        return {"type": "object"}
+        text = {"type": "string", "maxLength": MAX_SOURCE_CHARS, "pattern": r"^[ \t\n\r]*\{"}
+        return {"anyOf": [{"type": "object"}, text | {"contentMediaType": "application/json"}]}
 
     def checked(self, name: str, value: Any) -> str:
         if isinstance(value, str) and len(value) > MAX_SOURCE_CHARS:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import jsonschema_rs
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -39,7 +40,7 @@ UNSAID = re.compile(
     "best_of = |min_tokens = |one form at a time|only with JSON that is asked for|wants the name of one of the tools|"
     "wants tools to call|wants what max_tokens is|that of a function_call before it|no tools beside it|"
     "at most .* in all|together at most|prompt and output together|model's chat template|bad_words has|"
-    "does not end the text"
+    "does not end the text|a JSON schema as an object or its text"
 )
 """What is refused of what the document allows: no schema says how values go together, and what a template takes."""
 
@@ -120,6 +121,51 @@ def call_of(strategy: Any, checks: Any, url: str) -> Callable[[], None]:
         case.call_and_validate(base_url=url, checks=checks, timeout=100)
 
     return call
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    """Make a function that may be called."""
+    return {"name": "f"} | fields
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "is_taken"),
+    [
+        *(
+            (
+                "/v1/chat/completions",
+                {"tool_choice": "none", "tools": [{"type": "function", "function": function}]},
+                right,
+            )
+            for function, right in (
+                (tool(parameters=None, strict=None), True),
+                (tool(strict=True), True),
+                (tool(strict=0), False),
+                (tool(strict="true"), False),
+                (tool(parameters=[]), False),
+                ({"parameters": {}}, False),
+            )
+        ),
+        *(
+            ("/v1/responses", {"tool_choice": "none", "tools": [{"type": "function"} | function]}, right)
+            for function, right in ((tool(strict=None), True), (tool(strict=0), False), (tool(parameters=[]), False))
+        ),
+        ("/v1/completions", {"guided_json": ' {"type": "object"}'}, True),
+        ("/v1/completions", {"guided_json": "[]"}, False),
+        ("/v1/completions", {"guided_json": ""}, False),
+    ],
+)
+async def test_the_schema_and_the_server_agree(
+    cluster: Cluster, path: str, fields: dict[str, Any], is_taken: bool
+) -> None:
+    document = await described(cluster)
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    (required,) = schema["required"]
+    said = [{"role": "user", "content": "hi"}] if required == "messages" else "hi"
+    body = {required: said} | fields
+    assert jsonschema_rs.is_valid(schema | {"components": document["components"]}, body) is is_taken
+    async with aiohttp.ClientSession(cluster.url) as session, session.post(path, json=body) as response:
+        assert response.status == (200 if is_taken else 400), await response.text()
 
 
 @pytest.mark.parametrize("high", [0, 5, 9, 10, 99, 100, 319, 2047, 12_345])
