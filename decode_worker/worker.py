@@ -252,6 +252,7 @@ class DecodeWorker:
         """Tell the beat thread how busy we are."""
         load = self.link.load
         load.num_running, load.num_handoffs = len(self.scheduler.active), len(self.pulls) + len(self.offers)
+        load.num_paused = len(self.scheduler.paused)
         load.num_free_blocks, load.num_dropped_frames = self.engine.allocator.num_unused, self.hub.drops.dropped
         load.spared_bytes = self.runner.spared_bytes
         self.pulls.tell(load)

@@ -40,6 +40,7 @@ WORKER_GAUGES: dict[str, tuple[str, OfWorker]] = {
 }
 BEAT_GAUGES: dict[str, tuple[str, OfBeat]] = {
     "running": ("sequences in the worker's batch", lambda beat: beat.num_running),
+    "paused": ("of those, paused: other sequences have their rows", lambda beat: beat.num_paused),
     "waiting": ("requests waiting in the worker", lambda beat: beat.num_waiting),
     "handoffs": ("KV handoffs under way", lambda beat: beat.num_handoffs),
     "step_age_seconds": ("since its last step ended; 0 while idle", lambda beat: beat.last_step_age_s),

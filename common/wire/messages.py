@@ -99,6 +99,7 @@ class Heartbeat:
     epoch: Epoch
     num_waiting: Count
     num_running: Count
+    num_paused: Count  # decode: of those, without a row, as others have it
     num_free_blocks: NumWanted
     num_handoffs: Count  # prefill: blocks kept for a peer; decode: handoffs waiting, being pulled, or begun ahead
     last_step_age_s: Seconds  # 0 while idle

@@ -48,6 +48,7 @@ class Load:
     num_free_blocks: Counts
     num_waiting: int = 0
     num_running: int = 0
+    num_paused: int = 0
     num_handoffs: int = 0
     last_step_s: float = 0.0  # time.monotonic() of the last finished step, or of becoming busy
     num_dropped_frames: int = 0
@@ -188,6 +189,7 @@ class RouterLink:
             epoch=self.ready.epoch,
             num_waiting=load.num_waiting,
             num_running=load.num_running,
+            num_paused=load.num_paused,
             num_free_blocks=load.num_free_blocks,
             num_handoffs=load.num_handoffs,
             last_step_age_s=max(0.0, time.monotonic() - load.last_step_s) if busy else 0.0,

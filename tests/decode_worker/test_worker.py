@@ -43,6 +43,7 @@ from common.wire.sampling_params import SamplingParams
 from common.wire.sockets import Hub
 from common.wire.token_columns import rows_of
 from common.wire.worker_id import connection_of
+from decode_worker.row_queue import group_of
 from decode_worker.runner import DecodeRunner
 from decode_worker.worker import DecodeWorker
 from tests.decode_worker.bench import FakePool, met
@@ -278,6 +279,15 @@ def test_tokens_go_out_before_a_chunk_of_a_local_prompt_and_while_it_is_computed
     assert parts == [(0, False), (16, False), (32, True)]
     rig.chunks[-1].over = True
     rig.turn_until(lambda: rig.sent("long")[:2] == [FIRST, NEXT])
+
+
+def test_the_router_learns_how_many_sequences_are_paused(rig: Rig) -> None:
+    begin(rig, "stream")
+    [sequence] = rig.worker.scheduler.active.values()
+    assert rig.worker.scheduler.pause(group_of(sequence))
+    rig.worker.beat()
+    beat = rig.worker.link._heartbeat()
+    assert (beat.num_running, beat.num_paused) == (1, 1)
 
 
 def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:

@@ -6,9 +6,11 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from common.errors import ErrorCode, RequestError
 from common.wire.messages import Role
+from router.fleet_metrics import BEAT_GAUGES
 from router.metrics import ITL_BOUNDS_S, PHASE_BOUNDS_S, TTFT_BOUNDS_S, Metrics
 from router.phases import Phase
 from router.request_state import Completion, State
+from tests.messages import heartbeat
 from tests.router.bench import LENGTH, Bench
 
 NAME = "baton_inter_token_latency_seconds"
@@ -133,3 +135,8 @@ def test_a_worker_that_does_both_hands_nothing_over() -> None:
     times = {phase.value: value(bench, "request_phase_seconds_sum", phase=phase.value) for phase in Phase}
     assert times == {"queued": 0, "prefill": 1, "handoff": 0, "decode": 2}
     assert value(bench, "request_phase_seconds_count", phase="handoff") == 0
+
+
+def test_paused_sequences_of_a_worker_are_told() -> None:
+    _, told = BEAT_GAUGES["paused"]
+    assert told(heartbeat("d0", num_running=5, num_paused=2)) == 2
