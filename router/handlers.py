@@ -56,6 +56,20 @@ async def post_responses(request: web.Request) -> web.StreamResponse:
 
 
 async def _respond(request: web.Request, front: Front) -> web.StreamResponse:
+    try:
+        return await _answered(request, front)
+    except RequestError as error:
+        _name_prompt(error, front)
+        raise
+
+
+def _name_prompt(error: RequestError, front: Front) -> None:
+    """Put the API's own name of the prompt into an error about it."""
+    if error.param in ("prompt", "messages") and error.code not in ABOUT_A_FIELD:
+        error.param = front.prompt_field
+
+
+async def _answered(request: web.Request, front: Front) -> web.StreamResponse:
     job = await _job(request, front)
     service = request.app[SERVICE]
     await asyncio.sleep(0)  # thousands of completions took a while
@@ -71,23 +85,18 @@ async def _respond(request: web.Request, front: Front) -> web.StreamResponse:
 async def _job(request: web.Request, front: Front) -> Job:
     service, received_s = request.app[SERVICE], time.monotonic()
     service.dispatcher.admit()  # nobody's body is read for nothing
-    try:
-        async with received(request) as body:
-            body_s = time.monotonic()
-            checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
-        arrival = Arrival(received_s, body_s, time.monotonic())
-        _check_priority(checked.priority, service.config.router.min_priority)
-        checked = held_to(checked, await service.grammars.compiled(checked.grammar))
-        if request[OWNER]:
-            checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a user's name is easily invented
-        connection_of(request).client = checked.client or connection_of(request).address
-        head = front.head(request[REQUEST_ID], service.tokenizer.info.name, checked.response.stream)
-        request[SPAN].describe(checked, arrival)
-        return make_job(service, checked, head, request[CLIENT_REQUEST_ID], arrival, request[SPAN].watch)
-    except RequestError as error:
-        if error.param in ("prompt", "messages") and error.code not in ABOUT_A_FIELD:
-            error.param = front.prompt_field
-        raise
+    async with received(request) as body:
+        body_s = time.monotonic()
+        checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
+    arrival = Arrival(received_s, body_s, time.monotonic())
+    _check_priority(checked.priority, service.config.router.min_priority)
+    checked = held_to(checked, await service.grammars.compiled(checked.grammar))
+    if request[OWNER]:
+        checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a user's name is easily invented
+    connection_of(request).client = checked.client or connection_of(request).address
+    head = front.head(request[REQUEST_ID], service.tokenizer.info.name, checked.response.stream)
+    request[SPAN].describe(checked, arrival)
+    return make_job(service, checked, head, request[CLIENT_REQUEST_ID], arrival, request[SPAN].watch)
 
 
 def _check_priority(priority: int, most_urgent: int) -> None:
@@ -122,6 +131,9 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
     answer = front.streamed(job, _wants_timing(request))
     num_open = len(job.completions)
     while True:
+        for delivery in deliveries:
+            if delivery.error is not None:
+                _name_prompt(delivery.error, front)
         await connection.write(request, await answer.events(deliveries))
         num_open -= sum(delivery.finish_reason is not None for delivery in deliveries)
         if num_open == 0 or any(delivery.error is not None for delivery in deliveries):

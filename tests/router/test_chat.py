@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import ModelSection
-from common.errors import RequestError
+from common.errors import ErrorCode, RequestError
 from router.bodies import NUM_FREE_BYTES
 from router.chat_fields import CHAT_FIELDS
 from router.chat_model import ToldModel, packed_model
@@ -232,6 +232,24 @@ async def test_what_is_too_long_or_unknown_is_an_error_of_chats(cluster: Cluster
     for param, code, fields in cases:
         status, body = await post(cluster, **fields)
         assert (status, body["error"]["param"], body["error"]["code"]) == (400, param, code)
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/completions", "prompt"), ("/v1/chat/completions", "messages"), ("/v1/responses", "input")]
+)
+async def test_what_is_found_too_long_late_names_the_field_that_the_client_sent(
+    start_cluster: StartCluster, path: str, field: str
+) -> None:
+    cluster = await start_cluster(max_queued_tokens=40)
+    prefill, _ = cluster.prefill(), cluster.decode()
+    await cluster.until_paths(1)
+    async with aiohttp.ClientSession(cluster.url) as session:
+        for said, code in (("fox " * 60, None), ("fox", ErrorCode.NEVER_FITS)):
+            prefill.fail_next = code
+            body = {field: [{"role": "user", "content": said}] if field == "messages" else said}
+            async with session.post(path, json=body) as response:
+                error = (await response.json())["error"]
+                assert (response.status, error["param"]) == (400, field), error
 
 
 async def test_a_model_without_a_template_says_so(start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch) -> None:
