@@ -68,6 +68,7 @@ class Followers(Generic[Owner]):
         self._start = start
         self._pool: Pool | None = None
         self._started_s, self._checked_s, self._is_ready = 0.0, 0.0, False
+        self._idle_look_s = 0.0
         self._problem = ""  # for which no grammar can be followed
         self._texts: weakref.WeakKeyDictionary[Follower, Text] = weakref.WeakKeyDictionary()
         self._num_texts = 0
@@ -101,11 +102,18 @@ class Followers(Generic[Owner]):
         self._tell()
 
     def take(self) -> list[tuple[Owner, Outcome]]:
-        """What has become known since the last call; who has waited too long learns that."""
+        """What has become known since the last call; who has waited too long learns that.
+
+        Without asks it looks now and then, so that a server that ended is no zombie, and the next text finds another.
+        """
+        now_s = time.monotonic()
         if self._asks:
             self._hear()
-            self._check(time.monotonic())
+            self._check(now_s)
             self._tell()
+        elif self._pool is not None and now_s > self._idle_look_s + CHECK_S:
+            self._idle_look_s = now_s
+            self._hear()
         taken, self._outcomes = self._outcomes, []
         return taken
 
@@ -246,10 +254,11 @@ class Followers(Generic[Owner]):
                 self._waiting.append(ask)
 
     def _lose_server(self, problem: str) -> None:
-        """Begin anew, with all texts."""
+        """Begin anew, with all texts, as soon as one asks; without tokens there is no other server."""
         if self._pool is None:
             return
-        logger.error("%s; another is started", problem)
+        if not self._problem:
+            logger.error("%s; the next text starts another", problem)
         pool, self._pool = self._pool, None
         pool.server.end(at_once=True)
         for process in pool:

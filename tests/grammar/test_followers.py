@@ -224,6 +224,17 @@ def test_without_its_server_all_goes_on_under_another(
     assert len(servers.started) == 2
 
 
+def test_a_server_that_ends_while_nobody_asks_is_no_zombie(followers: Followers[int], servers: Servers) -> None:
+    text = Follower(DIGITS)
+    followers.ask(0, text, ())
+    [begun] = outcomes(followers, 1).values()
+    ended = servers.started[0].pid
+    os.kill(ended, signal.SIGKILL)
+    until(lambda: not followers.take() and not Path(f"/proc/{ended}").exists())
+    followers.ask(0, text, [min(allowed(begun))])
+    assert allowed(outcomes(followers, 1)[0])
+
+
 def test_the_end_leaves_nobody(servers: Servers) -> None:
     followers = Followers[int](servers)
     followers.ask(0, Follower(ANYTHING), ())
