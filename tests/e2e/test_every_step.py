@@ -120,6 +120,15 @@ def pulling(checkpoint: Checkpoint) -> Iterator[Doomed]:
     yield from systems(checkpoint, apart=True)
 
 
+async def all_are_answered(system: Doomed, texts: Texts) -> None:
+    """Ask for every text at once, and compare the answers."""
+    asked = [prompt for prompt, _ in texts]
+    async with asyncio.timeout(TIMEOUT_S):
+        completions = await complete_all(system.url, asked, max_tokens=MAX_TOKENS, ignore_eos=True)
+    assert [completion.error for completion in completions] == [None] * len(texts)
+    assert [completion.text for completion in completions] == [text for _, text in texts]
+
+
 async def all_is_well(system: Doomed, texts: Texts) -> None:
     """Some ask and get their texts, while others leave who have asked the same; until both is done."""
     async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession() as session:
@@ -128,16 +137,13 @@ async def all_is_well(system: Doomed, texts: Texts) -> None:
             asyncio.create_task(complete(session, system.url, texts[i][0], stream, max_tokens=300, ignore_eos=True))
             for i, stream in enumerate(streams)
         ]
-        asked = [prompt for prompt, _ in texts]
-        task = asyncio.create_task(complete_all(system.url, asked, max_tokens=MAX_TOKENS, ignore_eos=True))
+        task = asyncio.create_task(all_are_answered(system, texts))
         while not all(s.num_tokens > 1 or leaver.done() for s, leaver in zip(streams, impatient, strict=True)):
             await asyncio.sleep(0.005)
         for leaver in impatient:
             leaver.cancel()
         await asyncio.gather(*impatient, return_exceptions=True)
-        completions = await task
-    assert [completion.error for completion in completions] == [None] * len(texts)
-    assert [completion.text for completion in completions] == [text for _, text in texts]
+        await task
 
 
 async def survives(system: Doomed, texts: Texts, name: str, doom: Doom) -> None:
@@ -191,14 +197,15 @@ async def test_at_every_step_in_a_shared_pool(
 async def test_when_it_is_asked_what_it_has(
     name: str, moment: Moment, kind: type[Message], sharing: Doomed, texts: Texts
 ) -> None:
-    """As it is when nothing was heard of it for a while."""
+    """As it is when nothing was heard of it for a while. Nobody leaves, lest it has nothing left to be asked of."""
     directory = sharing.complete().directory.name
     amid = Doom(GOT, PrefillRequest, 2) if name == "prefill-0" else Doom(AFTER, TokenBatch, 3)
     amid._replace(ends_by=signal.SIGSTOP).foretell(directory, name)
-    asked = asyncio.create_task(all_is_well(sharing, texts))
+    asked = asyncio.create_task(all_are_answered(sharing, texts))
     await asyncio.to_thread(sharing.until, lambda: has_come_true(directory, name))
     Doom(moment, kind).foretell(directory, name)
     await asyncio.sleep(UNHEARD_S)
+    assert await asyncio.to_thread(sharing.num_active) > 0, "the router had its turn since, and asked"
     sharing.processes[name].send_signal(signal.SIGCONT)
     await asked
     await asyncio.to_thread(sharing.ended, name)

@@ -22,15 +22,22 @@ from tests.router.conftest import Cluster, StartCluster
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 SECRET = "a prompt that nobody else shall read"
+THREADS_END_S = 30.0
 Span = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there, and sends soon."""
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It is there, and sends soon. Its threads end with the test, because they use `random` amid what others draw."""
     pytest.importorskip("opentelemetry.sdk", reason="the otel extra is not installed")
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the otel extra is not installed")
     monkeypatch.setattr("router.otel.SEND_EVERY_MS", 20)
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if "otel" in thread.name.lower():
+            thread.join(THREADS_END_S)
+            assert not thread.is_alive(), thread.name
 
 
 class Collector:
