@@ -258,7 +258,8 @@ class Supervisor:
         self._console.end_loading()
         await self._fork_server.end()
         if any(kept.child for kept in self._kept.values()) and not self._killing.is_set():
-            self._console.say("draining; once more to kill")
+            why = f"{self.failure}; " if self.failure else ""
+            self._console.say(f"{why}draining; once more to kill")
             for kind in Kind:
                 await self._terminate(
                     [kept for kept in self._kept.values() if kept.spec.kind is kind], self._limit_s(kind)
