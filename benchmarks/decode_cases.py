@@ -27,13 +27,13 @@ from benchmarks.kernel_cases import (
     random,
     variants_for,
 )
-from common.config import KernelsSection
-from common.kernels.gpu import gpu_of
-from common.kernels.join_parts import join_parts
+from common.kernels.base.gpu import gpu_of
+from common.kernels.products.join_parts import join_parts
 from common.ops.base import ForwardBatch, Ops, Residual
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, LinearPlans
 from common.ops.torch_ops import TorchOps
+from common.settings.config import KernelsSection
 
 TOKENS = (1, 4, 16, 64)
 CONTEXTS = ((1, 1024), (8, 1024), (64, 1024), (1, 8192), (64, 4096))  # sequences, tokens of each

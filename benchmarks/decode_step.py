@@ -30,13 +30,13 @@ from benchmarks.own_memory import own_memory, require_gpu, take_all
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from benchmarks.workload import numbers
-from common.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
-from common.device.engine import Engine, build_engine
-from common.device.gpu_share import limited_stream
-from common.device.landing import PendingOutput
+from common.device.engine.engine import Engine, build_engine
+from common.device.engine.gpu_share import limited_stream
+from common.device.steps.output_ring import PendingOutput
 from common.kv.tables import BlockTable
-from common.memory.client import MemoryClient
-from common.wire.sampling_params import SamplingParams
+from common.memory.client.client import MemoryClient
+from common.settings.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import NO_SLOT, UNSHARED, Change, Fill, SharedPrefix
 from decode_worker.runner import CAPTURE_BYTES, DecodeRunner

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.flip import Phase, parse_phases
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.planning.costs import Costs
 from deploy.planning.figures import Figures
 from deploy.planning.layout import Layout, parse_layout

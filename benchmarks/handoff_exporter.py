@@ -13,10 +13,10 @@ from torch import Tensor
 from benchmarks.own_memory import own_memory
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
-from common.memory.mapping import Mapping
-from common.wire.frames import decode, encode
-from common.wire.handoff_messages import KVPoolExport
-from common.wire.memory_messages import PoolWanted
+from common.memory.client.mapping import Mapping
+from common.wire.messages.frames import decode, encode
+from common.wire.messages.handoff import KVPoolExport
+from common.wire.messages.memory import PoolWanted
 
 BLOCKS_AT_ONCE = 32
 """Blocks written or compared together, which bounds the memory it takes beside the pool."""

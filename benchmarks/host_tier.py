@@ -28,16 +28,15 @@ from rich.table import Table
 
 from benchmarks.memory_cases import new_keys
 from benchmarks.workload import numbers
-from common.config import NetSection
-from common.memory.announcer import Announcer
-from common.memory.client import MemoryClient
-from common.memory.cuda_backing import CudaBacking
-from common.memory.host_backing import HostBacking
-from common.memory.server import MemoryServer
-from common.memory_sections import MemorySection
-from common.version import VERSION
-from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
-from common.wire.memory_messages import (
+from common.base.version import VERSION
+from common.memory.client.client import MemoryClient
+from common.memory.devices.cuda_backing import CudaBacking
+from common.memory.devices.host_backing import HostBacking
+from common.memory.server.announcer import Announcer
+from common.memory.server.server import MemoryServer
+from common.settings.config import NetSection
+from common.settings.memory_sections import MemorySection
+from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
     BlocksSealed,
@@ -47,7 +46,8 @@ from common.wire.memory_messages import (
     PromptBlocks,
     PromptWanted,
 )
-from common.wire.memory_reports import MemoryReady
+from common.wire.messages.memory_reports import MemoryReady
+from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
 from deploy.planning.percentiles import percentile
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 36, 8, 128, 16, 0, "bfloat16"),))

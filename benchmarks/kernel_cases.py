@@ -7,22 +7,22 @@ from itertools import chain, product, starmap
 import torch
 from torch import Tensor
 
-from common.device.adjustments import Adjustments, SlotFill
-from common.device.sampling_tensors import sampling_tensors
-from common.kernels import sampling
-from common.kernels.adjust_logits import adjust_logits
-from common.kernels.embedding import embedding
-from common.kernels.gated_gemm import gated_gemm
-from common.kernels.gather_blocks import gather_blocks
-from common.kernels.gpu import gpu_of
-from common.kernels.logprobs import logprobs
-from common.kernels.operands import MAX_LOGPROBS, AttentionWeights
-from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
-from common.kernels.rms_norm import rms_norm
-from common.kernels.silu_mul import silu_mul
+from common.device.steps.adjustments import Adjustments, SlotFill
+from common.device.steps.sampling_tensors import sampling_tensors
+from common.kernels.base.gpu import gpu_of
+from common.kernels.base.operands import MAX_LOGPROBS, AttentionWeights
+from common.kernels.elementwise.embedding import embedding
+from common.kernels.elementwise.gather_blocks import gather_blocks
+from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
+from common.kernels.elementwise.rms_norm import rms_norm
+from common.kernels.elementwise.silu_mul import silu_mul
+from common.kernels.products.gated_gemm import gated_gemm
+from common.kernels.sampling import sampling
+from common.kernels.sampling.adjust_logits import adjust_logits
+from common.kernels.sampling.logprobs import logprobs
 from common.ops import reference
 from common.ops.base import ForwardBatch
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.sampling_params import SamplingParams
 
 HIDDEN, INNER, VOCAB, NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 2560, 9728, 151_936, 32, 8, 128, 16
 QKV = (NUM_Q + 2 * NUM_KV) * HEAD_DIM

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.make_checkpoint import PRESETS
-from common.kernels.gpu import Gpu, gpu_of
+from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops.base import Residual
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan

@@ -30,9 +30,8 @@ from rich.table import Table
 
 from benchmarks.memory_cases import measure_cases
 from benchmarks.results import ROOT
-from common.memory.client import MemoryClient
-from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
-from common.wire.memory_messages import (
+from common.memory.client.client import MemoryClient
+from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
     BlocksWanted,
@@ -41,7 +40,8 @@ from common.wire.memory_messages import (
     KVReceived,
     PoolShortage,
 )
-from common.wire.packing import pack_ids, unpack_ids
+from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
+from common.wire.values.packing import pack_ids, unpack_ids
 from deploy.planning.percentiles import percentile
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 1, 1, 1, 16, 0, "float16"),))

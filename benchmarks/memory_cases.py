@@ -11,10 +11,8 @@ from typing import TypeVar
 
 from rich.table import Table
 
-from common.memory.client import MemoryClient
-from common.wire.fields import KEY_BYTES
-from common.wire.kv_layout import KVLayout
-from common.wire.memory_messages import (
+from common.memory.client.client import MemoryClient
+from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
     BlocksSealed,
@@ -23,6 +21,8 @@ from common.wire.memory_messages import (
     PromptBlocks,
     PromptWanted,
 )
+from common.wire.values.fields import KEY_BYTES
+from common.wire.values.kv_layout import KVLayout
 from deploy.planning.percentiles import percentile
 
 ANSWER_S = 30.0

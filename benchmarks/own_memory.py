@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from common.config import Config, NetSection
-from common.device.engine import resolve_device
-from common.errors import MemoryLost
-from common.memory.client import MemoryClient
-from common.memory.shared_pool import SharedPool
-from common.memory.starter import Starter
-from common.memory_sections import MemorySection
+from common.base.errors import MemoryLost
+from common.device.engine.engine import resolve_device
+from common.memory.client.client import MemoryClient
+from common.memory.client.shared_pool import SharedPool
+from common.memory.client.starter import Starter
+from common.settings.config import Config, NetSection
+from common.settings.memory_sections import MemorySection
 
 LINGER_S = 10.0
 """Should its worker be killed."""

@@ -18,11 +18,11 @@ from benchmarks.kernel_cases import (
     random,
     variants_for,
 )
-from common.kernels.few_query_attention import few_query_attention
-from common.kernels.gpu import gpu_of
-from common.kernels.long_attention import long_attention
-from common.kernels.prefill_attention import prefill_attention
-from common.kernels.query_parts import make_query_parts
+from common.kernels.attention.few_query_attention import few_query_attention
+from common.kernels.attention.long_attention import long_attention
+from common.kernels.attention.prefill_attention import prefill_attention
+from common.kernels.attention.query_parts import make_query_parts
+from common.kernels.base.gpu import gpu_of
 from common.ops import reference
 from common.ops.base import ForwardBatch
 

@@ -21,13 +21,13 @@ from rich.table import Table
 
 from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure
-from common.config import Config, ModelSection
-from common.malloc import tame_allocator
-from common.serving.token_ids import stranger
-from common.wire.block_key import TextDigests, pack_keys
-from common.wire.frames import decode, encode
-from common.wire.messages import PrefillRequest
-from common.wire.packing import pack_ids
+from common.base.malloc import tame_allocator
+from common.serving.prompts.token_ids import stranger
+from common.settings.config import Config, ModelSection
+from common.wire.messages.frames import decode, encode
+from common.wire.messages.worker import PrefillRequest
+from common.wire.values.block_key import TextDigests, pack_keys
+from common.wire.values.packing import pack_ids
 from prefill_worker.sequence import PromptSequence
 from router.json_body import values_of
 from router.openai_api import CompletionRequest, parse

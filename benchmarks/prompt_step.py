@@ -25,14 +25,14 @@ from benchmarks.own_memory import own_memory, require_gpu
 from benchmarks.results import Row, append_rows, hardware, row_of
 from benchmarks.stats import Figure
 from benchmarks.workload import numbers
-from common.config import Config, ModelSection, PrefillSection, WorkerSection
-from common.device.engine import Engine, build_engine
-from common.device.gpu_share import make_share
-from common.device.prompt_buffers import PromptChunk
-from common.device.prompt_runner import PromptRunner
-from common.device.warm_up import warm_up_prompts
-from common.memory.client import MemoryClient
-from common.wire.sampling_params import SamplingParams
+from common.device.engine.engine import Engine, build_engine
+from common.device.engine.gpu_share import make_share
+from common.device.steps.prompt_buffers import PromptChunk
+from common.device.steps.prompt_runner import PromptRunner
+from common.device.steps.warm_up import warm_up_prompts
+from common.memory.client.client import MemoryClient
+from common.settings.config import Config, ModelSection, PrefillSection, WorkerSection
+from common.wire.values.sampling_params import SamplingParams
 
 LENGTHS = [128, 512, 1024, 2048, 8192, 16_000]
 SHARES = [100]

@@ -34,7 +34,7 @@ from statistics import linear_regression, mean
 from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_cells import MODEL, ONE_GPU, TWO_GPUS, newest
 from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP, TOGETHER
-from common.config import GPU_STEP_TOKENS
+from common.settings.config import GPU_STEP_TOKENS
 from deploy.planning.costs import MAX_KEYS, MAX_ROWS, PromptCosts, StepCosts
 from deploy.planning.rates import SHIPPED, Points, Rates, Where, as_json
 from deploy.planning.shape import ModelShape

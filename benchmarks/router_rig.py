@@ -25,8 +25,8 @@ import uvloop
 from benchmarks.load_client import HEADERS, open_session
 from benchmarks.process_memory import family, resident_bytes
 from benchmarks.router_bodies import LOADS
-from common.config import ModelSection, NetSection
-from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
+from common.settings.config import ModelSection, NetSection
+from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.tokenizer import Tokenizer
 from tests.fakes import FakeDecode, FakeModel, FakePrefill
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 from benchmarks.prefixes import Prefixes
 from benchmarks.stats import parse_slo
 from benchmarks.workload import Draw, Even, HeavyTailed, Stream
-from common.argument_parser import ArgumentParser
-from common.plain_file import read_plain
+from common.base.plain_file import read_plain
+from common.settings.argument_parser import ArgumentParser
 
 Parsed = TypeVar("Parsed")
 

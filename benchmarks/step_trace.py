@@ -22,13 +22,13 @@ from benchmarks.decode_step import StepBench, add_engine_flags
 from benchmarks.own_memory import own_memory, require_gpu
 from benchmarks.results import Row, append_rows, row_of
 from benchmarks.stats import Figure
-from common.device.landing import LOOK_INTERVAL_S, PendingOutput
-from common.device.loop_trace import WAIT, Trace
-from common.device.step_trace import StepTrace, Summary, device_timer
-from common.trace_events import Tracer
-from common.trace_file import Process, TraceFile
-from common.wire.sampling_params import SamplingParams
-from common.wire.worker_id import make_epoch
+from common.base.trace_events import Tracer
+from common.base.trace_file import Process, TraceFile
+from common.device.steps.loop_trace import WAIT, Trace
+from common.device.steps.output_ring import LOOK_INTERVAL_S, PendingOutput
+from common.device.steps.step_trace import StepTrace, Summary, device_timer
+from common.wire.messages.worker_id import make_epoch
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence
 from deploy.planning.percentiles import percentile

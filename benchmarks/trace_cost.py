@@ -24,10 +24,10 @@ from rich.table import Table
 
 from benchmarks.results import append_rows, row_of
 from benchmarks.stats import Figure
-from common.config import TraceSection
-from common.device.loop_trace import WAIT, Trace
-from common.device.step_trace import make_trace
-from common.trace_file import Process
+from common.base.trace_file import Process
+from common.device.steps.loop_trace import WAIT, Trace
+from common.device.steps.step_trace import make_trace
+from common.settings.config import TraceSection
 from router.journey import Arrival, End, Journey
 from router.phases import Phase
 from router.request_trace import RequestTrace, make_request_trace

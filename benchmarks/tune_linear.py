@@ -24,13 +24,13 @@ import torch
 from benchmarks.linear_candidates import Operands, Shape, candidates, shapes_of
 from benchmarks.make_checkpoint import PRESETS
 from benchmarks.own_memory import require_gpu
-from common.config import KernelsSection
-from common.kernels.gpu import Gpu, gpu_of
+from common.kernels.base.gpu import Gpu, gpu_of
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.models.loader import read_config
 from common.ops.base import ForwardBatch
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, Kind, Plan, plan_file, rule_of_thumb
+from common.settings.config import KernelsSection
 
 TOKENS = (1, 4, 8, 16, 32, 64)  # each stands for the token counts up to it
 LAYERS, CONTEXT, BLOCK_SIZE = 6, 1024, 16  # six layers are more than the cache holds

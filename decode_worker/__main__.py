@@ -6,18 +6,18 @@ from pathlib import Path
 
 import zmq
 
-from common.config import WORKER_SECTIONS, Config
-from common.device.engine import Engine, build_engine, resolve_device
-from common.device.prompt_runner import PromptRunner
-from common.device.step_sizes import sized
-from common.device.step_trace import make_trace
-from common.device.warm_up import compile_decode_kernels, compile_prompt_kernels, time_prompt, warm_up_prompts
+from common.base.trace_file import Process
+from common.device.engine.engine import Engine, build_engine, resolve_device
+from common.device.engine.step_sizes import sized
+from common.device.steps.prompt_runner import PromptRunner
+from common.device.steps.step_trace import make_trace
+from common.device.steps.warm_up import compile_decode_kernels, compile_prompt_kernels, time_prompt, warm_up_prompts
 from common.grammar.followers import make_followers
-from common.serving.worker_main import Incarnation, make_ready, worker_main
-from common.trace_file import Process
-from common.wire.endpoints import resolved
-from common.wire.messages import Role
-from common.wire.sockets import Hub
+from common.serving.worker.start import Incarnation, make_ready, worker_main
+from common.settings.config import WORKER_SECTIONS, Config
+from common.wire.messages.worker import Role
+from common.wire.transport.endpoints import resolved
+from common.wire.transport.sockets import Hub
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import DecodeRunner, batch_buckets
 from decode_worker.worker import DecodeWorker

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from common.memory.shared_pool import SharedPool
-from common.serving.visits import Visit
-from common.wire.memory_messages import KVOffer
+from common.memory.client.shared_pool import SharedPool
+from common.serving.worker.peer_servers import Visit
+from common.wire.messages.memory import KVOffer
 from decode_worker.sequence import DecodeSequence, Key
 
 EARLY_S = 2.0

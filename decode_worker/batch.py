@@ -7,12 +7,12 @@ next can be launched before the host has seen this one's tokens. The host only w
 
 import torch
 
-from common.device.adjustments import Adjustments, SlotFill, make_grammar_masks
-from common.device.row_state import RowLayout
-from common.kernels.operands import SamplingTensors
+from common.device.steps.adjustments import Adjustments, SlotFill, make_grammar_masks
+from common.device.steps.row_state import RowLayout
+from common.kernels.base.operands import SamplingTensors
 from common.ops.base import ForwardBatch
 from common.ops.row_ops import row_updater
-from common.wire.pool_shape import PoolShape
+from common.wire.values.pool_shape import PoolShape
 from decode_worker.row_updates import RowStage, table_places
 from decode_worker.rows import NO_SLOT, Change, Fill
 

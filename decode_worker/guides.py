@@ -5,11 +5,11 @@ written into memory that the step's last kernels read (`GrammarMasks`). A row wh
 token, and tries again in the next step; the others notice nothing.
 """
 
-from common.device.adjustments import NO_MASK
+from common.device.steps.adjustments import NO_MASK
 from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
-from common.kernels.operands import GrammarMasks
-from common.wire.output_token import OutputToken
+from common.kernels.base.operands import GrammarMasks
+from common.wire.values.output_token import OutputToken
 from decode_worker.sequence import DecodeSequence
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.kv.copies import Copies
-from common.memory.magazine import Grant
-from common.serving.visits import Visit
-from common.wire.memory_messages import KVOffer
-from common.wire.packing import unpack_ids
+from common.memory.client.magazine import Grant
+from common.serving.worker.peer_servers import Visit
+from common.wire.messages.memory import KVOffer
+from common.wire.values.packing import unpack_ids
 from decode_worker.sequence import DecodeSequence
 
 

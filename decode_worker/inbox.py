@@ -2,18 +2,18 @@
 
 import logging
 
-from common.errors import ErrorCode
-from common.serving.drain import Drain
-from common.serving.inquiry import answer
-from common.serving.token_ids import stranger
-from common.wire.handoff_messages import DecodeRequest, KVPoolExport, KVProgress
-from common.wire.memory_messages import KVOffer, PromptBlocks
-from common.wire.messages import Abort, Inquiry, Message, PeerGone, PrefillRequest, RequestFailed
-from common.wire.operator_messages import Leave
-from common.wire.packing import unpack_array
-from common.wire.router_link import RouterLink
-from common.wire.sockets import Hub
-from common.wire.worker_id import is_from
+from common.base.errors import ErrorCode
+from common.serving.prompts.inquiry import answer
+from common.serving.prompts.token_ids import stranger
+from common.serving.worker.drain import Drain
+from common.wire.messages.handoff import DecodeRequest, KVPoolExport, KVProgress
+from common.wire.messages.memory import KVOffer, PromptBlocks
+from common.wire.messages.operator import Leave
+from common.wire.messages.worker import Abort, Inquiry, Message, PeerGone, PrefillRequest, RequestFailed
+from common.wire.messages.worker_id import is_from
+from common.wire.transport.router_link import RouterLink
+from common.wire.transport.sockets import Hub
+from common.wire.values.packing import unpack_array
 from decode_worker.announced import Received
 from decode_worker.guides import Guides
 from decode_worker.local_prompts import LocalPrompts

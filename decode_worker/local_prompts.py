@@ -1,7 +1,7 @@
 """Prompts computed by the decode worker itself: when no prefill worker can, and short ones when those are busy.
 
 In small chunks between decode steps: the streams that run here slow down, and go on. A chunk is of one prompt, and
-which that is, `common.serving.prompt_order` decides. It is launched and not waited for, so the tokens of steps before
+which that is, `common.serving.prompts.order` decides. It is launched and not waited for, so the tokens of steps before
 it are sent meanwhile. What is there of a prompt is not computed, as in a prefill worker. One that is here for being
 short is given back if more of it is to be computed than was thought.
 """
@@ -10,17 +10,17 @@ import time
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
-from common.config import Config
-from common.device.prompt_buffers import PromptChunk
-from common.device.prompt_runner import PendingPrompts, PromptRunner
-from common.errors import ErrorCode
+from common.base.errors import ErrorCode
+from common.device.steps.prompt_buffers import PromptChunk
+from common.device.steps.prompt_runner import PendingPrompts, PromptRunner
 from common.kv.tables import Tables
-from common.memory.magazine import Magazine
-from common.serving.prompt_order import PromptOrder
-from common.serving.prompt_prefixes import Beginning, PromptPrefixes
-from common.wire.messages import Message, PromptCached, RequestFailed
-from common.wire.output_token import OutputToken
-from common.wire.router_link import Load
+from common.memory.client.magazine import Magazine
+from common.serving.prompts.order import PromptOrder
+from common.serving.prompts.prefixes import Beginning, PromptPrefixes
+from common.settings.config import Config
+from common.wire.messages.worker import Message, PromptCached, RequestFailed
+from common.wire.transport.router_link import Load
+from common.wire.values.output_token import OutputToken
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence, Key
 

@@ -7,12 +7,12 @@ KVOffer ──▶ waiting ──a row and a block for it to grow──▶ accept
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.errors import ErrorCode
+from common.base.errors import ErrorCode
 from common.kv.tables import Tables, held_by, num_lacking, num_seen, tables_handed_over
-from common.memory.shared_pool import SharedPool
-from common.wire.kv_layout import Counts, KVLayout
-from common.wire.memory_messages import KVOffer
-from common.wire.pool_shape import plus, shown
+from common.memory.client.shared_pool import SharedPool
+from common.wire.messages.memory import KVOffer
+from common.wire.values.kv_layout import Counts, KVLayout
+from common.wire.values.pool_shape import plus, shown
 from decode_worker.row_queue import RowQueue
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sealing import Sealing

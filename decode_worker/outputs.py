@@ -6,14 +6,14 @@ chosen ──append──▶ in the token log ──▶ told, with why the text 
 
 from collections.abc import Callable
 
-from common.device.loop_trace import Trace
-from common.errors import ErrorCode
-from common.kernels.operands import NO_CHOICE
-from common.serving.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
-from common.wire.messages import FinishReason
-from common.wire.output_token import OutputToken
-from common.wire.router_link import RouterLink
-from common.wire.token_columns import TokenColumns
+from common.base.errors import ErrorCode
+from common.device.steps.loop_trace import Trace
+from common.kernels.base.operands import NO_CHOICE
+from common.serving.prompts.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
+from common.wire.messages.token_columns import TokenColumns
+from common.wire.messages.worker import FinishReason
+from common.wire.transport.router_link import RouterLink
+from common.wire.values.output_token import OutputToken
 from decode_worker.guides import Guides
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.scheduler import DecodeScheduler

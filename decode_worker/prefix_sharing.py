@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from common.wire.kv_layout import KVGroup
+from common.wire.values.kv_layout import KVGroup
 from decode_worker.prefix_groups import prefix_groups
 from decode_worker.rows import UNSHARED, Rows, SharedPrefix
 from decode_worker.sequence import DecodeSequence

@@ -11,12 +11,12 @@ into. A handoff that waits for them holds none.
 from collections.abc import Iterable
 
 from common.kv.tables import num_seen
-from common.memory.magazine import Grant
-from common.memory.shared_pool import SharedPool
-from common.wire.block_key import TextDigests
-from common.wire.kv_layout import Counts
-from common.wire.memory_messages import PromptBlocks
-from common.wire.packing import pack_ids
+from common.memory.client.magazine import Grant
+from common.memory.client.shared_pool import SharedPool
+from common.wire.messages.memory import PromptBlocks
+from common.wire.values.block_key import TextDigests
+from common.wire.values.kv_layout import Counts
+from common.wire.values.packing import pack_ids
 from decode_worker.handoff import Handoff
 from decode_worker.sequence import Key
 

@@ -15,20 +15,20 @@ from collections.abc import Sequence
 from functools import reduce
 from itertools import islice
 
-from common.config import Config
-from common.device.engine import Engine
-from common.errors import ErrorCode
+from common.base.errors import ErrorCode
+from common.device.engine.engine import Engine
 from common.kv.copies import missing
 from common.kv.tables import num_handed_over, tables_handed_over
-from common.serving.standstill import Standstill
-from common.serving.visits import Visit
-from common.wire.handoff_messages import KVProgress
-from common.wire.kv_layout import Counts
-from common.wire.memory_messages import KVOffer
-from common.wire.packing import unpack_ids
-from common.wire.pool_shape import plus
-from common.wire.router_link import Load
-from common.wire.step_counts import PullMeter
+from common.serving.prompts.standstill import Standstill
+from common.serving.worker.peer_servers import Visit
+from common.settings.config import Config
+from common.wire.messages.handoff import KVProgress
+from common.wire.messages.memory import KVOffer
+from common.wire.transport.router_link import Load
+from common.wire.values.kv_layout import Counts
+from common.wire.values.packing import unpack_ids
+from common.wire.values.pool_shape import plus
+from common.wire.values.step_counts import PullMeter
 from decode_worker.ahead import SILENCE_S, Ahead, Begun
 from decode_worker.announced import Announced
 from decode_worker.handoff import Handoff

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from common.device.row_state import RowLayout, row_record
-from common.device.word_uploader import WordStage
-from common.kernels.operands import HEAD_WORDS, RowUpdates
+from common.device.steps.row_state import RowLayout, row_record
+from common.device.steps.word_uploader import WordStage
+from common.kernels.base.operands import HEAD_WORDS, RowUpdates
 from common.kv.tables import BlockTable
-from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import PADDING
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import PADDING
 from decode_worker.rows import NO_SLOT, UNSHARED, Change, Clear, Fill, Grow, Share
 
 _PADDING = np.frombuffer(row_record(NO_SLOT, UNSHARED, PADDING), np.int32)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from common.device.engine import Engine
-from common.device.landing import PendingOutput, RingLanding
-from common.device.loop_trace import Trace
-from common.kernels.shared_parts import MAX_SHARING_ROWS
+from common.device.engine.engine import Engine
+from common.device.steps.loop_trace import Trace
+from common.device.steps.output_ring import PendingOutput, RingLanding
+from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Clear
 

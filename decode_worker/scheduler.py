@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from common.kv.blocks import Allocator
 from common.kv.tables import Tables, held_by, num_held, num_lacking, num_seen, num_slots, tables_of
-from common.wire.kv_layout import Counts
-from common.wire.pool_shape import are_enough, plus
+from common.wire.values.kv_layout import Counts
+from common.wire.values.pool_shape import are_enough, plus
 from decode_worker.row_queue import Group, RowQueue, group_of
 from decode_worker.rows import Rows
 from decode_worker.sequence import DecodeSequence, Key

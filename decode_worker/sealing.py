@@ -1,9 +1,9 @@
 """What decoding fills is sealed, so that the next turn of a conversation finds the reply as well as the prompt."""
 
-from common.memory.magazine import Magazine
-from common.wire.block_key import digests
-from common.wire.memory_messages import KVOffer
-from common.wire.packing import pack_ids
+from common.memory.client.magazine import Magazine
+from common.wire.messages.memory import KVOffer
+from common.wire.values.block_key import digests
+from common.wire.values.packing import pack_ids
 from decode_worker.sequence import DecodeSequence
 
 

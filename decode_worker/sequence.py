@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.device.loop_trace import Trace
+from common.device.steps.loop_trace import Trace
 from common.grammar.follower import Follower
 from common.kv.tables import Tables
-from common.wire.output_token import OutputToken
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.output_token import OutputToken
+from common.wire.values.sampling_params import SamplingParams
 
 Key = tuple[str, int]
 """(request_id, attempt)."""

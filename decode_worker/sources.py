@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from common.device.engine import Engine
-from common.errors import KVError
-from common.serving.visits import Visit, Visits, export_of
-from common.wire.handoff_messages import KVPathResult, KVPoolExport
-from common.wire.messages import SHARED_POOL, KVPathReport
-from common.wire.sockets import Hub
+from common.base.errors import KVError
+from common.device.engine.engine import Engine
+from common.serving.worker.peer_servers import Visit, Visits, export_of
+from common.wire.messages.handoff import KVPathResult, KVPoolExport
+from common.wire.messages.worker import SHARED_POOL, KVPathReport
+from common.wire.transport.sockets import Hub
 
 logger = logging.getLogger(__name__)
 

@@ -17,21 +17,21 @@ from dataclasses import dataclass
 
 import zmq
 
-from common.config import Config
-from common.device.engine import Engine
-from common.device.landing import LOOK_INTERVAL_S, PendingOutput
-from common.device.loop_trace import WAIT
-from common.device.prompt_runner import PromptRunner
-from common.errors import ErrorCode
+from common.base.errors import ErrorCode
+from common.device.engine.engine import Engine
+from common.device.steps.loop_trace import WAIT
+from common.device.steps.output_ring import LOOK_INTERVAL_S, PendingOutput
+from common.device.steps.prompt_runner import PromptRunner
 from common.grammar.followers import Followers
-from common.kernels.operands import NO_CHOICE
-from common.serving.drain import Drain
-from common.serving.idling import Idling
-from common.serving.visits import Visits
-from common.wire.messages import WorkerReady
-from common.wire.output_token import OutputToken
-from common.wire.router_link import RouterLink
-from common.wire.sockets import Hub
+from common.kernels.base.operands import NO_CHOICE
+from common.serving.worker.drain import Drain
+from common.serving.worker.idling import Idling
+from common.serving.worker.peer_servers import Visits
+from common.settings.config import Config
+from common.wire.messages.worker import WorkerReady
+from common.wire.transport.router_link import RouterLink
+from common.wire.transport.sockets import Hub
+from common.wire.values.output_token import OutputToken
 from decode_worker.admission import Admission
 from decode_worker.announced import Announced
 from decode_worker.guides import Guides

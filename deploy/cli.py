@@ -10,13 +10,13 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from common.argument_parser import ArgumentParser, Commands
-from common.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
-from common.errors import ConfigError
-from common.option_limits import DAY_S
-from common.options import add_flags, from_flags, number
-from common.version import VERSION
-from common.wire.frames import WIRE_NAME
+from common.base.errors import ConfigError
+from common.base.version import VERSION
+from common.settings.argument_parser import ArgumentParser, Commands
+from common.settings.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
+from common.settings.limits import DAY_S
+from common.settings.options import add_flags, from_flags, number
+from common.wire.messages.frames import WIRE_NAME
 from deploy.__main__ import INTERRUPTED
 from deploy.autoscale.options import add_autoscale, autoscale_of
 from deploy.demo import DEMO_MODEL, Verse, demo

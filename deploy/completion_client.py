@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from common.errors import BatonError
+from common.base.errors import BatonError
 
 
 class CompletionFailed(BatonError):

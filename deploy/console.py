@@ -9,8 +9,8 @@ import re
 import shutil
 from typing import Protocol
 
-from common.background_writer import BackgroundWriter
-from common.log import JsonFormatter, formatter, loss_line
+from common.base.background_writer import BackgroundWriter
+from common.base.log import JsonFormatter, formatter, loss_line
 
 LOG_LINE = re.compile(r"^\S+ \S+ (?P<level>[DIWEC]) \[[^\]]*\] (?P<text>.*)$")
 LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR"}

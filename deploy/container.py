@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.healthcheck import worker_here
 from deploy.model_source import find_model, hub_directory, is_hub_id, model_in, served_name
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import aiohttp
 
-from common.background_writer import BackgroundWriter
-from common.config import Config
+from common.base.background_writer import BackgroundWriter
+from common.settings.config import Config
 from deploy.completion_client import CompletionFailed, CompletionTimes, stream_completion
 from deploy.console import Console, Sink, background_writer
 from deploy.health import Health, fetch_health, local_url

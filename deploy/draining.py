@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.config import NetSection, RouterSection
-from common.errors import ConfigError
-from common.wire.endpoints import AUTO, ROUTER_SOCKET, resolved
-from common.wire.operator_messages import DrainAnswer, DrainWanted, LoadReport, LoadWanted, WorkerLoad
-from common.wire.whereabouts import found
+from common.base.errors import ConfigError
+from common.settings.config import NetSection, RouterSection
+from common.wire.messages.operator import DrainAnswer, DrainWanted, LoadReport, LoadWanted, WorkerLoad
+from common.wire.transport.endpoints import AUTO, ROUTER_SOCKET, resolved
+from common.wire.transport.whereabouts import found
 from deploy.router_client import Operator, dialed
 
 USUAL_PORT = RouterSection().port

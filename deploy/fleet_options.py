@@ -3,12 +3,12 @@
 import argparse
 from dataclasses import replace
 
-from common.config import Config, WorkerSection
-from common.errors import ConfigError
-from common.memory_sections import MemorySection
-from common.option_limits import DAY_S
-from common.options import number
-from common.wire.messages import Role
+from common.base.errors import ConfigError
+from common.settings.config import Config, WorkerSection
+from common.settings.limits import DAY_S
+from common.settings.memory_sections import MemorySection
+from common.settings.options import number
+from common.wire.messages.worker import Role
 from deploy.launch_plan import STANDBYS
 from deploy.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.serve import Fleet

@@ -14,12 +14,12 @@ from deploy.fork_server import order
 from deploy.launch_plan import Kind, ProcessSpec
 from deploy.placement import Placement
 
-WORKER_MODULES = ("common.serving.worker_main", "prefill_worker.worker", "decode_worker.worker")
+WORKER_MODULES = ("common.serving.worker.start", "prefill_worker.worker", "decode_worker.worker")
 GPU_MODULES = (
     "common.ops.cuda_ops",
-    "common.kernels.sampling",
-    "common.kernels.logprobs",
-    "common.kernels.adjust_logits",
+    "common.kernels.sampling.sampling",
+    "common.kernels.sampling.logprobs",
+    "common.kernels.sampling.adjust_logits",
     "cuda.bindings.runtime",
 )
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)

@@ -22,7 +22,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 
 WANTED = ["*.json", "*.safetensors", "tokenizer*", "chat_template.jinja", "merges.txt", "vocab.txt"]
 UNWANTED = ["original/*", "consolidated*", "*/*"]  # second copies of the weights in other layouts

@@ -7,16 +7,10 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 
-from common.config import (
-    MEMORY_SECTIONS,
-    ROUTER_SECTIONS,
-    WORKER_SECTIONS,
-    Config,
-    NetSection,
-)
-from common.errors import ConfigError
-from common.options import to_flags
-from common.wire.messages import Role
+from common.base.errors import ConfigError
+from common.settings.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config, NetSection
+from common.settings.options import to_flags
+from common.wire.messages.worker import Role
 from deploy.placement import Gpu, Placement, memory_fraction, threads_per_worker
 from deploy.runtime_dir import MAX_SOCKET_PATH_BYTES
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.placement import Gpu
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from common import options
-from common.config import MEMORY_SECTIONS, Config
-from common.errors import ConfigError
+from common.base.errors import ConfigError
+from common.settings import options
+from common.settings.config import MEMORY_SECTIONS, Config
 from deploy.child import Backoff, Child, describe_exit
 from deploy.console import Console, background_writer
 from deploy.launch_plan import Kind, ProcessSpec

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 
 
 def find_model(name: str) -> Path:

@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.wire.messages import Role
+from common.base.errors import ConfigError
+from common.wire.messages.worker import Role
 from deploy.child import child_environment
 from deploy.console import Console
 from deploy.placement import Placement

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from common.errors import ConfigError
-from common.wire.messages import Role
+from common.base.errors import ConfigError
+from common.wire.messages.worker import Role
 
 SERVER_BYTES = 600 * 10**6
 """What a memory server takes of a GPU beside the weights."""

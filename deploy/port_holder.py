@@ -13,8 +13,8 @@ import socket
 import sys
 from pathlib import Path
 
-from common.log import setup_logging
-from common.port_sharing import PortOffer
+from common.base.log import setup_logging
+from common.wire.transport.port_sharing import PortOffer
 
 logger = logging.getLogger(__name__)
 

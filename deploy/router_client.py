@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import zmq
 
-from common.config import NetSection
-from common.wire.endpoints import ROUTER_SOCKET, resolved
-from common.wire.messages import Message
-from common.wire.operator_messages import OperatorMessage
-from common.wire.sockets import Spoke
-from common.wire.worker_id import connection_of, make_epoch, make_id
+from common.settings.config import NetSection
+from common.wire.messages.operator import OperatorMessage
+from common.wire.messages.worker import Message
+from common.wire.messages.worker_id import connection_of, make_epoch, make_id
+from common.wire.transport.endpoints import ROUTER_SOCKET, resolved
+from common.wire.transport.sockets import Spoke
 
 LINGER_MS = 1000
 """For a last message to get out."""

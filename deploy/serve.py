@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from common.config import Config
+from common.settings.config import Config
 from deploy.autoscale.autoscaler import SAMPLE_S, SAMPLES_A_WINDOW, Autoscaler, Plan
 from deploy.autoscale.judge import Judge
 from deploy.autoscale.options import AutoscaleOptions, little_to_change

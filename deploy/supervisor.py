@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from common.port_sharing import RELIEVED_STATUS
+from common.wire.transport.port_sharing import RELIEVED_STATUS
 from deploy.child import Backoff, Child, describe_exit
 from deploy.console import Console
 from deploy.forks import ForkServer

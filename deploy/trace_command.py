@@ -4,9 +4,9 @@ import argparse
 import math
 from pathlib import Path
 
-from common.argument_parser import Commands
-from common.option_limits import DAY_S
-from common.options import number
+from common.settings.argument_parser import Commands
+from common.settings.limits import DAY_S
+from common.settings.options import number
 from deploy.trace_merge import write_trace
 from deploy.trace_parts import read_parts
 from deploy.trace_request import request_ways

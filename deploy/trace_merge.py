@@ -13,8 +13,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
-from common.errors import ConfigError
-from common.trace_events import CATEGORY, DEVICE, FIRST_LANE, LOOP
+from common.base.errors import ConfigError
+from common.base.trace_events import CATEGORY, DEVICE, FIRST_LANE, LOOP
 from deploy.trace_parts import Part, Point, Recording, Slice
 
 TRACKS_A_PROCESS = 100_000

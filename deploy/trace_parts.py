@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from common.errors import ConfigError
-from common.plain_file import open_plain
-from common.trace_file import OLDER, PROCESS, SUFFIX
+from common.base.errors import ConfigError
+from common.base.plain_file import open_plain
+from common.base.trace_file import OLDER, PROCESS, SUFFIX
 
 ROLES = ("router", "prefill", "decode")
 """In the order in which a request meets them, which is that of the processes in a trace."""

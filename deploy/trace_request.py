@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from common.errors import ConfigError
-from common.trace_events import DEVICE, LOOP
+from common.base.errors import ConfigError
+from common.base.trace_events import DEVICE, LOOP
 from deploy.tables import aligned, wrapped
 from deploy.trace_merge import process_names
 from deploy.trace_parts import Part, Recording, Slice

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from common.trace_events import DEVICE, LOOP
+from common.base.trace_events import DEVICE, LOOP
 from deploy.tables import BLANK, aligned, printable
 from deploy.trace_merge import process_names
 from deploy.trace_parts import Part, Recording, Slice

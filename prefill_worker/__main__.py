@@ -4,17 +4,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from common.config import WORKER_SECTIONS, Config
-from common.device.engine import Engine, build_engine, resolve_device
-from common.device.gpu_share import make_share
-from common.device.prompt_runner import PromptRunner
-from common.device.step_sizes import sized
-from common.device.step_trace import make_trace
-from common.device.warm_up import compile_prompt_kernels, warm_up_prompts
+from common.base.trace_file import Process
+from common.device.engine.engine import Engine, build_engine, resolve_device
+from common.device.engine.gpu_share import make_share
+from common.device.engine.step_sizes import sized
+from common.device.steps.prompt_runner import PromptRunner
+from common.device.steps.step_trace import make_trace
+from common.device.steps.warm_up import compile_prompt_kernels, warm_up_prompts
 from common.grammar.followers import make_followers
-from common.serving.worker_main import Incarnation, make_ready, worker_main
-from common.trace_file import Process
-from common.wire.messages import Role
+from common.serving.worker.start import Incarnation, make_ready, worker_main
+from common.settings.config import WORKER_SECTIONS, Config
+from common.wire.messages.worker import Role
 from prefill_worker.worker import PrefillWorker
 
 DESCRIPTION = """Computes prompts and hands their KV blocks to decode workers.

@@ -7,13 +7,13 @@ offered ──KVReceived──▶ the decode worker's
 import logging
 from collections.abc import Callable, Sequence
 
-from common.errors import ErrorCode
-from common.memory.shared_pool import SharedPool
-from common.serving.inquiry import Key
-from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
-from common.wire.memory_messages import KVDeclined, KVReceived
-from common.wire.messages import Message, PeerGone
-from common.wire.packing import pack_ids
+from common.base.errors import ErrorCode
+from common.memory.client.shared_pool import SharedPool
+from common.serving.prompts.inquiry import Key
+from common.wire.messages.handoff import KVPathResult, KVPoolExport, KVProgress
+from common.wire.messages.memory import KVDeclined, KVReceived
+from common.wire.messages.worker import Message, PeerGone
+from common.wire.values.packing import pack_ids
 from prefill_worker.holders import Holders
 from prefill_worker.sequence import PromptSequence
 from prefill_worker.targets import Target, Targets

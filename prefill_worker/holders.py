@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from common.errors import KVError
-from common.serving.visits import Visit, Visits
-from common.wire.handoff_messages import KVPoolExport
+from common.base.errors import KVError
+from common.serving.worker.peer_servers import Visit, Visits
+from common.wire.messages.handoff import KVPoolExport
 
 logger = logging.getLogger(__name__)
 

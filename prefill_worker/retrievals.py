@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from common.device.loop_trace import UNTRACED, Trace
+from common.device.steps.loop_trace import UNTRACED, Trace
 from common.kv.copies import Copies
 from common.kv.pool import KVPool
-from common.memory.magazine import Magazine
-from common.memory.reply_worth import copying_us, is_worth_taking
-from common.serving.inquiry import Key
-from common.serving.prompt_prefixes import PromptPrefixes
-from common.serving.prompt_rate import PromptRate
-from common.serving.visits import Visit
-from common.wire.memory_messages import PromptBlocks
-from common.wire.packing import unpack_ids
-from common.wire.step_counts import PullMeter
+from common.memory.base.reply_worth import copying_us, is_worth_taking
+from common.memory.client.magazine import Magazine
+from common.serving.prompts.inquiry import Key
+from common.serving.prompts.prefixes import PromptPrefixes
+from common.serving.prompts.rate import PromptRate
+from common.serving.worker.peer_servers import Visit
+from common.wire.messages.memory import PromptBlocks
+from common.wire.values.packing import unpack_ids
+from common.wire.values.step_counts import PullMeter
 from prefill_worker.holders import Holder, Holders
 from prefill_worker.sequence import PromptSequence
 

@@ -1,6 +1,6 @@
 """Which prompt tokens the next step computes, under a token and a block budget.
 
-The order is that of `common.serving.prompt_order`. A prompt is admitted, with blocks for all of it, when its first
+The order is that of `common.serving.prompts.order`. A prompt is admitted, with blocks for all of it, when its first
 tokens are to be computed; from then on nothing that it needs can be missing: of a window as many as a step sees and
 writes, which its places take in turns. So one that is overtaken in the midst
 keeps its blocks and can always go on, and one that waits for blocks waits for prompts that do go on.
@@ -15,12 +15,12 @@ blocks: they are free when that is over, as their next owner may be another work
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from common.config import PrefillSection
 from common.kv.blocks import Allocator
 from common.kv.tables import held_by, tables_of
-from common.serving.inquiry import Key
-from common.serving.prompt_order import PromptOrder
-from common.serving.prompt_prefixes import PromptPrefixes
+from common.serving.prompts.inquiry import Key
+from common.serving.prompts.order import PromptOrder
+from common.serving.prompts.prefixes import PromptPrefixes
+from common.settings.config import PrefillSection
 from prefill_worker.sequence import PromptSequence
 
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.device.loop_trace import Trace
+from common.device.steps.loop_trace import Trace
 from common.grammar.follower import Follower
 from common.kv.tables import Tables
-from common.serving.inquiry import Key
-from common.serving.prompt_prefixes import Beginning
-from common.wire.messages import PrefillRequest
-from common.wire.output_token import OutputToken
-from common.wire.packing import unpack_array
-from common.wire.sampling_params import SamplingParams
+from common.serving.prompts.inquiry import Key
+from common.serving.prompts.prefixes import Beginning
+from common.wire.messages.worker import PrefillRequest
+from common.wire.values.output_token import OutputToken
+from common.wire.values.packing import unpack_array
+from common.wire.values.sampling_params import SamplingParams
 
 
 @dataclass(slots=True, eq=False)

@@ -3,10 +3,10 @@
 import time
 from dataclasses import dataclass
 
-from common.device.prompt_buffers import PromptChunk
-from common.device.prompt_runner import PendingPrompts, PromptRunner
-from common.device.prompt_scores import PromptScores
-from common.wire.output_token import OutputToken
+from common.device.steps.prompt_buffers import PromptChunk
+from common.device.steps.prompt_runner import PendingPrompts, PromptRunner
+from common.device.steps.prompt_scores import PromptScores
+from common.wire.values.output_token import OutputToken
 from prefill_worker.scheduler import Chunk
 from prefill_worker.sequence import PromptSequence
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import zmq
 
-from common.config import NetSection
-from common.errors import ConfigError
-from common.wire.handoff_messages import KVPathResult, KVPoolExport
-from common.wire.messages import DecodePeer, Message
-from common.wire.sockets import Spoke
-from common.wire.worker_id import connection_of, is_from
+from common.base.errors import ConfigError
+from common.settings.config import NetSection
+from common.wire.messages.handoff import KVPathResult, KVPoolExport
+from common.wire.messages.worker import DecodePeer, Message
+from common.wire.messages.worker_id import connection_of, is_from
+from common.wire.transport.sockets import Spoke
 
 logger = logging.getLogger(__name__)
 

@@ -22,24 +22,26 @@ from collections import deque
 
 import zmq
 
-from common.config import Config
-from common.device.engine import Engine
-from common.device.landing import LOOK_INTERVAL_S
-from common.device.loop_trace import WAIT
-from common.device.prompt_runner import PromptRunner
-from common.errors import ErrorCode
+from common.base.errors import ErrorCode
+from common.device.engine.engine import Engine
+from common.device.steps.loop_trace import WAIT
+from common.device.steps.output_ring import LOOK_INTERVAL_S
+from common.device.steps.prompt_runner import PromptRunner
 from common.grammar.followers import Followers
-from common.kernels.operands import NO_CHOICE
+from common.kernels.base.operands import NO_CHOICE
 from common.kv.tables import complete_blocks
-from common.memory.shared_pool import OfPrompt
-from common.serving.drain import Drain
-from common.serving.idling import Idling
-from common.serving.inquiry import Key, answer
-from common.serving.prompt_prefixes import PromptPrefixes
-from common.serving.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason, stranger
-from common.serving.visits import Visits, export_of
-from common.wire.memory_messages import KVDeclined, KVOffer, KVReceived, PromptBlocks
-from common.wire.messages import (
+from common.memory.client.shared_pool import OfPrompt
+from common.serving.prompts.inquiry import Key, answer
+from common.serving.prompts.prefixes import PromptPrefixes
+from common.serving.prompts.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason, stranger
+from common.serving.worker.drain import Drain
+from common.serving.worker.idling import Idling
+from common.serving.worker.peer_servers import Visits, export_of
+from common.settings.config import Config
+from common.wire.messages.memory import KVDeclined, KVOffer, KVReceived, PromptBlocks
+from common.wire.messages.operator import Leave
+from common.wire.messages.token_columns import TokenColumns
+from common.wire.messages.worker import (
     Abort,
     DecodePeer,
     FinishReason,
@@ -51,10 +53,8 @@ from common.wire.messages import (
     RequestFailed,
     WorkerReady,
 )
-from common.wire.operator_messages import Leave
-from common.wire.output_token import OutputToken
-from common.wire.router_link import RouterLink
-from common.wire.token_columns import TokenColumns
+from common.wire.transport.router_link import RouterLink
+from common.wire.values.output_token import OutputToken
 from prefill_worker.delivery import Delivery
 from prefill_worker.guides import PromptGuides
 from prefill_worker.holders import Holders

@@ -10,14 +10,14 @@ from typing import Any
 
 import uvloop
 
-from common import options
-from common.config import ROUTER_SECTIONS, Config, RouterSection
-from common.errors import ConfigError, RequestError
-from common.log import setup_logging
-from common.malloc import tame_allocator
-from common.port_sharing import RELIEVED_STATUS
-from common.serving.settle import settle_memory
-from common.wire import whereabouts
+from common.base.errors import ConfigError, RequestError
+from common.base.log import setup_logging
+from common.base.malloc import tame_allocator
+from common.serving.worker.settle import settle_memory
+from common.settings import options
+from common.settings.config import ROUTER_SECTIONS, Config, RouterSection
+from common.wire.transport import whereabouts
+from common.wire.transport.port_sharing import RELIEVED_STATUS
 from router.app import start_server
 from router.http_request import SERVICE
 from router.service import Service

@@ -17,8 +17,8 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from common.errors import ConfigError, RequestError
-from common.plain_file import read_plain
+from common.base.errors import ConfigError, RequestError
+from common.base.plain_file import read_plain
 
 logger = logging.getLogger(__name__)
 

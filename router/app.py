@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from common.config import Config
-from common.errors import ConfigError, RequestError
+from common.base.errors import ConfigError, RequestError
+from common.settings.config import Config
 from router.api_keys import API_KEYS, ApiKeys, guarded
 from router.connection import SERVER
 from router.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins

@@ -6,9 +6,9 @@ Whether it is to begin or to end, the dispatcher decides.
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
-from common.wire.block_key import STRETCH_BLOCKS, TextDigests
-from common.wire.messages import Abort, Message
-from common.wire.packing import pack_ids
+from common.wire.messages.worker import Abort, Message
+from common.wire.values.block_key import STRETCH_BLOCKS, TextDigests
+from common.wire.values.packing import pack_ids
 from router.binding import decode_request, prefill_request
 from router.prefix_map import Prediction
 from router.request_state import Completion

@@ -6,9 +6,9 @@ however many tokens each of them has. Other ways to write the same text in token
 
 from collections.abc import Iterator, Sequence
 
-from common.errors import RequestError
-from common.wire.packing import pack_ids
-from common.wire.sampling_params import MAX_WORD_TOKENS
+from common.base.errors import RequestError
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import MAX_WORD_TOKENS
 from router.json_rules import shown
 from router.tokenizer import Tokenizer
 

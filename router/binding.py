@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import islice
 
-from common.wire.handoff_messages import DecodeRequest
-from common.wire.messages import PrefillRequest
-from common.wire.packing import pack_ids
+from common.wire.messages.handoff import DecodeRequest
+from common.wire.messages.worker import PrefillRequest
+from common.wire.values.packing import pack_ids
 from router.request_state import Completion
 from router.route import LEAST, Demand, Route
 from router.waiting_queue import WaitingQueue

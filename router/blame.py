@@ -9,9 +9,9 @@ failures forgotten.
 
 from collections.abc import Sequence, Set
 
-from common.config import RouterSection
-from common.errors import ErrorCode, RequestError
-from common.wire.messages import RequestFailed
+from common.base.errors import ErrorCode, RequestError
+from common.settings.config import RouterSection
+from common.wire.messages.worker import RequestFailed
 from router.member import Member
 from router.request_state import Completion
 

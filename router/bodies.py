@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from aiohttp import hdrs, web
 
-from common.config import RouterSection
-from common.errors import RequestError
-from common.malloc import trim_memory
+from common.base.errors import RequestError
+from common.base.malloc import trim_memory
+from common.settings.config import RouterSection
 from router.waiting_queue import busy
 
 NUM_FREE_BYTES = 32_768

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.chat_answer import THINK, THINK_END, Thoughts
 from router.chat_fields import CHAT_FIELDS, NO_EFFORT, UNLIMITED
 from router.chat_model import ChatModel

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from common.wire.output_token import MAX_LOGPROBS
+from common.wire.values.output_token import MAX_LOGPROBS
 from router.chat_messages import MESSAGES, Tools
 from router.completion_fields import GENERATION_FIELDS, MAX_MAX_TOKENS, SPECIAL_TOKENS, STREAMED
 from router.json_fields import Field, Table, given

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from common.errors import ConfigError, RequestError
-from common.json_file import read_json
+from common.base.errors import ConfigError, RequestError
+from common.base.json_file import read_json
 from router.chat_answer import THINK_END
 from router.tool_calls import CALL, ToolFormat
 

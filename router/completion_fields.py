@@ -6,8 +6,8 @@ What would change the text and is not implemented is refused, never ignored: its
 change nothing. README.md's list is made of this table (`python -m router.field_list`).
 """
 
-from common.wire.output_token import MAX_LOGPROBS
-from common.wire.sampling_params import MAX_ALLOWED, MAX_BAD_WORDS, MAX_BIASED, MAX_STOP_TOKENS, MAX_WORD_TOKENS
+from common.wire.values.output_token import MAX_LOGPROBS
+from common.wire.values.sampling_params import MAX_ALLOWED, MAX_BAD_WORDS, MAX_BIASED, MAX_STOP_TOKENS, MAX_WORD_TOKENS
 from router.json_fields import Field, Object, Table, given, without
 from router.json_rules import Boolean, Integer, Number, OneOf, Only, Text, Texts
 from router.logit_bias import LogitBias

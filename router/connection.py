@@ -15,8 +15,8 @@ from aiohttp import web
 from aiohttp.http import StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 
-from common.config import RouterSection
-from common.errors import RequestError
+from common.base.errors import RequestError
+from common.settings.config import RouterSection
 from router.error_bodies import error_response
 from router.header_parser import HeaderParser
 from router.http_errors import from_parser

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from common.memory.host_worth import is_worth_copying, restoring_us
-from common.memory.reply_worth import is_worth_taking
-from common.wire.messages import Role
+from common.memory.base.host_worth import is_worth_copying, restoring_us
+from common.memory.base.reply_worth import is_worth_taking
+from common.wire.messages.worker import Role
 from router.kv_paths import KVPaths
 from router.member import Member
 from router.prefix_map import NOTHING, Found, PoolName, PrefixMap

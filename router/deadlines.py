@@ -5,8 +5,8 @@ Nothing hangs: a completion is queued, at workers with a deadline, or stalled, a
 
 from collections.abc import Sequence
 
-from common.config import NetSection, RouterSection
-from common.errors import RequestError
+from common.base.errors import RequestError
+from common.settings.config import NetSection, RouterSection
 from router.request_state import Completion, State
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 from itertools import islice
 
-from common.config import NetSection, RouterSection
-from common.errors import ErrorCode, RequestError
-from common.wire.messages import Abort, FinishReason, PromptCached, PromptLogprobs, RequestFailed, TokenBatch
-from common.wire.output_token import OutputToken
-from common.wire.token_columns import rows_of
+from common.base.errors import ErrorCode, RequestError
+from common.settings.config import NetSection, RouterSection
+from common.wire.messages.token_columns import rows_of
+from common.wire.messages.worker import Abort, FinishReason, PromptCached, PromptLogprobs, RequestFailed, TokenBatch
+from common.wire.values.output_token import OutputToken
 from router.account import tell_end
 from router.assignments import Assignments, Send
 from router.binding import starts

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from aiohttp import hdrs, web
 
-from common.config import RouterSection
-from common.errors import ConfigError
-from common.serving.settle import raise_open_files
+from common.base.errors import ConfigError
+from common.serving.worker.settle import raise_open_files
+from common.settings.config import RouterSection
 from router.connection import Connection
 from router.membership import MAX_WORKERS
 from router.unread import Unread

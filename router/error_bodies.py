@@ -5,7 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 
 JSON = "application/json"
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -11,10 +11,10 @@ from typing import get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.wire.memory_reports import MemoryHeartbeat
-from common.wire.messages import Heartbeat, Role
-from common.wire.operator_messages import Stage
-from common.wire.step_counts import STEP_BOUNDS_S, STEP_BOUNDS_TOKENS, StepCounts
+from common.wire.messages.memory_reports import MemoryHeartbeat
+from common.wire.messages.operator import Stage
+from common.wire.messages.worker import Heartbeat, Role
+from common.wire.values.step_counts import STEP_BOUNDS_S, STEP_BOUNDS_TOKENS, StepCounts
 from router.health import status_of
 from router.member import Member
 from router.memory_servers import MemoryServers

@@ -14,8 +14,8 @@ from dataclasses import asdict
 
 import msgpack
 
-from common.errors import RequestError
-from common.wire.sampling_params import MAX_GRAMMAR_CHARS
+from common.base.errors import RequestError
+from common.wire.values.sampling_params import MAX_GRAMMAR_CHARS
 from router.grammar_source import Found, GrammarSource
 from router.helper_frames import GRAMMAR
 from router.helper_process import HelperProcess, ended

@@ -21,12 +21,12 @@ import msgpack
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from common.base.json_file import read_json
+from common.base.memory_limit import limit_memory
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.grammars import Grammars
 from common.grammar.reasons import reason, shortened
-from common.json_file import read_json
-from common.memory_limit import limit_memory
-from common.serving.settle import settle_memory
+from common.serving.worker.settle import settle_memory
 from router.grammar_source import MARKS, Dialect, Found, GrammarSource, grammar_of
 from router.grammar_tokens import lean_tokens
 from router.helper_frames import GRAMMAR

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.api_keys import OWNER
 from router.connection import connection_of
 from router.error_bodies import JSON

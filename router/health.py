@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from common.version import VERSION
-from common.wire.messages import SHARED_POOL, KVPathReport, Role
+from common.base.version import VERSION
+from common.wire.messages.worker import SHARED_POOL, KVPathReport, Role
 from router.member import Member
 from router.memory_servers import MemoryServer
 from router.readiness import Readiness

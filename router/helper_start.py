@@ -5,9 +5,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from common import options
-from common.config import Config
-from common.log import setup_logging
+from common.base.log import setup_logging
+from common.settings import options
+from common.settings.config import Config
 
 NICENESS = 5
 """What it does comes before a prompt step, which waits anyway; everybody's tokens should not wait for it."""

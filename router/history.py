@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from prometheus_client import Histogram
 
-from common.wire.step_counts import StepCounts
+from common.wire.values.step_counts import StepCounts
 from router.fleet_metrics import QueueSizes, kv_usage
 from router.memory_servers import MemoryServers
 from router.metrics import ITL_BOUNDS_S, TTFT_BOUNDS_S, Metrics

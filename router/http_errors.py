@@ -3,7 +3,7 @@
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError, LineTooLong
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 
 MAX_SHOWN_CHARS = 80
 MAX_REASON_CHARS = 160

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.bodies import Body
 from router.door import refuse_surplus
 from router.request_state import new_response_id

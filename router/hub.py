@@ -1,4 +1,4 @@
-"""The asyncio face of `common.wire.sockets.Hub`.
+"""The asyncio face of `common.wire.transport.sockets.Hub`.
 
 ZeroMQ's descriptor is edge-triggered: it turns readable once for any number of messages, and a send
 may swallow the edge. Invariant: after every receive that left something, and after every
@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import zmq
 
-from common.config import NetSection
-from common.wire.endpoints import ROUTER_SOCKET, resolved
-from common.wire.messages import Message
-from common.wire.sockets import Hub
+from common.settings.config import NetSection
+from common.wire.messages.worker import Message
+from common.wire.transport.endpoints import ROUTER_SOCKET, resolved
+from common.wire.transport.sockets import Hub
 
 logger = logging.getLogger(__name__)
 

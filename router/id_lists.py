@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire.fields import MAX_INT32
+from common.wire.values.fields import MAX_INT32
 from router.json_body import OUTSIDE, STRING, match_end
 from router.prompts import TokenIds
 

@@ -9,9 +9,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from common.config import NetSection
-from common.wire.messages import Inquiry, InquiryReply
-from common.wire.packing import pack_ids, unpack_ids
+from common.settings.config import NetSection
+from common.wire.messages.worker import Inquiry, InquiryReply
+from common.wire.values.packing import pack_ids, unpack_ids
 from router.assignments import Send
 from router.member import Member
 from router.request_state import Completion, State

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
-from common.wire.messages import FinishReason
+from common.wire.messages.worker import FinishReason
 from router.completion_bodies import usage_of
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher

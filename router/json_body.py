@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 
 MAX_VALUES = 524_288
 """Of a body: more than these take up to 100 bytes each, and no request has so many beside ids (`id_lists`)."""

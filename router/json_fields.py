@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.json_rules import Only, Rule, shown, wrong
 
 MAX_NAME_CHARS = 64

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 
 MAX_SHOWN_CHARS = 80
 

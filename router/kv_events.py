@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.config import NetSection
-from common.wire.block_key import unpack_short_keys
-from common.wire.memory_reports import BlockEvent, KVEvents
-from common.wire.messages import KVEventsWanted, Message
-from common.wire.packing import unpack_ids
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import BlockEvent, KVEvents
+from common.wire.messages.worker import KVEventsWanted, Message
+from common.wire.values.block_key import unpack_short_keys
+from common.wire.values.packing import unpack_ids
 from router.member import Member
 from router.memory_servers import MemoryServer, MemoryServers
 from router.prefix_map import MAX_TOLD, PoolContents, PoolName

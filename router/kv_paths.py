@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterator, Set
 
-from common.wire.messages import KVPathReport, Role
-from common.wire.operator_messages import MAX_WORKERS
+from common.wire.messages.operator import MAX_WORKERS
+from common.wire.messages.worker import KVPathReport, Role
 from router.member import Member
 
 Identity = tuple[str, int]

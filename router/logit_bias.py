@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import RequestError
-from common.wire.fields import MAX_INT32
+from common.base.errors import RequestError
+from common.wire.values.fields import MAX_INT32
 from router.json_rules import Number, shown, wrong
 from router.server_rules import TOKEN_ID_TEXT
 

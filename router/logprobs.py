@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from common.wire.output_token import Logprobs, OutputToken
+from common.wire.values.output_token import Logprobs, OutputToken
 from router.detokenizer import REPLACEMENT, Decode, IncrementalDecoder
 from router.shapes import ChatLogprobs, ChatToken, LikelyToken, LogprobsBody
 

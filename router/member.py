@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
-from common.wire.kv_layout import Counts
-from common.wire.messages import Heartbeat, Role, WorkerReady
-from common.wire.worker_id import connection_of
+from common.wire.messages.worker import Heartbeat, Role, WorkerReady
+from common.wire.messages.worker_id import connection_of
+from common.wire.values.kv_layout import Counts
 from router.prefix_map import PoolName
 
 NO_TRANSPORT = "none"

@@ -8,9 +8,10 @@ import logging
 import time
 from collections.abc import Callable, Set
 
-from common.config import NetSection
-from common.wire.memory_reports import WorkerEnded
-from common.wire.messages import (
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import WorkerEnded
+from common.wire.messages.operator import MAX_WORKERS as MAX_WORKERS
+from common.wire.messages.worker import (
     DecodePeer,
     Heartbeat,
     Knock,
@@ -27,9 +28,8 @@ from common.wire.messages import (
     WorkerLeaving,
     WorkerReady,
 )
-from common.wire.operator_messages import MAX_WORKERS as MAX_WORKERS
-from common.wire.pool_shape import shown
-from common.wire.worker_id import connection_of
+from common.wire.messages.worker_id import connection_of
+from common.wire.values.pool_shape import shown
 from router.dispatcher import Dispatcher
 from router.hub import Undelivered
 from router.incidents import Incidents, Kind

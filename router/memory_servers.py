@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from common.config import NetSection
-from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
-from common.wire.messages import Knock, Message, Refused, Reregister, Welcome
-from common.wire.worker_id import connection_of
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
+from common.wire.messages.worker import Knock, Message, Refused, Reregister, Welcome
+from common.wire.messages.worker_id import connection_of
 from router.hub import Undelivered
 from router.incidents import Incidents, Kind
 from router.member import Member

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.errors import ErrorCode, RequestError
-from common.version import VERSION
+from common.base.errors import ErrorCode, RequestError
+from common.base.version import VERSION
 from router.exposition import number
 from router.incidents import Incidents, Kind
 from router.model_info import ModelInfo

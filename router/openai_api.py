@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.errors import RequestError
-from common.wire.packing import pack_ids
-from common.wire.sampling_params import SamplingParams
+from common.base.errors import RequestError
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import SamplingParams
 from router.chat_answer import Thoughts
 from router.completion_fields import COMPLETION_FIELDS
 from router.grammar_source import NO_GRAMMAR, Found, GrammarSource

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from common.version import VERSION
+from common.base.version import VERSION
 from router import shapes
 from router.chat_fields import CHAT_FIELDS
 from router.completion_fields import COMPLETION_FIELDS

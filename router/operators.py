@@ -4,8 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from common.wire.messages import Message, Role
-from common.wire.operator_messages import (
+from common.wire.messages.operator import (
     DrainAnswer,
     DrainWanted,
     Leave,
@@ -14,6 +13,7 @@ from common.wire.operator_messages import (
     RoleChange,
     WorkerLoad,
 )
+from common.wire.messages.worker import Message, Role
 from router.dispatcher import Dispatcher
 from router.member import Member
 from router.memory_servers import MemoryServer, MemoryServers

@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from common.config import RouterSection
-from common.version import VERSION
+from common.base.version import VERSION
+from common.settings.config import RouterSection
 from router.http_request import CLIENT_REQUEST_ID, HEADER
 from router.job import Job
 from router.journey import Arrival, End, Leg, Watcher

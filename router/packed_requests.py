@@ -7,8 +7,8 @@ from typing import Any
 
 import msgpack
 
-from common.errors import RequestError
-from common.wire.sampling_params import SamplingParams
+from common.base.errors import RequestError
+from common.wire.values.sampling_params import SamplingParams
 from router.grammar_source import GrammarSource
 from router.openai_api import CompletionRequest, ResponseOptions, TextOptions
 from router.prompts import Encoding, Prompt

@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from common.wire.memory_reports import BlockEvent
+from common.wire.messages.memory_reports import BlockEvent
 
 MOMENT_S = 1.0
 """For word of what a request computed to come behind its end."""

@@ -9,8 +9,8 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 
-from common.wire.messages import PromptLogprobs
-from common.wire.packing import unpack_floats, unpack_ids
+from common.wire.messages.worker import PromptLogprobs
+from common.wire.values.packing import unpack_floats, unpack_ids
 from router.detokenizer import Decode, IncrementalDecoder
 from router.logprobs import TokenStrings, finite
 from router.shapes import LogprobsBody, PromptLogprob

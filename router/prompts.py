@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from common.errors import RequestError
-from common.wire.fields import MAX_INT32
+from common.base.errors import RequestError
+from common.wire.values.fields import MAX_INT32
 from router.json_rules import is_text, wrong
 from router.server_rules import TOKEN_ID
 

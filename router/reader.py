@@ -9,9 +9,9 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from common import options
-from common.config import Config
-from common.errors import RequestError
+from common.base.errors import RequestError
+from common.settings import options
+from common.settings.config import Config
 from router.bodies import NUM_FREE_BYTES
 from router.chat_api import template_of
 from router.chat_model import packed_model

@@ -7,9 +7,9 @@ values would take beyond that is refused, or costs this process, which the route
 import gc
 from io import BufferedReader, BufferedWriter
 
-from common.malloc import tame_allocator, trim_memory
-from common.memory_limit import limit_memory
-from common.serving.settle import settle_memory
+from common.base.malloc import tame_allocator, trim_memory
+from common.base.memory_limit import limit_memory
+from common.serving.worker.settle import settle_memory
 from router.helper_frames import bodies, send
 from router.helper_start import begun
 from router.reading import read

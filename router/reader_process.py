@@ -10,7 +10,7 @@ from asyncio.subprocess import Process
 from collections import deque
 from dataclasses import dataclass
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.chat_template import template_error
 from router.helper_frames import BODY, CONVERSATIONS, REPLY, Kind
 from router.helper_process import HelperProcess

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from common.wire.messages import KVPathReport, Role
+from common.wire.messages.worker import KVPathReport, Role
 from router.kv_paths import KVPaths
 from router.member import NO_TRANSPORT, Member
 from router.shapes import StatusName

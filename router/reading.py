@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.bad_words import packed_words
 from router.helper_frames import CONVERSATIONS, Kind
 from router.id_lists import Parted, part

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from common.errors import RequestError
-from common.wire.messages import FinishReason
-from common.wire.output_token import OutputToken
-from common.wire.sampling_params import SamplingParams
+from common.base.errors import RequestError
+from common.wire.messages.worker import FinishReason
+from common.wire.values.output_token import OutputToken
+from common.wire.values.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.journey import Journey
 from router.logprobs import LogprobLog

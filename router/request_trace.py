@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from common.config import TraceSection
-from common.trace_events import Lanes, Tracer
-from common.trace_file import Process, TraceFile
+from common.base.trace_events import Lanes, Tracer
+from common.base.trace_file import Process, TraceFile
+from common.settings.config import TraceSection
 from router.journey import Arrival, End, Leg
 from router.phases import Phase
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.job import Job
 from router.request_state import Delivery
 from router.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.chat_api import chat_request, parse_chat
 from router.chat_fields import CHAT_FIELDS
 from router.chat_model import ChatModel

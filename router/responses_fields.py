@@ -7,8 +7,8 @@ is refused.
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import RequestError
-from common.wire.output_token import MAX_LOGPROBS
+from common.base.errors import RequestError
+from common.wire.values.output_token import MAX_LOGPROBS
 from router.chat_fields import CHAT_FIELDS, EFFORT_ABOUT, EFFORTS, LEVELS, MAX_KEY_CHARS, TAKEN, TIERS, Options
 from router.chat_messages import CALLABLE, MAX_CALLS, check_callable
 from router.completion_fields import MAX_MAX_TOKENS

@@ -6,7 +6,7 @@ Items come back from clients' libraries with fields of all kinds; those that say
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.chat_messages import MAX_MESSAGES, Arguments, Content
 from router.json_fields import Field, Table
 from router.json_rules import OneOf, Text, shown, wrong

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.wire.messages import Role
-from common.wire.operator_messages import RoleChange, Stage
+from common.wire.messages.operator import RoleChange, Stage
+from common.wire.messages.worker import Role
 from router.incidents import Incidents, Kind
 
 NUM_KEPT = 5

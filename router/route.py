@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.wire.kv_layout import Counts, KVLayout
+from common.wire.values.kv_layout import Counts, KVLayout
 from router.member import Member
 from router.text_keys import TextKeys
 

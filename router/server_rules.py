@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from common.wire.fields import MAX_INT32
+from common.wire.values.fields import MAX_INT32
 from router.json_rules import Integer, Text, wrong
 from router.model_info import ModelInfo
 

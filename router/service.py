@@ -6,12 +6,13 @@ import secrets
 import time
 from typing import assert_never
 
-from common import options
-from common.config import Config
-from common.wire.handoff_messages import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
-from common.wire.memory_messages import MemoryMessage
-from common.wire.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, MemoryReport, WorkerEnded
-from common.wire.messages import (
+from common.settings import options
+from common.settings.config import Config
+from common.wire.messages.handoff import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
+from common.wire.messages.memory import MemoryMessage
+from common.wire.messages.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, MemoryReport, WorkerEnded
+from common.wire.messages.operator import DrainAnswer, DrainWanted, Leave, LoadReport, LoadWanted, RoleChange
+from common.wire.messages.worker import (
     Abort,
     DecodePeer,
     Heartbeat,
@@ -36,8 +37,7 @@ from common.wire.messages import (
     WorkerMessage,
     WorkerReady,
 )
-from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave, LoadReport, LoadWanted, RoleChange
-from common.wire.worker_id import is_from
+from common.wire.messages.worker_id import is_from
 from router.bodies import Bodies
 from router.dispatcher import Dispatcher
 from router.fleet_metrics import FleetMetrics

@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from common.wire.messages import Role
+from common.wire.messages.worker import Role
 from router.member import NO_TRANSPORT, Member, Need
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ import time
 
 from aiohttp import web
 
-from common.version import VERSION
-from common.wire.frames import WIRE_NAME
+from common.base.version import VERSION
+from common.wire.messages.frames import WIRE_NAME
 from router import health
 from router.error_bodies import JSON
 from router.exposition import CONTENT_TYPE, exposition

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from common.version import VERSION
-from common.wire.messages import SHARED_POOL, Role
+from common.base.version import VERSION
+from common.wire.messages.worker import SHARED_POOL, Role
 from router.dispatcher import Dispatcher
 from router.fleet_metrics import kv_usage
 from router.health import status_of, told

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.grammar_source import NO_GRAMMAR, WHITESPACE, GrammarSource, Kind, nesting
 from router.json_fields import Field, Object, Table, given, without
 from router.json_rules import Boolean, OneOf, Only, Text, is_text, wrong

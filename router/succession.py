@@ -14,10 +14,10 @@ from pathlib import Path
 
 from aiohttp import hdrs, web
 
-from common.config import RouterSection
-from common.errors import ConfigError
-from common.port_sharing import PortLoan, PortOffer, borrow
-from common.wire.endpoints import private_directory
+from common.base.errors import ConfigError
+from common.settings.config import RouterSection
+from common.wire.transport.endpoints import private_directory
+from common.wire.transport.port_sharing import PortLoan, PortOffer, borrow
 from router.door import Door
 from router.readiness import Readiness
 

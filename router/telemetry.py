@@ -8,8 +8,8 @@ import asyncio
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from common.config import RouterSection
-from common.errors import ConfigError, RequestError
+from common.base.errors import ConfigError, RequestError
+from common.settings.config import RouterSection
 from router.job import Job
 from router.journey import Arrival, Watcher
 from router.openai_api import CompletionRequest

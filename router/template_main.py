@@ -4,8 +4,8 @@ It has the model's chat template and its special tokens, which the router tells 
 It ends when its stdin does. A template that takes too long, or too much memory, takes the process with it at worst.
 """
 
-from common.memory_limit import limit_memory
-from common.serving.settle import settle_memory
+from common.base.memory_limit import limit_memory
+from common.serving.worker.settle import settle_memory
 from router.chat_model import ChatModel, unpacked_model
 from router.helper_frames import MODEL, Kind, bodies, send
 from router.helper_start import begun

@@ -18,7 +18,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.chat_template import NOTHING, template_error
 from router.json_rules import is_text, shown
 

@@ -1,7 +1,7 @@
 """The keys of a text's blocks, by which the router knows what of it lies where.
 
-They are those that workers seal blocks under (`common/wire/block_key.py`), cut to eight bytes, as numbers: nothing is
-read by them, so that two that are equal by chance cost no more than a wrong guess.
+Workers seal blocks under these keys (`common/wire/values/block_key.py`). Here they are cut to eight bytes, as numbers:
+nothing is read by them, so two keys that are equal by chance cost no more than a wrong guess.
 """
 
 from array import array
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from common.wire.block_key import digests, root_of, short_keys
-from common.wire.kv_layout import KVLayout
-from common.wire.packing import pack_ids
+from common.wire.values.block_key import digests, root_of, short_keys
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.packing import pack_ids
 
 
 @dataclass(slots=True, eq=False)

@@ -5,8 +5,8 @@ Bounded as prompts are: what could never be one is refused before it takes time.
 
 from typing import Any
 
-from common.config import MAX_TOKENS
-from common.errors import RequestError
+from common.base.errors import RequestError
+from common.settings.config import MAX_TOKENS
 from router.chat_api import write_prompt
 from router.chat_fields import CHAT_FIELDS, ONE_BEGINNING, TAKEN
 from router.json_fields import Field, Table

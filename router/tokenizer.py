@@ -13,12 +13,12 @@ from typing import Any
 
 import tokenizers
 
-from common.config import MAX_TOKENS, ModelSection
-from common.errors import ConfigError
+from common.base.errors import ConfigError
+from common.base.json_file import read_json
+from common.base.malloc import trim_memory
 from common.grammar.end_tokens import end_token_ids
-from common.json_file import read_json
-from common.malloc import trim_memory
-from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
+from common.settings.config import MAX_TOKENS, ModelSection
+from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.chat_template import load_chat_template
 from router.control_tokens import ControlTokens
 from router.json_rules import wrong

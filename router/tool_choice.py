@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.grammar_source import NO_GRAMMAR, Calls, GrammarSource, calls_source, nesting
 from router.json_rules import is_text, shown, wrong
 from router.structured_fields import MAX_NESTING, MAX_SOURCE_CHARS

@@ -1,7 +1,7 @@
 """Completions that no worker has yet: bounded, and sorted in two ways.
 
 By turn (see `turns`), in which they are sent; and by length, as short ones may overtake (see
-`common.serving.prompt_order`, whose orders these are). Lower `priority` is before everything else in both.
+`common.serving.prompts.order`, whose orders these are). Lower `priority` is before everything else in both.
 
 Invariant: `num_tokens` is the sum over what is queued. Anything is found in O(log n), because a client may go
 away at any time.
@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 
-from common.config import RouterSection
-from common.errors import RequestError
+from common.base.errors import RequestError
+from common.settings.config import RouterSection
 from router.request_state import Completion
 from router.turns import Turns
 

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from common.config import NetSection
-from common.wire.kv_layout import KVLayout
-from common.wire.messages import Heartbeat, KVPathReport, Role, WorkerReady
-from common.wire.pool_shape import minus, plus
+from common.settings.config import NetSection
+from common.wire.messages.worker import Heartbeat, KVPathReport, Role, WorkerReady
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.pool_shape import minus, plus
 from router.costs import Costs
 from router.kv_paths import KVPaths
 from router.member import NO_TRANSPORT, Member

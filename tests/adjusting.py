@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.wire.packing import unpack_ids
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.packing import unpack_ids
+from common.wire.values.sampling_params import SamplingParams
 
 
 def adjusted(logits: Tensor, params: SamplingParams, prompt: Sequence[int], outputs: Sequence[int]) -> Tensor:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from common.errors import KVError, OutOfBlocks
-from common.wire.kv_layout import Counts
-from common.wire.pool_shape import PoolShape, are_enough, shown
+from common.base.errors import KVError, OutOfBlocks
+from common.wire.values.kv_layout import Counts
+from common.wire.values.pool_shape import PoolShape, are_enough, shown
 
 
 class BlockAllocator:

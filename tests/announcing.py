@@ -2,9 +2,9 @@
 
 import itertools
 
-from common.config import NetSection
-from common.memory.announcer import Announcer
-from common.wire.memory_reports import MemoryReady
+from common.memory.server.announcer import Announcer
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import MemoryReady
 from tests.fakes import free_endpoint
 
 _epochs = itertools.count(1)

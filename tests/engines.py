@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from benchmarks.own_memory import own_memory, take_all
-from common.config import Config
-from common.device.engine import Engine, build_engine
+from common.device.engine.engine import Engine, build_engine
+from common.settings.config import Config
 
 
 @contextmanager

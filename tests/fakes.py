@@ -15,13 +15,13 @@ from typing import Any
 
 import zmq
 
-from common.config import NetSection
-from common.errors import ErrorCode
-from common.serving.inquiry import answer
-from common.wire.endpoints import AUTO, resolved
-from common.wire.handoff_messages import DecodeRequest, KVPathResult, KVPoolExport
-from common.wire.memory_messages import KVOffer
-from common.wire.messages import (
+from common.base.errors import ErrorCode
+from common.serving.prompts.inquiry import answer
+from common.settings.config import NetSection
+from common.wire.messages.handoff import DecodeRequest, KVPathResult, KVPoolExport
+from common.wire.messages.memory import KVOffer
+from common.wire.messages.token_columns import TokenColumns
+from common.wire.messages.worker import (
     Abort,
     DecodePeer,
     FinishReason,
@@ -41,13 +41,13 @@ from common.wire.messages import (
     Welcome,
     WorkerReady,
 )
-from common.wire.output_token import Logprobs, OutputToken
-from common.wire.packing import pack_floats, pack_ids, unpack_ids
-from common.wire.sampling_params import SamplingParams
-from common.wire.sockets import Hub, Spoke
-from common.wire.step_counts import StepMeter
-from common.wire.token_columns import TokenColumns
-from common.wire.worker_id import BEAT_SUFFIX, connection_of
+from common.wire.messages.worker_id import BEAT_SUFFIX, connection_of
+from common.wire.transport.endpoints import AUTO, resolved
+from common.wire.transport.sockets import Hub, Spoke
+from common.wire.values.output_token import Logprobs, OutputToken
+from common.wire.values.packing import pack_floats, pack_ids, unpack_ids
+from common.wire.values.sampling_params import SamplingParams
+from common.wire.values.step_counts import StepMeter
 from tests.messages import heartbeat, pool_export, worker_ready
 
 POLL_MS = 2

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 from common.kv.blocks import Allocator
 from common.kv.tables import BlockTable
-from common.memory.magazine import Magazine
-from common.memory_sections import KVSection
-from common.serving.prompt_prefixes import PromptPrefixes
-from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
-from common.wire.pool_shape import PoolShape
+from common.memory.client.magazine import Magazine
+from common.serving.prompts.prefixes import PromptPrefixes
+from common.settings.memory_sections import KVSection
+from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
+from common.wire.values.pool_shape import PoolShape
 from tests.allocator import BlockAllocator
 
 

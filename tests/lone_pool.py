@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from common.memory.shared_pool import OfPrompt, SharedPool
-from common.wire.memory_messages import KVOffer
-from common.wire.packing import pack_ids
+from common.memory.client.shared_pool import OfPrompt, SharedPool
+from common.wire.messages.memory import KVOffer
+from common.wire.values.packing import pack_ids
 from tests.allocator import BlockAllocator
 
 

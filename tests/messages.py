@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from common.wire.handoff_messages import DecodeRequest, KVPoolExport
-from common.wire.memory_messages import KVOffer
-from common.wire.messages import Heartbeat, KVPathReport, PrefillRequest, Role, WorkerReady
-from common.wire.packing import pack_ids
-from common.wire.sampling_params import SamplingParams
-from common.wire.step_counts import PullMeter, StepMeter
+from common.wire.messages.handoff import DecodeRequest, KVPoolExport
+from common.wire.messages.memory import KVOffer
+from common.wire.messages.worker import Heartbeat, KVPathReport, PrefillRequest, Role, WorkerReady
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import SamplingParams
+from common.wire.values.step_counts import PullMeter, StepMeter
 from tests.layouts import one_group
 
 LAYOUT = one_group("fake", num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from common.device.prompt_buffers import PromptChunk
-from common.device.prompt_scores import PromptScores
-from common.kernels.operands import LOGPROB_WORDS
+from common.device.steps.prompt_buffers import PromptChunk
+from common.device.steps.prompt_scores import PromptScores
+from common.kernels.base.operands import LOGPROB_WORDS
 
 
 def scores_of(chunk: PromptChunk) -> PromptScores | None:

@@ -1,6 +1,6 @@
 """For tests of what comes from elsewhere if that is faster than computing it."""
 
-from common.serving.prompt_rate import PromptRate
+from common.serving.prompts.rate import PromptRate
 
 
 class SlowRate(PromptRate):

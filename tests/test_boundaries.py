@@ -88,9 +88,9 @@ FORBIDDEN = {
     "common.grammar.followers": {"torch", "triton", "aiohttp", "tokenizers", "llguidance"},
     "common.grammar.follower_server": {"torch", "triton", "numpy", "aiohttp", "tokenizers", "zmq"},
     "common.grammar.grammars": {"torch", "triton", "aiohttp", "tokenizers"},
-    "common.serving.prompt_order": {"torch", "triton"},
-    "common.wire.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
-    "common.wire.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
+    "common.serving.prompts.order": {"torch", "triton"},
+    "common.wire.transport.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
+    "common.wire.transport.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
 }
 WITHOUT_EXTRAS = (
     "router.__main__", "router.reader_main", "router.template_main", "router.grammar_main", "common.memory.__main__",
@@ -163,7 +163,7 @@ def test_files_stay_small_and_say_why_they_exist(path: Path) -> None:
     assert ast.get_docstring(ast.parse(text)), "a module docstring says why the module exists"
     assert not re.search(r"class \w+Mixin\b", text)
     if "deploy" not in path.parts and path.name != "options.py":
-        assert "os.environ" not in text and "getenv" not in text, "settings come from common.config"
+        assert "os.environ" not in text and "getenv" not in text, "settings come from common.settings.config"
 
 
 def test_the_readme_names_only_files_that_exist() -> None:

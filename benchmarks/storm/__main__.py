@@ -29,7 +29,7 @@ from benchmarks.storm.clients import Clients, Verdicts
 from benchmarks.storm.fleet import Fleet
 from benchmarks.storm.leftovers import errors, excess, holdings
 from benchmarks.storm.requests import Answer, Case, make_cases
-from common.config import NetSection
+from common.settings.config import NetSection
 from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from common.config import MAX_TOKENS
-from common.errors import ConfigError
-from common.json_file import read_json
+from common.base.errors import ConfigError
+from common.base.json_file import read_json
+from common.settings.config import MAX_TOKENS
 
 
 def end_token_ids(path: Path) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.sampling_params import SamplingParams
 
 
 class Outcome(NamedTuple):

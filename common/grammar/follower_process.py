@@ -15,11 +15,11 @@ from typing import NoReturn
 
 import llguidance
 
+from common.base.memory_limit import limit_memory
 from common.grammar.costs import Costs, TextCost, end_limit, limit_compiling, limit_job
 from common.grammar.grammars import Grammars
 from common.grammar.records import Job, Kind, Masks, Record, messages
 from common.grammar.text_matcher import TextMatcher
-from common.memory_limit import limit_memory
 
 MEMORY_BYTES = 256 << 20
 """Of one grammar and its texts."""

@@ -21,13 +21,13 @@ import time
 import warnings
 from pathlib import Path
 
+from common.base.malloc import trim_memory
+from common.base.memory_limit import memory_in_use
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.follower_process import FollowerProcess, live
 from common.grammar.grammars import Grammars
 from common.grammar.records import MAX_PLACES, ORDER, Kind, Masks, Record, mask_bytes_of
 from common.grammar.text_matcher import TextMatcher
-from common.malloc import trim_memory
-from common.memory_limit import memory_in_use
 
 INPUT = 0
 NICENESS = 5

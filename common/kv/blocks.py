@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from common.errors import TransferFailed
-from common.wire.kv_layout import Counts
-from common.wire.pool_shape import PoolShape
+from common.base.errors import TransferFailed
+from common.wire.values.kv_layout import Counts
+from common.wire.values.pool_shape import PoolShape
 
 
 def check_sources(block_ids: Sequence[int], num_blocks: int) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from operator import mul
 from typing import NamedTuple
 
-from common.errors import TransferFailed
+from common.base.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.tables import Tables
 from common.kv.transport import PeerPool, Pull
-from common.wire.pool_shape import PoolShape
+from common.wire.values.pool_shape import PoolShape
 
 
 class Missing(NamedTuple):

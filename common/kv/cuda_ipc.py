@@ -10,13 +10,13 @@ import torch
 from cuda.bindings import driver, runtime
 from torch import Tensor
 
-from common.errors import TransferFailed
-from common.kernels.gather_blocks import gather_blocks
+from common.base.errors import TransferFailed
+from common.kernels.elementwise.gather_blocks import gather_blocks
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
 from common.kv.transport import check_size, pairs_by_group
-from common.memory import ipc_handle
-from common.memory.client import PoolClaim
+from common.memory.base import ipc_handle
+from common.memory.client.client import PoolClaim
 
 
 class CudaPeerPool:

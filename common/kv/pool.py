@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from common.dtypes import DTYPES
-from common.wire.pool_shape import PoolShape
+from common.base.dtypes import DTYPES
+from common.wire.values.pool_shape import PoolShape
 
 
 class KVPool:

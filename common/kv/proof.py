@@ -4,13 +4,13 @@ import time
 from collections.abc import Generator, Iterator
 from itertools import chain
 
-from common.errors import TransferFailed
+from common.base.errors import TransferFailed
 from common.kv.blocks import Allocator
 from common.kv.pool import KVPool
 from common.kv.transport import PeerPool, Pull
-from common.memory.pattern import pattern_pieces
-from common.wire.kv_layout import Counts
-from common.wire.pool_shape import PoolShape
+from common.memory.base.pattern import pattern_pieces
+from common.wire.values.kv_layout import Counts
+from common.wire.values.pool_shape import PoolShape
 
 Proof = Generator[None, None, float]
 """A proof under way: to be resumed again and again, as it never waits; its value is GB/s."""

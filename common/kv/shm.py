@@ -8,11 +8,11 @@ import time
 
 import torch
 
-from common.errors import TransferFailed
+from common.base.errors import TransferFailed
 from common.kv.blocks import check_sources
 from common.kv.pool import KVPool
 from common.kv.transport import check_size, pairs_by_group
-from common.memory.client import PoolClaim
+from common.memory.client.client import PoolClaim
 
 
 class ShmPeerPool:

@@ -8,8 +8,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 
-from common.wire.fields import MAX_INT32
-from common.wire.kv_layout import Counts, KVGroup, KVLayout
+from common.wire.values.fields import MAX_INT32
+from common.wire.values.kv_layout import Counts, KVGroup, KVLayout
 
 NO_BLOCK = -1
 """At a place that is out of sight."""

@@ -11,11 +11,11 @@ from typing import Protocol
 
 import torch
 
-from common.errors import ConfigError, LayoutMismatch, TransferFailed
+from common.base.errors import ConfigError, LayoutMismatch, TransferFailed
 from common.kv.pool import KVPool
-from common.memory.client import PoolClaim
-from common.wire.handoff_messages import KVPoolExport
-from common.wire.pool_shape import PoolShape, shown
+from common.memory.client.client import PoolClaim
+from common.wire.messages.handoff import KVPoolExport
+from common.wire.values.pool_shape import PoolShape, shown
 
 
 class Pull(Protocol):

@@ -7,21 +7,21 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 
-from common import options
-from common.config import MEMORY_SECTIONS, Config
-from common.errors import ConfigError
-from common.log import setup_logging
-from common.memory.announcer import Announcer
-from common.memory.backing import Backing
-from common.memory.cuda_backing import CudaBacking
-from common.memory.host_backing import HostBacking
-from common.memory.listener import Served
-from common.memory.server import MemoryServer
-from common.memory.watchdog import Watchdog
-from common.version import VERSION
-from common.wire.endpoints import memory_socket
-from common.wire.memory_reports import MemoryReady
-from common.wire.worker_id import make_epoch, make_id
+from common.base.errors import ConfigError
+from common.base.log import setup_logging
+from common.base.version import VERSION
+from common.memory.devices.backing import Backing
+from common.memory.devices.cuda_backing import CudaBacking
+from common.memory.devices.host_backing import HostBacking
+from common.memory.server.announcer import Announcer
+from common.memory.server.listener import Served
+from common.memory.server.server import MemoryServer
+from common.memory.server.watchdog import Watchdog
+from common.settings import options
+from common.settings.config import MEMORY_SECTIONS, Config
+from common.wire.messages.memory_reports import MemoryReady
+from common.wire.messages.worker_id import make_epoch, make_id
+from common.wire.transport.endpoints import memory_socket
 
 logger = logging.getLogger(__name__)
 

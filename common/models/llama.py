@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from common.errors import ModelError
+from common.base.errors import ModelError
 from common.models.decoder import DecoderConfig
 from common.models.settings import Settings, dense_config, is_positive
 

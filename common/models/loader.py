@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 import common.models
-from common.config import ModelSection
-from common.dtypes import DTYPES
-from common.errors import ConfigError, ModelError
+from common.base.dtypes import DTYPES
+from common.base.errors import ConfigError, ModelError
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.models.settings import Settings
 from common.models.upload import Progress
 from common.models.weights import Loading, WeightsMemory, load_weights, weights_layout
+from common.settings.config import ModelSection
 
 _SHARED = {"decoder", "loader", "settings", "upload", "weights"}
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from common.config import MAX_TOKENS
-from common.errors import ModelError
+from common.base.errors import ModelError
 from common.models.decoder import DecoderConfig
+from common.settings.config import MAX_TOKENS
 
 MAX_LAYERS = 1 << 12
 MAX_HEADS = 1 << 12

@@ -20,7 +20,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from common.errors import ModelError
+from common.base.errors import ModelError
 
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all), as they are on the device."""

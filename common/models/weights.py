@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from common.errors import ModelError
+from common.base.errors import ModelError
 from common.models.decoder import Piece
 from common.models.upload import Part, Progress, Upload
 

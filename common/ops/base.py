@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from common.kernels.operands import AttentionWeights as AttentionWeights  # models know no kernels
-from common.kernels.operands import Division, SharedDivision, SharedPrefixes
+from common.kernels.base.operands import AttentionWeights as AttentionWeights  # models know no kernels
+from common.kernels.base.operands import Division, SharedDivision, SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)

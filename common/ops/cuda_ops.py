@@ -7,29 +7,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.config import KernelsSection
-from common.kernels.decode_attention import decode_attention
-from common.kernels.decode_division import MOST_PROGRAMS_PER_SM, divide, limits_for, programs_per_sm
-from common.kernels.decode_parts import PartsWorkspace, make_workspace
-from common.kernels.embedding import embedding
-from common.kernels.few_query_attention import few_query_attention
-from common.kernels.fused_decode_attention import fused_decode_attention, is_supported
-from common.kernels.gpu import gpu_of
-from common.kernels.long_attention import long_attention
-from common.kernels.operands import AttentionWeights, Division, SharedDivision, SharedParts, SharedPrefixes
-from common.kernels.prefill_attention import prefill_attention
-from common.kernels.qk_norm_rope_kv import qk_norm_rope_kv
-from common.kernels.query_parts import QueryParts, make_query_parts
-from common.kernels.row_slots import row_slots
-from common.kernels.shared_division import bundle_queries, share, tokens_of_bundle
-from common.kernels.shared_parts import make_shared_parts, most_shared_slots, shared_slots
-from common.kernels.shared_prefix_attention import shared_prefix_attention
-from common.kernels.silu_mul import silu_mul
+from common.kernels.attention.decode_attention import decode_attention
+from common.kernels.attention.decode_division import MOST_PROGRAMS_PER_SM, divide, limits_for, programs_per_sm
+from common.kernels.attention.decode_parts import PartsWorkspace, make_workspace
+from common.kernels.attention.few_query_attention import few_query_attention
+from common.kernels.attention.fused_decode_attention import fused_decode_attention, is_supported
+from common.kernels.attention.long_attention import long_attention
+from common.kernels.attention.prefill_attention import prefill_attention
+from common.kernels.attention.query_parts import QueryParts, make_query_parts
+from common.kernels.attention.shared_division import bundle_queries, share, tokens_of_bundle
+from common.kernels.attention.shared_parts import make_shared_parts, most_shared_slots, shared_slots
+from common.kernels.attention.shared_prefix_attention import shared_prefix_attention
+from common.kernels.base.gpu import gpu_of
+from common.kernels.base.operands import AttentionWeights, Division, SharedDivision, SharedParts, SharedPrefixes
+from common.kernels.elementwise.embedding import embedding
+from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
+from common.kernels.elementwise.row_slots import row_slots
+from common.kernels.elementwise.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import ForwardBatch, Residual
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
 from common.ops.prompt_attention import has_few_queries, is_gathered
+from common.settings.config import KernelsSection
 
 
 class CudaOps:

@@ -1,8 +1,8 @@
 """Which models the kernels compute: what they are not made for is refused by name when the config is read."""
 
-from common.config import KernelsSection
-from common.errors import ModelError
-from common.kernels.operands import HEAD_DIMS, MAX_VOCAB
+from common.base.errors import ModelError
+from common.kernels.base.operands import HEAD_DIMS, MAX_VOCAB
+from common.settings.config import KernelsSection
 
 
 def check_model(kernels: KernelsSection, head_dim: int, vocab_size: int) -> None:

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.kernels.gated_gemm import gated_gemm
-from common.kernels.gemv import gemv
-from common.kernels.join_parts import join_parts
-from common.kernels.ring_gemm import ring_gemm
-from common.kernels.rms_norm import rms_norm
-from common.kernels.silu_mul import silu_mul
-from common.kernels.skinny_gemm import skinny_gemm
+from common.kernels.elementwise.rms_norm import rms_norm
+from common.kernels.elementwise.silu_mul import silu_mul
+from common.kernels.products.gated_gemm import gated_gemm
+from common.kernels.products.gemv import gemv
+from common.kernels.products.join_parts import join_parts
+from common.kernels.products.ring_gemm import ring_gemm
+from common.kernels.products.skinny_gemm import skinny_gemm
 from common.ops.base import Residual
 from common.ops.linear_plan import Kind, Plan
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
-from common.kernels.gpu import Gpu
+from common.kernels.base.gpu import Gpu
 
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64

@@ -5,7 +5,7 @@ The figures come from `benchmarks.kernels` on an H200: kernels at the same promp
 
 from torch import Tensor
 
-from common.kernels.query_parts import tokens_of_tile
+from common.kernels.attention.query_parts import tokens_of_tile
 
 FEW_TOKENS = 128
 """Of a step: no more have their contexts cut, so that long ones fill the GPU. More fill it by themselves."""

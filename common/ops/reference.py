@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.kernels.operands import (
+from common.kernels.base.operands import (
     HEAD_WORDS,
     IN_PROMPT,
     LOGPROB_WORDS,

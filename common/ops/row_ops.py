@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from common.kernels.operands import RowState, RowUpdates
+from common.kernels.base.operands import RowState, RowUpdates
 from common.ops import reference
 
 
@@ -12,6 +12,6 @@ def row_updater(state: RowState) -> Callable[[RowUpdates], None]:
     if state.words.device.type != "cuda":
         return partial(reference.update_rows, state)
     # Imported here, so that a process on a CPU loads no triton.
-    from common.kernels.update_rows import RowUpdater
+    from common.kernels.elementwise.update_rows import RowUpdater
 
     return RowUpdater(state)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from common.kernels.operands import AdjustmentTensors, GrammarMasks, LogprobRing, SamplingTensors, TokenRing
+from common.kernels.base.operands import AdjustmentTensors, GrammarMasks, LogprobRing, SamplingTensors, TokenRing
 from common.ops import reference
 from common.ops.base import ForwardBatch
 
@@ -24,8 +24,8 @@ class Sampler:
         self._pdl = pdl
         if self._has_kernels:
             # Imported here, so that a process on a CPU loads no triton.
-            from common.kernels import logprobs, sampling
-            from common.kernels.adjust_logits import adjust_logits
+            from common.kernels.sampling import logprobs, sampling
+            from common.kernels.sampling.adjust_logits import adjust_logits
 
             self._kernels = sampling
             self._adjust_logits = adjust_logits

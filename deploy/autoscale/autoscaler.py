@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.wire.operator_messages import Stage
+from common.wire.messages.operator import Stage
 from deploy.autoscale.judge import Judge
 from deploy.autoscale.proposal import Proposal
 from deploy.autoscale.router_line import Line

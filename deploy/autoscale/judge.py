@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.wire.messages import Role
+from common.wire.messages.worker import Role
 from deploy.autoscale.load import Sample, Window, measured
 from deploy.autoscale.proposal import Machine, Proposal, propose, seats_of
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from common.wire.messages import Role
-from common.wire.operator_messages import LoadReport, WorkerLoad
+from common.wire.messages.operator import LoadReport, WorkerLoad
+from common.wire.messages.worker import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.errors import ConfigError
-from common.option_limits import DAY_S
-from common.options import number
+from common.base.errors import ConfigError
+from common.settings.limits import DAY_S
+from common.settings.options import number
 from deploy.autoscale.judge import LEAST_RETRY_S, NUM_WINDOWS, Pace
 from deploy.placement import Placement
 

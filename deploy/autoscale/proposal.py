@@ -13,7 +13,7 @@ CPU each brings its threads. KV blocks are the device's: a decode worker adds th
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from common.wire.messages import Role
+from common.wire.messages.worker import Role
 from deploy.autoscale.load import Sample, Window
 
 SHORT = 0.85

@@ -7,10 +7,10 @@ from typing import Protocol, TypeVar
 
 import zmq
 
-from common.config import NetSection
-from common.errors import BatonError
-from common.wire.messages import Role
-from common.wire.operator_messages import LoadReport, LoadWanted, RoleChange, Stage
+from common.base.errors import BatonError
+from common.settings.config import NetSection
+from common.wire.messages.operator import LoadReport, LoadWanted, RoleChange, Stage
+from common.wire.messages.worker import Role
 from deploy.autoscale.load import Sample
 from deploy.console import Console
 from deploy.router_client import Operator, dialed

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from common.wire.messages import Role
+from common.wire.messages.worker import Role
 from deploy.placement import Placement, free_name, place_standbys
 
 

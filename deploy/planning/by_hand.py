@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.planning.rates import MOST_MS, Points, Rates
 
 MOST_POINTS = 1000

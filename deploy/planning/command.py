@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.planning import live, report, traces
 from deploy.planning.by_hand import parse_points, rates_by_hand
 from deploy.planning.costs import Costs

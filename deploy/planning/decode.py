@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from common.serving.standstill import Standstill
+from common.serving.prompts.standstill import Standstill
 from deploy.planning.costs import Costs
 from deploy.planning.events import Events
 from deploy.planning.gpu import Gpu
@@ -18,7 +18,7 @@ from deploy.planning.request import Request
 LAUNCH_MS = 0.7
 """Before a step ends, when the next is launched, with whoever is there by then (`decode_worker/pace.py`)."""
 LOOK_MS = 1000.0
-"""Between two words of what others do in the pool (`common/memory/pulse.py`)."""
+"""Between two words of what others do in the pool (`common/memory/client/pulse.py`)."""
 
 
 class DecodeWorker:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
-from common.errors import BatonError
+from common.base.errors import BatonError
 
 MOST_EVENTS = 200_000_000
 """Of a simulation: beyond it something goes in circles."""

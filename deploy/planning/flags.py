@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from common.argument_parser import Commands
-from common.options import number
+from common.settings.argument_parser import Commands
+from common.settings.options import number
 from deploy.planning import traces
 from deploy.planning.loads import Prefixes
 from deploy.planning.memory import MEMORY_FRACTION

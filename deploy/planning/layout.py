@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from common.errors import ConfigError
-from common.wire.messages import Role
+from common.base.errors import ConfigError
+from common.wire.messages.worker import Role
 from deploy.placement import Gpu, place_workers
 
 FORM = re.compile(r"(\d{1,4})P(\d{1,4})D")

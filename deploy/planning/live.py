@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.healthcheck import fetch
 from deploy.planning.costs import Costs
 from deploy.planning.rates import Rates

@@ -1,11 +1,11 @@
 """How many tokens of KV a GPU has room for, and how large prompt steps are: the workers' own rules, without torch.
 
-See `common/device/pool_budget.py` and `common/device/step_sizes.py`, against which a test holds them.
+See `common/device/engine/pool_budget.py` and `common/device/engine/step_sizes.py`, against which a test holds them.
 """
 
 from dataclasses import dataclass
 
-from common.config import GPU_CHUNK_TOKENS, GPU_STEP_TOKENS, DecodeSection, PrefillSection
+from common.settings.config import GPU_CHUNK_TOKENS, GPU_STEP_TOKENS, DecodeSection, PrefillSection
 from deploy.placement import SERVER_BYTES
 from deploy.planning.shape import ModelShape
 

@@ -1,7 +1,7 @@
 """The KV pool of a simulated GPU: what requests hold, prefixes that several read, what is kept of texts that are over.
 
 A prefix takes room once, however many read it. What nobody holds is kept until room is wanted, and goes in the order in
-which it was let go, as in `common/memory/cached_blocks.py`; of a text that is over that is a prefix, for those to come,
+which it was let go, as in `common/memory/blocks/cached.py`; of a text that is over that is a prefix, for those to come,
 and the rest, which nobody asks for again.
 """
 

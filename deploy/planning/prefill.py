@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.serving.prompt_order import PromptOrder
+from common.serving.prompts.order import PromptOrder
 from deploy.planning.costs import Costs
 from deploy.planning.events import Events
 from deploy.planning.gpu import Gpu
@@ -112,7 +112,7 @@ class PrefillWorker:
         return True
 
     def _is_held_up(self, request: Request) -> bool:
-        """Whether it waits for what another one computes, as in `common/serving/prompt_prefixes.py`."""
+        """Whether it waits for what another one computes, as in `common/serving/prompts/prefixes.py`."""
         if request.is_started or request.prefix is None:
             return False
         other = self.gpu.pool.computing.get(request.prefix)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.planning.shape import ModelShape, shape_of
 
 SHIPPED = Path(__file__).parent / "rates"

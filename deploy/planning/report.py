@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from common.config import RouterSection
+from common.settings.config import RouterSection
 from deploy.planning.costs import Costs
 from deploy.planning.estimate import Estimate
 from deploy.planning.figures import Objectives

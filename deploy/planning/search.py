@@ -8,7 +8,7 @@ keeps the limits, then all hosts together, as many, and some more or fewer.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.planning.costs import Costs
 from deploy.planning.estimate import Estimate
 from deploy.planning.figures import Figures, Objectives

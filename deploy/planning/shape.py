@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 
 BYTES = 2
 """Of a weight, and of an element of K and V: bfloat16."""

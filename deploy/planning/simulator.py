@@ -13,8 +13,8 @@ clients, limits of the queue, and what messages and busy processes take. The sam
 import random
 from dataclasses import dataclass
 
-from common.errors import BatonError, ConfigError
-from common.wire.messages import Role
+from common.base.errors import BatonError, ConfigError
+from common.wire.messages.worker import Role
 from deploy.planning.costs import Costs
 from deploy.planning.decode import DecodeWorker
 from deploy.planning.events import Events

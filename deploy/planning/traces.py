@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.planning.loads import Arrival
 
 MAX_LINE_BYTES = 1 << 20

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.planning.loads import Arrival, Lengths, Load, Prefixes, poisson
 
 LEAST_LATE, MOST_REQUESTS = 15, 30_000

@@ -10,7 +10,7 @@ import torch
 from benchmarks.handoff import exporter, layout_of, main, parse_args
 from benchmarks.handoff_exporter import words_of
 from benchmarks.pulls import HandoffBench, Timing
-from common.errors import TransferFailed
+from common.base.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.shm import FinishedPull
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from common import background_writer
-from common.background_writer import BackgroundWriter
+from common.base import background_writer
+from common.base.background_writer import BackgroundWriter
 
 
 def _lost(num_lost: int) -> str:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.log import formatter
+from common.base.log import formatter
 
 ROOT = Path(__file__).parents[2]
 
 FLOOD = """
 import logging, sys
-from common import background_writer, log
+from common.base import background_writer
+from common.base import log
 background_writer.MAX_QUEUED_BYTES = 10_000
 log.setup_logging("flood")
 for number in range(5000):

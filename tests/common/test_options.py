@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from common.config import ROUTER_SECTIONS, WORKER_SECTIONS, Config
-from common.errors import ConfigError
-from common.option_sources import MAX_FILE_BYTES
-from common.options import from_tables, parse, to_flags
+from common.base.errors import ConfigError
+from common.settings.config import ROUTER_SECTIONS, WORKER_SECTIONS, Config
+from common.settings.options import from_tables, parse, to_flags
+from common.settings.sources import MAX_FILE_BYTES
 
 SECTIONS = [section.name for section in fields(Config)]
 NUMBERS: list[tuple[str, type[Any], tuple[float, float] | None]] = [

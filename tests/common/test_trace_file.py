@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from common import trace_file
-from common.errors import ConfigError
-from common.trace_events import FIRST_LANE, Lanes, Tracer, flow_id
-from common.trace_file import PROCESS, Process, TraceFile
+from common.base import trace_file
+from common.base.errors import ConfigError
+from common.base.trace_events import FIRST_LANE, Lanes, Tracer, flow_id
+from common.base.trace_file import PROCESS, Process, TraceFile
 
 WORKER = Process("decode", "a/b 1", 0x2F)
 
@@ -125,7 +125,7 @@ def test_nobody_s_link_is_followed(tmp_path: Path) -> None:
 def test_what_a_killed_process_wrote_can_be_read(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib, time
-from common.trace_file import Process, TraceFile
+from common.base.trace_file import Process, TraceFile
 file = TraceFile(pathlib.Path({str(tmp_path)!r}), Process("decode", "d", 1), 1 << 20)
 for _ in range(1000):
     file.write("{{}}\\n")

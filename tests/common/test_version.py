@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.version import COMMIT_CHARS, RELEASE, VERSION, commit_of
+from common.base.version import COMMIT_CHARS, RELEASE, VERSION, commit_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,11 +47,12 @@ def test_where_there_is_no_checkout_or_no_commit_there_is_none(checkout: Path, t
 
 
 def test_an_installed_package_has_the_version_that_it_was_built_with(tmp_path: Path) -> None:
-    (tmp_path / "common").mkdir()
-    (tmp_path / "common" / "version.py").write_text((ROOT / "common" / "version.py").read_text())
+    (tmp_path / "common" / "base").mkdir(parents=True)
+    version = "common/base/version.py"
+    (tmp_path / version).write_text((ROOT / version).read_text())
     (tmp_path / "baton-0.dist-info").mkdir()
     metadata = tmp_path / "baton-0.dist-info" / "METADATA"
-    show = "import sys; sys.path.insert(0, '.'); import common.version; print(common.version.VERSION)"
+    show = "import sys; sys.path.insert(0, '.'); import common.base.version; print(common.base.version.VERSION)"
     ask = [sys.executable, "-P", "-c", show]
     for built, expected in ((f"{RELEASE}+g123456789", f"{RELEASE}+g123456789"), ("0.0.1+g987654321", RELEASE)):
         metadata.write_text(f"Metadata-Version: 2.1\nName: baton\nVersion: {built}\n")

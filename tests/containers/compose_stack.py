@@ -143,7 +143,7 @@ def rehearse(stack: Stack, report: list[str]) -> bool:
 def build(stack: Stack, report: list[str]) -> None:
     """The images, and once more after an edit."""
     first_s, _ = stack.build()
-    edited = stack.tree / "common" / "version.py"
+    edited = stack.tree / "common" / "base" / "version.py"
     edited.write_text(edited.read_text() + "\n# an edit\n")
     again_s, said = stack.build()
     assert "Installing collected packages: torch" not in said and "Downloading torch" not in said

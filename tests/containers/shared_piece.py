@@ -15,7 +15,7 @@ from typing import Any
 
 from cuda.bindings import driver, runtime
 
-from common.memory import ipc_handle
+from common.memory.base import ipc_handle
 
 NUM_BYTES = 2 << 20
 BYTE = 0x5A

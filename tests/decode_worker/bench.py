@@ -7,19 +7,19 @@ from typing import Any, cast
 
 import zmq
 
-from common.config import Config
-from common.device.engine import Engine
-from common.errors import TransferFailed
-from common.memory.client import PoolClaim
-from common.memory.guest import Guest, OfGuest
-from common.serving.visits import Visit, Visits
-from common.wire.handoff_messages import KVProgress
-from common.wire.memory_messages import KVOffer
-from common.wire.messages import Message
-from common.wire.packing import pack_ids
-from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
-from common.wire.sockets import Hub
+from common.base.errors import TransferFailed
+from common.device.engine.engine import Engine
+from common.memory.client.client import PoolClaim
+from common.memory.client.guest import Guest, OfGuest
+from common.serving.worker.peer_servers import Visit, Visits
+from common.settings.config import Config
+from common.wire.messages.handoff import KVProgress
+from common.wire.messages.memory import KVOffer
+from common.wire.messages.worker import Message
+from common.wire.transport.sockets import Hub
+from common.wire.values.packing import pack_ids
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.announced import Announced
 from decode_worker.pulls import Pulls
 from decode_worker.scheduler import DecodeScheduler

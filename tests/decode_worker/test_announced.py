@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import cast
 
-from common.memory.shared_pool import SharedPool
-from common.serving.visits import Visit
-from common.wire.memory_messages import KVOffer
+from common.memory.client.shared_pool import SharedPool
+from common.serving.worker.peer_servers import Visit
+from common.wire.messages.memory import KVOffer
 from decode_worker.announced import EARLY_S, Announced
 from tests.decode_worker.bench import prompt_of
 from tests.messages import kv_offer

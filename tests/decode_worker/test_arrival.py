@@ -1,9 +1,9 @@
 import time
 from collections.abc import Iterable
 
-from common.device.loop_trace import Trace
-from common.trace_events import Key
-from common.wire.sampling_params import SamplingParams
+from common.base.trace_events import Key
+from common.device.steps.loop_trace import Trace
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.sequence import DecodeSequence
 
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kernels.operands import IN_PROMPT
+from common.kernels.base.operands import IN_PROMPT
 from common.ops import reference
-from common.wire.sampling_params import SAMPLING_COLUMNS, SamplingParams
+from common.wire.values.sampling_params import SAMPLING_COLUMNS, SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import NO_SLOT, UNSHARED, Clear, Fill, Grow, Rows, SharedPrefix
 from decode_worker.sequence import DecodeSequence

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.device.prompt_buffers import PromptChunk
-from common.errors import TransferFailed
+from common.base.errors import TransferFailed
+from common.device.steps.prompt_buffers import PromptChunk
 from common.kv.pool import KVPool
 from common.kv.transport import Transport
-from common.memory.magazine import Grant
-from common.serving.inquiry import Key
-from common.wire.frames import decode, encode
-from common.wire.handoff_messages import DecodeRequest, KVProgress
-from common.wire.memory_messages import KVOffer, PromptBlocks
-from common.wire.messages import Abort, Message, PrefillRequest
-from common.wire.packing import pack_ids, unpack_ids
-from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
-from common.wire.worker_id import connection_of
+from common.memory.client.magazine import Grant
+from common.serving.prompts.inquiry import Key
+from common.wire.messages.frames import decode, encode
+from common.wire.messages.handoff import DecodeRequest, KVProgress
+from common.wire.messages.memory import KVOffer, PromptBlocks
+from common.wire.messages.worker import Abort, Message, PrefillRequest
+from common.wire.messages.worker_id import connection_of
+from common.wire.values.packing import pack_ids, unpack_ids
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import SamplingParams
 from tests.decode_worker.bench import Copy, FakePool, met
 from tests.decode_worker.test_worker import VOCAB, Chunk, Rig, Step
 from tests.messages import LAYOUT, decode_request, kv_offer

@@ -8,9 +8,9 @@ import torch
 
 from common.kv.tables import held_by, num_seen, tables_handed_over
 from common.ops import reference
-from common.wire.kv_layout import Counts, KVLayout
-from common.wire.pool_shape import PoolShape, plus
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.kv_layout import Counts, KVLayout
+from common.wire.values.pool_shape import PoolShape, plus
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence

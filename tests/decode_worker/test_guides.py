@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from common.device.landing import RingLanding
-from common.device.loop_trace import Trace
-from common.device.step_output import StepOutput
+from common.device.steps.loop_trace import Trace
+from common.device.steps.output_ring import RingLanding
+from common.device.steps.step_output import StepOutput
 from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
 from common.ops import reference
 from common.ops.sampler import Sampler
-from common.wire.packing import pack_ids
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.guides import Guides
 from decode_worker.scheduler import DecodeScheduler

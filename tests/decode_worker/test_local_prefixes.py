@@ -7,18 +7,18 @@ from typing import Any, cast
 
 import pytest
 
-from common.config import Config, DecodeSection
-from common.device.loop_trace import Trace
-from common.device.prompt_buffers import PromptChunk
-from common.device.prompt_runner import PromptRunner
-from common.errors import ErrorCode
-from common.memory_sections import KVSection
-from common.serving.prompt_prefixes import PromptPrefixes
-from common.wire.memory_messages import BlocksFreed, PromptBlocks
-from common.wire.messages import PromptCached, RequestFailed
-from common.wire.output_token import OutputToken
-from common.wire.router_link import Load
-from common.wire.sampling_params import SamplingParams
+from common.base.errors import ErrorCode
+from common.device.steps.loop_trace import Trace
+from common.device.steps.prompt_buffers import PromptChunk
+from common.device.steps.prompt_runner import PromptRunner
+from common.serving.prompts.prefixes import PromptPrefixes
+from common.settings.config import Config, DecodeSection
+from common.settings.memory_sections import KVSection
+from common.wire.messages.memory import BlocksFreed, PromptBlocks
+from common.wire.messages.worker import PromptCached, RequestFailed
+from common.wire.transport.router_link import Load
+from common.wire.values.output_token import OutputToken
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE

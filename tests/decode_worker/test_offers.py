@@ -3,16 +3,16 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from common.errors import ErrorCode
-from common.memory.client import MemoryClient, PoolClaim
-from common.memory.shared_pool import SharedPool
-from common.serving.drain import Drain
-from common.wire.memory_messages import BlocksLeased, KVAccepted, KVDeclined, KVOffer, KVReceived, MemoryMessage
-from common.wire.messages import Inquiry, InquiryReply, Message
-from common.wire.packing import pack_ids
-from common.wire.router_link import RouterLink
-from common.wire.sampling_params import SamplingParams
-from common.wire.sockets import Hub
+from common.base.errors import ErrorCode
+from common.memory.client.client import MemoryClient, PoolClaim
+from common.memory.client.shared_pool import SharedPool
+from common.serving.worker.drain import Drain
+from common.wire.messages.memory import BlocksLeased, KVAccepted, KVDeclined, KVOffer, KVReceived, MemoryMessage
+from common.wire.messages.worker import Inquiry, InquiryReply, Message
+from common.wire.transport.router_link import RouterLink
+from common.wire.transport.sockets import Hub
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.announced import Announced
 from decode_worker.guides import Guides
 from decode_worker.inbox import Inbox

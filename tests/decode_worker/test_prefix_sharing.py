@@ -9,10 +9,10 @@ from itertools import count
 import pytest
 import torch
 
-from common.kernels.operands import HEAD_WORDS, RowUpdates
+from common.kernels.base.operands import HEAD_WORDS, RowUpdates
 from common.ops import reference
-from common.wire.memory_messages import BlocksFreed
-from common.wire.sampling_params import SamplingParams
+from common.wire.messages.memory import BlocksFreed
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.prefix_sharing import MIN_TOKENS, REST, PrefixSharing
 from decode_worker.rows import UNSHARED, Rows, SharedPrefix

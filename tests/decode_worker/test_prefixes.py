@@ -7,13 +7,12 @@ from typing import cast
 
 import pytest
 
-from common.memory.exchange import Answer
-from common.memory.magazine import Magazine
-from common.memory.pool import User
-from common.memory.pools import Pools
-from common.memory.shared_pool import SharedPool
-from common.wire.block_key import digests, root_of
-from common.wire.memory_messages import (
+from common.memory.blocks.answers import Answer
+from common.memory.blocks.pool import User
+from common.memory.client.magazine import Magazine
+from common.memory.client.shared_pool import SharedPool
+from common.memory.server.pools import Pools
+from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
     MemoryMessage,
@@ -22,9 +21,10 @@ from common.wire.memory_messages import (
     PromptBlocks,
     PromptWanted,
 )
-from common.wire.packing import pack_ids, unpack_ids
-from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.block_key import digests, root_of
+from common.wire.values.packing import pack_ids, unpack_ids
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.prefixes import Prefixes
 from decode_worker.sealing import Sealing
 from decode_worker.sequence import DecodeSequence

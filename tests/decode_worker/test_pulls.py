@@ -2,10 +2,10 @@
 
 import pytest
 
-from common.errors import ErrorCode
-from common.serving.standstill import LEAST_S, Standstill
-from common.wire.handoff_messages import KVPathResult
-from common.wire.kv_layout import Counts
+from common.base.errors import ErrorCode
+from common.serving.prompts.standstill import LEAST_S, Standstill
+from common.wire.messages.handoff import KVPathResult
+from common.wire.values.kv_layout import Counts
 from tests.decode_worker.bench import Rig
 
 

@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.config import KernelsSection
-from common.device.engine import Engine
-from common.device.landing import PendingOutput
-from common.kernels.operands import AdjustmentTensors, GrammarMasks, SamplingTensors, TokenRing
+from common.device.engine.engine import Engine
+from common.device.steps.output_ring import PendingOutput
+from common.kernels.base.operands import AdjustmentTensors, GrammarMasks, SamplingTensors, TokenRing
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
-from common.memory.shared_pool import SharedPool
+from common.memory.client.shared_pool import SharedPool
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.ops.base import ForwardBatch
 from common.ops.cuda_ops import CudaOps
 from common.ops.sampler import Sampler
-from common.wire.output_token import OutputToken
-from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
+from common.settings.config import KernelsSection
+from common.wire.values.output_token import OutputToken
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
 from decode_worker.runner import DecodeRunner, StepKind

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.rows import Clear, Fill, Grow
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence

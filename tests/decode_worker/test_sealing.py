@@ -2,12 +2,12 @@
 
 import pytest
 
-from common.memory.magazine import Magazine
-from common.wire.block_key import digests, pack_keys, root_of
-from common.wire.memory_messages import BlocksLeased, BlocksSealed, MemoryMessage
-from common.wire.packing import pack_ids, unpack_ids
-from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
+from common.memory.client.magazine import Magazine
+from common.wire.messages.memory import BlocksLeased, BlocksSealed, MemoryMessage
+from common.wire.values.block_key import digests, pack_keys, root_of
+from common.wire.values.packing import pack_ids, unpack_ids
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.sealing import Sealing
 from decode_worker.sequence import DecodeSequence
 from tests.layouts import one_table, tiny

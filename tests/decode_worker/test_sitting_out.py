@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.ops import reference
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sequence import DecodeSequence

@@ -8,17 +8,17 @@ import pytest
 import torch
 import zmq
 
-from common.device.engine import Engine
-from common.errors import MemoryLost
+from common.base.errors import MemoryLost
+from common.device.engine.engine import Engine
 from common.kv import proof
-from common.memory.client import PoolClaim
-from common.memory.pattern import pattern
-from common.serving import visits as visits_module
-from common.serving.visits import Visits
-from common.wire.handoff_messages import KVPathResult
-from common.wire.messages import KVPathReport, Message
-from common.wire.pool_shape import PoolShape
-from common.wire.sockets import Hub
+from common.memory.base.pattern import pattern
+from common.memory.client.client import PoolClaim
+from common.serving.worker import peer_servers as visits_module
+from common.serving.worker.peer_servers import Visits
+from common.wire.messages.handoff import KVPathResult
+from common.wire.messages.worker import KVPathReport, Message
+from common.wire.transport.sockets import Hub
+from common.wire.values.pool_shape import PoolShape
 from decode_worker.sources import Sources
 from tests.decode_worker.bench import FakeGuest, FakePool
 from tests.layouts import allocator_of

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from common.device.engine import Engine
-from common.kernels.shared_parts import MAX_SHARING_ROWS
+from common.device.engine.engine import Engine
+from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
 from decode_worker.batch import DecodeBatch
 from decode_worker.runner import CAPTURE_BYTES, MIN_SPARED_BYTES, DecodeRunner, StepKind
 

@@ -11,21 +11,22 @@ import pytest
 import torch
 import zmq
 
-from common.config import Config, DecodeSection, NetSection
-from common.device.adjustments import make_grammar_masks
-from common.device.engine import Engine
-from common.device.loop_trace import Trace
-from common.device.prompt_buffers import PromptChunk
-from common.device.prompt_runner import PromptRunner
-from common.device.prompt_scores import PromptScores
-from common.device.step_output import StepOutput
-from common.errors import ErrorCode
+from common.base.errors import ErrorCode
+from common.device.engine.engine import Engine
+from common.device.steps.adjustments import make_grammar_masks
+from common.device.steps.loop_trace import Trace
+from common.device.steps.prompt_buffers import PromptChunk
+from common.device.steps.prompt_runner import PromptRunner
+from common.device.steps.prompt_scores import PromptScores
+from common.device.steps.step_output import StepOutput
 from common.grammar.followers import make_followers
-from common.kernels.operands import NO_CHOICE
-from common.memory_sections import KVSection
-from common.serving.drain import Drain
-from common.wire.memory_messages import KVOffer
-from common.wire.messages import (
+from common.kernels.base.operands import NO_CHOICE
+from common.serving.worker.drain import Drain
+from common.settings.config import Config, DecodeSection, NetSection
+from common.settings.memory_sections import KVSection
+from common.wire.messages.memory import KVOffer
+from common.wire.messages.token_columns import rows_of
+from common.wire.messages.worker import (
     Abort,
     FinishReason,
     Heartbeat,
@@ -37,12 +38,11 @@ from common.wire.messages import (
     TokenBatch,
     WorkerReady,
 )
-from common.wire.output_token import Logprobs, OutputToken
-from common.wire.packing import pack_ids, unpack_ids
-from common.wire.sampling_params import SamplingParams
-from common.wire.sockets import Hub
-from common.wire.token_columns import rows_of
-from common.wire.worker_id import connection_of
+from common.wire.messages.worker_id import connection_of
+from common.wire.transport.sockets import Hub
+from common.wire.values.output_token import Logprobs, OutputToken
+from common.wire.values.packing import pack_ids, unpack_ids
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.row_queue import group_of
 from decode_worker.runner import DecodeRunner
 from decode_worker.worker import DecodeWorker

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.wire.messages import Role
-from common.wire.operator_messages import LoadReport, WorkerLoad
+from common.wire.messages.operator import LoadReport, WorkerLoad
+from common.wire.messages.worker import Role
 from deploy.autoscale.judge import LEAST_RETRY_S, LONGEST_PAUSE_S, NUM_WINDOWS, Judge, Pace
 from deploy.autoscale.load import Sample, Window, measured
 from deploy.autoscale.proposal import SHORT, Machine, Proposal, Seat, capacities, needs, propose, shares

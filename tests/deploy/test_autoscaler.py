@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from common.wire.messages import Role
-from common.wire.operator_messages import LoadReport, Stage, WorkerLoad
+from common.wire.messages.operator import LoadReport, Stage, WorkerLoad
+from common.wire.messages.worker import Role
 from deploy.autoscale import autoscaler
 from deploy.autoscale.autoscaler import Autoscaler, Plan
 from deploy.autoscale.judge import Judge, Pace

@@ -14,9 +14,9 @@ import jsonschema_rs
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from common.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
-from common.options import parse
-from common.version import RELEASE
+from common.base.version import RELEASE
+from common.settings.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
+from common.settings.options import parse
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "baton"
 TEMPLATES = {path.name: path.read_text(encoding="utf-8") for path in sorted((CHART / "templates").iterdir())}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from common.config import Config
-from common.options import from_flags
+from common.settings.config import Config
+from common.settings.options import from_flags
 from deploy.autoscale.judge import Pace
 from deploy.autoscale.options import AutoscaleOptions, autoscale_of
 from deploy.cli import build_parser, main

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from common.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
-from common.options import parse
-from common.version import RELEASE
-from common.wire.messages import Role
-from common.wire.worker_id import make_worker_id
+from common.base.version import RELEASE
+from common.settings.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
+from common.settings.options import parse
+from common.wire.messages.worker import Role
+from common.wire.messages.worker_id import make_worker_id
 from deploy import container
 from deploy.container import command_of
 from deploy.dependencies import requirements

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from common.wire.secret import read_secret
+from common.base.errors import ConfigError
+from common.wire.transport.secret import read_secret
 from deploy import container
 from deploy.container import command_of, downloaded, found, main
 

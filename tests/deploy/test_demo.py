@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config
+from common.settings.config import Config
 from deploy import demo as module
 from deploy.console import Console
 from deploy.demo import Verse, demo

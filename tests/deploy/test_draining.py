@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from common.config import NetSection
-from common.errors import ConfigError
-from common.wire import endpoints, whereabouts
+from common.base.errors import ConfigError
+from common.settings.config import NetSection
+from common.wire.transport import endpoints, whereabouts
 from deploy import draining
 from deploy.draining import Wish, drain, router_of
 

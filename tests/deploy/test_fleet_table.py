@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from common.config import NetSection
-from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
-from common.wire.messages import Role
-from common.wire.operator_messages import RoleChange, Stage
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
+from common.wire.messages.operator import RoleChange, Stage
+from common.wire.messages.worker import Role
 from deploy.fleet_table import fleet_table
 from router.health import report
 from router.incidents import Incidents

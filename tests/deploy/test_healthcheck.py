@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from common.memory.host_backing import HostBacking
-from common.memory.server import MemoryServer
-from common.memory_sections import MemorySection
+from common.memory.devices.host_backing import HostBacking
+from common.memory.server.server import MemoryServer
+from common.settings.memory_sections import MemorySection
 from deploy import cli, healthcheck
 from deploy.healthcheck import fetch, main, problem
 from tests.announcing import announcer

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import huggingface_hub
 import pytest
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy import hub_download
 from deploy.model_source import find_model
 from tests.deploy.hub import HUB_ID, Hub

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from common.config import MEMORY_SECTIONS, Config, DecodeSection, PrefillSection
-from common.errors import ConfigError
-from common.memory_sections import MemorySection
-from common.options import add_flags, from_flags
-from common.wire.messages import Role
+from common.base.errors import ConfigError
+from common.settings.config import MEMORY_SECTIONS, Config, DecodeSection, PrefillSection
+from common.settings.memory_sections import MemorySection
+from common.settings.options import add_flags, from_flags
+from common.wire.messages.worker import Role
 from deploy.cli import ALL_SECTIONS
 from deploy.launch_plan import Kind, ProcessSpec, all_processes, plan_processes, plan_workers
 from deploy.placement import Gpu, Placement, in_either_role, place_standbys, place_workers

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.model_source import find_model, is_hub_id, served_name, weights_bytes
 
 

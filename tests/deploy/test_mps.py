@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config, ModelSection, PrefillSection
-from common.errors import ConfigError
-from common.options import parse
+from common.base.errors import ConfigError
+from common.settings.config import Config, ModelSection, PrefillSection
+from common.settings.options import parse
 from deploy import mps
 from deploy.autoscale.judge import Pace
 from deploy.autoscale.options import AutoscaleOptions

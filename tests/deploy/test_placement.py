@@ -1,7 +1,7 @@
 import pytest
 
-from common.errors import ConfigError
-from common.wire.messages import Role
+from common.base.errors import ConfigError
+from common.wire.messages.worker import Role
 from deploy.placement import (
     SERVER_BYTES,
     Gpu,

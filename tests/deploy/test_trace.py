@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from common.trace_events import DEVICE, FIRST_LANE, LOOP, Tracer, flow_id
-from common.trace_file import PROCESS
+from common.base.trace_events import DEVICE, FIRST_LANE, LOOP, Tracer, flow_id
+from common.base.trace_file import PROCESS
 from deploy.cli import main
 from deploy.trace_merge import nested
 from deploy.trace_parts import MAX_LINE_CHARS, Slice

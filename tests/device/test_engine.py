@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from benchmarks.make_checkpoint import PRESETS
-from common.config import Config, KernelsSection, ModelSection, WorkerSection
-from common.device import engine
-from common.device.engine import build_engine, launches_early, resolve_device
-from common.errors import ConfigError, ModelError
-from common.kernels.gpu import Gpu
-from common.memory.client import MemoryClient
+from common.base.errors import ConfigError, ModelError
+from common.device.engine import engine
+from common.device.engine.engine import build_engine, launches_early, resolve_device
+from common.kernels.base.gpu import Gpu
+from common.memory.client.client import MemoryClient
+from common.settings.config import Config, KernelsSection, ModelSection, WorkerSection
 
 Pretend = Callable[[str, tuple[int, int]], torch.device]
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from common.device import fault
+from common.device.engine import fault
 
 TEXT = "CUDA error: an illegal memory access was encountered"
 
@@ -45,7 +45,7 @@ def test_nobody_waits_for_ever_for_one_that_hangs(monkeypatch: pytest.MonkeyPatc
 
 PROGRAM = """
 import torch
-from common.device.fault import device_fault
+from common.device.engine.fault import device_fault
 device = torch.device("cuda")
 try:
     torch.empty(1 << 50, dtype=torch.uint8, device=device)

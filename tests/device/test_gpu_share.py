@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from common.device import cublas, gpu_share
-from common.device.gpu_share import GpuShare, LimitedShare, make_share, share_of
-from common.kernels.gpu import Gpu, gpu_of
+from common.device.engine import cublas, gpu_share
+from common.device.engine.gpu_share import GpuShare, LimitedShare, make_share, share_of
+from common.kernels.base.gpu import Gpu, gpu_of
 
 
 @triton.jit
@@ -124,7 +124,9 @@ def test_a_share_is_kept_where_cublas_cannot_be_told_and_the_log_says_so(
         raise OSError("libcublas.so.13: not found")
 
     monkeypatch.setattr(cublas, "set_sm_count", refuse)
-    monkeypatch.setattr("common.device.gpu_share.limited_stream", lambda num_sms, device: Stream(f"{num_sms} SMs", log))
+    monkeypatch.setattr(
+        "common.device.engine.gpu_share.limited_stream", lambda num_sms, device: Stream(f"{num_sms} SMs", log)
+    )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("whole", log))
     with make_share(80, h200).stream(whole=False):
         log.append("step")

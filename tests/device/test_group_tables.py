@@ -2,11 +2,11 @@
 
 import torch
 
-from common.device.prompt_buffers import PromptBuffers, PromptChunk
+from common.device.steps.prompt_buffers import PromptBuffers, PromptChunk
 from common.kv.tables import NO_BLOCK, tables_of
-from common.wire.kv_layout import KVLayout
-from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import SamplingParams
 from tests.allocator import BlockAllocator
 from tests.layouts import full, latent, state, window
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-from common.device.one_of_each import OneOfEach
+from common.device.steps.compile_once import OneOfEach
 
 ROOT = Path(__file__).parents[2]
 HASHES = """
 import json, sys
-from common.device.kernel_code import functions, hash_helpers_first
+from common.device.steps.kernel_code import functions, hash_helpers_first
 found = list(functions())
 before = [function.hash for function in found]
 for function in found:

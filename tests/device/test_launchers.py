@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from common.device.launchers import launchers_apart
+from common.device.steps.launchers import launchers_apart
 
 
 class Build:

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from benchmarks.make_checkpoint import PRESETS
-from common.config import Config, DecodeSection, PrefillSection
-from common.device import pool_budget
-from common.device.pool_budget import CUDA_CONTEXT_BYTES, pool_blocks
-from common.errors import ConfigError
-from common.kernels.gpu import gpu_of
-from common.kernels.query_parts import query_parts_bytes
-from common.kernels.shared_parts import most_shared_slots, shared_parts_bytes
-from common.memory_sections import KVSection
+from common.base.errors import ConfigError
+from common.device.engine import pool_budget
+from common.device.engine.pool_budget import CUDA_CONTEXT_BYTES, pool_blocks
+from common.kernels.attention.query_parts import query_parts_bytes
+from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
+from common.kernels.base.gpu import gpu_of
 from common.models.loader import model_bytes, read_config
+from common.settings.config import Config, DecodeSection, PrefillSection
+from common.settings.memory_sections import KVSection
 from tests.layouts import one_group
 
 GPU = torch.device("cuda", 0)

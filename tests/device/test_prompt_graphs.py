@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.config import Config, ModelSection, WorkerSection
-from common.device.engine import Engine
-from common.device.prompt_buffers import PromptChunk
-from common.device.prompt_runner import PromptRunner
-from common.memory_sections import KVSection
-from common.wire.sampling_params import SamplingParams
+from common.device.engine.engine import Engine
+from common.device.steps.prompt_buffers import PromptChunk
+from common.device.steps.prompt_runner import PromptRunner
+from common.settings.config import Config, ModelSection, WorkerSection
+from common.settings.memory_sections import KVSection
+from common.wire.values.sampling_params import SamplingParams
 from tests.engines import lone_engine
 from tests.layouts import take
 

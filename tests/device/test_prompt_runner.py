@@ -10,18 +10,18 @@ from typing import Any, cast
 import pytest
 import torch
 
-from common.config import Config, ModelSection, WorkerSection
-from common.device import prompt_scores
-from common.device.engine import Engine
-from common.device.gpu_share import GpuShare, make_share
-from common.device.prompt_buffers import PromptChunk
-from common.device.prompt_runner import Bucket, PendingPrompts, PromptRunner
-from common.memory_sections import KVSection
-from common.wire.frames import decode, encode
-from common.wire.messages import PromptLogprobs
-from common.wire.output_token import Logprobs, OutputToken
-from common.wire.packing import unpack_floats, unpack_ids
-from common.wire.sampling_params import SamplingParams
+from common.device.engine.engine import Engine
+from common.device.engine.gpu_share import GpuShare, make_share
+from common.device.steps import prompt_scores
+from common.device.steps.prompt_buffers import PromptChunk
+from common.device.steps.prompt_runner import Bucket, PendingPrompts, PromptRunner
+from common.settings.config import Config, ModelSection, WorkerSection
+from common.settings.memory_sections import KVSection
+from common.wire.messages.frames import decode, encode
+from common.wire.messages.worker import PromptLogprobs
+from common.wire.values.output_token import Logprobs, OutputToken
+from common.wire.values.packing import unpack_floats, unpack_ids
+from common.wire.values.sampling_params import SamplingParams
 from tests.adjusting import adjusted
 from tests.engines import lone_engine
 from tests.layouts import take

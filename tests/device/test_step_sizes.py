@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from benchmarks.make_checkpoint import PRESETS
-from common.config import Config, DecodeSection, ModelSection, PrefillSection
-from common.device.pool_budget import pool_blocks
-from common.device.step_sizes import FEWEST_TOKENS, sized
-from common.memory_sections import KVSection
+from common.device.engine.pool_budget import pool_blocks
+from common.device.engine.step_sizes import FEWEST_TOKENS, sized
 from common.models.loader import read_config
+from common.settings.config import Config, DecodeSection, ModelSection, PrefillSection
+from common.settings.memory_sections import KVSection
 from tests.device.test_pool_budget import GPU, LAYOUT, NUM_SMS, make_gpu
 
 MAX_LEN = 8192

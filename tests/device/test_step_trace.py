@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import TraceSection
-from common.device import step_trace
-from common.device.gpu_share import limited_stream
-from common.device.loop_trace import WAIT, Trace
-from common.device.step_trace import StepTrace, device_timer, make_trace
-from common.errors import ConfigError
-from common.trace_events import DEVICE, FIRST_LANE, LOOP, Key, Tracer, flow_id
-from common.trace_file import Process
+from common.base.errors import ConfigError
+from common.base.trace_events import DEVICE, FIRST_LANE, LOOP, Key, Tracer, flow_id
+from common.base.trace_file import Process
+from common.device.engine.gpu_share import limited_stream
+from common.device.steps import step_trace
+from common.device.steps.loop_trace import WAIT, Trace
+from common.device.steps.step_trace import StepTrace, device_timer, make_trace
+from common.settings.config import TraceSection
 
 Event = dict[str, Any]
 DECODE = Process("decode", "decode-0", 1)

@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from common.config import Config, ModelSection, WorkerSection
-from common.device.engine import Engine
-from common.device.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
-from common.device.prompt_runner import PromptRunner
-from common.device.warm_up import _decode_batches, compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
-from common.kernels.shared_parts import MAX_SHARING_ROWS
-from common.memory_sections import KVSection
-from common.wire.sampling_params import SamplingParams
+from common.device.engine.engine import Engine
+from common.device.steps.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
+from common.device.steps.prompt_runner import PromptRunner
+from common.device.steps.warm_up import _decode_batches, compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
+from common.settings.config import Config, ModelSection, WorkerSection
+from common.settings.memory_sections import KVSection
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch import DecodeBatch
 from decode_worker.rows import Fill
 from decode_worker.runner import CAPTURE_BYTES, DecodeRunner, batch_buckets

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from common.device.word_uploader import FIRST_WORDS, WordStage
+from common.device.steps.word_uploader import FIRST_WORDS, WordStage
 
 
 class Device:

@@ -14,9 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.memory.channel import Channel
-from common.wire.messages import Message
-from common.wire.sockets import Hub, Spoke
+from common.memory.base.channel import Channel
+from common.wire.messages.worker import Message
+from common.wire.transport.sockets import Hub, Spoke
 
 ON_ITS_WAY_S = 0.05
 """For what a thread of ZeroMQ sends."""

@@ -6,10 +6,10 @@ there is such a kernel; on a CPU the worker is told of one.
 
 import sys
 
-from common.config import WORKER_SECTIONS, Config
-from common.serving import worker_main
-from common.serving.worker_main import Incarnation
-from common.wire.messages import Role
+from common.serving.worker import start
+from common.serving.worker.start import Incarnation
+from common.settings.config import WORKER_SECTIONS, Config
+from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
 from decode_worker.worker import DecodeWorker
 from tests.e2e import held_decode
@@ -30,7 +30,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
                 from tests.e2e.stray_kernel import meet_fault
 
                 meet_fault(worker.engine.device)
-            worker_main.device_fault = lambda: FAULT  # type: ignore[attr-defined]
+            start.device_fault = lambda: FAULT  # type: ignore[attr-defined]
             raise RuntimeError(FAULT)
         beat()
 
@@ -39,4 +39,4 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main.worker_main(Role.DECODE, WORKER_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(start.worker_main(Role.DECODE, WORKER_SECTIONS, program.DESCRIPTION, build))

@@ -2,10 +2,10 @@
 
 import sys
 
-from common.config import WORKER_SECTIONS, Config
-from common.serving.worker_main import Incarnation, worker_main
-from common.wire.memory_messages import KVOffer
-from common.wire.messages import Role
+from common.serving.worker.start import Incarnation, worker_main
+from common.settings.config import WORKER_SECTIONS, Config
+from common.wire.messages.memory import KVOffer
+from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
 from decode_worker.sequence import DecodeSequence
 from decode_worker.worker import DecodeWorker

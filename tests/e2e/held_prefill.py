@@ -3,9 +3,9 @@
 import logging
 import sys
 
-from common.config import WORKER_SECTIONS, Config
-from common.serving.worker_main import Incarnation, worker_main
-from common.wire.messages import Role
+from common.serving.worker.start import Incarnation, worker_main
+from common.settings.config import WORKER_SECTIONS, Config
+from common.wire.messages.worker import Role
 from prefill_worker.__main__ import DESCRIPTION
 from prefill_worker.scheduler import Chunk
 from prefill_worker.worker import PrefillWorker

@@ -6,7 +6,7 @@ the router's socket say how far workers go; `python -m tests.e2e.held_prefill` a
 
 from pathlib import Path
 
-from common.config import Config
+from common.settings.config import Config
 
 
 class Hold:

@@ -5,10 +5,10 @@ Others do in a directory of this user's, where a test would meet what else runs 
 
 import sys
 
-from common.config import WORKER_SECTIONS, Config
-from common.serving.worker_main import Incarnation, WorkerLoop, worker_main
-from common.wire import endpoints
-from common.wire.messages import Role
+from common.serving.worker.start import Incarnation, WorkerLoop, worker_main
+from common.settings.config import WORKER_SECTIONS, Config
+from common.wire.messages.worker import Role
+from common.wire.transport import endpoints
 from decode_worker import __main__ as decode
 from prefill_worker import __main__ as prefill
 

@@ -5,11 +5,11 @@ import sys
 
 import torch
 
-from common.config import WORKER_SECTIONS, Config
 from common.ops.base import ForwardBatch
 from common.ops.torch_ops import TorchOps
-from common.serving.worker_main import Incarnation, worker_main
-from common.wire.messages import Role
+from common.serving.worker.start import Incarnation, worker_main
+from common.settings.config import WORKER_SECTIONS, Config
+from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
 from decode_worker import runner
 from decode_worker.worker import DecodeWorker

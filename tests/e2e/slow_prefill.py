@@ -2,9 +2,9 @@
 
 import sys
 
-from common.config import WORKER_SECTIONS, Config
-from common.serving.worker_main import Incarnation, worker_main
-from common.wire.messages import Role
+from common.serving.worker.start import Incarnation, worker_main
+from common.settings.config import WORKER_SECTIONS, Config
+from common.wire.messages.worker import Role
 from prefill_worker import __main__ as program
 from prefill_worker.worker import PrefillWorker
 from tests.slow_rate import SlowRate

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from common.device.sampling_tensors import sampling_tensors
+from common.device.steps.sampling_tensors import sampling_tensors
 from common.ops.reference import sample
-from common.wire.packing import pack_ids
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import SamplingParams
 from tests.adjusting import adjusted
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, killed_while_streaming

@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 import torch
 
-from common.config import Config, DecodeSection, ModelSection, NetSection, PrefillSection, WorkerSection
-from common.memory_sections import KVSection
+from common.settings.config import Config, DecodeSection, ModelSection, NetSection, PrefillSection, WorkerSection
+from common.settings.memory_sections import KVSection
 from deploy.autoscale.judge import Pace
 from deploy.autoscale.options import AutoscaleOptions
 from deploy.console import Console

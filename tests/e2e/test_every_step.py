@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.wire.handoff_messages import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
-from common.wire.memory_messages import (
+from common.wire.messages.handoff import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
+from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
     BlocksWanted,
@@ -29,7 +29,7 @@ from common.wire.memory_messages import (
     WeightsRegion,
     WeightsWanted,
 )
-from common.wire.messages import (
+from common.wire.messages.worker import (
     Abort,
     DecodePeer,
     Inquiry,
@@ -396,7 +396,7 @@ async def test_what_is_offered_stays_with_its_prefill_worker_while_their_memory_
 async def test_without_a_memory_server_that_hangs_workers_finish_and_serve_with_the_next(
     sharing: Doomed, texts: Texts
 ) -> None:
-    """Whoever hangs for long ends itself (`common.memory.watchdog`); a test has no time for that."""
+    """Whoever hangs for long ends itself (`common.memory.server.watchdog`); a test has no time for that."""
     server = sharing.complete().processes.pop("memory")
     server.send_signal(signal.SIGSTOP)
     asked = asyncio.create_task(all_is_well(sharing, texts))

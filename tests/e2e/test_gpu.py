@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.wire.messages import SHARED_POOL
+from common.wire.messages.worker import SHARED_POOL
 from tests.checkpoints import VARIANTS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.schemas import complete_schemas

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.wire.messages import SHARED_POOL
+from common.wire.messages.worker import SHARED_POOL
 from tests.e2e.client import Reference, complete_all, prompts
 from tests.e2e.system import START_TIMEOUT_S, System
 

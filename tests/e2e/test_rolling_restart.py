@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from common.config import NetSection
+from common.settings.config import NetSection
 from deploy.draining import Wish, drain, drain_all
 from tests.e2e.client import Reference, complete, prompts
 from tests.e2e.programs import Program

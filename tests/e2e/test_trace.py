@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import aiohttp
 import pytest
 
-from common.trace_events import flow_id
+from common.base.trace_events import flow_id
 from deploy.cli import main
 from tests.e2e.client import Completion, complete_all, prompts
 from tests.e2e.held_system import FEW, HeldSystem, begun

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from common.kernels.gpu import Gpu, gpu_of
+from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops import reference
 from common.ops.base import ForwardBatch
 from tests.interpreter import prepare_once

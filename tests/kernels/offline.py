@@ -22,26 +22,26 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from common.config import KernelsSection
-from common.device.adjustments import Adjustments, num_mask_words
-from common.device.landing import make_logprob_ring
-from common.device.row_state import RowLayout
-from common.device.sampling_tensors import sampling_tensors
-from common.kernels import sampling
-from common.kernels.adjust_logits import adjust_logits
-from common.kernels.embedding import embedding
-from common.kernels.gather_blocks import gather_blocks
-from common.kernels.gpu import Gpu
-from common.kernels.join_parts import join_parts
-from common.kernels.logprobs import land_logprobs, logprobs
-from common.kernels.operands import AttentionWeights, GrammarMasks, RowUpdates, SharedPrefixes, TokenRing
-from common.kernels.row_slots import row_slots
-from common.kernels.update_rows import RowUpdater
+from common.device.steps.adjustments import Adjustments, num_mask_words
+from common.device.steps.output_ring import make_logprob_ring
+from common.device.steps.row_state import RowLayout
+from common.device.steps.sampling_tensors import sampling_tensors
+from common.kernels.base.gpu import Gpu
+from common.kernels.base.operands import AttentionWeights, GrammarMasks, RowUpdates, SharedPrefixes, TokenRing
+from common.kernels.elementwise.embedding import embedding
+from common.kernels.elementwise.gather_blocks import gather_blocks
+from common.kernels.elementwise.row_slots import row_slots
+from common.kernels.elementwise.update_rows import RowUpdater
+from common.kernels.products.join_parts import join_parts
+from common.kernels.sampling import sampling
+from common.kernels.sampling.adjust_logits import adjust_logits
+from common.kernels.sampling.logprobs import land_logprobs, logprobs
 from common.models.decoder import Decoder, DecoderConfig, weight_pieces
 from common.ops.base import ForwardBatch, Residual
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
-from common.wire.sampling_params import PADDING
+from common.settings.config import KernelsSection
+from common.wire.values.sampling_params import PADDING
 
 META = torch.device("meta")
 BF16 = torch.bfloat16

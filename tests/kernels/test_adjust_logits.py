@@ -3,12 +3,18 @@
 import pytest
 import torch
 
-from common.device.adjustments import Adjustments, SlotFill, make_grammar_masks
-from common.device.sampling_tensors import sampling_tensors
-from common.kernels.adjust_logits import CHUNK, adjust_logits
+from common.device.steps.adjustments import Adjustments, SlotFill, make_grammar_masks
+from common.device.steps.sampling_tensors import sampling_tensors
+from common.kernels.sampling.adjust_logits import CHUNK, adjust_logits
 from common.ops import reference
-from common.wire.packing import pack_ids
-from common.wire.sampling_params import MAX_BAD_WORDS, MAX_BIASED, MAX_STOP_TOKENS, MAX_WORD_TOKENS, SamplingParams
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_BIASED,
+    MAX_STOP_TOKENS,
+    MAX_WORD_TOKENS,
+    SamplingParams,
+)
 from tests.adjusting import adjusted
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.decode_attention import decode_attention
-from common.kernels.decode_division import divide, limits_for
-from common.kernels.decode_parts import make_workspace
+from common.kernels.attention.decode_attention import decode_attention
+from common.kernels.attention.decode_division import divide, limits_for
+from common.kernels.attention.decode_parts import make_workspace
 from common.ops.base import ForwardBatch
 from tests.kernels.conftest import AssertClose, MakePaged, expected_attention
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.kernels.decode_division import JOIN_TILES, divide, limits_for, programs_per_sm
-from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE
+from common.kernels.attention.decode_division import JOIN_TILES, divide, limits_for, programs_per_sm
+from common.kernels.attention.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE
 
 # A mix of what is short, long and much too long beside the rest; 0 is padding.
 LENGTHS = st.lists(

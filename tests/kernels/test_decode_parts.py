@@ -6,8 +6,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.decode_parts import MAX_PARTS, NO_KEYS, RUN_PARTS, check_room, folded, make_workspace, units_at_once
-from common.kernels.operands import Division
+from common.kernels.attention.decode_parts import (
+    MAX_PARTS,
+    NO_KEYS,
+    RUN_PARTS,
+    check_room,
+    folded,
+    make_workspace,
+    units_at_once,
+)
+from common.kernels.base.operands import Division
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from common.kernels.embedding import embedding
-from common.kernels.gpu import gpu_of
+from common.kernels.base.gpu import gpu_of
+from common.kernels.elementwise.embedding import embedding
 
 
 @pytest.mark.parametrize(("num_tokens", "hidden"), [(0, 64), (1, 2560), (3, 33), (130, 100), (5, 1)])

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.few_query_attention import MAX_PARTS, MIN_PART_KEYS, few_query_attention
-from common.kernels.gpu import Gpu
-from common.kernels.query_parts import QueryParts, make_query_parts, query_parts_bytes, tokens_of_tile
+from common.kernels.attention.few_query_attention import MAX_PARTS, MIN_PART_KEYS, few_query_attention
+from common.kernels.attention.query_parts import QueryParts, make_query_parts, query_parts_bytes, tokens_of_tile
+from common.kernels.base.gpu import Gpu
 from common.ops.base import ForwardBatch
 from tests.kernels.conftest import AssertClose, AttentionCase, MakeAttention, expected_attention, gpu_at
 

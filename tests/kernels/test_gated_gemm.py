@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.device.gpu_share import make_share
-from common.kernels.gated_gemm import gated_gemm
+from common.device.engine.gpu_share import make_share
+from common.kernels.products.gated_gemm import gated_gemm
 from common.ops import reference
 from tests.kernels.conftest import AssertClose
 

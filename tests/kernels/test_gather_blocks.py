@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.gather_blocks import gather_blocks
+from common.kernels.elementwise.gather_blocks import gather_blocks
 from common.ops import reference
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.kernels.gather_kv import TILE, gather_kv
+from common.kernels.attention.gather_kv import TILE, gather_kv
 from tests.kernels.conftest import MakePaged
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.gemv import gemv
-from common.kernels.join_parts import join_parts
-from common.kernels.ring_gemm import ring_gemm
-from common.kernels.skinny_gemm import skinny_gemm
+from common.kernels.products.gemv import gemv
+from common.kernels.products.join_parts import join_parts
+from common.kernels.products.ring_gemm import ring_gemm
+from common.kernels.products.skinny_gemm import skinny_gemm
 from common.ops import reference
 from common.ops.linear_plan import Kind, Plan
 from tests.kernels.conftest import AssertClose

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.device.landing import make_logprob_ring, make_ring
-from common.device.step_output import StepOutput
-from common.kernels.logprobs import PART, land_logprobs, logprobs
-from common.kernels.operands import MAX_LOGPROBS
+from common.device.steps.output_ring import make_logprob_ring, make_ring
+from common.device.steps.step_output import StepOutput
+from common.kernels.base.operands import MAX_LOGPROBS
+from common.kernels.sampling.logprobs import PART, land_logprobs, logprobs
 from common.ops import reference
-from common.wire import output_token
-from common.wire.output_token import Logprobs
+from common.wire.values import output_token
+from common.wire.values.output_token import Logprobs
 
 
 def entries(words: Tensor) -> list[Logprobs | None]:

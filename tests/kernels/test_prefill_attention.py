@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.prefill_attention import prefill_attention
+from common.kernels.attention.prefill_attention import prefill_attention
 from common.ops.base import ForwardBatch
 from tests.kernels.conftest import AssertClose, AttentionCase, MakeAttention, expected_attention, gpu_at
 

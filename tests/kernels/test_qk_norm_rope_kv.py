@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.kernels.qk_norm_rope_kv import heads_per_program, qk_norm_rope_kv
+from common.kernels.elementwise.qk_norm_rope_kv import heads_per_program, qk_norm_rope_kv
 from common.ops import reference
 from tests.attention_weights import attention_weights
 from tests.kernels.conftest import AssertClose

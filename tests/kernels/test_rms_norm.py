@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.kernels.rms_norm import rms_norm
+from common.kernels.elementwise.rms_norm import rms_norm
 from common.ops import reference
 from tests.kernels.conftest import AssertClose
 

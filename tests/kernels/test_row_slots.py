@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.kernels.row_slots import row_slots
+from common.kernels.elementwise.row_slots import row_slots
 from common.ops import reference
 
 

@@ -12,17 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.device.landing import NO_TOKEN, make_ring
-from common.device.sampling_tensors import sampling_tensors
-from common.kernels import filtered_draw, sampling
-from common.kernels.filter_decision import UNDECIDED
-from common.kernels.filter_survey import survey_kernel
-from common.kernels.gpu import gpu_of
-from common.kernels.gumbel import exponential, gumbel, gumbel_from
-from common.kernels.operands import NO_CHOICE, SamplingTensors
+from common.device.steps.output_ring import NO_TOKEN, make_ring
+from common.device.steps.sampling_tensors import sampling_tensors
+from common.kernels.base.gpu import gpu_of
+from common.kernels.base.operands import NO_CHOICE, SamplingTensors
+from common.kernels.sampling import filtered_draw, sampling
+from common.kernels.sampling.filter_decision import UNDECIDED
+from common.kernels.sampling.filter_survey import survey_kernel
+from common.kernels.sampling.gumbel import exponential, gumbel, gumbel_from
 from common.ops import reference
 from common.ops.base import ForwardBatch
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.sampling_params import SamplingParams
 
 Draw = Callable[[Tensor, SamplingTensors, Tensor], Tensor]
 

@@ -10,11 +10,16 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.kernels.decode_division import divide
-from common.kernels.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE
-from common.kernels.operands import SharedDivision, SharedPrefixes
-from common.kernels.shared_division import MIN_TOKENS, bundle_queries, share, tokens_of_bundle
-from common.kernels.shared_parts import MAX_SHARING_ROWS, make_shared_parts, max_shared_items, shared_parts_bytes
+from common.kernels.attention.decode_division import divide
+from common.kernels.attention.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE
+from common.kernels.attention.shared_division import MIN_TOKENS, bundle_queries, share, tokens_of_bundle
+from common.kernels.attention.shared_parts import (
+    MAX_SHARING_ROWS,
+    make_shared_parts,
+    max_shared_items,
+    shared_parts_bytes,
+)
+from common.kernels.base.operands import SharedDivision, SharedPrefixes
 
 
 @dataclass(frozen=True)

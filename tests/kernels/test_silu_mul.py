@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.kernels.silu_mul import silu_mul
+from common.kernels.elementwise.silu_mul import silu_mul
 from common.ops import reference
 from tests.kernels.conftest import AssertClose
 

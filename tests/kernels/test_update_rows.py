@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from common.device.row_state import HEADS, RowLayout
-from common.kernels.operands import HEAD_WORDS, RowState, RowUpdates
-from common.kernels.update_rows import RowUpdater
+from common.device.steps.row_state import HEADS, RowLayout
+from common.kernels.base.operands import HEAD_WORDS, RowState, RowUpdates
+from common.kernels.elementwise.update_rows import RowUpdater
 from common.ops import reference
 
 

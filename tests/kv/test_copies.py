@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.config import PrefillSection
 from common.kv.copies import Missing, missing
 from common.kv.tables import Tables, complete_blocks, held_by, num_seen, tables_handed_over
-from common.wire.kv_layout import KVLayout
-from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
+from common.settings.config import PrefillSection
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from tests.allocator import BlockAllocator

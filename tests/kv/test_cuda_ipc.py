@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import TransferFailed
-from common.memory.client import PoolClaim
-from common.wire.pool_shape import PoolShape
+from common.base.errors import TransferFailed
+from common.memory.client.client import PoolClaim
+from common.wire.values.pool_shape import PoolShape
 from tests.messages import LAYOUT
 
 HANDLE = ctypes.create_string_buffer(64)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from common.errors import LayoutMismatch, TransferFailed
+from common.base.errors import LayoutMismatch, TransferFailed
 from common.kv.pool import KVPool
 from common.kv.proof import prove_path
 from common.kv.shm import ShmPeerPool
 from common.kv.transport import check_compatible
-from common.memory.client import PoolClaim
-from common.memory.host_backing import HostMemory
-from common.memory.mapping import Mapping
-from common.memory.pattern import pattern
-from common.wire.kv_layout import Counts, KVLayout
-from common.wire.pool_shape import PoolShape
+from common.memory.base.pattern import pattern
+from common.memory.client.client import PoolClaim
+from common.memory.client.mapping import Mapping
+from common.memory.devices.host_backing import HostMemory
+from common.wire.values.kv_layout import Counts, KVLayout
+from common.wire.values.pool_shape import PoolShape
 from tests.allocator import BlockAllocator
 from tests.layouts import full, latent, state, window
 from tests.messages import pool_export

@@ -3,11 +3,11 @@ import os
 import pytest
 import torch
 
-from common.errors import TransferFailed
+from common.base.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.shm import ShmPeerPool
-from common.memory.client import PoolClaim
-from common.wire.pool_shape import PoolShape
+from common.memory.client.client import PoolClaim
+from common.wire.values.pool_shape import PoolShape
 from tests.kv.peer_process import BLOCK_BYTES, LAYOUT
 
 

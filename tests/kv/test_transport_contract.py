@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from benchmarks.pulls import answered
-from common.errors import ConfigError, LayoutMismatch, TransferFailed
+from common.base.errors import ConfigError, LayoutMismatch, TransferFailed
 from common.kv import proof as proof_module
 from common.kv.pool import KVPool
 from common.kv.proof import prove_path
 from common.kv.transport import TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
-from common.memory.client import PoolClaim
-from common.memory.guest import Guest
-from common.wire.kv_layout import KVLayout
-from common.wire.pool_shape import PoolShape
+from common.memory.client.client import PoolClaim
+from common.memory.client.guest import Guest
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.pool_shape import PoolShape
 from tests.allocator import BlockAllocator
 from tests.kv.peer_process import BLOCK_BYTES, LAYOUT, random_bytes
 from tests.messages import pool_export

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from common.memory.client import Claim
-from common.memory.mapping import Mapping
+from common.memory.client.client import Claim
+from common.memory.client.mapping import Mapping
 
 NUM_WRITES, NUM_KERNELS = 4_000_000, 8
 

@@ -5,8 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from common.memory.client import MemoryClient
-from common.wire.memory_messages import BlocksWanted, MemoryKnock
+from common.memory.client.client import MemoryClient
+from common.wire.messages.memory import BlocksWanted, MemoryKnock
 from tests.messages import LAYOUT
 
 

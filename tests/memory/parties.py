@@ -6,15 +6,12 @@ from itertools import chain
 
 import numpy as np
 
-from common.memory.backing import Memory
-from common.memory.block_index import BlockIndex, BlockState, Offered
-from common.memory.magazine import Magazine
-from common.memory.pool import Pool, User
-from common.memory.pools import NAN_BYTE, Pools
-from common.wire.block_key import pack_keys
-from common.wire.fields import DIGEST_BYTES
-from common.wire.kv_layout import Counts
-from common.wire.memory_messages import (
+from common.memory.blocks.index import BlockIndex, BlockState, Offered
+from common.memory.blocks.pool import Pool, User
+from common.memory.client.magazine import Magazine
+from common.memory.devices.backing import Memory
+from common.memory.server.pools import NAN_BYTE, Pools
+from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
     BlocksSealed,
@@ -29,8 +26,11 @@ from common.wire.memory_messages import (
     PromptBlocks,
     PromptWanted,
 )
-from common.wire.packing import pack_ids, unpack_ids
-from common.wire.pool_shape import PoolShape
+from common.wire.values.block_key import pack_keys
+from common.wire.values.fields import DIGEST_BYTES
+from common.wire.values.kv_layout import Counts
+from common.wire.values.packing import pack_ids, unpack_ids
+from common.wire.values.pool_shape import PoolShape
 from tests.memory.tiers import slow_tier
 
 

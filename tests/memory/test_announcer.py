@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import zmq
 
-from common.config import NetSection
-from common.errors import MemoryLost
-from common.memory.announcer import Announcer
-from common.memory.client import MemoryClient
-from common.memory.host_backing import HostBacking
-from common.memory.server import MemoryServer
-from common.memory_sections import MemorySection
-from common.wire.memory_messages import WeightsFilled
-from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, WorkerEnded
-from common.wire.messages import Knock, Message, Refused, Reregister, Welcome
-from common.wire.sockets import Hub
-from common.wire.worker_id import BEAT_SUFFIX, connection_of
+from common.base.errors import MemoryLost
+from common.memory.client.client import MemoryClient
+from common.memory.devices.host_backing import HostBacking
+from common.memory.server.announcer import Announcer
+from common.memory.server.server import MemoryServer
+from common.settings.config import NetSection
+from common.settings.memory_sections import MemorySection
+from common.wire.messages.memory import WeightsFilled
+from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady, WorkerEnded
+from common.wire.messages.worker import Knock, Message, Refused, Reregister, Welcome
+from common.wire.messages.worker_id import BEAT_SUFFIX, connection_of
+from common.wire.transport.sockets import Hub
 
 SIZE = 1000
 READY = MemoryReady("memory", 7, 1, "1", "cpu")

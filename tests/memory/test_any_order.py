@@ -11,14 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.memory.block_index import FREE, OFFERS, SEALED, TIER, BlockIndex, BlockState, Claim
-from common.memory.exchange import Answer
-from common.memory.magazine import LACKING_S
-from common.memory.pattern import pattern
-from common.wire.kv_layout import Counts, KVLayout
-from common.wire.memory_messages import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfGuests
-from common.wire.packing import unpack_ids
-from common.wire.pool_shape import PoolShape, minus, plus
+from common.memory.base.pattern import pattern
+from common.memory.blocks.answers import Answer
+from common.memory.blocks.index import FREE, OFFERS, SEALED, TIER, BlockIndex, BlockState, Claim
+from common.memory.client.magazine import LACKING_S
+from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfGuests
+from common.wire.values.kv_layout import Counts, KVLayout
+from common.wire.values.packing import unpack_ids
+from common.wire.values.pool_shape import PoolShape, minus, plus
 from tests.layouts import one_group, state, window
 from tests.memory.parties import MOST_SEALED, NUM_SLOTS, Guest, House, Party, Worker, blocks_in
 

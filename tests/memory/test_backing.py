@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError, MemoryShort
-from common.memory.cuda_backing import ALIGNMENT_BYTES, CudaBacking
-from common.memory.host_backing import HostBacking
+from common.base.errors import ConfigError, MemoryShort
+from common.memory.devices.cuda_backing import ALIGNMENT_BYTES, CudaBacking
+from common.memory.devices.host_backing import HostBacking
 
 HANDLE = ctypes.create_string_buffer(64)
 

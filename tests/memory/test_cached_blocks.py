@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 
-from common.memory.cached_blocks import CachedBlocks
+from common.memory.blocks.cached import CachedBlocks
 
 NUM_IDS = 300
 

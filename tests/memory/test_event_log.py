@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from common.memory import event_log
-from common.memory.block_index import BlockIndex
-from common.memory.event_log import EventLog
-from common.memory.sealed_blocks import KEY
-from common.wire.memory_reports import BlockEvent
-from common.wire.packing import unpack_ids
-from common.wire.pool_shape import PoolShape
+from common.memory.blocks import event_log
+from common.memory.blocks.event_log import EventLog
+from common.memory.blocks.index import BlockIndex
+from common.memory.blocks.sealed import KEY
+from common.wire.messages.memory_reports import BlockEvent
+from common.wire.values.packing import unpack_ids
+from common.wire.values.pool_shape import PoolShape
 from tests.layouts import one_group
 
 MOST = 4

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from common.memory.gpu_gauge import UNKNOWN, GpuGauge, GpuUse
+from common.memory.devices.gpu_gauge import UNKNOWN, GpuGauge, GpuUse
 
 DEADLINE_S = 60.0
 

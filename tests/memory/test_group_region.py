@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.device.pool_memory import claimed_pool
-from common.errors import MemoryLost
-from common.memory.shared_pool import OfPrompt
-from common.wire.kv_layout import KVLayout
-from common.wire.memory_messages import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
+from common.base.errors import MemoryLost
+from common.device.engine.pool_memory import claimed_pool
+from common.memory.client.shared_pool import OfPrompt
+from common.wire.messages.memory import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
+from common.wire.values.kv_layout import KVLayout
 from tests.layouts import full, state, window
 from tests.memory.test_server import CPU, SIZE, Backed, eventually
 

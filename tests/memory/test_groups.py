@@ -12,15 +12,14 @@ from typing import Any, cast
 
 import pytest
 
-from common.config import PrefillSection
 from common.kv.tables import Tables
-from common.memory.client import MemoryClient, PoolClaim
-from common.memory.exchange import Answer
-from common.memory.pool import User
-from common.memory.pools import Pools
-from common.memory.shared_pool import SharedPool
-from common.wire.kv_layout import KVLayout
-from common.wire.memory_messages import (
+from common.memory.blocks.answers import Answer
+from common.memory.blocks.pool import User
+from common.memory.client.client import MemoryClient, PoolClaim
+from common.memory.client.shared_pool import SharedPool
+from common.memory.server.pools import Pools
+from common.settings.config import PrefillSection
+from common.wire.messages.memory import (
     BlocksFreed,
     BlocksWanted,
     KVAccepted,
@@ -32,8 +31,9 @@ from common.wire.memory_messages import (
     PoolRegion,
     PoolShortage,
 )
-from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.offers import Offers
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.sealing import Sealing

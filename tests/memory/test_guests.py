@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import MemoryLost
-from common.memory import channel as channel_module
-from common.memory import server as server_module
-from common.memory.channel import Channel
-from common.memory.guest import Guest, OfGuest
-from common.memory.pulse import ASK_S, MAX_UNANSWERED
-from common.memory.shared_pool import OfPrompt, SharedPool
-from common.wire.fields import DIGEST_BYTES
-from common.wire.memory_messages import (
+from common.base.errors import MemoryLost
+from common.memory.base import channel as channel_module
+from common.memory.base.channel import Channel
+from common.memory.client.guest import Guest, OfGuest
+from common.memory.client.pulse import ASK_S, MAX_UNANSWERED
+from common.memory.client.shared_pool import OfPrompt, SharedPool
+from common.memory.server import server as server_module
+from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
     BlocksWanted,
@@ -30,7 +29,8 @@ from common.wire.memory_messages import (
     PromptBlocks,
     WeightsWanted,
 )
-from common.wire.packing import pack_ids, unpack_ids
+from common.wire.values.fields import DIGEST_BYTES
+from common.wire.values.packing import pack_ids, unpack_ids
 from tests.layouts import take
 from tests.memory.test_server import Backed, eventually
 from tests.messages import LAYOUT

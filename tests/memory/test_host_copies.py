@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import MemoryShort
-from common.memory.backing import Backing, Copy, CopyFailed, HostPiece, Run
-from common.memory.cuda_backing import CudaBacking
-from common.memory.host_backing import HostBacking
-from common.memory.host_traffic import MAX_BATCH, Traffic
-from common.memory.pool import Pool
-from common.memory.pools import Pools
-from common.wire.pool_shape import PoolShape
+from common.base.errors import MemoryShort
+from common.memory.blocks.pool import Pool
+from common.memory.devices.backing import Backing, Copy, CopyFailed, HostPiece, Run
+from common.memory.devices.cuda_backing import CudaBacking
+from common.memory.devices.host_backing import HostBacking
+from common.memory.host_tier.traffic import MAX_BATCH, Traffic
+from common.memory.server.pools import Pools
+from common.wire.values.pool_shape import PoolShape
 from tests.layouts import one_group
 
 HANDLE = ctypes.create_string_buffer(64)

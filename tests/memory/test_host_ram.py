@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.memory.host_ram import available_bytes, ram_bytes
+from common.memory.base.host_ram import available_bytes, ram_bytes
 
 GB = 1 << 30
 

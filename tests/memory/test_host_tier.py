@@ -8,33 +8,26 @@ from itertools import count
 import numpy as np
 import pytest
 
-from common.errors import MemoryShort
-from common.memory.backing import HostPiece
-from common.memory.block_index import TIER
-from common.memory.event_log import EventLog
-from common.memory.exchange import Answer
-from common.memory.host_backing import HostBacking
-from common.memory.host_ram import ram_bytes
-from common.memory.host_room import HostRoom
-from common.memory.host_slots import HostSlots
-from common.memory.host_tier import IDLE_S, make_tier
-from common.memory.host_traffic import STALL_S
-from common.memory.pool import Pool, User
-from common.memory.pools import Pools
-from common.memory_sections import MemorySection
-from common.wire.block_key import pack_keys
-from common.wire.fields import KEY_BYTES, SHORT_KEY_BYTES
-from common.wire.kv_layout import KVLayout
-from common.wire.memory_messages import (
-    BlocksFreed,
-    BlocksLeased,
-    BlocksSealed,
-    PoolLeft,
-    PromptBlocks,
-    PromptWanted,
-)
-from common.wire.memory_reports import BlockEvent
-from common.wire.packing import unpack_ids
+from common.base.errors import MemoryShort
+from common.memory.base.host_ram import ram_bytes
+from common.memory.blocks.answers import Answer
+from common.memory.blocks.event_log import EventLog
+from common.memory.blocks.index import TIER
+from common.memory.blocks.pool import Pool, User
+from common.memory.devices.backing import HostPiece
+from common.memory.devices.host_backing import HostBacking
+from common.memory.host_tier.room import HostRoom
+from common.memory.host_tier.slots import HostSlots
+from common.memory.host_tier.tier import IDLE_S, make_tier
+from common.memory.host_tier.traffic import STALL_S
+from common.memory.server.pools import Pools
+from common.settings.memory_sections import MemorySection
+from common.wire.messages.memory import BlocksFreed, BlocksLeased, BlocksSealed, PoolLeft, PromptBlocks, PromptWanted
+from common.wire.messages.memory_reports import BlockEvent
+from common.wire.values.block_key import pack_keys
+from common.wire.values.fields import KEY_BYTES, SHORT_KEY_BYTES
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.packing import unpack_ids
 from tests.layouts import one_group, window
 from tests.memory.parties import Bytes
 from tests.memory.tiers import ReadyRoom, slow_tier

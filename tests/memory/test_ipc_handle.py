@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.memory import ipc_handle
+from common.memory.base import ipc_handle
 
 
 def test_a_handle_has_the_bytes_that_it_was_made_of() -> None:

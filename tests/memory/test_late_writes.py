@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.memory.cuda_backing import CudaBacking, CudaMemory
+from common.memory.devices.cuda_backing import CudaBacking, CudaMemory
 from deploy.mps import CONTROL
 from tests.e2e.mps_daemon import mps
 from tests.e2e.programs import executed

@@ -5,14 +5,14 @@ import errno
 import numpy as np
 import pytest
 
-from common.errors import MemoryShort
-from common.memory.backing import Memory
-from common.memory.block_index import FREE, BlockIndex, BlockState, OfferKey
-from common.memory.exchange import Answer, Misbehaved
-from common.memory.magazine import LACKING_S, PATIENCE_S, Magazine
-from common.memory.pool import User
-from common.memory.pools import Pools
-from common.wire.memory_messages import (
+from common.base.errors import MemoryShort
+from common.memory.blocks.answers import Answer, Misbehaved
+from common.memory.blocks.index import FREE, BlockIndex, BlockState, OfferKey
+from common.memory.blocks.pool import User
+from common.memory.client.magazine import LACKING_S, PATIENCE_S, Magazine
+from common.memory.devices.backing import Memory
+from common.memory.server.pools import Pools
+from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
     BlocksWanted,
@@ -21,8 +21,8 @@ from common.wire.memory_messages import (
     MemoryMessage,
     PoolShortage,
 )
-from common.wire.packing import pack_ids, unpack_ids
-from common.wire.pool_shape import PoolShape
+from common.wire.values.packing import pack_ids, unpack_ids
+from common.wire.values.pool_shape import PoolShape
 from tests.layouts import one_group
 from tests.memory.parties import Bytes, offer_of
 

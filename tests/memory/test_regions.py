@@ -5,12 +5,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.errors import MemoryShort
-from common.memory.backing import Copies, CopyFailed, HostPiece
-from common.memory.exchange import Answer, Misbehaved
-from common.memory.gpu_gauge import GpuUse
-from common.memory.regions import RegionKey, Regions
-from common.wire.memory_messages import RegionState, WeightsFilled, WeightsRegion
+from common.base.errors import MemoryShort
+from common.memory.blocks.answers import Answer, Misbehaved
+from common.memory.devices.backing import Copies, CopyFailed, HostPiece
+from common.memory.devices.gpu_gauge import GpuUse
+from common.memory.server.regions import RegionKey, Regions
+from common.wire.messages.memory import RegionState, WeightsFilled, WeightsRegion
 
 ROOM = 100
 

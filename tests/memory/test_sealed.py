@@ -5,14 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from common.errors import KVError
-from common.memory.block_index import FREE, BlockIndex, OfferKey
-from common.memory.exchange import Misbehaved
-from common.memory.magazine import Magazine
-from common.wire.kv_layout import KVLayout
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksSealed, MemoryMessage, PromptBlocks
-from common.wire.packing import pack_ids, unpack_ids
-from common.wire.pool_shape import PoolShape
+from common.base.errors import KVError
+from common.memory.blocks.answers import Misbehaved
+from common.memory.blocks.index import FREE, BlockIndex, OfferKey
+from common.memory.client.magazine import Magazine
+from common.wire.messages.memory import BlocksFreed, BlocksLeased, BlocksSealed, MemoryMessage, PromptBlocks
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.packing import pack_ids, unpack_ids
+from common.wire.values.pool_shape import PoolShape
 from tests.layouts import one_group, window
 
 LAYOUT = one_group("model", 1, 1, 1, 1, "float16")

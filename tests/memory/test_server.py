@@ -23,27 +23,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.device.pool_memory import claimed_pool
-from common.errors import ConfigError, KVError, MemoryLost, MemoryShort
-from common.memory import channel as channel_module
-from common.memory import client as client_module
-from common.memory import connection as connection_module
-from common.memory import listener as listener_module
-from common.memory import server as server_module
-from common.memory import shared_pool as shared_pool_module
-from common.memory import wishes
-from common.memory.backing import Memory
-from common.memory.block_index import BlockState
-from common.memory.channel import Channel
-from common.memory.client import MemoryClient, WeightsClaim
-from common.memory.host_backing import HostBacking
-from common.memory.mapping import Mapping
-from common.memory.pulse import ASK_S, MAX_UNANSWERED
-from common.memory.server import MemoryServer
-from common.memory.shared_pool import OfPrompt, SharedPool
-from common.memory_sections import MemorySection
-from common.wire.frames import encode
-from common.wire.memory_messages import (
+from common.base.errors import ConfigError, KVError, MemoryLost, MemoryShort
+from common.device.engine.pool_memory import claimed_pool
+from common.memory.base import channel as channel_module
+from common.memory.base.channel import Channel
+from common.memory.blocks.index import BlockState
+from common.memory.client import client as client_module
+from common.memory.client import connection as connection_module
+from common.memory.client import shared_pool as shared_pool_module
+from common.memory.client.client import MemoryClient, WeightsClaim
+from common.memory.client.mapping import Mapping
+from common.memory.client.pulse import ASK_S, MAX_UNANSWERED
+from common.memory.client.shared_pool import OfPrompt, SharedPool
+from common.memory.devices.backing import Memory
+from common.memory.devices.host_backing import HostBacking
+from common.memory.server import listener as listener_module
+from common.memory.server import requests as requests_module
+from common.memory.server import server as server_module
+from common.memory.server.server import MemoryServer
+from common.settings.memory_sections import MemorySection
+from common.wire.messages.frames import encode
+from common.wire.messages.memory import (
     BlocksLeased,
     BlocksWanted,
     KVDeclined,
@@ -59,7 +59,7 @@ from common.wire.memory_messages import (
     WeightsProgress,
     WeightsWanted,
 )
-from common.wire.messages import Message
+from common.wire.messages.worker import Message
 from tests.announcing import announcer
 from tests.layouts import take
 from tests.messages import LAYOUT
@@ -197,7 +197,7 @@ def test_who_wants_more_than_there_is_waits_and_then_hears_why(backed: Backed, m
     threading.Timer(0.2, lambda: setattr(backed, "room", True)).start()
     assert claim(backed.connect()).state is RegionState.EMPTY, "room was found in time"
     backed.room = False
-    monkeypatch.setattr(wishes, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(requests_module, "PATIENCE_S", 0.1)
     with pytest.raises(ConfigError, match=r"nothing is left, for 0 s; here are weights of model, 0\.00 GB; stop who"):
         backed.connect("decode-0").claim_weights("model", "another layout", SIZE)
 
@@ -216,7 +216,7 @@ def test_a_second_pool_of_a_device_is_made_if_there_is_room_and_else_refused_wit
     backed.connect("prefill-0").claim_pool(mine, (9,))
     assert backed.connect("decode-0").claim_pool(yours, (5,)).shape.num_blocks == (5,)
     backed.room = False
-    monkeypatch.setattr(wishes, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(requests_module, "PATIENCE_S", 0.1)
     third = replace(mine, groups=(replace(group, num_layers=2),))
     with pytest.raises(ConfigError, match=r"num_layers: 1 here, 2 there") as refused:
         backed.connect("decode-1").claim_pool(third, (9,))

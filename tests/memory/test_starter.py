@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config, NetSection, WorkerSection
-from common.errors import ConfigError, MemoryLost
-from common.memory import starter as starter_module
-from common.memory.client import MemoryClient
-from common.memory.starter import Starter
-from common.memory_sections import MemorySection
-from common.serving import worker_main
-from common.wire import endpoints
-from common.wire.messages import Role
+from common.base.errors import ConfigError, MemoryLost
+from common.memory.client import starter as starter_module
+from common.memory.client.client import MemoryClient
+from common.memory.client.starter import Starter
+from common.serving.worker import start
+from common.settings.config import Config, NetSection, WorkerSection
+from common.settings.memory_sections import MemorySection
+from common.wire.messages.worker import Role
+from common.wire.transport import endpoints
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
@@ -150,10 +150,10 @@ def test_a_worker_that_meets_a_server_about_to_end_asks_once_more(
             raise MemoryLost("it closed the connection")
         return workers.come("prefill-0")
 
-    monkeypatch.setattr(worker_main, "MemoryClient", connect)
-    monkeypatch.setattr(worker_main, "memory_socket", lambda *_: workers.path)
+    monkeypatch.setattr(start, "MemoryClient", connect)
+    monkeypatch.setattr(start, "memory_socket", lambda *_: workers.path)
     config = replace(workers.config, worker=replace(workers.config.worker, device="cpu"))
-    assert worker_main._memory(config, Role.PREFILL, "prefill-0", 1) is workers.clients[0]
+    assert start._memory(config, Role.PREFILL, "prefill-0", 1) is workers.clients[0]
     assert len(asked) == 2
 
 
@@ -164,7 +164,7 @@ def test_workers_of_two_routers_have_two_servers(tmp_path: Path, monkeypatch: py
     config = replace(Config(memory=MemorySection(linger_s=1.0)), worker=WorkerSection(device="cpu"))
     routers = ("ipc://one", "ipc://two", f"ipc://{tmp_path}/one", "auto")
     clients = [
-        worker_main._memory(replace(config, net=NetSection(router_endpoint=router)), Role.PREFILL, f"prefill-{i}", 1)
+        start._memory(replace(config, net=NetSection(router_endpoint=router)), Role.PREFILL, f"prefill-{i}", 1)
         for i, router in enumerate(routers)
     ]
     one, two, one_too, nobodys = (client.server_epoch for client in clients)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import MemoryLost
-from common.memory.guest import Guest
-from common.memory.shared_pool import SharedPool
-from common.wire.kv_layout import KVLayout
-from common.wire.memory_messages import BlocksWanted, RegionState
+from common.base.errors import MemoryLost
+from common.memory.client.guest import Guest
+from common.memory.client.shared_pool import SharedPool
+from common.wire.messages.memory import BlocksWanted, RegionState
+from common.wire.values.kv_layout import KVLayout
 from tests.layouts import one_group
 from tests.memory.test_server import SIZE, Backed, claim, eventually
 from tests.messages import LAYOUT

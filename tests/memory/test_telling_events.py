@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from common.memory.magazine import Magazine
-from common.wire.block_key import short_keys, unpack_short_keys
-from common.wire.fields import DIGEST_BYTES
-from common.wire.memory_messages import BlocksLeased, MemoryTainted, PoolShortage
-from common.wire.memory_reports import BlockEvent, KVEvents, MemoryHeartbeat
-from common.wire.messages import Knock, KVEventsWanted, Refused, Reregister
-from common.wire.packing import unpack_ids
+from common.memory.client.magazine import Magazine
+from common.wire.messages.memory import BlocksLeased, MemoryTainted, PoolShortage
+from common.wire.messages.memory_reports import BlockEvent, KVEvents, MemoryHeartbeat
+from common.wire.messages.worker import Knock, KVEventsWanted, Refused, Reregister
+from common.wire.values.block_key import short_keys, unpack_short_keys
+from common.wire.values.fields import DIGEST_BYTES
+from common.wire.values.packing import unpack_ids
 from tests.layouts import one_group
 from tests.memory.test_announcer import SERVER, Rig
 

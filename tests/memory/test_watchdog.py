@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import time
-from common.memory.watchdog import Watchdog
+from common.memory.server.watchdog import Watchdog
 watchdog = Watchdog(0.3)
 def stand(duration_s):
     watchdog.alive()

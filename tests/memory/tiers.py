@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.memory.backing import CopyFailed, HostPiece, Memory, Run
-from common.memory.host_room import HostRoom
-from common.memory.host_tier import HostTier
+from common.memory.devices.backing import CopyFailed, HostPiece, Memory, Run
+from common.memory.host_tier.room import HostRoom
+from common.memory.host_tier.tier import HostTier
 
 
 class ReadyRoom(HostRoom):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import KernelsSection
-from common.dtypes import DTYPES
+from common.base.dtypes import DTYPES
 from common.models.decoder import Decoder
 from common.models.loader import architectures, load_model, read_config
 from common.models.weights import Fill, Loading, WeightsLayout
 from common.ops.base import ForwardBatch, Ops
 from common.ops.torch_ops import TorchOps
+from common.settings.config import KernelsSection
 from tests.checkpoints import VARIANTS, VOCAB, write_checkpoint
 from tests.layouts import allocator_of, full, take
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import ModelError
+from common.base.errors import ModelError
 from common.models import upload
 from common.models.upload import Part, Upload
 

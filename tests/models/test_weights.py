@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from common.errors import ModelError
+from common.base.errors import ModelError
 from common.models.decoder import weight_pieces
 from common.models.llama import FACTORS
 from common.models.loader import decoder_config, read_config

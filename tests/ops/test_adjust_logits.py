@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.device.adjustments import Adjustments, SlotFill
-from common.device.sampling_tensors import sampling_tensors
+from common.device.steps.adjustments import Adjustments, SlotFill
+from common.device.steps.sampling_tensors import sampling_tensors
 from common.ops.sampler import Sampler
-from common.wire.packing import pack_ids
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import SamplingParams
 from tests.adjusting import adjusted
 
 CPU, VOCAB = torch.device("cpu"), 70

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.config import KernelsSection
-from common.kernels.gpu import gpu_of
-from common.kernels.operands import AttentionWeights
+from common.kernels.base.gpu import gpu_of
+from common.kernels.base.operands import AttentionWeights
 from common.ops.base import ForwardBatch, Residual
 from common.ops.linear_plan import MIN_GATED_TOKENS
 from common.ops.torch_ops import TorchOps
+from common.settings.config import KernelsSection
 from tests.attention_weights import attention_weights
 
 pytestmark = pytest.mark.gpu

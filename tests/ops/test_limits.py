@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.config import KernelsSection
-from common.errors import ModelError
+from common.base.errors import ModelError
 from common.ops.limits import check_model
+from common.settings.config import KernelsSection
 
 NO_ATTENTION = KernelsSection(rope="torch", prefill_attention="torch", decode_attention="torch")
 

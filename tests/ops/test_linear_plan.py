@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.kernels.gpu import Gpu
+from common.kernels.base.gpu import Gpu
 from common.ops.linear_plan import (
     MAX_SKINNY_TOKENS,
     MIN_GATED_TOKENS,

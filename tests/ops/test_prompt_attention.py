@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.config import KernelsSection
-from common.kernels.gpu import Gpu
-from common.kernels.operands import AttentionWeights
+from common.kernels.base.gpu import Gpu
+from common.kernels.base.operands import AttentionWeights
 from common.ops.base import ForwardBatch
 from common.ops.prompt_attention import has_few_queries, is_gathered
 from common.ops.torch_ops import TorchOps
+from common.settings.config import KernelsSection
 
 BLOCK_SIZE, NUM_Q, NUM_KV, HEAD_DIM = 16, 4, 2, 32
 

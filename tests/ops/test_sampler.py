@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.device.landing import NUM_SLOTS, PendingOutput, RingLanding, make_ring
-from common.device.sampling_tensors import sampling_tensors
-from common.device.step_output import StepOutput
-from common.kernels.gpu import gpu_of
-from common.kernels.operands import NO_CHOICE, SamplingTensors
-from common.kernels.row_slots import row_slots
+from common.device.steps.output_ring import NUM_SLOTS, PendingOutput, RingLanding, make_ring
+from common.device.steps.sampling_tensors import sampling_tensors
+from common.device.steps.step_output import StepOutput
+from common.kernels.base.gpu import gpu_of
+from common.kernels.base.operands import NO_CHOICE, SamplingTensors
+from common.kernels.elementwise.row_slots import row_slots
 from common.ops import reference
 from common.ops.base import ForwardBatch
 from common.ops.sampler import Sampler
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.sampling_params import SamplingParams
 
 
 def make_params(num_rows: int, device: torch.device) -> SamplingTensors:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import KernelsSection
-from common.kernels.gpu import Gpu
+from common.kernels.base.gpu import Gpu
+from common.settings.config import KernelsSection
 
 
 @pytest.mark.parametrize(

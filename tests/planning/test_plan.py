@@ -11,10 +11,10 @@ from threading import Thread
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from common.config import NetSection
-from common.errors import ConfigError
-from common.wire.messages import Role
-from common.wire.step_counts import StepMeter
+from common.base.errors import ConfigError
+from common.settings.config import NetSection
+from common.wire.messages.worker import Role
+from common.wire.values.step_counts import StepMeter
 from deploy.cli import main
 from deploy.planning import live, workload
 from deploy.planning.costs import Costs

@@ -12,10 +12,10 @@ from benchmarks.make_checkpoint import PRESETS
 from benchmarks.results import ROOT, read_rows
 from benchmarks.simulated import KNOWN_SHAPES
 from benchmarks.table_steps import SHARED, TOGETHER
-from common.device import pool_budget, step_sizes
-from common.errors import ConfigError
-from common.memory_sections import KVSection
+from common.base.errors import ConfigError
+from common.device.engine import pool_budget, step_sizes
 from common.models.loader import read_config
+from common.settings.memory_sections import KVSection
 from deploy.planning import memory
 from deploy.planning.costs import MAX_ROWS, MIN_SPARED_BYTES, PromptCosts, StepCosts
 from deploy.planning.memory import Room, step_bytes

@@ -1,9 +1,9 @@
 """Rules of the router and of workers that the simulator has written again: they have the same numbers."""
 
-from common.config import DecodeSection, PrefillSection, RouterSection
-from common.memory.pulse import ASK_S
-from common.memory_sections import MemorySection
+from common.memory.client.pulse import ASK_S
 from common.ops.prompt_attention import MAX_KEYS
+from common.settings.config import DecodeSection, PrefillSection, RouterSection
+from common.settings.memory_sections import MemorySection
 from decode_worker.runner import MIN_SPARED_BYTES, batch_buckets
 from deploy.planning import costs, decode, prefill, routing, simulator
 from router import binding, route

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 import tests.scheduling.simulation as real
-from common.config import NetSection
-from common.errors import ConfigError
-from common.serving.standstill import LEAST_S
-from common.wire.messages import Role
+from common.base.errors import ConfigError
+from common.serving.prompts.standstill import LEAST_S
+from common.settings.config import NetSection
+from common.wire.messages.worker import Role
 from deploy.planning import simulator
 from deploy.planning.costs import Costs
 from deploy.planning.decode import LAUNCH_MS, DecodeWorker

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 from deploy.planning import traces
 from deploy.planning.loads import Arrival
 from deploy.planning.traces import busiest, read_trace

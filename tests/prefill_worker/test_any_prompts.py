@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from common.memory.exchange import Answer
-from common.wire.memory_messages import OfBlocks
+from common.memory.blocks.answers import Answer
+from common.wire.messages.memory import OfBlocks
 from prefill_worker.scheduler import Chunk
 from prefill_worker.sequence import PromptSequence
 from tests.prefill_worker.test_prefixes import BLOCK, US, House

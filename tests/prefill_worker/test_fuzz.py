@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.device.prompt_buffers import PromptChunk
-from common.wire.frames import decode, encode
-from common.wire.messages import Abort, DecodePeer, Message, PrefillRequest
-from common.wire.worker_id import connection_of, is_from
+from common.device.steps.prompt_buffers import PromptChunk
+from common.wire.messages.frames import decode, encode
+from common.wire.messages.worker import Abort, DecodePeer, Message, PrefillRequest
+from common.wire.messages.worker_id import connection_of, is_from
 from tests.prefill_worker.test_worker import VOCAB, Rig, Step
 from tests.wire.values import aimed_messages
 

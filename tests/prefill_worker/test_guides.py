@@ -6,11 +6,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from common.errors import ErrorCode
+from common.base.errors import ErrorCode
 from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
-from common.wire.messages import Abort, FinishReason, TokenBatch
-from common.wire.sampling_params import SamplingParams
+from common.wire.messages.worker import Abort, FinishReason, TokenBatch
+from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.guides import PromptGuides
 from prefill_worker.sequence import PromptSequence
 from tests.messages import prefill_request

@@ -3,24 +3,17 @@
 from collections.abc import Iterable
 from typing import cast
 
-from common.config import PrefillSection
-from common.memory.exchange import Answer
-from common.memory.magazine import Magazine
-from common.memory.pool import User
-from common.memory.pools import Pools
-from common.memory_sections import KVSection
-from common.serving.prompt_prefixes import PromptPrefixes
-from common.wire.memory_messages import (
-    BlocksFreed,
-    BlocksLeased,
-    MemoryMessage,
-    OfBlocks,
-    PoolShortage,
-    PromptBlocks,
-)
-from common.wire.packing import pack_ids, unpack_ids
-from common.wire.pool_shape import PoolShape
-from common.wire.sampling_params import SamplingParams
+from common.memory.blocks.answers import Answer
+from common.memory.blocks.pool import User
+from common.memory.client.magazine import Magazine
+from common.memory.server.pools import Pools
+from common.serving.prompts.prefixes import PromptPrefixes
+from common.settings.config import PrefillSection
+from common.settings.memory_sections import KVSection
+from common.wire.messages.memory import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PoolShortage, PromptBlocks
+from common.wire.values.packing import pack_ids, unpack_ids
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from tests.layouts import no_prefixes, tiny

@@ -7,19 +7,19 @@ from typing import Any, cast
 
 import pytest
 
-from common.errors import TransferFailed
+from common.base.errors import TransferFailed
 from common.kv.pool import KVPool
-from common.memory.guest import Guest, OfGuest
-from common.memory.magazine import Magazine
-from common.memory.pool import User
-from common.memory.pools import Pools
-from common.serving.prompt_rate import PromptRate
-from common.serving.visits import Visit, Visits
-from common.wire.block_key import digests, pack_keys, root_of
-from common.wire.fields import ID_BYTES
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PromptBlocks, PromptWanted
-from common.wire.packing import pack_ids
-from common.wire.pool_shape import PoolShape
+from common.memory.blocks.pool import User
+from common.memory.client.guest import Guest, OfGuest
+from common.memory.client.magazine import Magazine
+from common.memory.server.pools import Pools
+from common.serving.prompts.rate import PromptRate
+from common.serving.worker.peer_servers import Visit, Visits
+from common.wire.messages.memory import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PromptBlocks, PromptWanted
+from common.wire.values.block_key import digests, pack_keys, root_of
+from common.wire.values.fields import ID_BYTES
+from common.wire.values.packing import pack_ids
+from common.wire.values.pool_shape import PoolShape
 from prefill_worker.holders import Holder, Holders
 from prefill_worker.retrievals import MAX_AT_ONCE, WAIT_S, Retrievals, Worth
 from tests.decode_worker.bench import FakePool

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import PrefillSection
-from common.wire.sampling_params import SamplingParams
+from common.settings.config import PrefillSection
+from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from tests.layouts import allocator_of, no_prefixes

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from common.config import NetSection
-from common.wire.handoff_messages import KVPathResult
-from common.wire.messages import DecodePeer
+from common.settings.config import NetSection
+from common.wire.messages.handoff import KVPathResult
+from common.wire.messages.worker import DecodePeer
 from prefill_worker.targets import LONGEST_PAUSE_S, Targets
 from tests.fakes import free_endpoint
 from tests.messages import pool_export

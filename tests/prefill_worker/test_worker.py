@@ -9,20 +9,20 @@ import pytest
 import torch
 import zmq
 
-from common.config import Config, NetSection, PrefillSection
-from common.device.engine import Engine
-from common.device.loop_trace import Trace
-from common.device.prompt_buffers import PromptChunk
-from common.device.prompt_runner import PromptRunner
-from common.device.prompt_scores import PromptScores
-from common.errors import ErrorCode
+from common.base.errors import ErrorCode
+from common.device.engine.engine import Engine
+from common.device.steps.loop_trace import Trace
+from common.device.steps.prompt_buffers import PromptChunk
+from common.device.steps.prompt_runner import PromptRunner
+from common.device.steps.prompt_scores import PromptScores
 from common.grammar.followers import make_followers
-from common.kernels.operands import NO_CHOICE
-from common.memory_sections import KVSection
-from common.serving.drain import Drain
-from common.wire.handoff_messages import KVPathResult, KVPoolExport, KVProgress
-from common.wire.memory_messages import KVDeclined, KVOffer, KVReceived
-from common.wire.messages import (
+from common.kernels.base.operands import NO_CHOICE
+from common.serving.worker.drain import Drain
+from common.settings.config import Config, NetSection, PrefillSection
+from common.settings.memory_sections import KVSection
+from common.wire.messages.handoff import KVPathResult, KVPoolExport, KVProgress
+from common.wire.messages.memory import KVDeclined, KVOffer, KVReceived
+from common.wire.messages.worker import (
     Abort,
     DecodePeer,
     Inquiry,
@@ -35,11 +35,11 @@ from common.wire.messages import (
     TokenBatch,
     WorkerReady,
 )
-from common.wire.output_token import OutputToken
-from common.wire.packing import pack_ids, unpack_ids
-from common.wire.sampling_params import SamplingParams
-from common.wire.sockets import Hub
-from common.wire.worker_id import connection_of
+from common.wire.messages.worker_id import connection_of
+from common.wire.transport.sockets import Hub
+from common.wire.values.output_token import OutputToken
+from common.wire.values.packing import pack_ids, unpack_ids
+from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.worker import PrefillWorker
 from tests.fakes import free_endpoint
 from tests.guided import DEMO_MODEL

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.config import NetSection, RouterSection
-from common.errors import ErrorCode, RequestError
-from common.wire.messages import (
+from common.base.errors import ErrorCode, RequestError
+from common.settings.config import NetSection, RouterSection
+from common.wire.messages.worker import (
     Abort,
     FinishReason,
     Message,
@@ -16,8 +16,8 @@ from common.wire.messages import (
     Role,
     TokenBatch,
 )
-from common.wire.packing import pack_floats, pack_ids
-from common.wire.sampling_params import SamplingParams
+from common.wire.values.packing import pack_floats, pack_ids
+from common.wire.values.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.dispatcher import Dispatcher
 from router.member import Member

@@ -14,10 +14,10 @@ import tokenizers
 import uvloop
 from aiohttp import web
 
-from common.config import Config, ModelSection, NetSection, RouterSection
-from common.wire.fingerprint import model_fingerprint, tokenizer_fingerprint
-from common.wire.messages import Knock
-from common.wire.sampling_params import SamplingParams
+from common.settings.config import Config, ModelSection, NetSection, RouterSection
+from common.wire.messages.worker import Knock
+from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
+from common.wire.values.sampling_params import SamplingParams
 from router.app import start_server
 from router.http_request import SERVICE
 from router.service import Service

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import ModelSection
-from common.errors import RequestError
-from common.wire.frames import decode, encode
+from common.base.errors import RequestError
+from common.settings.config import ModelSection
+from common.wire.messages.frames import decode, encode
 from router.completion_fields import COMPLETION_FIELDS, STREAM_OPTIONS
 from router.error_bodies import error_body
 from router.packed_requests import unpack

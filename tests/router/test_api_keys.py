@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from common.config import Config, RouterSection
-from common.errors import ConfigError
-from common.options import from_tables
+from common.base.errors import ConfigError
+from common.settings.config import Config, RouterSection
+from common.settings.options import from_tables
 from router import api_keys
 from router.api_keys import ApiKeys
 from router.status_handlers import OPEN_TO_ALL

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from common.errors import RequestError
-from common.wire.messages import Abort
-from common.wire.sampling_params import SamplingParams
+from common.base.errors import RequestError
+from common.wire.messages.worker import Abort
+from common.wire.values.sampling_params import SamplingParams
 from router.app import _on_response_prepare, shape_errors
 from router.openai_api import choice_seed
 from tests.router.conftest import EOS, MAX_MODEL_LEN, Client, Cluster, StartCluster

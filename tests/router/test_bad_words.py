@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from common.config import ModelSection
-from common.errors import RequestError
-from common.wire.packing import unpack_ids
-from common.wire.sampling_params import MAX_WORD_TOKENS, SamplingParams
+from common.base.errors import RequestError
+from common.settings.config import ModelSection
+from common.wire.values.packing import unpack_ids
+from common.wire.values.sampling_params import MAX_WORD_TOKENS, SamplingParams
 from router.bad_words import packed_words
 from router.reading import parse_body, tokenized
 from router.tokenizer import Tokenizer

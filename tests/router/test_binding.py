@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from common.config import RouterSection
-from common.wire.sampling_params import SamplingParams
+from common.settings.config import RouterSection
+from common.wire.values.sampling_params import SamplingParams
 from router.binding import MOST_PASSING_TOKENS, starts
 from router.detokenizer import TextStream
 from router.request_state import Completion, Mailbox

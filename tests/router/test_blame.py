@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.wire.messages import Role
+from common.wire.messages.worker import Role
 from router.member import Member
 from router.request_state import Completion, State
 from tests.router.bench import LENGTH, NET, Bench, Result, decode_ids, result_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.wire.messages import PrefillRequest, PromptCached, Role
+from common.wire.messages.worker import PrefillRequest, PromptCached, Role
 from router.member import Member
 from router.request_state import Completion
 from tests.router.bench import LENGTH, Bench

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import ModelSection
-from common.errors import ErrorCode, RequestError
+from common.base.errors import ErrorCode, RequestError
+from common.settings.config import ModelSection
 from router.bodies import NUM_FREE_BYTES
 from router.chat_fields import CHAT_FIELDS
 from router.chat_model import ToldModel, packed_model

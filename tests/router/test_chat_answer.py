@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import RequestError
-from common.wire.sampling_params import SamplingParams
+from common.base.errors import RequestError
+from common.wire.values.sampling_params import SamplingParams
 from router.chat_answer import MAX_CALLS, AnswerParser, Part, Thoughts
 from router.chat_bodies import ChatChunkWriter, chat_choice_body
 from router.chat_template import ChatTemplate

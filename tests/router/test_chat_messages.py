@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
-from common.config import ModelSection
-from common.errors import RequestError
+from common.base.errors import RequestError
+from common.settings.config import ModelSection
 from router.chat_bodies import chat_choice_body
 from router.chat_fields import CHAT_FIELDS
 from router.reading import parse_conversation

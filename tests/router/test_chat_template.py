@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router.chat_template import ChatTemplate, load_chat_template
 from router.tool_calls import ToolFormat
 

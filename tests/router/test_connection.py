@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from common.config import RouterSection
+from common.settings.config import RouterSection
 from router import bodies, connection
 from router.connection import Connection
 from tests.router.conftest import Cluster, StartCluster

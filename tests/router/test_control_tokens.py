@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from common.config import ModelSection
+from common.settings.config import ModelSection
 from router.chat_api import parse_chat
 from router.control_tokens import ControlTokens
 from router.reading import tokenized

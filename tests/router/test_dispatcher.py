@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 import router.dispatcher
-from common.errors import RequestError
-from common.wire.handoff_messages import DecodeRequest
-from common.wire.messages import PrefillRequest, Role, TokenBatch
-from common.wire.packing import pack_ids, unpack_ids
+from common.base.errors import RequestError
+from common.wire.messages.handoff import DecodeRequest
+from common.wire.messages.worker import PrefillRequest, Role, TokenBatch
+from common.wire.values.packing import pack_ids, unpack_ids
 from router.member import Member
 from router.request_state import Delivery, Mailbox, State
 from router.route import Demand, Route

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import Config, ModelSection, NetSection, RouterSection
-from common.wire.frames import decode, encode
-from common.wire.memory_reports import KVEvents, MemoryReady, WorkerEnded
-from common.wire.messages import Heartbeat, KVPathReport, Message, RequestFailed, Role, TokenBatch
-from common.wire.sampling_params import SamplingParams
-from common.wire.worker_id import BEAT_SUFFIX, connection_of
+from common.settings.config import Config, ModelSection, NetSection, RouterSection
+from common.wire.messages.frames import decode, encode
+from common.wire.messages.memory_reports import KVEvents, MemoryReady, WorkerEnded
+from common.wire.messages.worker import Heartbeat, KVPathReport, Message, RequestFailed, Role, TokenBatch
+from common.wire.messages.worker_id import BEAT_SUFFIX, connection_of
+from common.wire.values.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.request_state import Completion, Mailbox, State
 from router.service import Service

@@ -7,7 +7,7 @@ import aiohttp
 import openai
 import pytest
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from tests.router.conftest import Client, Cluster, StartCluster
 
 

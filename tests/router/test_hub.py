@@ -4,9 +4,9 @@ import time
 import pytest
 import zmq
 
-from common.config import NetSection
-from common.wire.messages import Heartbeat, Message, Reregister
-from common.wire.sockets import MAX_RECEIVED_AT_ONCE, Spoke
+from common.settings.config import NetSection
+from common.wire.messages.worker import Heartbeat, Message, Reregister
+from common.wire.transport.sockets import MAX_RECEIVED_AT_ONCE, Spoke
 from router.hub import MAX_TURN_S, MAX_WORKER_FRAME_BYTES, AsyncHub, Undelivered
 from tests.fakes import free_endpoint
 from tests.messages import heartbeat

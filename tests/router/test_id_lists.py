@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from router import id_lists
 from router.id_lists import CHUNK_CHARS, LEAST_CHARS, MAX_BRACKETS, ids_of, part
 from router.json_body import values_of

@@ -1,7 +1,7 @@
 """A lost message is found out by asking, and neither a long queue nor a long prompt is taken for one."""
 
-from common.wire.messages import Inquiry, InquiryReply, Role
-from common.wire.packing import pack_ids, unpack_ids
+from common.wire.messages.worker import Inquiry, InquiryReply, Role
+from common.wire.values.packing import pack_ids, unpack_ids
 from router.inquiries import BEATS, Inquiries
 from router.member import Member
 from router.request_state import Completion, State

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from common.config import NetSection
-from common.wire.memory_reports import BlockEvent, KVEvents, MemoryReady
-from common.wire.messages import KVEventsWanted, Message, Role
-from common.wire.packing import pack_ids
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import BlockEvent, KVEvents, MemoryReady
+from common.wire.messages.worker import KVEventsWanted, Message, Role
+from common.wire.values.packing import pack_ids
 from router import kv_events
 from router.kv_events import ASK_S, BAN_S, KVEventReader
 from router.memory_servers import MemoryServers

@@ -10,15 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from common.memory import event_log
-from common.memory.exchange import Answer
-from common.memory.pool import User
-from common.memory.pools import Pools
-from common.wire.block_key import unpack_short_keys
-from common.wire.fields import SHORT_KEY_BYTES
-from common.wire.memory_messages import BlocksFreed, BlocksLeased, BlocksSealed, PromptBlocks, PromptWanted
-from common.wire.memory_reports import KVEvents
-from common.wire.messages import KVEventsWanted
+from common.memory.blocks import event_log
+from common.memory.blocks.answers import Answer
+from common.memory.blocks.pool import User
+from common.memory.server.pools import Pools
+from common.wire.messages.memory import BlocksFreed, BlocksLeased, BlocksSealed, PromptBlocks, PromptWanted
+from common.wire.messages.memory_reports import KVEvents
+from common.wire.messages.worker import KVEventsWanted
+from common.wire.values.block_key import unpack_short_keys
+from common.wire.values.fields import SHORT_KEY_BYTES
 from router.kv_events import ASK_S
 from router.prefix_map import MOMENT_S, Prediction
 from tests.layouts import one_group

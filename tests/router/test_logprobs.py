@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.wire.output_token import Logprobs, OutputToken
+from common.wire.values.output_token import Logprobs, OutputToken
 from router.logprobs import LEAST, LogprobLog, TokenStrings
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from common.config import NetSection
+from common.settings.config import NetSection
 from tests.fakes import FakeDecode, FakeModel, free_endpoint
 
 DEADLINE_S = 60.0

@@ -8,8 +8,8 @@ import openai
 import pytest
 import tokenizers
 
-from common.errors import ErrorCode
-from common.wire.messages import (
+from common.base.errors import ErrorCode
+from common.wire.messages.worker import (
     Abort,
     Inquiry,
     PeerGone,
@@ -19,7 +19,7 @@ from common.wire.messages import (
     WorkerGone,
     WorkerLeaving,
 )
-from common.wire.worker_id import connection_of
+from common.wire.messages.worker_id import connection_of
 from tests.fakes import FakeDecode
 from tests.router.conftest import Client, Cluster, StartCluster
 

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 import tokenizers
 
-from common.memory.announcer import Announcer
-from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
-from common.wire.messages import Knock, PeerGone, PrefillRequest, WorkerGone, WorkerLeaving
+from common.memory.server.announcer import Announcer
+from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
+from common.wire.messages.worker import Knock, PeerGone, PrefillRequest, WorkerGone, WorkerLeaving
 from router import memory_servers
 from router.memory_servers import MemoryServers
 from tests.announcing import announcer

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from common.errors import ErrorCode, RequestError
-from common.wire.messages import Role
+from common.base.errors import ErrorCode, RequestError
+from common.wire.messages.worker import Role
 from router.fleet_metrics import BEAT_GAUGES
 from router.metrics import ITL_BOUNDS_S, PHASE_BOUNDS_S, TTFT_BOUNDS_S, Metrics
 from router.phases import Phase

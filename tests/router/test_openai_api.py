@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from common.errors import RequestError
-from common.wire.sampling_params import SamplingParams
+from common.base.errors import RequestError
+from common.wire.values.sampling_params import SamplingParams
 from router.completion_bodies import ChunkWriter
 from router.completion_fields import COMPLETION_FIELDS
 from router.detokenizer import TextStream

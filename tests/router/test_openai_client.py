@@ -8,7 +8,7 @@ import aiohttp
 import openai
 import pytest
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from tests.router.conftest import EOS, Client, Cluster, StartCluster
 
 PROMPT = "the quick brown fox"

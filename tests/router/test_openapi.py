@@ -71,7 +71,7 @@ async def test_every_handler_is_described(start_cluster: StartCluster) -> None:
 
 
 def test_every_status_of_an_error_has_its_reason() -> None:
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "router").glob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "router").rglob("*.py")]
     assert {int(status) for text in sources for status in re.findall(r"status=([45]\d\d)\b", text)} <= set(REASONS)
 
 

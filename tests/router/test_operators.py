@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from common.config import NetSection
-from common.wire.memory_reports import MemoryReady
-from common.wire.messages import Message, Role
-from common.wire.operator_messages import DrainAnswer, DrainWanted, Leave
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import MemoryReady
+from common.wire.messages.operator import DrainAnswer, DrainWanted, Leave
+from common.wire.messages.worker import Message, Role
 from router.memory_servers import MemoryServers
 from router.operators import ASK_AGAIN_S, Operators
 from router.role_changes import RoleChanges

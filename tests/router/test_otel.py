@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.config import Config, RouterSection
-from common.errors import ConfigError
-from common.options import from_tables
+from common.base.errors import ConfigError
+from common.settings.config import Config, RouterSection
+from common.settings.options import from_tables
 from router.telemetry import TELEMETRY, make_telemetry
 from tests.fakes import FakeDecode
 from tests.router.conftest import Cluster, StartCluster

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from common.config import NetSection
-from common.errors import ErrorCode
-from common.wire.memory_reports import BlockEvent
-from common.wire.messages import PrefillRequest, RequestFailed, Role
-from common.wire.step_counts import StepMeter
+from common.base.errors import ErrorCode
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import BlockEvent
+from common.wire.messages.worker import PrefillRequest, RequestFailed, Role
+from common.wire.values.step_counts import StepMeter
 from router.member import Member
 from router.route import LEAST, Demand, Route
 from router.worker_pool import WorkerPool

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import NetSection
-from common.wire.memory_reports import BlockEvent
-from common.wire.messages import Role
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import BlockEvent
+from common.wire.messages.worker import Role
 from router.costs import Costs
 from router.member import NO_TRANSPORT, Member
 from router.pairing import Order, Pairing

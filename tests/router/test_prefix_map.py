@@ -9,12 +9,12 @@ from secrets import randbits
 
 import pytest
 
-from common.config import NetSection
-from common.wire.block_key import digests, root_of, short_keys
-from common.wire.kv_layout import KVLayout
-from common.wire.memory_reports import BlockEvent
-from common.wire.messages import Role
-from common.wire.packing import pack_ids
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import BlockEvent
+from common.wire.messages.worker import Role
+from common.wire.values.block_key import digests, root_of, short_keys
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.packing import pack_ids
 from router.member import Member
 from router.prefix_map import MOMENT_S, PoolContents, PrefixMap
 from router.route import Demand, Route

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.config import RouterSection
-from common.errors import ConfigError, RequestError
+from common.base.errors import ConfigError, RequestError
+from common.settings.config import RouterSection
 from router import bodies
 from router.bodies import NUM_FREE_BYTES
 from router.reader_process import ReaderProcess

@@ -13,8 +13,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import ModelSection
-from common.errors import RequestError
+from common.base.errors import RequestError
+from common.settings.config import ModelSection
 from router.json_body import MAX_VALUES
 from router.packed_requests import unpack
 from router.prompts import MAX_CHARS_PER_TOKEN, Encoding

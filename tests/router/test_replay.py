@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from common.errors import ErrorCode
-from common.wire.messages import SHARED_POOL, Role, TokenBatch
-from common.wire.packing import pack_ids, unpack_ids
+from common.base.errors import ErrorCode
+from common.wire.messages.worker import SHARED_POOL, Role, TokenBatch
+from common.wire.values.packing import pack_ids, unpack_ids
 from router.blame import MAX_RETURNS
 from router.logprobs import TokenStrings
 from router.member import Member

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from common.trace_events import flow_id
-from common.trace_file import TraceFile
+from common.base.trace_events import flow_id
+from common.base.trace_file import TraceFile
 from router.journey import Arrival, End, Journey
 from router.phases import Phase
 from router.request_trace import RequestTrace

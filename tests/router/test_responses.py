@@ -10,8 +10,8 @@ import openai
 import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseReasoningItem
 
-from common.config import ModelSection
-from common.errors import RequestError
+from common.base.errors import RequestError
+from common.settings.config import ModelSection
 from router.bodies import NUM_FREE_BYTES
 from router.chat_template import ChatTemplate
 from router.helper_frames import Kind

@@ -12,8 +12,8 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from common.errors import RequestError
-from common.wire.sampling_params import SamplingParams
+from common.base.errors import RequestError
+from common.wire.values.sampling_params import SamplingParams
 from router.chat_answer import Thoughts
 from router.detokenizer import TextStream
 from router.job import Job

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.wire.memory_messages import KVOffer
-from common.wire.messages import KVPathReport, PrefillRequest, Role, WorkerLeaving
+from common.wire.messages.memory import KVOffer
+from common.wire.messages.worker import KVPathReport, PrefillRequest, Role, WorkerLeaving
 from router.health import report
 from router.incidents import Incidents
 from router.member import Member

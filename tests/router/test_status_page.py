@@ -8,8 +8,8 @@ import openai
 import pytest
 import tokenizers
 
-from common.errors import ErrorCode
-from common.wire.memory_reports import MemoryHeartbeat, MemoryReady
+from common.base.errors import ErrorCode
+from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
 from tests.router.browser import IS_THERE, WHY_NOT, Browser
 from tests.router.conftest import Client, Cluster, StartCluster
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import NetSection
-from common.errors import ErrorCode, RequestError
-from common.wire.step_counts import StepMeter
+from common.base.errors import ErrorCode, RequestError
+from common.settings.config import NetSection
+from common.wire.values.step_counts import StepMeter
 from router.history import NUM_SAMPLES, PERIOD_S, History, quantile
 from router.incidents import NUM_KEPT, Incidents, Kind
 from router.memory_servers import MemoryServers

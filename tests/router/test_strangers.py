@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import zmq
 
-from common.errors import ErrorCode
-from common.wire.handoff_messages import KVPathResult
-from common.wire.memory_reports import MemoryHeartbeat, MemoryReady, WorkerEnded
-from common.wire.messages import (
+from common.base.errors import ErrorCode
+from common.wire.messages.handoff import KVPathResult
+from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady, WorkerEnded
+from common.wire.messages.operator import DrainWanted, LoadWanted, RoleChange, Stage
+from common.wire.messages.worker import (
     Abort,
     Knock,
     Message,
@@ -24,9 +25,8 @@ from common.wire.messages import (
     WorkerGone,
     WorkerLeaving,
 )
-from common.wire.operator_messages import DrainWanted, LoadWanted, RoleChange, Stage
-from common.wire.packing import pack_ids
-from common.wire.sockets import Spoke
+from common.wire.transport.sockets import Spoke
+from common.wire.values.packing import pack_ids
 from router import membership
 from router.member import Member
 from tests.fakes import FakeDecode

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from common.grammar.grammars import Grammars
-from common.wire.messages import PrefillRequest
+from common.wire.messages.worker import PrefillRequest
 from router.chat_answer import THINK, THINK_END, AnswerParser, Part, Thoughts
 from router.grammar_checks import MAX_KNOWN
 from router.grammar_main import dialect_of, found

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from common.port_sharing import PortLoan, PortOffer, borrow
+from common.wire.transport.port_sharing import PortLoan, PortOffer, borrow
 from router.__main__ import _drain
 from router.succession import SUCCESSION, Succession, port_path
 from tests.router.conftest import Cluster, StartCluster

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import ModelSection
+from common.settings.config import ModelSection
 from router.bodies import NUM_FREE_BYTES
 from router.prompts import MAX_CHARS_PER_TOKEN, Encoding, TokenIds
 from router.text_cache import TextCache, TextCounts

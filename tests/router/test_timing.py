@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.errors import RequestError
+from common.base.errors import RequestError
 from tests.router.bench import LENGTH, Bench
 from tests.router.conftest import Client, Cluster
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import ModelSection
-from common.errors import ConfigError
+from common.base.errors import ConfigError
+from common.settings.config import ModelSection
 from router.tokenizer import Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN
 

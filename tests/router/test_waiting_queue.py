@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import RouterSection
-from common.wire.sampling_params import SamplingParams
+from common.settings.config import RouterSection
+from common.wire.values.sampling_params import SamplingParams
 from router.detokenizer import TextStream
 from router.request_state import Completion, Mailbox
 from router.turns import MAX_CLIENTS, Turns

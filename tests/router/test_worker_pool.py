@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from common.config import NetSection
-from common.wire.kv_layout import KVLayout
-from common.wire.messages import KVPathReport, Role, WorkerReady
-from common.wire.operator_messages import MAX_WORKERS
+from common.settings.config import NetSection
+from common.wire.messages.operator import MAX_WORKERS
+from common.wire.messages.worker import KVPathReport, Role, WorkerReady
+from common.wire.values.kv_layout import KVLayout
 from router.member import NO_TRANSPORT, Member
 from router.readiness import MAX_TOLD, Kind, Readiness
 from router.readiness_log import SETTLING_S

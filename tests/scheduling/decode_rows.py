@@ -6,11 +6,11 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
-from common.memory.client import MemoryClient, PoolClaim
-from common.memory.shared_pool import SharedPool
-from common.wire.memory_messages import BlocksLeased
-from common.wire.packing import pack_ids
-from common.wire.sampling_params import SamplingParams
+from common.memory.client.client import MemoryClient, PoolClaim
+from common.memory.client.shared_pool import SharedPool
+from common.wire.messages.memory import BlocksLeased
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import SamplingParams
 from decode_worker.admission import Admission
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.offers import Offers

@@ -7,11 +7,11 @@ decoded for a while, and then its blocks are free.
 from collections import deque
 from dataclasses import dataclass, field
 
-from common.memory.exchange import Answer
-from common.memory.magazine import Magazine
-from common.memory.pool import User
-from common.memory.pools import Pools
-from common.wire.memory_messages import (
+from common.memory.blocks.answers import Answer
+from common.memory.blocks.pool import User
+from common.memory.client.magazine import Magazine
+from common.memory.server.pools import Pools
+from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
     BlocksWanted,
@@ -20,8 +20,8 @@ from common.wire.memory_messages import (
     MemoryMessage,
     PoolShortage,
 )
-from common.wire.packing import pack_ids
-from common.wire.pool_shape import PoolShape
+from common.wire.values.packing import pack_ids
+from common.wire.values.pool_shape import PoolShape
 from prefill_worker.scheduler import Chunk, PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from tests.layouts import no_prefixes, tiny

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from common.config import NetSection, PrefillSection, RouterSection
-from common.serving.prompt_order import PromptOrder
-from common.wire.messages import FinishReason, Message, PrefillRequest, Role, TokenBatch, WorkerReady
-from common.wire.packing import pack_ids
-from common.wire.sampling_params import SamplingParams
+from common.serving.prompts.order import PromptOrder
+from common.settings.config import NetSection, PrefillSection, RouterSection
+from common.wire.messages.worker import FinishReason, Message, PrefillRequest, Role, TokenBatch, WorkerReady
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.scheduler import Chunk, PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from router.detokenizer import TextStream

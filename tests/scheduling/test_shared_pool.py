@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.memory.pool import Pool
-from common.serving.prompt_order import PromptOrder
+from common.memory.blocks.pool import Pool
+from common.serving.prompts.order import PromptOrder
 from tests.scheduling.shared_pool import Asked, SharedPoolSimulation
 from tests.scheduling.simulation import FULL_STEP_S, TOKEN_S, percentile
 

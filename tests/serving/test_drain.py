@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.serving.drain import Drain
+from common.serving.worker.drain import Drain
 
 FINISHING = "taking nothing new, finishing what is here for at most 30 s"
 

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import Config, WorkerSection
-from common.memory_sections import KVSection
-from common.serving import gpu_lease
-from common.serving.gpu_lease import lease_gpu, placed
-from common.wire.messages import Role
+from common.serving.worker import gpu_lease
+from common.serving.worker.gpu_lease import lease_gpu, placed
+from common.settings.config import Config, WorkerSection
+from common.settings.memory_sections import KVSection
+from common.wire.messages.worker import Role
 
 ROOT = Path(__file__).parents[2]
 TAKER = """
 import sys
 from pathlib import Path
-from common.serving.gpu_lease import lease_gpu
-from common.wire.messages import Role
+from common.serving.worker.gpu_lease import lease_gpu
+from common.wire.messages.worker import Role
 print(lease_gpu(Path(sys.argv[1]), Role.DECODE, ["a", "b"]).index, flush=True)
 sys.stdin.read()
 """

@@ -9,8 +9,8 @@ from unittest.mock import create_autospec
 import pytest
 import zmq
 
-from common.memory.vigil import AWAKE_S, MIN_CORES, Vigil
-from common.serving.idling import Idling
+from common.memory.base.poller import AWAKE_S, MIN_CORES, Vigil
+from common.serving.worker.idling import Idling
 
 
 @pytest.mark.parametrize(("on_gpu", "num_cores"), [(True, MIN_CORES), (True, MIN_CORES - 1), (False, MIN_CORES)])
@@ -38,7 +38,7 @@ def test_only_who_worked_lately_stays_awake(on_gpu: bool, num_cores: int, monkey
 @pytest.fixture
 def endless_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sleeps for one does not come back."""
-    monkeypatch.setattr("common.memory.vigil.MOMENT_S", None)
+    monkeypatch.setattr("common.memory.base.poller.MOMENT_S", None)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(MIN_CORES)))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.serving.prompt_order import PromptOrder
+from common.serving.prompts.order import PromptOrder
 
 
 @dataclass(eq=False)

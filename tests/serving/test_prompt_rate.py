@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.serving.prompt_rate import LEAST_US, PromptRate
+from common.serving.prompts.rate import LEAST_US, PromptRate
 
 BLOCK = 16
 

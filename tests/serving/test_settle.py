@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from common.malloc import MAX_ARENAS
-from common.serving.settle import TIMER_SLACK_NS
+from common.base.malloc import MAX_ARENAS
+from common.serving.worker.settle import TIMER_SLACK_NS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import gc
 from pathlib import Path
-from common.serving.settle import settle_memory
+from common.serving.worker.settle import settle_memory
 
 def resident_mb():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
@@ -32,7 +32,7 @@ print(before - resident_mb(), gc.get_freeze_count())
 
 ARENAS = """
 import ctypes, threading
-from common.malloc import tame_allocator
+from common.base.malloc import tame_allocator
 
 def allocate():
     libc.malloc(1000)
@@ -71,7 +71,7 @@ def test_freed_memory_goes_back_to_the_system_and_what_is_left_is_frozen() -> No
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no timer slack")
 def test_sleeps_of_the_thread_end_in_time() -> None:
     script = (
-        "from common.serving.settle import sharpen_sleeps\n"
+        "from common.serving.worker.settle import sharpen_sleeps\n"
         "sharpen_sleeps(); print(open('/proc/self/timerslack_ns').read())"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

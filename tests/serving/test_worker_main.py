@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from common.config import WORKER_SECTIONS, Config
-from common.errors import MemoryLost
-from common.serving import worker_main
-from common.serving.drain import Drain
-from common.wire.messages import Role
+from common.base.errors import MemoryLost
+from common.serving.worker import start
+from common.serving.worker.drain import Drain
+from common.settings.config import WORKER_SECTIONS, Config
+from common.wire.messages.worker import Role
 from prefill_worker.__main__ import build
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ class Broken:
 def test_the_router_hears_of_an_unexpected_error_before_anything_else_can_go_wrong() -> None:
     worker: Any = Broken()
     with pytest.raises(RuntimeError, match="still"):
-        worker_main._run(worker, worker)
+        start._run(worker, worker)
     assert worker.said == [f"it met an unexpected error: {ERROR}"]
 
 
@@ -61,11 +61,11 @@ def test_of_a_fault_of_the_device_the_memory_server_hears_before_the_router_send
     lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker: Any = Broken()
-    monkeypatch.setattr(worker_main, "device_fault", lambda: "illegal access")
+    monkeypatch.setattr(start, "device_fault", lambda: "illegal access")
     if lost:
         monkeypatch.setattr(worker, "report_fault", _lose)
     with pytest.raises(RuntimeError, match="still"):
-        worker_main._run(worker, worker)
+        start._run(worker, worker)
     told = [] if lost else ["to the memory server: illegal access"]
     assert worker.said == [
         *told,
@@ -77,15 +77,15 @@ def test_of_a_fault_of_the_device_the_memory_server_hears_before_the_router_send
 def test_what_goes_wrong_while_a_worker_is_built_may_be_a_fault_too(monkeypatch: pytest.MonkeyPatch) -> None:
     memory: Any = Broken()
     faults = iter(["illegal access", ""])
-    monkeypatch.setattr(worker_main, "device_fault", lambda: next(faults))
-    incarnation = worker_main.Incarnation("decode-0", 1, Drain(1.0), memory)
+    monkeypatch.setattr(start, "device_fault", lambda: next(faults))
+    incarnation = start.Incarnation("decode-0", 1, Drain(1.0), memory)
 
-    def broken(config: Config, incarnation: worker_main.Incarnation) -> worker_main.WorkerLoop:
+    def broken(config: Config, incarnation: start.Incarnation) -> start.WorkerLoop:
         raise RuntimeError("while capturing")
 
     for _ in range(2):
         with pytest.raises(RuntimeError, match="while capturing"):
-            worker_main._built(broken, Config(), incarnation)
+            start._built(broken, Config(), incarnation)
     assert memory.said == ["to the memory server: illegal access"], "the other error was none"
 
 
@@ -108,7 +108,7 @@ def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
     argv: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
-    assert worker_main.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
+    assert start.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_worker_without_a_secret_that_it_can_use_says_so_before_it_waits_for_a
     argv = ["--net-router-endpoint", "tcp://127.0.0.1:9", "--net-secret-file", str(secret),
             "--worker-memory-socket", str(tmp_path / "nobody.sock")]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
-    assert worker_main.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
+    assert start.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
     logging.getLogger().handlers[0].flush()
     assert re.search(problem, capfd.readouterr().err)
 

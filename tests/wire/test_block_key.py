@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from common.wire.block_key import STRETCH_BLOCKS, TextDigests, digests, pack_keys, root_of
-from common.wire.fields import KEY_BYTES
-from common.wire.kv_layout import CacheKind
-from common.wire.packing import pack_ids
+from common.wire.values.block_key import STRETCH_BLOCKS, TextDigests, digests, pack_keys, root_of
+from common.wire.values.fields import KEY_BYTES
+from common.wire.values.kv_layout import CacheKind
+from common.wire.values.packing import pack_ids
 from tests.layouts import one_group
 
 LAYOUT = one_group("model", 2, 1, 4, 4, "bfloat16")

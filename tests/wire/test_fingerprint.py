@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from common.wire import fingerprint
-from common.wire.fingerprint import model_fingerprint
+from common.base.errors import ConfigError
+from common.wire.values import fingerprint
+from common.wire.values.fingerprint import model_fingerprint
 
 SIZES = {"embed": 300_000, "q_proj": 70_000, "norm": 256, "bias": 2, "nothing": 0, "head": 300_000}
 BYTES = {name: random.Random(size).randbytes(size) for name, size in SIZES.items()}

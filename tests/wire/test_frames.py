@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ErrorCode, WireError
-from common.wire.frames import MAX_FRAME_BYTES, WIRE_VERSION, _shape, decode, encode
-from common.wire.handoff_messages import KVProgress
-from common.wire.kv_layout import MAX_GROUPS
-from common.wire.memory_messages import BlocksWanted, PoolWanted
-from common.wire.messages import (
+from common.base.errors import ErrorCode, WireError
+from common.wire.messages.frames import MAX_FRAME_BYTES, WIRE_VERSION, _shape, decode, encode
+from common.wire.messages.handoff import KVProgress
+from common.wire.messages.memory import BlocksWanted, PoolWanted
+from common.wire.messages.worker import (
     Abort,
     Inquiry,
     LogprobBatch,
@@ -25,8 +24,9 @@ from common.wire.messages import (
     TokenBatch,
     WorkerReady,
 )
-from common.wire.packing import pack_floats, pack_ids, unpack_ids
-from common.wire.sampling_params import MAX_GRAMMAR_CHARS, SamplingParams
+from common.wire.values.kv_layout import MAX_GROUPS
+from common.wire.values.packing import pack_floats, pack_ids, unpack_ids
+from common.wire.values.sampling_params import MAX_GRAMMAR_CHARS, SamplingParams
 from tests.layouts import one_group, state, window
 from tests.messages import LAYOUT, kv_offer, pool_export, prefill_request, worker_ready
 from tests.wire.values import messages, wild_values

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from common.wire.kv_layout import ALIGNMENT_BYTES, KVLayout
-from common.wire.pool_shape import PoolShape
+from common.wire.values.kv_layout import ALIGNMENT_BYTES, KVLayout
+from common.wire.values.pool_shape import PoolShape
 from tests.layouts import full, latent, one_group, state, window
 
 LAYOUTS = [

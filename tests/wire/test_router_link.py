@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from common.config import NetSection
-from common.errors import ConfigError
-from common.wire.messages import (
+from common.base.errors import ConfigError
+from common.settings.config import NetSection
+from common.wire.messages.worker import (
     Heartbeat,
     Message,
     Reregister,
@@ -21,9 +21,9 @@ from common.wire.messages import (
     WorkerLeaving,
     WorkerReady,
 )
-from common.wire.router_link import RouterLink
-from common.wire.sockets import Hub
-from common.wire.worker_id import connection_of
+from common.wire.messages.worker_id import connection_of
+from common.wire.transport.router_link import RouterLink
+from common.wire.transport.sockets import Hub
 from tests.messages import worker_ready
 
 READY = worker_ready("d", Role.DECODE)

@@ -14,14 +14,14 @@ from typing import TypeVar
 import pytest
 import zmq
 
-from common.config import NetSection
-from common.errors import ConfigError
-from common.wire import endpoints, whereabouts
-from common.wire.endpoints import require_protected
-from common.wire.frames import MAX_FRAME_BYTES, encode
-from common.wire.messages import Abort, Message, PeerGone
-from common.wire.secret import MAX_BYTES, read_secret
-from common.wire.sockets import Hub, Spoke
+from common.base.errors import ConfigError
+from common.settings.config import NetSection
+from common.wire.messages.frames import MAX_FRAME_BYTES, encode
+from common.wire.messages.worker import Abort, Message, PeerGone
+from common.wire.transport import endpoints, whereabouts
+from common.wire.transport.endpoints import require_protected
+from common.wire.transport.secret import MAX_BYTES, read_secret
+from common.wire.transport.sockets import Hub, Spoke
 from tests.fakes import free_endpoint
 
 ROOT = Path(__file__).parents[2]
@@ -312,9 +312,9 @@ def test_what_is_no_file_is_no_secret_and_not_waited_for(network: Network, tmp_p
 
 CLOSED_WHILE_UNREAD = """
 import sys, time, zmq
-from common.config import NetSection
-from common.wire.messages import Abort
-from common.wire.sockets import Hub, Spoke
+from common.settings.config import NetSection
+from common.wire.messages.worker import Abort
+from common.wire.transport.sockets import Hub, Spoke
 from tests.fakes import free_endpoint
 
 net = NetSection(heartbeat_s=0.05, worker_timeout_s=0.2, max_queued_messages=10)

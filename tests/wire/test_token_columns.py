@@ -5,10 +5,10 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.wire.frames import decode, encode
-from common.wire.messages import FinishReason, LogprobBatch, TokenBatch
-from common.wire.output_token import MAX_LOGPROBS, Logprobs, OutputToken
-from common.wire.token_columns import TokenColumns, TokenRow, rows_of
+from common.wire.messages.frames import decode, encode
+from common.wire.messages.token_columns import TokenColumns, TokenRow, rows_of
+from common.wire.messages.worker import FinishReason, LogprobBatch, TokenBatch
+from common.wire.values.output_token import MAX_LOGPROBS, Logprobs, OutputToken
 
 IDS = st.integers(0, 2**31 - 1)
 VALUES = st.floats(max_value=0.0, allow_nan=False, width=32)

@@ -3,8 +3,8 @@ import socket
 
 import pytest
 
-from common.wire.messages import Role
-from common.wire.worker_id import make_worker_id
+from common.wire.messages.worker import Role
+from common.wire.messages.worker_id import make_worker_id
 
 
 def test_workers_with_one_process_id_in_two_containers_differ(monkeypatch: pytest.MonkeyPatch) -> None:

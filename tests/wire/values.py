@@ -1,4 +1,4 @@
-"""Hypothesis strategies for messages, made of what `common.wire.fields` declares."""
+"""Hypothesis strategies for messages, made of what `common.wire.values.fields` declares."""
 
 import dataclasses
 import typing
@@ -7,7 +7,21 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from common.wire.fields import (
+from common.wire.messages.frames import TAGS
+from common.wire.messages.handoff import DecodeRequest, KVProgress
+from common.wire.messages.memory import BlocksSealed, KVOffer, PromptBlocks
+from common.wire.messages.memory_reports import KVEvents
+from common.wire.messages.worker import (
+    InquiryReply,
+    LogprobBatch,
+    Message,
+    PrefillRequest,
+    PromptLogprobs,
+    Role,
+    TokenBatch,
+    WorkerReady,
+)
+from common.wire.values.fields import (
     ID_BYTES,
     KEY_BYTES,
     SHORT_KEY_BYTES,
@@ -23,22 +37,8 @@ from common.wire.fields import (
     Rule,
     Source,
 )
-from common.wire.frames import TAGS
-from common.wire.handoff_messages import DecodeRequest, KVProgress
-from common.wire.kv_layout import CacheKind, KVGroup, KVLayout
-from common.wire.memory_messages import BlocksSealed, KVOffer, PromptBlocks
-from common.wire.memory_reports import KVEvents
-from common.wire.messages import (
-    InquiryReply,
-    LogprobBatch,
-    Message,
-    PrefillRequest,
-    PromptLogprobs,
-    Role,
-    TokenBatch,
-    WorkerReady,
-)
-from common.wire.packing import pack_floats
+from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
+from common.wire.values.packing import pack_floats
 
 FEW = 6  # rows or ids of one message
 AIMED = {"num_tokens": st.integers(1, 100), "pool_id": st.integers(0, 2), "sequence": st.integers(0, 3)}

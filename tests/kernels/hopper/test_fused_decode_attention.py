@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.fused_decode_attention import is_supported
+from common.kernels.attention.fused_decode_attention import is_supported
 from tests.kernels.conftest import AssertClose
 from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.device.gpu_share import make_share
-from common.kernels.long_attention import long_attention
+from common.device.engine.gpu_share import make_share
+from common.kernels.attention.long_attention import long_attention
 from common.ops.base import ForwardBatch
 from tests.kernels.conftest import AssertClose, MakeAttention, expected_attention
 

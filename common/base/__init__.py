@@ -1,0 +1,1 @@
+"""What every room stands on: errors, logs, files, number formats, versions, traces."""

@@ -1,0 +1,181 @@
+"""One process's part of a trace: events in a file of its own, a line each, which whoever writes them never waits for.
+
+A thread writes what has been queued, several times a second and whole lines at a time: of a process that is killed the
+last fraction of a second is missing, and at most the last line is cut. Of a long trace the last part is kept.
+"""
+
+import errno
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.base.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PROCESS = "baton_process"
+"""The name of the event that a file begins with: whose it is, and when its clock was what the wall clock said."""
+SUFFIX, OLDER = ".jsonl", ".older.jsonl"
+FLUSH_S = 0.2
+MAX_QUEUED_LINES = 200_000
+"""A disk that is as far behind loses lines, which is counted."""
+LINES_AT_ONCE = 2_000
+"""Joined and written by the thread in one go: a fraction of a millisecond, for which the others have to wait."""
+CLOSE_S = 2.0
+MAX_STARTS = 4
+"""Of a process that is started again and again the files of the last starts are kept."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Of a disk that took what was written before: who is started again without room for a trace serves all the same."""
+
+
+class Process(NamedTuple):
+    """Whose a file is."""
+
+    role: str
+    id: str
+    epoch: int
+
+
+class TraceFile:
+    """Queues lines for a file; call `write` from one thread.
+
+    Args:
+        directory: made if need be, for this user alone.
+        max_bytes: of the file and the part before it, together; the older half goes first.
+
+    Raises ConfigError if nothing can be written there; on a full disk there is an error in the log, and no trace.
+    """
+
+    def __init__(self, directory: Path, process: Process, max_bytes: int) -> None:
+        self.path = directory / f"{_file_name(process)}{SUFFIX}"
+        self._older = directory / f"{_file_name(process)}{OLDER}"
+        self._process, self._part_bytes = process, max_bytes // 2
+        self._lines: deque[str] = deque()
+        self._num_dropped = 0
+        self._descriptor: int | None = None
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._write_forever, name="trace", daemon=True)
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _drop_old(directory, process)
+            self._begin_part()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                reason = error.strerror or error
+                raise ConfigError(f"trace.dir = {str(directory)!r}: {reason}; name a directory to write to") from None
+            self._give_up(error)
+            return
+        self._thread.start()
+        logger.info("tracing to %s", self.path)
+
+    def write(self, line: str) -> None:
+        """Queue a line, which ends with a line break."""
+        if len(self._lines) < MAX_QUEUED_LINES:
+            self._lines.append(line)
+        else:
+            self._num_dropped += 1
+
+    def close(self) -> None:
+        """Write what is queued, unless the disk takes too long."""
+        self._ends.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S)
+
+    def _write_forever(self) -> None:
+        try:
+            while not self._ends.wait(FLUSH_S):
+                self._flush()
+            self._flush()
+            self._end_file()
+        except OSError as error:
+            self._give_up(error)
+        if self._num_dropped:
+            logger.warning("%s lacks %d lines, for which the disk was too slow", self.path, self._num_dropped)
+
+    def _give_up(self, error: OSError) -> None:
+        logger.error("the trace ends here, nothing else does: %s: %s", self.path, error)
+        self._num_dropped, self._lines = 0, deque(maxlen=0)
+        with suppress(OSError):
+            self._end_file()
+
+    def _flush(self) -> None:
+        while self._lines:
+            lines = [self._lines.popleft() for _ in range(min(LINES_AT_ONCE, len(self._lines)))]
+            data = "".join(lines).encode()
+            if self._num_bytes + len(data) > self._part_bytes and self._num_bytes:
+                self._end_part()
+            self._put(data)
+            time.sleep(0)
+
+    def _end_part(self) -> None:
+        """What was written becomes the older part, in place of the one before."""
+        if not self._older.exists():
+            logger.warning("%s is long: its older parts are dropped from now on (trace.max_bytes)", self.path)
+        self._end_file()
+        self.path.replace(self._older)
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor, self._num_bytes = os.open(self.path, flags, 0o600), 0
+        self._put(f"{json.dumps(_header(self._process))}\n".encode())
+
+    def _end_file(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _put(self, data: bytes) -> None:
+        assert self._descriptor is not None, "a part has begun"
+        self._num_bytes += len(data)
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+
+def _drop_old(directory: Path, process: Process) -> None:
+    """What all but the last starts of the process left there."""
+    starts: dict[str, list[Path]] = {}  # the latest first
+    for path in sorted(directory.glob(f"{_owner(process)}.*{SUFFIX}"), key=_age_s):
+        starts.setdefault(path.name.split(".")[2], []).append(path)
+    for paths in list(starts.values())[MAX_STARTS - 1 :]:
+        for path in paths:
+            logger.info("%s is of an old start, and removed", path)
+            path.unlink(missing_ok=True)
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:  # it has just become the older part, or another start has removed it
+        return 0.0
+
+
+def _file_name(process: Process) -> str:
+    return f"{_owner(process)}.{process.epoch:x}"
+
+
+def _owner(process: Process) -> str:
+    """Other than its id, which may have anything in it."""
+    return f"{process.role}.{re.sub(r'[^A-Za-z0-9_-]', '_', process.id)}"
+
+
+def _header(process: Process) -> dict[str, Any]:
+    moment = {"monotonic_s": time.monotonic(), "unix_s": time.time()}
+    whose = {**process._asdict(), "pid": os.getpid(), "host": socket.gethostname(), "boot": _boot()}
+    return {"ph": "M", "name": PROCESS, "args": whose | moment}
+
+
+def _boot() -> str:
+    """Processes of the same one have the same monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

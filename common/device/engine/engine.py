@@ -1,0 +1,267 @@
+"""What both kinds of worker stand on: a device, a model on it, a pool of KV blocks, and the ops between.
+
+Building it takes seconds and says how far it is.
+"""
+
+import importlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+import torch
+
+from common.base.errors import ConfigError
+from common.device.engine.pool_budget import pool_blocks
+from common.device.engine.pool_memory import claimed_pool
+from common.device.engine.weights_memory import ServedWeights
+from common.kernels.base.gpu import MIN_CAPABILITY, gpu_of
+from common.kv.blocks import Allocator
+from common.kv.pool import KVPool
+from common.kv.transport import Transport, make_transport
+from common.memory.client.client import MemoryClient
+from common.memory.client.shared_pool import SharedPool
+from common.models.decoder import Decoder, DecoderConfig
+from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
+from common.ops.base import Ops
+from common.ops.limits import check_model
+from common.ops.sampler import Sampler
+from common.settings.config import Config
+from common.wire.values.fingerprint import model_fingerprint
+from common.wire.values.kv_layout import CacheKind, Counts, KVGroup, KVLayout
+from common.wire.values.pool_shape import shown
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Everything on the device, built once."""
+
+    device: torch.device
+    model: Decoder
+    ops: Ops
+    step_ops: Ops  # for decode steps, which are captured
+    pdl: bool  # whether kernels of a decode step start before their predecessors have finished
+    sampler: Sampler
+    pool: KVPool
+    allocator: Allocator
+    shared: SharedPool
+    transport: Transport
+    max_len: int  # tokens
+    graph_safe: bool  # whether a decode step may be captured in a CUDA graph
+
+    def leave(self) -> None:
+        """Let others have what is at hand here; nothing more is launched."""
+        if self.shared is not None:
+            self.shared.leave()
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self.model.config.vocab_size
+
+
+def build_engine(
+    config: Config,
+    memory: MemoryClient,
+    *,
+    step_tokens: int,
+    logit_rows: int,
+    meanwhile: Callable[[Engine], None] = lambda engine: None,
+) -> Engine:
+    """Load the model and claim the pool.
+
+    Args:
+        memory: the device's memory server, which has the weights and the pool.
+        step_tokens: most tokens of one step.
+        logit_rows: most rows of logits of one step.
+        meanwhile: called with the engine while its weights are still being written: what is computed then is void.
+    """
+    begin_s = time.monotonic()
+    _import_ahead(config)
+    device = resolve_device(config.worker.device)
+    if device.type == "cpu" and config.worker.num_threads:
+        torch.set_num_threads(config.worker.num_threads)
+    model_dir = Path(config.model.path)
+    model_config = read_config(model_dir)
+    if device.type == "cuda":
+        check_model(config.kernels, model_config.head_dim, model_config.vocab_size)
+    dtype = resolve_dtype(config.model.dtype, model_config, device)
+    max_len = resolve_max_len(config.model, model_config)
+    layout = _kv_layout(config, model_config, dtype)
+    weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())
+    model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
+    with loading:
+        engine = _assemble(
+            config,
+            device,
+            model,
+            layout,
+            memory,
+            max_len=max_len,
+            step_tokens=step_tokens,
+            logit_rows=logit_rows,
+        )
+        logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
+        meanwhile(engine)
+        waiting_s = time.monotonic()
+        loading.wait()
+    logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
+    return engine
+
+
+def _assemble(
+    config: Config,
+    device: torch.device,
+    model: Decoder,
+    layout: KVLayout,
+    memory: MemoryClient,
+    *,
+    max_len: int,
+    step_tokens: int,
+    logit_rows: int,
+) -> Engine:
+    """All around the model: the pool that its memory leaves room for, and operations over that."""
+    model_config = model.config
+    transport = make_transport(config.kv.transport, device)
+    num_blocks = pool_blocks(config, model_config, layout, device, max_len)
+    pool, shared = claimed_pool(memory, layout, num_blocks, device)
+    max_len = min(max_len, layout.most_tokens(shared.magazine.capacity, step_tokens))
+    _log_pool(config, pool, device, num_blocks)
+    pdl = launches_early(config, device)
+    ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
+    sampling = config.kernels.sampling if device.type == "cuda" else "torch"
+    sampler = Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl)
+    return Engine(
+        device=device,
+        model=model,
+        ops=ops,
+        step_ops=step_ops,
+        pdl=pdl,
+        sampler=sampler,
+        pool=pool,
+        allocator=shared.magazine,
+        shared=shared,
+        transport=transport,
+        max_len=max_len,
+        graph_safe=graph_safe,
+    )
+
+
+def launches_early(config: Config, device: torch.device) -> bool:
+    """Whether kernels of a decode step start before their predecessors have finished: if wanted, where a GPU can."""
+    wanted = config.kernels.pdl and config.worker.cuda_graphs
+    return wanted and device.type == "cuda" and gpu_of(device).has_dependent_launch
+
+
+def _import_ahead(config: Config) -> None:
+    """Begin a second of imports while the GPU makes a context; who needs some of them waits at its own import."""
+    if config.worker.device != "cpu" and torch.cuda.is_available():
+        Thread(target=importlib.import_module, args=("common.device.steps.kernel_code",), daemon=True).start()
+
+
+def _kv_layout(config: Config, model_config: DecoderConfig, dtype: str) -> KVLayout:
+    """Of one group: all layers of the models here see all tokens."""
+    group = KVGroup(
+        kind=CacheKind.FULL,
+        num_layers=model_config.num_layers,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        block_size=config.kv.block_size,
+        window=0,
+        dtype=dtype,
+    )
+    return KVLayout(model_fingerprint(Path(config.model.path)), (group,))
+
+
+def _log_pool(config: Config, pool: KVPool, device: torch.device, num_blocks: Counts) -> None:
+    shape = pool.shape
+    logger.info(
+        "%s on %s in %s; KV pool of %s blocks, %d tokens, %.2f GB",
+        config.model.served_name,
+        device,
+        shape.layout.groups[0].dtype,
+        shown(shape.num_blocks),
+        shape.layout.most_tokens(shape.capacity, 1),
+        shape.num_bytes / 1e9,
+    )
+    if shape.num_blocks != num_blocks:
+        logger.warning(
+            "another worker made this pool; the settings of this one would make %s blocks, so that there may be too "
+            "little memory beside it: give all workers of a device the same [model], [prefill], [decode] and [kv]",
+            shown(num_blocks),
+        )
+
+
+def resolve_device(choice: str) -> torch.device:
+    """`auto` takes the current GPU if there is one; raises ConfigError for a GPU that is not there, or too old."""
+    if choice == "auto":
+        choice = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(choice)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"worker.device = {choice!r}: auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    index = device.index or 0
+    if index >= count:
+        raise ConfigError(f"worker.device = {choice!r}: this process sees {count} GPUs")
+    torch.cuda.set_device(index)
+    device = torch.device("cuda", index)
+    gpu = gpu_of(device)
+    if gpu.capability < MIN_CAPABILITY:
+        has, needed = (".".join(map(str, capability)) for capability in (gpu.capability, MIN_CAPABILITY))
+        raise ConfigError(
+            f"worker.device = {choice!r}: the {gpu.name} has compute capability {has}, kernels need {needed} or newer; "
+            'use another GPU, or worker.device = "cpu"'
+        )
+    return device
+
+
+def describe_device(device: torch.device) -> tuple[str, str]:
+    """(text for people, UUID of the GPU or "")."""
+    if device.type == "cpu":
+        return "cpu", ""
+    properties = torch.cuda.get_device_properties(device)
+    return f"{device} {properties.name}", str(properties.uuid)
+
+
+class LoadProgress:
+    """Logs how far the weights are, at each tenth and at most twice a second."""
+
+    def __init__(self) -> None:
+        self.begin_s = self.said_s = time.monotonic()
+
+    def __call__(self, loaded_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if loaded_bytes == total_bytes or now_s - self.said_s > 0.5:
+            self.said_s = now_s
+            logger.info(
+                "loading weights: %3d%% of %.2f GB, %.1f s",
+                100 * loaded_bytes // total_bytes,
+                total_bytes / 1e9,
+                now_s - self.begin_s,
+            )
+
+
+def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int, *, pdl: bool) -> tuple[Ops, Ops, bool]:
+    """Ops for prompts, ops for decode steps, and whether the latter may be captured."""
+    if device.type == "cpu":
+        from common.ops.torch_ops import TorchOps
+
+        ops = TorchOps(pool.caches[0])
+        return ops, ops, False
+    from common.ops.cuda_ops import CudaOps
+    from common.ops.linear_plan import PromptPlans
+
+    step_ops = CudaOps(pool.caches[0], config.kernels, max_rows, pdl=pdl)
+    graph_safe = step_ops.graph_safe and config.kernels.sampling == "triton"
+    prompt_ops = CudaOps(pool.caches[0], config.kernels, max_rows)
+    prompt_ops.plans = PromptPlans(prompt_ops.plans)
+    return prompt_ops, step_ops, graph_safe

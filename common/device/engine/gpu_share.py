@@ -1,0 +1,116 @@
+"""How much of the GPU a prompt step may use: all of it, or a share that leaves the rest to others.
+
+A share is a green context: kernels on its stream run on its multiprocessors only, be they launched
+there or replayed from a graph that was captured there; cuBLAS is told how many those are. Invariant: steps
+keep the order in which they are launched, whichever stream each of them is on.
+"""
+
+import ctypes
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.cuda import green_contexts
+
+from common.device.engine import cublas
+from common.kernels.base.gpu import gpu_of
+
+logger = logging.getLogger(__name__)
+
+SM_GROUP = 8
+"""Multiprocessors are given out in groups of this many."""
+
+
+class GpuShare:
+    """The whole device, on the current stream: the only choice there is."""
+
+    limited: torch.cuda.Stream | None = None
+    """Where kernels are confined to the share; None when nothing is."""
+
+    def stream(self, *, whole: bool) -> AbstractContextManager[None]:
+        """Around the launch of a step: what is launched inside runs after all that was launched so before."""
+        return nullcontext()
+
+
+class LimitedShare(GpuShare):
+    """A stream with all multiprocessors, and one with a share of them.
+
+    Args:
+        whole: where steps run that may use everything.
+        limited: where the others run.
+        num_planned: multiprocessors that cuBLAS plans for on the share; 0 where it cannot be told.
+    """
+
+    def __init__(self, whole: torch.cuda.Stream, limited: torch.cuda.Stream, num_planned: int) -> None:
+        self.whole = whole
+        self.limited: torch.cuda.Stream = limited
+        self.num_planned = num_planned
+        self._last = whole  # what was launched before the first step is there
+
+    @contextmanager
+    def stream(self, *, whole: bool) -> Iterator[None]:
+        chosen = self.whole if whole else self.limited
+        if chosen is not self._last:
+            chosen.wait_stream(self._last)
+            self._last = chosen
+        is_planned = not whole and self.num_planned > 0
+        with torch.cuda.stream(chosen), _products_planned_for(self.num_planned) if is_planned else nullcontext():
+            yield
+
+
+@contextmanager
+def _products_planned_for(num_sms: int) -> Iterator[None]:
+    cublas.set_sm_count(num_sms)
+    try:
+        yield
+    finally:
+        cublas.set_sm_count(0)
+
+
+def make_share(percent: int, device: torch.device) -> GpuShare:
+    """The share that `prefill.sm_share` asks for; nothing is limited at 100 or on a CPU.
+
+    A GPU that cannot be divided is used whole, with a warning: decode steps become longer, nothing fails.
+    """
+    if percent == 100 or device.type != "cuda":
+        return GpuShare()
+    num_sms = gpu_of(device).num_sms
+    num_limited = share_of(num_sms, percent)
+    try:
+        limited = limited_stream(num_limited, device)
+    except RuntimeError as error:
+        reason, *_ = str(error).split("\n")
+        problem = f"{num_limited} of {num_sms} multiprocessors cannot be set apart ({reason})"
+        logger.warning("prefill.sm_share = %d: %s; prompts use the whole GPU and slow decode steps", percent, problem)
+        return GpuShare()
+    logger.info("prompts use %d of %d multiprocessors while something else is served", num_limited, num_sms)
+    return LimitedShare(torch.cuda.current_stream(device), limited, num_limited if _cublas_listens() else 0)
+
+
+def _cublas_listens() -> bool:
+    """Whether cuBLAS can be told for how many multiprocessors to plan; the log says if not."""
+    try:
+        cublas.set_sm_count(0)
+    except (RuntimeError, OSError) as error:
+        logger.warning("products on the share may take up to twice as long: cuBLAS cannot be told its size (%s)", error)
+        return False
+    return True
+
+
+def limited_stream(num_sms: int, device: torch.device) -> torch.cuda.Stream:
+    """A stream whose kernels run on `num_sms` multiprocessors only; raises RuntimeError where that cannot be had."""
+    if not green_contexts.SUPPORTED:
+        raise RuntimeError(f"PyTorch {torch.__version__} has no green contexts; one for CUDA 12.8 or later has")
+    context: Any = green_contexts.GreenContext.create(num_sms=num_sms, device_id=device.index)
+    stream: torch.cuda.Stream = context.Stream()
+    # PyTorch keeps memory that it once gave to the stream, with events on it, until the process ends. So does the
+    # context have to stay: one that is destroyed before aborts the process, and so would one at the interpreter's end.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
+    return stream
+
+
+def share_of(num_sms: int, percent: int) -> int:
+    """Multiprocessors in `percent` of `num_sms`, rounded down to whole groups, at least one."""
+    return max(SM_GROUP, num_sms * percent // 100 // SM_GROUP * SM_GROUP)

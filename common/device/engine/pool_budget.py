@@ -1,0 +1,129 @@
+"""How many KV blocks there is memory for.
+
+Workers of a device share one pool, which is made by the first of them. So how large it is follows from settings that
+all of them have, and not from who makes it: beside it there is room for the steps of each that is to come.
+"""
+
+import logging
+from typing import NamedTuple
+
+import torch
+
+from common.base.errors import ConfigError
+from common.kernels.attention.query_parts import query_parts_bytes
+from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
+from common.kernels.base.gpu import gpu_of
+from common.memory.base.host_ram import ram_bytes
+from common.models.decoder import DecoderConfig
+from common.models.loader import model_bytes
+from common.settings.config import Config
+from common.wire.values.kv_layout import Counts, KVLayout
+
+logger = logging.getLogger(__name__)
+
+TYPICAL_TOKENS = 4096
+"""Of a sequence: by what it has of each group of KV blocks their memory is divided."""
+CUDA_CONTEXT_BYTES = 1024 * 1024 * 1024
+"""Kept free for the CUDA context, cuBLAS workspaces and loaded kernels of a worker."""
+
+
+class StepSize(NamedTuple):
+    """Of the largest step of a worker."""
+
+    num_tokens: int
+    num_logit_rows: int
+
+
+def pool_blocks(
+    config: Config, model_config: DecoderConfig, layout: KVLayout, device: torch.device, max_len: int
+) -> Counts:
+    """Blocks of each group of the pool of all workers on a device; raises ConfigError when there is room for too few.
+
+    Args:
+        max_len: tokens of the longest sequence.
+    """
+    if config.kv.pool_bytes:
+        pool_bytes = config.kv.pool_bytes
+    elif device.type == "cpu":
+        pool_bytes = config.kv.cpu_pool_bytes
+    else:
+        room_bytes = bytes_beside_weights(config, model_config, device, layout.groups[0].dtype)
+        pool_bytes = room_bytes - _workers_bytes(config, model_config, device, max_len)
+    if device.type == "cpu":
+        _warn_of_little_ram(pool_bytes + model_bytes(model_config, layout.groups[0].dtype))
+    num_blocks = layout.divided(pool_bytes, TYPICAL_TOKENS)
+    if min(num_blocks) < 4:
+        sizes = ", ".join(f"{group.block_bytes / 1e6:.2f}" for group in layout.groups)
+        raise ConfigError(
+            f"{pool_bytes / 1e9:.2f} GB are left for KV blocks of {sizes} MB each; raise "
+            "kv.memory_fraction or kv.pool_bytes, or lower the batch limits, kv.prefill_sharers or kv.decode_sharers"
+        )
+    return num_blocks
+
+
+def _warn_of_little_ram(needed_bytes: int) -> None:
+    """What workers share on a CPU counts as memory of the one that touches it first: its container may end for that."""
+    if needed_bytes > (had_bytes := ram_bytes()):
+        logger.warning(
+            "weights and KV blocks take %.2f GB when they are full, and this process may have %.2f GB: it may be "
+            "killed then; raise its container's memory limit, or lower kv.cpu_pool_bytes",
+            needed_bytes / 1e9,
+            had_bytes / 1e9,
+        )
+
+
+def bytes_beside_weights(config: Config, model_config: DecoderConfig, device: torch.device, dtype: str) -> int:
+    """Of a GPU's memory: for KV blocks and the workers."""
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    return int(config.kv.memory_fraction * total_bytes) - model_bytes(model_config, dtype)
+
+
+def prompt_step(config: Config, device: torch.device, max_len: int) -> StepSize:
+    """Of a prefill worker; without chunking a step holds at least one whole prompt."""
+    section = config.prefill.on(device.type)
+    num_tokens = section.max_batch_tokens if section.chunking else max(section.max_batch_tokens, max_len)
+    return StepSize(num_tokens, section.max_num_seqs)
+
+
+def decode_step(config: Config, device: torch.device) -> StepSize:
+    """Of a decode worker; it may compute a chunk of a prompt, too."""
+    section = config.decode.on(device.type)
+    return StepSize(section.local_chunk_tokens, section.max_num_seqs)
+
+
+def _workers_bytes(config: Config, model_config: DecoderConfig, device: torch.device, max_len: int) -> int:
+    """What all workers that share the pool take beside it and the weights."""
+    steps = (
+        (config.kv.prefill_sharers, prompt_step(config, device, max_len)),
+        (config.kv.decode_sharers, decode_step(config, device)),
+    )
+    rope_bytes = max_len * model_config.head_dim * 4
+    parts_bytes = query_parts_bytes(model_config.num_kv_heads, model_config.head_dim, gpu_of(device))
+    each_bytes = rope_bytes + parts_bytes + CUDA_CONTEXT_BYTES
+    of_steps = sum(count * (step_bytes(model_config, step) + each_bytes) for count, step in steps)
+    return of_steps + config.kv.decode_sharers * _shared_bytes(config, model_config, device)
+
+
+def _shared_bytes(config: Config, model_config: DecoderConfig, device: torch.device) -> int:
+    """What a decode worker takes to read prefixes once that rows share."""
+    gpu, max_rows = gpu_of(device), config.decode.on(device.type).max_num_seqs
+    if not (config.decode.share_prefixes and gpu.is_hopper):
+        return 0
+    return shared_parts_bytes(max_rows, most_shared_slots(gpu), model_config.num_kv_heads, model_config.head_dim)
+
+
+def step_bytes(config: DecoderConfig, step: StepSize) -> int:
+    """Upper bound of what one step holds at once, doubled for the allocator's rounding.
+
+    With logits stay copies of them, what is counted of their tokens, and what the sampler needs between its kernels.
+    """
+    rows = (config.num_q_heads * 2 + config.num_kv_heads * 2) * config.head_dim
+    width = rows + 3 * config.intermediate_size + 4 * config.hidden_size
+    return 2 * (step.num_tokens * width * 4 + step.num_logit_rows * config.vocab_size * 4 * 4)
+
+
+def log_use() -> None:
+    """Say, when all is over, how much of the room that was left for it a worker's steps have taken."""
+    if torch.cuda.is_initialized():
+        taken_gb = torch.cuda.max_memory_reserved() / 1e9
+        logger.info("steps took up to %.2f GB of device memory, beside what CUDA itself takes", taken_gb)

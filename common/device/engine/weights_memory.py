@@ -1,0 +1,67 @@
+"""The weights, which are the memory server's."""
+
+from contextlib import ExitStack
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from common.memory.client.client import MemoryClient
+from common.memory.client.mapping import Mapping
+from common.models.upload import Progress
+from common.models.weights import Fill, Loading, WeightsLayout
+from common.wire.messages.memory import RegionState
+
+
+class ServedWeights:
+    """Memory of the server: whoever comes first fills it for all.
+
+    Args:
+        fingerprint: of the model, as `wire.fingerprint` makes it.
+        progress: told how far it is, whoever fills it.
+    """
+
+    def __init__(self, client: MemoryClient, fingerprint: str, device: torch.device, progress: Progress) -> None:
+        self.client, self.fingerprint, self.device, self.progress = client, fingerprint, device, progress
+
+    def begin(self, layout: WeightsLayout, fill: Fill) -> tuple[Tensor, Loading]:
+        claim = self.client.claim_weights(self.fingerprint, layout.name, layout.num_bytes)
+        mapping = Mapping(claim, self.device)
+        loading = ServedLoading(self, mapping, claim.state, fill)
+        return mapping.tensor(writable=False), loading
+
+    def report(self, num_filled: int, num_bytes: int) -> None:
+        """Of what is filled here."""
+        self.progress(num_filled, num_bytes)
+        self.client.report(num_filled)
+
+
+class ServedLoading:
+    """Weights that this worker or another brings; the model reads them through a mapping that cannot write."""
+
+    def __init__(self, weights: ServedWeights, mapping: Mapping, state: RegionState, fill: Fill) -> None:
+        self.weights, self.mapping, self.state, self.fill = weights, mapping, state, fill
+        self.num_bytes = mapping.claim.num_bytes
+        self.begun = ExitStack()
+        self.loading = self._filled() if state is RegionState.EMPTY else None
+
+    def wait(self) -> None:
+        client = self.weights.client
+        while self.state is not RegionState.FILLED:
+            if self.loading is None:
+                self.state = client.wait_filled(self.num_bytes, self.weights.progress)
+                self.loading = self._filled() if self.state is RegionState.EMPTY else None
+            else:
+                self.loading.wait()
+                client.publish(self.num_bytes)
+                self.state = RegionState.FILLED
+        self.mapping.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.begun.__exit__(*failure)
+
+    def _filled(self) -> Loading:
+        return self.begun.enter_context(self.fill(self.mapping.tensor(writable=True), self.weights.report))

@@ -1,0 +1,1 @@
+"""Steps on a device: their inputs, launches and results, and the kernels that they need."""

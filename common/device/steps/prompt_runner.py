@@ -1,0 +1,203 @@
+"""Computes chunks of prompts and samples the token after each finished one.
+
+Stands in `common` because a decode worker computes a prompt itself when there is no prefill worker.
+Up to one or two thousand tokens, as hosts differ, launching the kernels takes longer than running them: such
+steps replay a graph captured for the next larger bucket of tokens and sequences. Where steps are confined
+to a share of the GPU, so are the graphs: a lone prompt, which may use all of it, has graphs of its own.
+"""
+
+import logging
+import time
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.device.engine.engine import Engine
+from common.device.engine.gpu_share import GpuShare
+from common.device.steps.loop_trace import WAIT, Trace
+from common.device.steps.output_ring import Landing, PendingOutput
+from common.device.steps.prompt_buffers import PromptBuffers, PromptChunk
+from common.device.steps.prompt_scores import PromptScorer, PromptScores
+from common.ops.base import ForwardBatch
+from common.ops.linear_plan import SHORT_STEPS
+from common.ops.prompt_attention import GATHERED_ABOVE
+from common.wire.values.output_token import OutputToken
+
+logger = logging.getLogger(__name__)
+
+TOKEN_BUCKETS = (*SHORT_STEPS, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024,
+                 1152, 1280, 1408, 1536, 1792, 2048)  # fmt: skip
+MAX_GRAPH_SEQS = 8
+
+
+class Bucket(NamedTuple):
+    """What a graph holds at most, and where it runs."""
+
+    num_tokens: int
+    num_seqs: int
+    whole_gpu: bool  # not confined to the share
+
+    @property
+    def num_keys(self) -> int:
+        """Most keys of all sequences together, 0 for any: where they are gathered, enough for beginnings of prompts."""
+        return self.num_tokens if self.num_tokens > GATHERED_ABOVE else 0
+
+    def holds(self, num_tokens: int, num_seqs: int, num_keys: int) -> bool:
+        """Whether a step of that size may replay the graph."""
+        has_keys = not self.num_keys or num_keys <= self.num_keys
+        return num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and has_keys
+
+
+class PendingPrompts:
+    """A launched step; when it is over, all KV of its chunks is in the pool."""
+
+    def __init__(self, sampled: PendingOutput, are_last: list[bool], scorer: PromptScorer | None = None) -> None:
+        self.sampled = sampled
+        self.are_last = are_last
+        self.scorer = scorer
+
+    def ready(self) -> bool:
+        return self.sampled.ready()
+
+    def tokens(self) -> list[OutputToken | None]:
+        """The first token after each chunk that ends its prompt, None for the others; waits for the step."""
+        pairs = zip(self.sampled.output().rows, self.are_last, strict=True)
+        return [row[0] if is_last else None for row, is_last in pairs]
+
+    def scores(self) -> list[PromptScores | None]:
+        """What each chunk tells of its prompt's tokens, None where nothing is asked; after `tokens`."""
+        return [None] * len(self.are_last) if self.scorer is None else self.scorer.scores()
+
+
+class PromptRunner:
+    """Runs one ragged batch of chunks at a time.
+
+    Args:
+        max_tokens: most tokens of a step.
+        max_seqs: most sequences of a step.
+        share: how much of the GPU steps may use; all of it by default.
+    """
+
+    def __init__(self, engine: Engine, max_tokens: int, max_seqs: int, share: GpuShare | None = None) -> None:
+        self.engine = engine
+        vocab, device = engine.vocab_size, engine.device
+        self.buffers = PromptBuffers(max_tokens, max_seqs, engine.max_len, engine.pool.shape, vocab, device)
+        self.all_counted = torch.full((max_seqs,), -1, dtype=torch.int32, device=device)
+        self.landing = Landing(max_seqs, engine.device)
+        self.graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.share = share or GpuShare()  # ends after the graphs that were captured in it
+        self.trace = Trace()
+
+    def launch(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> PendingPrompts:
+        """Start a step over the chunks; it runs after every step launched before it.
+
+        One that tells log-probabilities, of its token or of the prompt, is launched kernel by kernel: no graph does.
+        `whole_gpu`: it may use more than the share, as there is nobody to leave the rest to.
+        """
+        num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
+        num_keys = sum(chunk.end for chunk in chunks)
+        has_logprobs = any(chunk.has_logprobs for chunk in chunks)
+        is_scored = any(chunk.scored for chunk in chunks)
+        any_gpu = whole_gpu or self.share.limited is None
+        bucket = None if has_logprobs or is_scored else self._bucket(num_tokens, num_seqs, num_keys, whole_gpu=any_gpu)
+        with torch.inference_mode(), self.share.stream(whole=whole_gpu):
+            self.buffers.fill(chunks, *(bucket[:2] if bucket else (num_tokens, num_seqs)))
+            scorer = PromptScorer(chunks, self.engine) if is_scored else None
+            with self.trace.device(num_tokens, "tokens"):
+                if bucket:
+                    (graph, sampled), logprobs = self.graphs[bucket], None
+                    graph.replay()
+                else:
+                    max_query_len = max(len(chunk.token_ids) for chunk in chunks)
+                    max_seq_len = max(chunk.end for chunk in chunks)
+                    shape = (num_tokens, num_seqs, max_query_len, max_seq_len)
+                    sampled, logprobs = self._step(*shape, num_keys=num_keys, has_logprobs=has_logprobs, scorer=scorer)
+            pending = self.landing.fetch(sampled[:num_seqs], logprobs)
+        return PendingPrompts(pending, [chunk.is_last for chunk in chunks], scorer)
+
+    def run(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> list[OutputToken | None]:
+        """Launch a step and wait for its tokens."""
+        pending = self.launch(chunks, whole_gpu=whole_gpu)
+        with self.trace.phase(WAIT):
+            return pending.tokens()
+
+    def capture(self, num_tokens: int = TOKEN_BUCKETS[-1]) -> None:
+        """Capture a graph for every bucket that steps of so many tokens replay, largest first: all share its memory."""
+        begin_s, memory = time.monotonic(), None
+        for bucket in self._wanted_buckets(num_tokens):
+            self.graphs[bucket] = self._captured(bucket, memory)
+            memory = memory or self.graphs[bucket][0].pool()
+        logger.info("%d prompt graphs ready in %.1f s", len(self.graphs), time.monotonic() - begin_s)
+
+    def _wanted_buckets(self, num_tokens: int = TOKEN_BUCKETS[-1]) -> list[Bucket]:
+        """Those up to the first that holds so many, largest first: a lone prompt may use the whole GPU, several keep to
+        the share.
+
+        Several have the whole GPU beside a share only in a backlog, when their steps are too long for a graph.
+        """
+        buffers, unlimited = self.buffers, self.share.limited is None
+        kinds = {(1, True), (min(MAX_GRAPH_SEQS, buffers.max_seqs), unlimited)}
+        most = min(
+            buffers.max_tokens, next(size for size in TOKEN_BUCKETS if size >= min(num_tokens, TOKEN_BUCKETS[-1]))
+        )
+        sizes = [size for size in sorted(TOKEN_BUCKETS, reverse=True) if size <= most]
+        return [Bucket(size, *kind) for size in sizes for kind in sorted(kinds)]
+
+    def _bucket(self, num_tokens: int, num_seqs: int, num_keys: int, *, whole_gpu: bool) -> Bucket | None:
+        """The smallest captured bucket that holds the step."""
+        fitting = (
+            bucket
+            for bucket in self.graphs
+            if bucket.whole_gpu == whole_gpu and bucket.holds(num_tokens, num_seqs, num_keys)
+        )
+        return min(fitting, default=None)
+
+    def _step(
+        self,
+        num_tokens: int,
+        num_seqs: int,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        num_keys: int = 0,
+        has_logprobs: bool = False,
+        scorer: PromptScorer | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens, and words of log-probabilities if they are asked for."""
+        batch = self.buffers.forward_batch(
+            num_tokens, num_seqs, max_query_len=max_query_len, max_seq_len=max_seq_len, num_keys=num_keys
+        )
+        logits = self._logits(batch, scorer)
+        params, positions = self.buffers.sampling(num_seqs)
+        unadjusted = logits.clone() if has_logprobs else logits
+        slots, adjustments = self.buffers.state_slots(num_seqs), self.buffers.adjustments.tensors
+        self.engine.sampler.adjust(logits, params, slots, adjustments, self.all_counted[:num_seqs], positions)
+        sampled = self.engine.sampler.sample(logits, params, positions)
+        if not has_logprobs:
+            return sampled, None
+        return sampled, self.engine.sampler.logprobs(unadjusted, params.num_logprobs, sampled)
+
+    def _logits(self, batch: ForwardBatch, scorer: PromptScorer | None) -> Tensor:
+        """Of each sequence's last token; those of others exist for as long as they are scored."""
+        model, ops = self.engine.model, self.engine.ops
+        if scorer is None:
+            return model.forward(batch, ops)
+        assert batch.last_tokens is not None, "a prompt step wants those"
+        x = model.hidden(replace(batch, last_tokens=None), ops)
+        scorer.score(x)
+        return model.logits(x.of(batch.last_tokens), ops)
+
+    def _captured(self, bucket: Bucket, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """A graph over padding; what it computes follows from the buffers at replay."""
+        num_tokens, num_seqs, whole_gpu = bucket
+        with torch.inference_mode(), self.share.stream(whole=whole_gpu):
+            self.buffers.fill([], num_tokens, num_seqs)
+            shape = (num_tokens, num_seqs, num_tokens, self.engine.max_len)
+            self._step(*shape, num_keys=bucket.num_keys)
+            torch.cuda.synchronize(self.engine.device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=memory, stream=None if whole_gpu else self.share.limited):
+                sampled, _ = self._step(*shape, num_keys=bucket.num_keys)
+        return graph, sampled

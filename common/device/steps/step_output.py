@@ -1,0 +1,36 @@
+"""What a step yields."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.wire.values.output_token import MAX_LOGPROBS, Logprobs, OutputToken, plain_token
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The tokens that a step chose for each of its rows, in order: one or more, or NO_CHOICE alone."""
+
+    rows: list[list[OutputToken]]
+
+    @staticmethod
+    def of_one_each(token_ids: Iterable[int]) -> "StepOutput":
+        """A token a row, of which nothing else was asked."""
+        return StepOutput([[plain_token(token_id)] for token_id in token_ids])
+
+    @staticmethod
+    def with_logprobs(token_ids: Iterable[int], words: np.ndarray) -> "StepOutput":
+        """A token a row, and what was asked of it: `words [num_rows, LOGPROB_WORDS]` int32."""
+        logprobs = map(_logprobs_of, words.tolist(), words.view(np.float32).tolist())
+        return StepOutput([[OutputToken(*pair)] for pair in zip(token_ids, logprobs, strict=True)])
+
+    def token_ids(self) -> list[list[int]]:
+        """The tokens alone."""
+        return [[token.token_id for token in row] for row in self.rows]
+
+
+def _logprobs_of(words: list[int], values: list[float]) -> Logprobs | None:
+    """Of one row, the same words twice: a number of entries, then room for ids, then for values."""
+    num, first_value = words[0], 2 + MAX_LOGPROBS
+    return Logprobs(tuple(words[1 : 1 + num]), tuple(values[first_value : first_value + num])) if num else None

@@ -1,0 +1,252 @@
+"""Gets kernels ready before a worker registers, so that no request pays for a kernel's first use.
+
+Compiling is what a first start spends its time on, and every kernel can be compiled without the
+others: each operation of one layer runs at each size class in a thread of its own, and no kernel is
+compiled twice, however many of them ask for it. What they compute is thrown away. Later starts find
+the kernels on disk.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+
+import torch
+
+from common.device.engine.engine import Engine
+from common.device.steps.adjustments import Adjustments, make_grammar_masks
+from common.device.steps.launchers import launchers_apart
+from common.device.steps.output_ring import make_logprob_ring, make_ring
+from common.device.steps.prompt_buffers import PromptChunk
+from common.device.steps.prompt_runner import PromptRunner
+from common.device.steps.sampling_tensors import sampling_tensors
+from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
+from common.kernels.base.operands import AttentionWeights, SharedPrefixes, TokenRing
+from common.ops.base import ForwardBatch, Ops, Residual
+from common.ops.linear_plan import SHORT_STEPS
+from common.wire.values.sampling_params import PADDING, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+Task = Callable[[], object]
+Attention = Callable[[torch.Tensor, AttentionWeights, int, ForwardBatch], torch.Tensor]
+
+MAX_THREADS = 16
+# One count for each class that kernels and plans tell apart: tokens, sequences.
+PROMPT_STEPS = ((1, 1), *((count, 1) for count in SHORT_STEPS), (40, 1), (100, 1), (200, 1), (200, 4), (1100, 1))
+DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # of products; attention divides contexts otherwise for every count
+SAMPLED_ROWS = (1, 9)
+TIMED = 3
+
+
+def compile_decode_kernels(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool = True) -> None:
+    """Compile every operation of decode steps of so many rows, those first that take longest.
+
+    Args:
+        share_prefixes: of those, too, that read blocks once that rows share, where operations can.
+    """
+    ops, model, most_rows = engine.step_ops, engine.model, max(row_counts)
+    batches = _decode_batches(engine, row_counts, share_prefixes=share_prefixes and ops.shares_prefixes)
+    tasks: list[Task] = [partial(_attend, engine, ops, ops.attention, batch) for batch in reversed(batches)]
+    rings = {rows: make_ring(rows, engine.device) for rows in _sampled_rows(engine)}  # kept until the device is done
+    tasks += [partial(_sample_and_advance, engine, ring) for ring in rings.values()]
+    logits, sampling = _logits(engine, 1), sampling_tensors([PADDING], engine.device)
+    logprob_ring = make_logprob_ring(rings[1])
+    tasks += [  # the same for any count
+        lambda: ops.embed(batches[0].token_ids, model.embed),
+        partial(_adjust, engine, most_rows),
+        lambda: engine.sampler.land_logprobs(logits, sampling, batches[0].token_ids[:1], logprob_ring),
+    ]
+    for rows in (rows for rows in DECODE_ROWS if rows < 2 * most_rows):
+        tasks += [*_products(engine, ops, rows), partial(_logits_of, engine, ops, rows)]
+    _compile("decode", engine, tasks)
+
+
+def compile_prompt_kernels(engine: Engine) -> None:
+    """Compile every operation of a prompt step."""
+    ops, position = engine.ops, torch.zeros(1, dtype=torch.int32, device=engine.device)
+    steps = [(num_tokens, _padding(engine, num_tokens, num_seqs)) for num_tokens, num_seqs in reversed(PROMPT_STEPS)]
+    tasks: list[Task] = [
+        partial(_attend, engine, ops, attention, batch)
+        for _, batch in steps
+        for attention in (ops.attention, ops.attention_of_last)
+    ]
+    tasks += [
+        *(partial(_sample, engine, rows) for rows in _sampled_rows(engine)),
+        partial(_logits_of, engine, ops, 1),
+        partial(_adjust, engine),
+        lambda: engine.sampler.logprobs(_logits(engine, 1), position, position),
+    ]
+    for num_tokens, _ in steps:
+        tasks += _products(engine, ops, num_tokens)
+    _compile("prompt", engine, tasks)
+
+
+def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
+    """Run the tasks side by side; a kernel that several of them need is compiled for the first, the others wait."""
+    from triton.runtime import build  # here, so that a process on a CPU loads no triton
+
+    import common.device.steps.kernel_code  # noqa: F401 - waits for the thread that imports it
+    from common.device.steps.compile_once import OneOfEach
+
+    begin_s = time.monotonic()
+    threads = min(MAX_THREADS, os.cpu_count() or 1)
+    with (
+        ThreadPoolExecutor(threads) as compilers,
+        OneOfEach(compilers),
+        launchers_apart(build),
+        ThreadPoolExecutor(threads) as runners,
+    ):
+        for future in [runners.submit(copy_context().run, _run, engine.device, task) for task in tasks]:
+            future.result()
+    torch.cuda.synchronize(engine.device)
+    logger.info("%s kernels ready in %.1f s", what, time.monotonic() - begin_s)
+
+
+def warm_up_prompts(runner: PromptRunner) -> None:
+    """The longest prompt of a step and a batch of two, sampled by every filter: cuBLAS and memory are ready too.
+
+    Both belong to a stream, so each stream that steps may run on has its turn.
+    """
+    engine = runner.engine
+    longest = min(runner.buffers.max_tokens, engine.max_len)
+    for whole_gpu in (True,) if runner.share.limited is None else (True, False):
+        _run_prompts(runner, [longest], whole_gpu)
+        if longest >= 4 and runner.buffers.max_seqs > 1:
+            _run_prompts(runner, [longest // 2, longest // 2 - 1], whole_gpu)
+
+
+def time_prompt(runner: PromptRunner, num_tokens: int) -> float:
+    """What a prompt of so many tokens takes by itself, in seconds; its kernels are there."""
+    times_s = []
+    for _ in range(TIMED):
+        begin_s = time.monotonic()
+        _run_prompts(runner, [num_tokens], whole_gpu=True)
+        times_s.append(time.monotonic() - begin_s)
+    return min(times_s)
+
+
+def _run(device: torch.device, task: Task) -> None:
+    torch.cuda.set_device(device)
+    with torch.inference_mode():
+        task()
+
+
+def _products(engine: Engine, ops: Ops, num_tokens: int) -> list[Task]:
+    """One layer's products with what surrounds them, on zeros; norms of rows with and without parts to be added."""
+    layer, eps = engine.model.layers[0], engine.model.config.norm_eps
+
+    def rows() -> Residual:
+        return _rows(engine, num_tokens)
+
+    def added(weight: torch.Tensor) -> Residual:
+        return ops.linear_add(_zeros(engine, num_tokens, weight.shape[1]), weight, rows())
+
+    return [
+        lambda: ops.norm_linear(rows(), layer.attention_norm, eps, layer.qkv),
+        lambda: ops.norm_gate_up(rows(), layer.mlp_norm, eps, layer.gate_up),
+        lambda: ops.norm_linear(added(layer.down), layer.attention_norm, eps, layer.qkv),
+        lambda: ops.norm_gate_up(added(layer.o), layer.mlp_norm, eps, layer.gate_up),
+    ]
+
+
+def _attend(engine: Engine, ops: Ops, attention: Attention, batch: ForwardBatch) -> None:
+    layer = engine.model.layers[0]
+    batch = ops.begin(batch, layer.attention.num_q_heads)
+    attention(_zeros(engine, batch.token_ids.shape[0], layer.qkv.shape[0]), layer.attention, 0, batch)
+
+
+def _logits_of(engine: Engine, ops: Ops, num_rows: int) -> None:
+    model = engine.model
+    ops.logits(_rows(engine, num_rows), model.norm, model.config.norm_eps, model.lm_head)
+
+
+def _zeros(engine: Engine, num_tokens: int, width: int) -> torch.Tensor:
+    return torch.zeros((num_tokens, width), dtype=engine.model.embed.dtype, device=engine.device)
+
+
+def _rows(engine: Engine, num_tokens: int) -> Residual:
+    return Residual(_zeros(engine, num_tokens, engine.model.embed.shape[1]))
+
+
+def _logits(engine: Engine, num_rows: int) -> torch.Tensor:
+    return torch.zeros((num_rows, engine.model.lm_head.shape[0]), device=engine.device)
+
+
+def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
+    device = engine.device
+    groups = engine.pool.layout.groups
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return ForwardBatch(
+        token_ids=zeros(num_tokens),
+        positions=zeros(num_tokens),
+        slot_mapping=torch.full((num_tokens,), -1, device=device),
+        block_tables=tuple(zeros(num_seqs, group.num_places(engine.max_len)) for group in groups),
+        seq_lens=zeros(num_seqs),
+        cu_seqlens=zeros(num_seqs + 1),
+        last_tokens=zeros(num_seqs, dtype=torch.int64),
+        max_query_len=num_tokens // num_seqs,
+        max_seq_len=engine.max_len,
+        num_keys=num_tokens if num_tokens > num_seqs else 0,
+    )
+
+
+def _decode_batches(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool) -> list[ForwardBatch]:
+    """Of every kind that attention tells apart."""
+    batches = [_padding(engine, rows, rows) for rows in row_counts]
+    sharing = [_with_prefixes(batch) for batch in batches if 1 < len(batch.seq_lens) <= MAX_SHARING_ROWS]
+    return [*batches, *sharing] if share_prefixes else batches
+
+
+def _with_prefixes(batch: ForwardBatch) -> ForwardBatch:
+    """As a decode step is run that reads shared prefixes once; none is shared."""
+    none = torch.full_like(batch.seq_lens, -1)
+    return replace(batch, prefixes=SharedPrefixes(numbers=none, num_tokens=none))
+
+
+def _sampled_rows(engine: Engine) -> list[int]:
+    return [rows for rows in SAMPLED_ROWS if rows <= engine.sampler.max_rows]
+
+
+def _sample(engine: Engine, num_rows: int) -> None:
+    params, positions = sampling_tensors([PADDING] * num_rows, engine.device), _padding(engine, num_rows, 1).token_ids
+    engine.sampler.sample(_logits(engine, num_rows), params, positions)
+
+
+def _sample_and_advance(engine: Engine, ring: TokenRing) -> None:
+    num_rows = ring.turns.shape[0]
+    params = sampling_tensors([PADDING] * num_rows, engine.device)
+    engine.sampler.sample_and_advance(_logits(engine, num_rows), params, _padding(engine, num_rows, num_rows), ring)
+
+
+def _adjust(engine: Engine, most_rows: int = 0) -> None:
+    """With grammars, if there are rows that may be under one."""
+    grammars = make_grammar_masks(1, most_rows, engine.vocab_size, engine.device) if most_rows else None
+    adjustments = Adjustments(1, engine.vocab_size, engine.device)
+    none, ones = torch.full((1,), -1, dtype=torch.int32, device=engine.device), _padding(engine, 1, 1).token_ids
+    params = sampling_tensors([PADDING], engine.device)
+    engine.sampler.adjust(_logits(engine, 1), params, none, adjustments.tensors, ones, ones, grammars)
+
+
+def _run_prompts(runner: PromptRunner, lengths: list[int], whole_gpu: bool) -> None:
+    """All in one block of each group, again and again: nobody reads it, and others may need the rest of the pool."""
+    groups, allocator = runner.engine.pool.layout.groups, runner.engine.allocator
+    filtered = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01)
+    blocks = allocator.allocate(tuple(1 for _ in groups))
+    tables = [
+        [block * group.num_places(length) for group, block in zip(groups, blocks, strict=True)] for length in lengths
+    ]
+    chunks = [
+        PromptChunk([0] * length, 0, of_prompt, filtered, is_last=True)
+        for length, of_prompt in zip(lengths, tables, strict=True)
+    ]
+    runner.run(chunks, whole_gpu=whole_gpu)
+    allocator.free(chain.from_iterable(blocks))

@@ -1,0 +1,392 @@
+"""All between two products of a decode step in one kernel: norms, RoPE, the write of K and V, and attention.
+
+A program attends one KV head of one sequence over the parts of the context that an item of the batch's division
+names (`decode_division`), and draws another item when it is done. One of its warps fetches keys and values by
+the tensor memory accelerator, four attend, and fetching runs ahead of them into the next item. A step writes one
+token a sequence, so the keys of all others are there before it begins: fetching does not wait for the QKV
+projection. The warps that attend do; then they norm and rotate the queries themselves, and with the last
+part of a context the new key, which they write and attend from registers.
+
+Written in Gluon, Triton's lower layer, since there warps can be told apart. Hopper only, two bytes an element;
+Triton's interpreter does not run it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from common.kernels.attention.decode_division import ITEM_WORDS, load_item, load_join, load_own_begin, next_item
+from common.kernels.attention.decode_parts import (
+    LOG2_E,
+    MAX_PARTS,
+    NO_KEYS,
+    PART_TILES,
+    RUN_PARTS,
+    TILE,
+    PartsWorkspace,
+    check_room,
+    folded,
+    num_tiles_of,
+    part_tiles_of,
+    units_at_once,
+)
+from common.kernels.attention.group_outputs import begin_whole, join_units, store_unit, store_whole, units_before
+from common.kernels.attention.new_token import begin_part, begin_token
+from common.kernels.attention.paged_tiles import copy_tile, rows_of_tile
+from common.kernels.attention.tile_attention import attend_tile
+from common.kernels.base.checks import check_block_tables, check_column, check_qkv
+from common.kernels.base.items import advance, announce, announced
+from common.kernels.base.last_program import is_last
+from common.kernels.base.operands import AttentionWeights, Division, SharedDivision, SharedParts
+
+MIN_ROWS = 8  # columns of the smallest `wgmma`
+MAX_GROUP = 16  # query heads of a KV head
+NUM_WARPS = 4
+STAGES_OF = {3: 2, 2: 3}  # tiles on the way at once, by the programs that then share a multiprocessor
+MAX_REGS = 80  # of a thread, on average: so that three programs share a multiprocessor, or two and the next kernel's
+FETCH_REGS = 24  # of one that does not attend
+
+
+@gluon.jit
+def _fetch(shared, division, pool, NUM_KV: gl.constexpr, BLOCK_SIZE: gl.constexpr, ITEM_WORDS: gl.constexpr):
+    """One warp's task: the tiles of keys and values of every item, as their slots become free, and to draw the next."""
+    k_ring, v_ring, _, _, item_smem, item_full, item_empty, full, empty = shared
+    items_ptr, counts_ptr, draws_ptr = division
+    pool_desc, _, block_tables_ptr, table_stride, block_rows, layer_row = pool
+    STAGES: gl.constexpr = k_ring.shape[0]
+    TILE: gl.constexpr = k_ring.shape[1]
+    HEAD_DIM: gl.constexpr = k_ring.shape[2]
+    item = gl.program_id(0)
+    seq, seq_len, begin, end, _, _ = load_item(items_ptr + item // NUM_KV * ITEM_WORDS)  # perhaps of no item
+    num_items = gl.load(counts_ptr) * NUM_KV
+    slot = 0
+    phase = 1  # the first wait for something empty returns at once
+    item_phase = 1
+    while item < num_items:
+        num_blocks = (gl.maximum(seq_len - 1, 0) + BLOCK_SIZE - 1) // BLOCK_SIZE  # that hold keys of earlier steps
+        table_ptr = block_tables_ptr + seq.to(gl.int64) * table_stride
+        column = item % NUM_KV * HEAD_DIM
+        for tile in range(begin, end):
+            rows = rows_of_tile(table_ptr, tile, num_blocks, block_rows, layer_row, BLOCK_SIZE, TILE)
+            mbarrier.wait(empty.index(slot), phase)
+            copy_tile(pool_desc, rows, column, k_ring.index(slot), v_ring.index(slot), full.index(slot), BLOCK_SIZE)
+            slot, phase = advance(slot, phase, STAGES)
+        mbarrier.wait(item_empty, item_phase)  # nothing is drawn long before it is computed
+        item = next_item(draws_ptr, num_items)
+        announce(item, item_smem, item_empty, item_phase)
+        mbarrier.arrive(item_full, count=1)
+        item_phase ^= 1
+        seq, seq_len, begin, end, _, _ = load_item(items_ptr + gl.minimum(item, num_items - 1) // NUM_KV * ITEM_WORDS)
+
+
+@gluon.jit
+def _attend(
+    shared,  # as in the kernel, as all that are no constants
+    division,
+    pool,
+    token,
+    out_ptr,
+    parts,
+    before,
+    scale_log2,
+    NUM_KV: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEADS: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    ITEM_WORDS: gl.constexpr,
+    PART_TILES: gl.constexpr,
+    MAX_PARTS: gl.constexpr,
+    RUN_PARTS: gl.constexpr,
+    UNITS_AT_ONCE: gl.constexpr,
+    MAX_QUERIES: gl.constexpr,
+    HAS_NORM: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Four warps' task: every item to its output, or its units."""
+    k_ring, _, q_smem, _, item_smem, item_full, item_empty, _, _ = shared
+    items_ptr, counts_ptr, _ = division
+    _, _, _, arrivals_ptr = parts
+    STAGES: gl.constexpr = k_ring.shape[0]
+    TILE: gl.constexpr = k_ring.shape[1]
+    HEAD_DIM: gl.constexpr = k_ring.shape[2]
+    ROWS: gl.constexpr = q_smem.shape[0]
+    NUM_Q: gl.constexpr = NUM_KV * GROUP
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, ROWS, 16])
+    mma_rows: gl.constexpr = gl.SliceLayout(0, mma)  # queries
+    no_acc = gl.zeros([HEAD_DIM, ROWS], gl.float32, mma)
+    nothing = (no_acc, gl.full([ROWS], NO_KEYS, gl.float32, mma_rows), gl.zeros([ROWS], gl.float32, mma_rows))
+    no_sums = gl.zeros([TILE, ROWS], gl.float32, mma)
+    item = gl.program_id(0)
+    item_ptr = items_ptr + item // NUM_KV * ITEM_WORDS
+    seq, seq_len, begin, end, join, unit_parts = load_item(item_ptr)  # perhaps of no item
+    num_items = gl.load(counts_ptr) * NUM_KV
+    slot = 0
+    phase = 0
+    item_phase = 0
+    while item < num_items:
+        kv_head = item % NUM_KV
+        num_tiles = num_tiles_of(seq_len, TILE)  # the new key may be alone in the last
+        part_tiles = part_tiles_of(num_tiles, PART_TILES, MAX_PARTS)
+        past = gl.maximum(seq_len - 1, 0)  # keys of earlier steps, and so the new one's position
+        writes = (end == num_tiles) & (seq_len > 0)
+        new_scores, new_value = begin_token(
+            shared, token, pool, seq, past, kv_head, item == gl.program_id(0), writes, mma,
+            NUM_KV, GROUP, BLOCK_SIZE, HAS_NORM, PDL,
+        )  # fmt: skip
+        new_scores = new_scores * scale_log2
+        new_value = new_value[:, None] + no_acc
+        first_head = join.to(gl.int64) * (MAX_PARTS * NUM_Q) + kv_head * GROUP  # of the context's units
+        last_part = (num_tiles - 1) // part_tiles * part_tiles  # the tile that the part of the new key begins with
+        part = begin_part(begin == last_part, new_value, new_scores, no_sums)
+        own_begin = 0
+        num_before = 0
+        group_before = (before[0], before[1], before[2], NUM_KV * MAX_QUERIES)
+        if MAX_QUERIES > 0:  # what others share with the context comes first
+            own_begin = load_own_begin(item_ptr)
+            group_before, num_before = units_before(
+                before, seq, kv_head, own_begin > 0, NUM_KV, HEADS, HEAD_DIM, MAX_QUERIES
+            )
+        unit = nothing  # parts joined so far, and runs
+        whole = nothing
+        if join < 0:
+            whole = begin_whole(nothing, group_before, num_before, GROUP)
+        tiles_left = part_tiles  # of the part
+        parts_left = unit_parts
+        for tile in range(begin, end):
+            part = attend_tile(shared, part, slot, phase, past - tile * TILE, scale_log2, BLOCK_SIZE)
+            slot, phase = advance(slot, phase, STAGES)
+            tiles_left -= 1
+            if (tiles_left == 0) | (tile + 1 == end):  # the part is over
+                tiles_left = part_tiles
+                acc, row_max, sums = part
+                unit = folded(unit, (acc, row_max, gl.sum(sums, axis=0)), 0)
+                part = begin_part(tile + 1 == last_part, new_value, new_scores, no_sums)
+                parts_left -= 1
+                if (parts_left == 0) | (tile + 1 == end):  # so is the unit
+                    parts_left = unit_parts
+                    if join < 0:
+                        whole = folded(whole, unit, 0)
+                    else:
+                        which = (tile - own_begin) // (part_tiles * unit_parts)
+                        store_unit(parts, unit, first_head + which * NUM_Q, NUM_Q, GROUP)
+                    unit = nothing
+        group_out_ptr = out_ptr + (seq.to(gl.int64) * NUM_Q + kv_head * GROUP) * HEAD_DIM
+        if join < 0:
+            store_whole(group_out_ptr, whole, GROUP)
+        else:
+            num_pieces, num_units = load_join(item_ptr)
+            if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_pieces):
+                join_units(
+                    group_out_ptr, group_before, num_before, parts, first_head, num_units, unit_parts == RUN_PARTS,
+                    NUM_Q, GROUP, HEADS, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS,
+                )  # fmt: skip
+        item = announced(item_smem, item_full, item_phase)
+        mbarrier.arrive(item_empty, count=1)
+        item_phase ^= 1
+        item_ptr = items_ptr + gl.minimum(item, num_items - 1) // NUM_KV * ITEM_WORDS
+        seq, seq_len, begin, end, join, unit_parts = load_item(item_ptr)
+        tl.debug_barrier()  # all warps are done with the queries
+
+
+@gluon.jit(do_not_specialize=["table_stride"])  # differs from batch to batch in a prefill worker
+def _fused_decode_attention_kernel(
+    qkv_ptr,  # [num_seqs, NUM_KV * (GROUP + 2), HEAD_DIM], contiguous
+    q_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
+    k_norm_ptr,  # the same
+    rope_ptr,  # [max_positions, HEAD_DIM] fp32: cos, then sin
+    pool_desc,  # [num_blocks * block_rows, NUM_KV * HEAD_DIM], tiles of BLOCK_SIZE x HEAD_DIM
+    pool_ptr,  # the same memory
+    block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
+    items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`, as the next
+    counts_ptr,
+    out_ptr,  # [num_seqs, NUM_KV * GROUP, HEAD_DIM], contiguous; written here for contexts that are whole
+    partial_ptr,  # [max_joins, MAX_PARTS, NUM_KV * GROUP, HEAD_DIM] fp32, of `PartsWorkspace`, as the next three
+    maxima_ptr,
+    sums_ptr,
+    arrivals_ptr,  # [max_joins, NUM_KV] int32
+    before_partial_ptr,  # [max_items, NUM_KV, MAX_QUERIES, HEAD_DIM] fp32, of `SharedParts`, as the next two
+    before_maxima_ptr,
+    before_sums_ptr,
+    units_ptr,  # [num_seqs] int32, of `SharedDivision`, as the next two
+    pieces_ptr,
+    places_ptr,
+    eps,
+    scale_log2,  # softmax scale times log2(e)
+    table_stride,
+    block_rows,  # rows of a block: K and V of all layers
+    layer_row,  # where in a block the layer begins: BLOCK_SIZE rows of K, then as many of V
+    NUM_KV: gl.constexpr,
+    GROUP: gl.constexpr,  # query heads of a KV head
+    HEADS: gl.constexpr,  # power of two, at least GROUP
+    ROWS: gl.constexpr,  # 8 or 16, at least GROUP
+    HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,  # divides TILE
+    ITEM_WORDS: gl.constexpr,
+    TILE: gl.constexpr,
+    PART_TILES: gl.constexpr,
+    MAX_PARTS: gl.constexpr,
+    RUN_PARTS: gl.constexpr,
+    UNITS_AT_ONCE: gl.constexpr,
+    STAGES: gl.constexpr,  # tiles on the way at once
+    FETCH_REGS: gl.constexpr,
+    MAX_QUERIES: gl.constexpr,  # 0: nothing is shared, and `before_partial_ptr` to `places_ptr` are anything
+    HAS_NORM: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Grid: any number. Each program has an item of a KV head, and draws another one when it is done."""
+    dtype: gl.constexpr = pool_desc.dtype
+    ring_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, HEAD_DIM], dtype)
+    k_ring = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], ring_layout)
+    v_ring = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], ring_layout)
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, HEAD_DIM], dtype)
+    q_smem = gl.allocate_shared_memory(dtype, [ROWS, HEAD_DIM], q_layout)
+    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, TILE], dtype)
+    p_smem = gl.allocate_shared_memory(dtype, [ROWS, TILE], p_layout)
+    item_smem = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    item_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    item_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(item_full, count=1)
+    mbarrier.init(item_empty, count=1)
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=1)
+    fence_async_shared()
+    shared = (k_ring, v_ring, q_smem, p_smem, item_smem, item_full, item_empty, full, empty)
+    division = (items_ptr, counts_ptr, counts_ptr + 1 + layer_row // (2 * BLOCK_SIZE))
+    pool = (pool_desc, pool_ptr, block_tables_ptr, table_stride, block_rows, layer_row)
+    token = (qkv_ptr, q_norm_ptr, k_norm_ptr, rope_ptr, eps)
+    parts = (partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr)
+    before = (before_partial_ptr, before_maxima_ptr, before_sums_ptr, units_ptr, pieces_ptr, places_ptr)
+    gl.warp_specialize(
+        [
+            (
+                _attend,
+                (
+                    shared, division, pool, token, out_ptr, parts, before, scale_log2,
+                    NUM_KV, GROUP, HEADS, BLOCK_SIZE, ITEM_WORDS, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE,
+                    MAX_QUERIES, HAS_NORM, PDL,
+                ),
+            ),
+            (_fetch, (shared, division, pool, NUM_KV, BLOCK_SIZE, ITEM_WORDS)),
+        ],
+        worker_num_warps=[1],
+        worker_num_regs=[FETCH_REGS],
+    )  # fmt: skip
+
+
+def is_supported(num_q_heads: int, kv_cache: Tensor) -> bool:
+    """Whether a pool and the heads over it are of the kind that this is for; whether the GPU is, the caller knows."""
+    block_size, num_kv, head_dim = kv_cache.shape[3:]
+    fits = head_dim in (64, 128) and block_size >= 16 and TILE % block_size == 0
+    return fits and num_q_heads <= MAX_GROUP * num_kv and kv_cache.element_size() == 2
+
+
+def fused_decode_attention(
+    qkv: Tensor,  # [num_seqs, (num_q_heads + 2 * num_kv_heads) * head_dim], contiguous
+    weights: AttentionWeights,
+    kv_cache: Tensor,  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim], contiguous
+    layer_id: int,
+    block_tables: Tensor,  # [num_seqs, max_blocks] int32
+    seq_lens: Tensor,  # [num_seqs] int32, the new token included; 0 is padding
+    division: Division,  # of `seq_lens` and the pool's KV heads
+    workspace: PartsWorkspace,
+    *,
+    programs_per_sm: int,
+    shared: SharedDivision | None = None,
+    before: SharedParts | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """Write K and V of each sequence's last token to its slot, and attend: `[num_seqs, num_q_heads * head_dim]`.
+
+    The token's position is `seq_len - 1`, its slot that position's in the block table. Padding gives zeros
+    and writes nothing. With `pdl`, block tables, seq_lens, the division and all K and V but the new must be
+    older than the kernel before this one. The fewer `programs_per_sm`, the more tiles each has on the way.
+    Where the division is without what is `shared`, that is `before`, as `shared_prefix_attention` left it: all
+    those must then be older than the kernel before that one, behind which this one starts (`wait_behind_next`).
+    """
+    _check(qkv, weights, kv_cache, block_tables, seq_lens)
+    num_seqs, num_q, head_dim = qkv.shape[0], weights.num_q_heads, weights.head_dim
+    _, num_layers, _, block_size, num_kv, _ = kv_cache.shape
+    heads = triton.next_power_of_2(num_q // num_kv)
+    out = torch.empty((num_seqs, num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
+    if num_seqs == 0:
+        return out.flatten(1)
+    check_room(workspace, division, num_q, num_kv, head_dim)
+    _fused_decode_attention_kernel[(min(division.items.shape[0] * num_kv, division.num_slots),)](
+        qkv_ptr=qkv,
+        q_norm_ptr=weights.rope if weights.q_norm is None else weights.q_norm,
+        k_norm_ptr=weights.rope if weights.k_norm is None else weights.k_norm,
+        rope_ptr=weights.rope,
+        pool_desc=_descriptor(kv_cache),
+        pool_ptr=kv_cache,
+        block_tables_ptr=block_tables,
+        items_ptr=division.items,
+        counts_ptr=division.counts,
+        out_ptr=out,
+        partial_ptr=workspace.partial,
+        maxima_ptr=workspace.maxima,
+        sums_ptr=workspace.sums,
+        arrivals_ptr=workspace.arrivals,
+        before_partial_ptr=workspace.partial if before is None else before.partial,
+        before_maxima_ptr=workspace.maxima if before is None else before.maxima,
+        before_sums_ptr=workspace.sums if before is None else before.sums,
+        units_ptr=seq_lens if shared is None else shared.units,
+        pieces_ptr=seq_lens if shared is None else shared.pieces,
+        places_ptr=seq_lens if shared is None else shared.places,
+        eps=weights.norm_eps,
+        scale_log2=head_dim**-0.5 * LOG2_E,
+        table_stride=block_tables.stride(0),
+        block_rows=num_layers * 2 * block_size,
+        layer_row=layer_id * 2 * block_size,
+        NUM_KV=num_kv,
+        GROUP=num_q // num_kv,
+        HEADS=heads,
+        ROWS=max(MIN_ROWS, heads),
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        ITEM_WORDS=ITEM_WORDS,
+        TILE=TILE,
+        PART_TILES=PART_TILES,
+        MAX_PARTS=MAX_PARTS,
+        RUN_PARTS=RUN_PARTS,
+        UNITS_AT_ONCE=units_at_once(heads, head_dim),
+        STAGES=STAGES_OF[programs_per_sm],
+        FETCH_REGS=FETCH_REGS,
+        MAX_QUERIES=0 if before is None else before.sums.shape[2],
+        HAS_NORM=weights.q_norm is not None,
+        PDL=pdl,
+        num_warps=NUM_WARPS,  # that attend; the one that fetches comes on top
+        maxnreg=MAX_REGS,
+        launch_pdl=pdl,
+    )
+    return out.flatten(1)
+
+
+def _descriptor(kv_cache: Tensor) -> TensorDescriptor:
+    """The pool as rows of one token's K or V in a layer; a tile is one head of a block."""
+    block_size, num_kv, head_dim = kv_cache.shape[3:]
+    dtype = gl.float16 if kv_cache.dtype == torch.float16 else gl.bfloat16
+    tile = [block_size, head_dim]
+    layout = gl.NVMMASharedLayout.get_default_for(tile, dtype)
+    return TensorDescriptor.from_tensor(kv_cache.view(-1, num_kv * head_dim), tile, layout)
+
+
+def _check(qkv: Tensor, weights: AttentionWeights, kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
+    num_seqs, num_q, num_kv, head_dim = qkv.shape[0], weights.num_q_heads, weights.num_kv_heads, weights.head_dim
+    assert is_supported(num_q, kv_cache), f"{num_q} heads, pool {tuple(kv_cache.shape)} {kv_cache.dtype}: unsupported"
+    assert kv_cache.shape[4:] == (num_kv, head_dim) and num_q % num_kv == 0, (
+        f"pool {tuple(kv_cache.shape)}: heads differ"
+    )
+    assert kv_cache.is_contiguous(), f"pool strides {kv_cache.stride()}: contiguous needed"
+    assert kv_cache.numel() // (num_kv * head_dim) < 1 << 31, "rows of the pool are counted in int32"
+    assert qkv.dtype == kv_cache.dtype, f"qkv {qkv.dtype}, pool {kv_cache.dtype}: one dtype needed"
+    check_qkv(qkv, weights)
+    check_block_tables(block_tables, num_seqs)
+    check_column("seq_lens", seq_lens, num_seqs)

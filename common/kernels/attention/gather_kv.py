@@ -1,0 +1,107 @@
+"""K and V of ragged sequences out of their blocks, into one piece that is read in tiles of `TILE` keys.
+
+A tile holds keys of one sequence only, and zeros after its last one: a masked key has weight 0, but
+0 times what another sequence or unwritten memory holds need not be 0. Tiles lie as in `ragged`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.base.checks import check_caches, check_column
+from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
+
+TILE = 128
+TOKENS_PER_PROGRAM = 16
+
+
+@triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # they differ from batch to batch
+def _gather_kv_kernel(
+    k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
+    v_cache_ptr,  # the same
+    block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
+    seq_lens_ptr,  # [num_seqs] int32
+    k_ptr,  # [num_rows, num_kv, head_dim], contiguous
+    v_ptr,  # the same
+    zeroed_ptr,  # [1] int32, set to 0 for the kernel that follows
+    num_seqs,
+    table_stride,
+    stride_block,  # of both caches, in elements, as the next one
+    stride_token,
+    WIDTH: tl.constexpr,  # num_kv * head_dim
+    COLUMNS: tl.constexpr,  # power of two, at least WIDTH
+    BLOCK_SIZE: tl.constexpr,
+    MAX_SEQS: tl.constexpr,  # power of two, at least num_seqs
+    TILE: tl.constexpr,
+    TOKENS: tl.constexpr,  # divides TILE
+):
+    """Grid: (num_rows // TOKENS,). One program TOKENS rows of a tile, K and V."""
+    row = tl.program_id(0) * TOKENS
+    if row == 0:
+        tl.store(zeroed_ptr, 0)
+    seqs = tl.arange(0, MAX_SEQS)
+    lens = tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
+    begins = tl.cumsum(lens, axis=0) - lens
+    seq = sequence_of(row // TILE, begins, seqs, num_seqs, TILE)
+    begin = tl.sum(tl.where(seqs < seq, lens, 0), axis=0)
+    first_token = row - first_tile(begin, seq, TILE) * TILE
+    seq_len = tl.load(seq_lens_ptr + seq)
+    if first_token >= tl.cdiv(seq_len, TILE) * TILE:  # a tile that the sequence does not need
+        return
+
+    tokens = first_token + tl.arange(0, TOKENS)
+    columns = tl.arange(0, COLUMNS)
+    present = tokens < seq_len
+    inside = (columns < WIDTH)[None, :]
+    table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
+    blocks = tl.load(table_ptr + tokens // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
+    source = (blocks * stride_block + (tokens % BLOCK_SIZE) * stride_token)[:, None] + columns[None, :]
+    target = (row + tl.arange(0, TOKENS)).to(tl.int64)[:, None] * WIDTH + columns[None, :]
+    k = tl.load(k_cache_ptr + source, mask=present[:, None] & inside, other=0.0)
+    v = tl.load(v_cache_ptr + source, mask=present[:, None] & inside, other=0.0)
+    tl.store(k_ptr + target, k, mask=inside)
+    tl.store(v_ptr + target, v, mask=inside)
+
+
+def gather_kv(
+    k_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strided, heads contiguous
+    v_cache: Tensor,  # laid out alike
+    block_tables: Tensor,  # [num_seqs, max_blocks] int32
+    seq_lens: Tensor,  # [num_seqs] int32
+    num_keys: int,  # at least the sum of seq_lens
+    *,
+    zeroed: Tensor,  # [1] int32: a count of the kernel that reads the piece, which so needs no launch of its own
+) -> Tensor:
+    """`[2, num_rows, num_kv_heads * head_dim]`: K, then V. Sets `zeroed` to 0 on the way.
+
+    Sequence i has its keys from row `TILE * first_tile(keys of the sequences before it, i, TILE)`, zeros up to
+    the end of its last tile; rows of tiles that no sequence needs stay unwritten.
+    """
+    num_seqs, width = seq_lens.shape[0], k_cache.shape[2] * k_cache.shape[3]
+    check_caches(k_cache, v_cache, k_cache.shape[3])
+    assert k_cache.stride()[2:] == (k_cache.shape[3], 1), f"cache strides {k_cache.stride()}: contiguous heads needed"
+    check_column("zeroed", zeroed, 1)
+    num_rows = num_tiles(num_keys, num_seqs, TILE) * TILE
+    out = torch.empty((2, num_rows, width), dtype=k_cache.dtype, device=k_cache.device)
+    _gather_kv_kernel[(num_rows // TOKENS_PER_PROGRAM,)](
+        k_cache_ptr=k_cache,
+        v_cache_ptr=v_cache,
+        block_tables_ptr=block_tables,
+        seq_lens_ptr=seq_lens,
+        k_ptr=out[0],
+        v_ptr=out[1],
+        zeroed_ptr=zeroed,
+        num_seqs=num_seqs,
+        table_stride=block_tables.stride(0),
+        stride_block=k_cache.stride(0),
+        stride_token=k_cache.stride(1),
+        WIDTH=width,
+        COLUMNS=triton.next_power_of_2(width),
+        BLOCK_SIZE=k_cache.shape[1],
+        MAX_SEQS=max_seqs_for(num_seqs),
+        TILE=TILE,
+        TOKENS=TOKENS_PER_PROGRAM,
+        num_warps=8,
+    )
+    return out

@@ -1,0 +1,365 @@
+"""Causal attention of long prompt steps: K and V are gathered from their blocks first, then read in large tiles.
+
+Reading scattered blocks costs a matrix unit more waiting than copying them costs memory: a step of
+thousands of tokens reads every key many times and gathers it once. What then limits attention is the
+softmax, for which the matrix units wait. So the warps of a program have different tasks, and some product
+is nearly always running (FlashAttention-3, Shah et al. 2024): one warp fetches tiles by the tensor memory
+accelerator; two groups of four attend, 64 queries each. A group starts the scores of a tile and the product
+of the weights of the tile before with V together, and takes the softmax of the scores while that goes on.
+
+There is a program a multiprocessor. It draws items (`items`), a query tile of a head each: longest contexts
+first, so that all programs end at about the same time. What the next item needs arrives while the last is
+attended to.
+
+Written in Gluon, Triton's lower layer, since there warps can be told apart. Hopper only; Triton's
+interpreter does not run it. Query tiles of all sequences lie on one axis (`ragged`).
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from common.kernels.attention.gather_kv import TILE, gather_kv
+from common.kernels.attention.prefill_attention import LOG2_E
+from common.kernels.base.checks import check_prompts
+from common.kernels.base.gpu import gpu_of
+from common.kernels.base.items import advance, announce, announced, draw
+from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
+
+ROWS = 64  # queries of a group of four warps, what they multiply at once
+BLOCK_M = 2 * ROWS  # of a program
+STAGES = 2  # tiles of keys in shared memory, and as many of values
+LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)  # of every tile
+
+
+@gluon.jit
+def _place(item, work, NUM_Q: gl.constexpr, MAX_SEQS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Where an item's queries and keys lie. It has no tile of keys if its sequence does not need that query tile.
+
+    All heads of a query tile follow each other: they read the same keys at about the same time.
+    """
+    cu_seqlens_ptr, seq_lens_ptr, num_seqs, num_query_tiles = work
+    tile = num_query_tiles - 1 - item // NUM_Q
+    head = item % NUM_Q
+    seqs = gl.arange(0, MAX_SEQS, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    begins = gl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0)
+    seq = sequence_of(tile, begins, seqs, num_seqs, BLOCK_M)
+    token = gl.load(cu_seqlens_ptr + seq)
+    query_len = gl.load(cu_seqlens_ptr + seq + 1) - token
+    first_query = (tile - first_tile(token, seq, BLOCK_M)) * BLOCK_M
+    keys_before = gl.sum(gl.load(seq_lens_ptr + seqs, mask=seqs < seq, other=0), axis=0)
+    first_row = first_tile(keys_before, seq, BLOCK_N) * BLOCK_N
+    prior = gl.load(seq_lens_ptr + seq) - query_len
+    num_key_tiles = gl.cdiv(prior + gl.minimum(query_len, first_query + BLOCK_M), BLOCK_N)
+    if first_query >= query_len:
+        num_key_tiles = 0
+    return token, query_len, prior, first_query, head, first_row, num_key_tiles
+
+
+@gluon.jit
+def _fetch(
+    shared,  # as in the kernel
+    work,  # as in the kernel
+    ticket_ptr,
+    q_desc,
+    kv_desc,
+    num_rows,
+    NUM_Q: gl.constexpr,
+    GROUP: gl.constexpr,
+    MAX_SEQS: gl.constexpr,
+):
+    """One warp's task: take items; of each the queries, then tiles of K and V by turns, as their slots become free."""
+    queries, k_ring, v_ring, item_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = shared
+    ROWS: gl.constexpr = queries.shape[1]
+    HEAD_DIM: gl.constexpr = queries.shape[2]
+    STAGES: gl.constexpr = k_ring.shape[0]
+    BLOCK_N: gl.constexpr = k_ring.shape[1]
+    num_items = work[3] * NUM_Q
+    slot = 0
+    phase = 1  # the first wait for something empty returns at once
+    q_phase = 1
+    item = draw(ticket_ptr)
+    while item < num_items:
+        token, _, _, first_query, head, first_row, num_key_tiles = _place(
+            item, work, NUM_Q, MAX_SEQS, 2 * ROWS, BLOCK_N
+        )
+        column = head // GROUP * HEAD_DIM
+        if num_key_tiles > 0:
+            announce(item, item_smem, q_empty, q_phase)
+            q_phase ^= 1
+            mbarrier.expect(q_full, 2 * ROWS * HEAD_DIM * 2)
+            for group in gl.static_range(2):
+                q_row = token + first_query + group * ROWS
+                tma.async_copy_global_to_shared(q_desc, [q_row, head * HEAD_DIM], q_full, queries.index(group))
+        for tile in range(num_key_tiles):
+            row = first_row + tile * BLOCK_N
+            mbarrier.wait(k_empty.index(slot), phase)
+            mbarrier.expect(k_full.index(slot), BLOCK_N * HEAD_DIM * 2)
+            tma.async_copy_global_to_shared(kv_desc, [row, column], k_full.index(slot), k_ring.index(slot))
+            mbarrier.wait(v_empty.index(slot), phase)
+            mbarrier.expect(v_full.index(slot), BLOCK_N * HEAD_DIM * 2)
+            tma.async_copy_global_to_shared(kv_desc, [num_rows + row, column], v_full.index(slot), v_ring.index(slot))
+            slot, phase = advance(slot, phase, STAGES)
+        item = draw(ticket_ptr)  # meanwhile STAGES tiles are left to attend to
+    announce(num_items, item_smem, q_empty, q_phase)  # no item: the groups end
+    mbarrier.arrive(q_full, count=1)
+
+
+@gluon.jit
+def _masked(scores, tile, positions):
+    """Scores of a tile of keys, -inf where the key comes after the query."""
+    BLOCK_N: gl.constexpr = scores.shape[1]
+    keys = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores.type.layout))
+    return gl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
+
+
+@gluon.jit
+def _weigh(scores, row_max, scale_log2):
+    """Weights of a tile, not yet normalized, and the running maximum, which they are relative to, in units of log2."""
+    new_max = gl.maximum(row_max, gl.max(scores, axis=1) * scale_log2)
+    return gl.exp2(scores * scale_log2 - new_max[:, None]), new_max
+
+
+@gluon.jit
+def _lane_sums(weights):
+    """[ROWS, 4] of [ROWS, BLOCK_N]: of each of the four lanes that share a row, two columns in eight each.
+
+    Only the end needs the sum of lanes: shuffles in every tile would be latency.
+    """
+    ROWS: gl.constexpr = weights.shape[0]
+    COLUMNS: gl.constexpr = weights.shape[1]
+    return gl.sum(gl.sum(gl.reshape(weights, [ROWS, COLUMNS // 8, 4, 2]), axis=3), axis=1)
+
+
+@gluon.jit
+def _as_operand(weights, acc, dtype: gl.constexpr):
+    """Weights as the product with V takes them: every lane has what it needs."""
+    layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
+    return gl.convert_layout(weights.to(dtype), layout)
+
+
+@gluon.jit
+def _begin(shared, slot, phase, num_key_tiles, positions, scale_log2, GROUP_ID: gl.constexpr):
+    """The state after an item's first tile of keys, as `_step` leaves it."""
+    queries, k_ring, _, _, _, _, k_full, k_empty, _, _ = shared
+    ROWS: gl.constexpr = queries.shape[1]
+    HEAD_DIM: gl.constexpr = queries.shape[2]
+    STAGES: gl.constexpr = k_ring.shape[0]
+    BLOCK_N: gl.constexpr = k_ring.shape[1]
+    scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BLOCK_N, 16])
+    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, HEAD_DIM, 16])
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, scores_layout)
+    mbarrier.wait(k_full.index(slot), phase)
+    k = k_ring.index(slot).permute((1, 0))
+    scores = warpgroup_mma(queries.index(GROUP_ID), k, zero, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    mbarrier.arrive(k_empty.index(slot), count=1)
+    lowest = gl.full([ROWS], -1e38, gl.float32, gl.SliceLayout(1, scores_layout))  # finite: differences are numbers
+    weights, row_max = _weigh(_masked(scores, 0, positions), lowest, scale_log2)
+    acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, out_layout)
+    next_slot, next_phase = advance(slot, phase, STAGES)
+    mbarrier.wait(k_full.index(next_slot), next_phase, pred=num_key_tiles > 1)
+    return weights, acc, row_max, _lane_sums(weights), slot, phase
+
+
+@gluon.jit
+def _step(
+    shared,  # as in the kernel
+    state,  # weights of tile - 1; acc without them; row_max and lane sums with them; slot and phase of tile - 1
+    tile,  # of keys, arrived
+    num_key_tiles,
+    positions,
+    scale_log2,
+    GROUP_ID: gl.constexpr,
+    IS_MASKED: gl.constexpr,
+):
+    """The state after one more tile: its scores and the product of the weights before it with V run together."""
+    queries, k_ring, v_ring, _, _, _, k_full, k_empty, v_full, v_empty = shared
+    weights, acc, row_max, row_sums, v_slot, v_phase = state
+    STAGES: gl.constexpr = k_ring.shape[0]
+    scores_layout: gl.constexpr = weights.type.layout
+    zero = gl.zeros([weights.shape[0], weights.shape[1]], gl.float32, scores_layout)
+    weights = _as_operand(weights, acc, queries.dtype)
+    slot, phase = advance(v_slot, v_phase, STAGES)
+    k = k_ring.index(slot).permute((1, 0))
+    scores = warpgroup_mma(queries.index(GROUP_ID), k, zero, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(v_slot), v_phase)
+    acc = warpgroup_mma(weights, v_ring.index(v_slot), acc, is_async=True)
+    scores = warpgroup_mma_wait(1, deps=[scores])  # the product with V goes on
+    mbarrier.arrive(k_empty.index(slot), count=1)
+    if IS_MASKED:
+        scores = _masked(scores, tile, positions)
+    new_weights, new_max = _weigh(scores, row_max, scale_log2)
+    decay = gl.exp2(row_max - new_max)
+    row_sums = row_sums * gl.convert_layout(decay, gl.SliceLayout(1, row_sums.type.layout))[:, None]
+    row_sums += _lane_sums(new_weights)
+    # Awaiting the next keys here parts the softmax from the wait for the product: with nothing between them the
+    # assembler puts the wait first, and the softmax no longer runs beside the product.
+    next_slot, next_phase = advance(slot, phase, STAGES)
+    mbarrier.wait(k_full.index(next_slot), next_phase, pred=tile + 1 < num_key_tiles)
+    acc, weights, new_weights = warpgroup_mma_wait(0, deps=[acc, weights, new_weights])
+    mbarrier.arrive(v_empty.index(v_slot), count=1)
+    acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, acc.type.layout))[:, None]
+    return new_weights, acc, new_max, row_sums, slot, phase
+
+
+@gluon.jit
+def _finish(shared, state):
+    """[ROWS, HEAD_DIM], with the product of the last weights, normalized; slot and phase of the next item's keys."""
+    queries, k_ring, v_ring, _, _, _, _, _, v_full, v_empty = shared
+    weights, acc, _, row_sums, slot, phase = state
+    mbarrier.wait(v_full.index(slot), phase)
+    acc = warpgroup_mma(_as_operand(weights, acc, queries.dtype), v_ring.index(slot), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(v_empty.index(slot), count=1)
+    slot, phase = advance(slot, phase, k_ring.shape[0])
+    row_sum = gl.convert_layout(gl.sum(row_sums, axis=1), gl.SliceLayout(1, acc.type.layout))
+    return acc * (1.0 / row_sum)[:, None], slot, phase
+
+
+@gluon.jit
+def _attend(
+    shared,  # as in the kernel
+    work,  # as in the kernel
+    out_ptr,
+    scale_log2,
+    GROUP_ID: gl.constexpr,  # 0 or 1
+    NUM_Q: gl.constexpr,
+    MAX_SEQS: gl.constexpr,
+):
+    """Four warps' task: ROWS queries of every item. Those past the sequence's end are computed, but not stored."""
+    queries, k_ring, _, item_smem, q_full, q_empty, _, _, _, _ = shared
+    ROWS: gl.constexpr = queries.shape[1]
+    HEAD_DIM: gl.constexpr = queries.shape[2]
+    BLOCK_N: gl.constexpr = k_ring.shape[1]
+    scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BLOCK_N, 16])
+    num_items = work[3] * NUM_Q
+    slot = 0
+    phase = 0
+    q_phase = 0
+    item = announced(item_smem, q_full, q_phase)
+    while item < num_items:
+        token, query_len, prior, first_query, head, _first_row, num_key_tiles = _place(
+            item, work, NUM_Q, MAX_SEQS, 2 * ROWS, BLOCK_N
+        )
+        begin = first_query + GROUP_ID * ROWS
+        positions = prior + begin + gl.arange(0, ROWS, gl.SliceLayout(1, scores_layout))
+        first_masked = gl.minimum(gl.maximum((prior + begin + 1) // BLOCK_N, 1), num_key_tiles)
+        state = _begin(shared, slot, phase, num_key_tiles, positions, scale_log2, GROUP_ID)
+        for tile in range(1, first_masked):
+            state = _step(shared, state, tile, num_key_tiles, positions, scale_log2, GROUP_ID, False)
+        for tile in range(first_masked, num_key_tiles):
+            state = _step(shared, state, tile, num_key_tiles, positions, scale_log2, GROUP_ID, True)
+        mbarrier.arrive(q_empty, count=1)
+        out, slot, phase = _finish(shared, state)
+        rows = begin + gl.arange(0, ROWS, gl.SliceLayout(1, out.type.layout))
+        columns = head * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, out.type.layout))
+        elements = (token + rows).to(gl.int64)[:, None] * (NUM_Q * HEAD_DIM) + columns[None, :]
+        gl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=(rows < query_len)[:, None])
+        q_phase ^= 1
+        item = announced(item_smem, q_full, q_phase)
+
+
+@gluon.jit(do_not_specialize=["num_seqs", "num_query_tiles"])  # they differ from batch to batch
+def _long_attention_kernel(
+    q_desc,  # [num_tokens, NUM_Q * HEAD_DIM], tiles of ROWS x HEAD_DIM
+    kv_desc,  # [2 * num_rows, num_kv * HEAD_DIM], K, then V, as gathered; tiles of BLOCK_N x HEAD_DIM
+    cu_seqlens_ptr,  # [num_seqs + 1] int32
+    seq_lens_ptr,  # [num_seqs] int32
+    out_ptr,  # [num_tokens, NUM_Q, HEAD_DIM], contiguous
+    ticket_ptr,  # [1] int32, items taken so far: set to 0 by the kernel before this one
+    scale_log2,  # softmax scale times log2(e)
+    num_seqs,
+    num_rows,
+    num_query_tiles,
+    NUM_Q: gl.constexpr,
+    GROUP: gl.constexpr,  # query heads of a KV head
+    HEAD_DIM: gl.constexpr,
+    MAX_SEQS: gl.constexpr,  # power of two, at least num_seqs
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Grid: any size. Programs take items of 2 * ROWS queries of a head until none is left."""
+    queries = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, HEAD_DIM], q_desc.layout)
+    k_ring = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, BLOCK_N, HEAD_DIM], kv_desc.layout)
+    v_ring = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, BLOCK_N, HEAD_DIM], kv_desc.layout)
+    item_smem = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    # Barriers of K and V are kept apart: in one piece, the compiler has warps meet once more a tile.
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_full, count=1)
+    mbarrier.init(q_empty, count=2)  # both groups
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(slot), count=1)
+        mbarrier.init(v_full.index(slot), count=1)
+        mbarrier.init(k_empty.index(slot), count=2)
+        mbarrier.init(v_empty.index(slot), count=2)
+    fence_async_shared()
+    shared = (queries, k_ring, v_ring, item_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    work = (cu_seqlens_ptr, seq_lens_ptr, num_seqs, num_query_tiles)
+    gl.warp_specialize(
+        [
+            (_attend, (shared, work, out_ptr, scale_log2, 0, NUM_Q, MAX_SEQS)),
+            (_attend, (shared, work, out_ptr, scale_log2, 1, NUM_Q, MAX_SEQS)),
+            (_fetch, (shared, work, ticket_ptr, q_desc, kv_desc, num_rows, NUM_Q, GROUP, MAX_SEQS)),
+        ],
+        worker_num_warps=[4, 1],
+        worker_num_regs=[240, 24],
+    )
+
+
+def long_attention(
+    q: Tensor,  # [num_tokens, num_q_heads, head_dim], contiguous; head_dim 64 or 128, 16 bits
+    k_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strided, heads contiguous
+    v_cache: Tensor,
+    block_tables: Tensor,  # [num_seqs, max_blocks] int32
+    cu_seqlens: Tensor,  # [num_seqs + 1] int32
+    seq_lens: Tensor,  # [num_seqs] int32, each at least its number of queries
+    num_keys: int,  # at least the sum of seq_lens
+    scale: float,
+) -> Tensor:
+    """What `prefill_attention` gives: `[num_tokens, num_q_heads, head_dim]`. Takes memory for K and V of all keys."""
+    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
+    num_tokens, num_q, head_dim = q.shape
+    num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
+    assert head_dim in (64, 128) and q.element_size() == 2, f"head_dim {head_dim}, {q.dtype}: 64 or 128, 16 bits needed"
+    ticket = torch.empty(1, dtype=torch.int32, device=q.device)
+    kv = gather_kv(k_cache, v_cache, block_tables, seq_lens, num_keys, zeroed=ticket)
+    out = torch.empty_like(q)
+    num_query_tiles = num_tiles(num_tokens, num_seqs, BLOCK_M)
+    num_sms = gpu_of(q.device).num_sms
+    _long_attention_kernel[(min(num_sms, num_q * num_query_tiles),)](
+        q_desc=TensorDescriptor.from_tensor(q.view(num_tokens, -1), [ROWS, head_dim], LAYOUT),
+        kv_desc=TensorDescriptor.from_tensor(kv.flatten(0, 1), [TILE, head_dim], LAYOUT),
+        cu_seqlens_ptr=cu_seqlens,
+        seq_lens_ptr=seq_lens,
+        out_ptr=out,
+        ticket_ptr=ticket,
+        scale_log2=scale * LOG2_E,
+        num_seqs=num_seqs,
+        num_rows=kv.shape[1],
+        num_query_tiles=num_query_tiles,
+        NUM_Q=num_q,
+        GROUP=num_q // num_kv,
+        HEAD_DIM=head_dim,
+        MAX_SEQS=max_seqs_for(num_seqs),
+        ROWS=ROWS,
+        BLOCK_N=TILE,
+        STAGES=STAGES,
+        num_warps=4,  # of a group; those of the others come on top
+    )
+    return out

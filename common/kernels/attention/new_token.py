@@ -1,0 +1,95 @@
+"""What the newest token of a sequence brings to decode attention: queries, normed and rotated, key and value. Gluon."""
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from common.kernels.attention.decode_parts import NO_KEYS
+from common.kernels.base.pdl import wait_for_predecessor
+
+
+@gluon.jit
+def _rotated(head_ptr, mask, norm_low, norm_high, cos, sin, eps, HAS_NORM: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Both halves of heads, normed and rotated, `[heads, HEAD_DIM // 2]` each, as `head_ptr` and all others are."""
+    a = gl.load(head_ptr, mask=mask, other=0.0).to(gl.float32)
+    b = gl.load(head_ptr + HEAD_DIM // 2, mask=mask, other=0.0).to(gl.float32)
+    if HAS_NORM:
+        scale = gl.rsqrt((gl.sum(a * a, axis=1) + gl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
+        a = a * scale * norm_low.to(gl.float32)
+        b = b * scale * norm_high.to(gl.float32)
+    dtype: gl.constexpr = head_ptr.dtype.element_ty
+    return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+
+
+@gluon.jit
+def begin_token(
+    shared,  # as in the kernel, as the next two
+    token,
+    pool,
+    seq,
+    past,  # the new token's position
+    kv_head,
+    is_first,  # item of the program
+    writes,  # whether the new key and value are to be written
+    mma: gl.constexpr,
+    NUM_KV: gl.constexpr,
+    GROUP: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    HAS_NORM: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Leave the group's queries in shared memory; write the new key and value if they are the program's to write.
+
+    Returns scores of the new key, not scaled, `[ROWS]`, and its value `[HEAD_DIM]`, laid out as slices of `mma`.
+    """
+    _, _, q_smem, _, _, _, _, _, _ = shared
+    qkv_ptr, q_norm_ptr, k_norm_ptr, rope_ptr, eps = token
+    _, pool_ptr, block_tables_ptr, table_stride, block_rows, layer_row = pool
+    ROWS: gl.constexpr = q_smem.shape[0]
+    HEAD_DIM: gl.constexpr = q_smem.shape[1]
+    HALF: gl.constexpr = HEAD_DIM // 2
+    WIDTH: gl.constexpr = NUM_KV * HEAD_DIM
+    halves: gl.constexpr = gl.BlockedLayout([1, 4], [128 // HALF, HALF // 4], [4, 1], [1, 0])
+    columns = gl.arange(0, HALF, gl.SliceLayout(0, halves))[None, :]
+    angle_ptr = rope_ptr + past.to(gl.int64) * HEAD_DIM + columns
+    cos = gl.load(angle_ptr)
+    sin = gl.load(angle_ptr + HALF)
+    q_norm_low = gl.load(q_norm_ptr + columns)
+    q_norm_high = gl.load(q_norm_ptr + HALF + columns)
+    k_norm_low = gl.load(k_norm_ptr + columns)
+    k_norm_high = gl.load(k_norm_ptr + HALF + columns)
+    new_block = gl.load(block_tables_ptr + seq.to(gl.int64) * table_stride + past // BLOCK_SIZE)
+    if is_first:
+        wait_for_predecessor(PDL)
+
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, halves))[:, None]
+    token_ptr = qkv_ptr + seq.to(gl.int64) * (NUM_KV * (GROUP + 2) * HEAD_DIM)
+    q_ptr = token_ptr + (kv_head * GROUP + rows) * HEAD_DIM + columns
+    k_ptr = token_ptr + (NUM_KV * GROUP + kv_head) * HEAD_DIM + columns
+    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, mma))
+    new_v = gl.load(token_ptr + (NUM_KV * (GROUP + 1) + kv_head) * HEAD_DIM + dims)
+    q_low, q_high = _rotated(q_ptr, rows < GROUP, q_norm_low, q_norm_high, cos, sin, eps, HAS_NORM, HEAD_DIM)
+    k_low, k_high = _rotated(k_ptr, columns < HALF, k_norm_low, k_norm_high, cos, sin, eps, HAS_NORM, HEAD_DIM)
+    q_smem.slice(0, HALF, dim=1).store(q_low)
+    q_smem.slice(HALF, HALF, dim=1).store(q_high)
+    fence_async_shared()
+    tl.debug_barrier()
+    if writes:
+        slot_row = new_block.to(gl.int64) * block_rows + layer_row + past % BLOCK_SIZE
+        slot_ptr = pool_ptr + slot_row * WIDTH + kv_head * HEAD_DIM
+        gl.store(slot_ptr + columns, k_low)
+        gl.store(slot_ptr + HALF + columns, k_high)
+        gl.store(slot_ptr + BLOCK_SIZE * WIDTH + dims, new_v)
+    products = q_low.to(gl.float32) * k_low.to(gl.float32) + q_high.to(gl.float32) * k_high.to(gl.float32)
+    return gl.convert_layout(gl.sum(products, axis=1), gl.SliceLayout(0, mma)), new_v.to(gl.float32)
+
+
+@gluon.jit
+def begin_part(is_last, new_value, new_scores, sums):
+    """A part without keys yet: a context's last one begins with the new key."""
+    tile_keys = gl.arange(0, sums.shape[0], gl.SliceLayout(1, sums.type.layout))
+    acc = gl.where(is_last, new_value, gl.zeros_like(new_value))
+    row_max = gl.where(is_last, new_scores, gl.full_like(new_scores, NO_KEYS))
+    sums = gl.where(is_last & (tile_keys == 0)[:, None], gl.full_like(sums, 1.0), gl.zeros_like(sums))
+    return acc, row_max, sums

@@ -1,0 +1,203 @@
+"""Causal attention of ragged prompt chunks over their blocks (FlashAttention-2, Dao 2023, on a paged cache).
+
+Query tiles of all sequences lie on one grid axis (`ragged`). Keys that every query of a tile sees are
+walked without masks; only the last tiles, at the diagonal, pay for them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.base.checks import check_prompts
+from common.kernels.base.gpu import Gpu
+from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
+
+LOG2_E = 1.4426950408889634
+LARGE_TILES_BYTES = 150_000  # of shared memory: what the larger tiles need for heads of 256
+
+
+@triton.jit
+def attend_keys(
+    acc,  # [BLOCK_M, HEAD_DIM] fp32, not yet normalized
+    row_max,  # [BLOCK_M] fp32, in units of log2
+    row_sum,  # [BLOCK_M] fp32
+    q,  # [BLOCK_M, HEAD_DIM]
+    query_positions,  # [BLOCK_M] int32
+    table_ptr,  # [max_blocks] int32, of this sequence
+    k_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided, at this KV head
+    v_ptr,  # the same
+    stride_block,
+    stride_token,
+    begin,
+    end,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Fold keys [begin, end) into the running softmax; `begin` is a multiple of BLOCK_N, as is `end` unless MASKED."""
+    columns = tl.arange(0, HEAD_DIM)[None, :]
+    for start in tl.range(begin, end, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        if MASKED:
+            inside = keys < end
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            elements = (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None] + columns
+            k = tl.load(k_ptr + elements, mask=inside[:, None], other=0.0)
+            v = tl.load(v_ptr + elements, mask=inside[:, None], other=0.0)
+        else:
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE).to(tl.int64)
+            elements = (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None] + columns
+            k = tl.load(k_ptr + elements)
+            v = tl.load(v_ptr + elements)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            scores = tl.where(keys[None, :] <= query_positions[:, None], scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - new_max[:, None])
+        decay = tl.exp2(row_max - new_max)
+        row_sum = row_sum * decay + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # they differ from batch to batch
+def _prefill_attention_kernel(
+    q_ptr,  # [num_tokens, num_q, head_dim], contiguous
+    k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
+    v_cache_ptr,  # the same
+    block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
+    cu_seqlens_ptr,  # [num_seqs + 1] int32
+    seq_lens_ptr,  # [num_seqs] int32
+    out_ptr,  # [num_tokens, num_q, head_dim], contiguous
+    scale_log2,  # softmax scale times log2(e)
+    num_seqs,
+    table_stride,
+    stride_block,  # of both caches, in elements, as the next two
+    stride_token,
+    stride_head,
+    NUM_Q: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a KV head
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    MAX_SEQS: tl.constexpr,  # power of two, at least num_seqs
+    BLOCK_M: tl.constexpr,  # queries of a tile
+    BLOCK_N: tl.constexpr,  # keys of a tile
+):
+    """Grid: (query tiles, NUM_Q). One program a query tile of a head, longest contexts first."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    seqs = tl.arange(0, MAX_SEQS)
+    begins = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0)
+    seq = sequence_of(tile, begins, seqs, num_seqs, BLOCK_M)
+    token = tl.load(cu_seqlens_ptr + seq)
+    query_len = tl.load(cu_seqlens_ptr + seq + 1) - token
+    first_query = (tile - first_tile(token, seq, BLOCK_M)) * BLOCK_M
+    if first_query >= query_len:
+        return
+
+    seq_len = tl.load(seq_lens_ptr + seq)
+    prior = seq_len - query_len
+    queries = first_query + tl.arange(0, BLOCK_M)
+    rows = (token + queries).to(tl.int64)[:, None] * (NUM_Q * HEAD_DIM) + head * HEAD_DIM
+    elements = rows + tl.arange(0, HEAD_DIM)[None, :]
+    present = (queries < query_len)[:, None]
+    q = tl.load(q_ptr + elements, mask=present, other=0.0)
+
+    table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
+    k_ptr = k_cache_ptr + (head // GROUP) * stride_head
+    v_ptr = v_cache_ptr + (head // GROUP) * stride_head
+    positions = prior + queries
+    unmasked_end = tl.maximum(prior + first_query + 1, 0) // BLOCK_N * BLOCK_N
+    end = tl.minimum(seq_len, prior + first_query + BLOCK_M)
+    acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    acc, row_max, row_sum = attend_keys(
+        acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
+        0, unmasked_end, scale_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=False,
+    )  # fmt: skip
+    acc, row_max, row_sum = attend_keys(
+        acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
+        unmasked_end, end, scale_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True,
+    )  # fmt: skip
+    out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # a sequence of length 0 gives zeros
+    tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Shape of one program's work and how it is run."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def tile_for(dtype: torch.dtype, head_dim: int, max_query_len: int, shared_bytes: int) -> Tile:
+    """Tiles for Hopper, where a warp group's matrix unit takes 64 rows, unless they exceed a program's shared memory.
+
+    fp32 is for comparison only and kept small.
+    """
+    if dtype == torch.float32:
+        return Tile(block_m=32, block_n=32, num_warps=4, num_stages=1)
+    if head_dim > 128 and shared_bytes < LARGE_TILES_BYTES:
+        return Tile(block_m=64, block_n=32, num_warps=4, num_stages=2)
+    if max_query_len <= 64:
+        return Tile(block_m=64, block_n=64, num_warps=4, num_stages=3)
+    return Tile(block_m=128, block_n=64 if head_dim > 128 else 128, num_warps=8, num_stages=2)
+
+
+def prefill_attention(
+    q: Tensor,  # [num_tokens, num_q_heads, head_dim], contiguous
+    k_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strided
+    v_cache: Tensor,
+    block_tables: Tensor,  # [num_seqs, max_blocks] int32
+    cu_seqlens: Tensor,  # [num_seqs + 1] int32
+    seq_lens: Tensor,  # [num_seqs] int32
+    max_query_len: int,
+    scale: float,
+    gpu: Gpu,
+) -> Tensor:
+    """Query i of a sequence sees its first `seq_len - query_len + i + 1` keys: `[num_tokens, num_q_heads, head_dim]`.
+
+    Tokens outside `cu_seqlens` are not computed.
+    """
+    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
+    num_tokens, num_q, head_dim = q.shape
+    num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
+    out = torch.empty_like(q)
+    if num_tokens == 0 or num_seqs == 0:
+        return out
+    tile = tile_for(q.dtype, head_dim, max_query_len, gpu.shared_bytes)
+    _prefill_attention_kernel[(num_tiles(num_tokens, num_seqs, tile.block_m), num_q)](
+        q_ptr=q,
+        k_cache_ptr=k_cache,
+        v_cache_ptr=v_cache,
+        block_tables_ptr=block_tables,
+        cu_seqlens_ptr=cu_seqlens,
+        seq_lens_ptr=seq_lens,
+        out_ptr=out,
+        scale_log2=scale * LOG2_E,
+        num_seqs=num_seqs,
+        table_stride=block_tables.stride(0),
+        stride_block=k_cache.stride(0),
+        stride_token=k_cache.stride(1),
+        stride_head=k_cache.stride(2),
+        NUM_Q=num_q,
+        GROUP=num_q // num_kv,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=k_cache.shape[1],
+        MAX_SEQS=max_seqs_for(num_seqs),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return out

@@ -1,0 +1,172 @@
+"""Attention of decode rows over keys that several of them begin with: each tile is read once for up to 128 queries.
+
+Comes before attention of what each row has for itself, in each layer of a step whose rows share blocks
+(`shared_division`), and leaves for that what the shared keys come to: sums of values, not divided by those of weights.
+Queries are normed and rotated here, too. After Hydragen (Juravsky et al., 2024), on a paged cache.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, TILE
+from common.kernels.attention.prefill_attention import attend_keys
+from common.kernels.attention.shared_division import SHARED_ITEM_WORDS, load_shared_item
+from common.kernels.attention.shared_parts import LARGE_BUNDLE, SMALL_BUNDLE
+from common.kernels.base.checks import check_block_tables, check_column, check_qkv
+from common.kernels.base.operands import AttentionWeights, SharedDivision, SharedParts
+from common.kernels.base.pdl import wait_behind_next
+
+NUM_WARPS = {SMALL_BUNDLE: 4, LARGE_BUNDLE: 8}  # by queries
+NUM_STAGES = {SMALL_BUNDLE: 3, LARGE_BUNDLE: 5}
+
+
+@triton.jit
+def _load_queries(
+    qkv_ptr, norm_ptr, rope_ptr, seq_lens_ptr, rows, heads, present, eps,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Queries of rows and heads, normed and rotated: `[queries, HEAD_DIM]`."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dims = tl.arange(0, HEAD_DIM)
+    partners = (dims + HALF) % HEAD_DIM
+    past = tl.maximum(tl.load(seq_lens_ptr + rows, mask=present, other=1) - 1, 0)
+    angle_ptr = rope_ptr + past.to(tl.int64)[:, None] * HEAD_DIM + (dims % HALF)[None, :]
+    cos = tl.load(angle_ptr)
+    sin = tl.load(angle_ptr + HALF)
+    head_ptr = qkv_ptr + (rows.to(tl.int64) * NUM_HEADS + heads)[:, None] * HEAD_DIM
+    q = tl.load(head_ptr + dims[None, :], mask=present[:, None], other=0.0).to(tl.float32)
+    partner = tl.load(head_ptr + partners[None, :], mask=present[:, None], other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(q * q, axis=1) / HEAD_DIM + eps)[:, None]
+        q = q * scale * tl.load(norm_ptr + dims).to(tl.float32)[None, :]
+        partner = partner * scale * tl.load(norm_ptr + partners).to(tl.float32)[None, :]
+    return (q * cos + tl.where(dims < HALF, -partner, partner) * sin).to(qkv_ptr.dtype.element_ty)
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _shared_prefix_attention_kernel(
+    qkv_ptr,  # [num_seqs, NUM_KV * (GROUP + 2), HEAD_DIM], contiguous
+    q_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
+    rope_ptr,  # [max_positions, HEAD_DIM] fp32: cos, then sin
+    k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
+    v_cache_ptr,  # the same
+    block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
+    seq_lens_ptr,  # [num_seqs] int32
+    members_ptr,  # [num_seqs] int32, of `SharedDivision`, as the next two
+    items_ptr,
+    num_items_ptr,
+    partial_ptr,  # [max_items, NUM_KV, MAX_QUERIES, HEAD_DIM] fp32, of `SharedParts`, as the next two
+    maxima_ptr,
+    sums_ptr,
+    eps,
+    scale_log2,  # softmax scale times log2(e)
+    table_stride,
+    stride_block,  # of both caches, in elements, as the next two
+    stride_token,
+    stride_head,
+    NUM_KV: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a KV head
+    HEADS: tl.constexpr,  # power of two, at least GROUP
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ITEM_WORDS: tl.constexpr,
+    QUERIES: tl.constexpr,  # of a bundle: HEADS of each row
+    MAX_QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: any number. Programs have items of KV heads in turn."""
+    num_items = tl.load(num_items_ptr) * NUM_KV
+    queries = tl.arange(0, QUERIES)
+    wait_behind_next(PDL)  # without an item, too: who waits for this kernel waits for all before it
+    for index in tl.range(tl.program_id(0), num_items, tl.num_programs(0)):
+        item, kv_head = index // NUM_KV, index % NUM_KV
+        first, num_members, begin, end = load_shared_item(items_ptr + item * ITEM_WORDS)
+        leader = tl.load(members_ptr + first)  # any of them: the blocks are those of all
+        present = (queries // HEADS < num_members) & (queries % HEADS < GROUP)
+        rows = tl.load(members_ptr + first + queries // HEADS, mask=present, other=0)
+        heads = kv_head * GROUP + queries % HEADS
+        q = _load_queries(
+            qkv_ptr, q_norm_ptr, rope_ptr, seq_lens_ptr, rows, heads, present, eps,
+            NUM_KV * (GROUP + 2), HEAD_DIM, HAS_NORM,
+        )  # fmt: skip
+        acc = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
+        row_max = tl.full((QUERIES,), NO_KEYS, tl.float32)
+        row_sum = tl.zeros((QUERIES,), tl.float32)
+        acc, row_max, row_sum = attend_keys(
+            acc, row_max, row_sum, q, queries, block_tables_ptr + leader.to(tl.int64) * table_stride,
+            k_cache_ptr + kv_head * stride_head, v_cache_ptr + kv_head * stride_head, stride_block, stride_token,
+            begin * TILE, end * TILE, scale_log2, HEAD_DIM, BLOCK_SIZE, TILE, MASKED=False,
+        )  # fmt: skip
+        stored = index.to(tl.int64) * MAX_QUERIES + queries
+        columns = tl.arange(0, HEAD_DIM)[None, :]
+        tl.store(partial_ptr + stored[:, None] * HEAD_DIM + columns, acc, mask=present[:, None])
+        tl.store(maxima_ptr + stored, row_max, mask=present)
+        tl.store(sums_ptr + stored, row_sum, mask=present)
+
+
+def shared_prefix_attention(
+    qkv: Tensor,  # [num_seqs, (num_q_heads + 2 * num_kv_heads) * head_dim], contiguous
+    weights: AttentionWeights,
+    k_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strided
+    v_cache: Tensor,
+    block_tables: Tensor,  # [num_seqs, max_blocks] int32
+    seq_lens: Tensor,  # [num_seqs] int32, the new token included; 0 is padding
+    division: SharedDivision,  # of `seq_lens` and the cache's KV heads
+    parts: SharedParts,
+    *,
+    pdl: bool = False,
+) -> None:
+    """Leave in `parts` what each item of the division comes to.
+
+    With `pdl`, the division, block tables and seq_lens must be older than the kernel before this one.
+    """
+    num_seqs, num_q, head_dim = qkv.shape[0], weights.num_q_heads, weights.head_dim
+    block_size, num_kv = k_cache.shape[1:3]
+    check_qkv(qkv, weights)
+    check_block_tables(block_tables, num_seqs)
+    check_column("seq_lens", seq_lens, num_seqs)
+    room = (parts.partial.shape[1], parts.partial.shape[3])
+    assert room == (num_kv, head_dim), f"parts of KV heads, head_dim {room}: ({num_kv}, {head_dim}) needed"
+    max_items = division.items.shape[0]
+    assert max_items <= parts.partial.shape[0], f"parts of {parts.partial.shape[0]} items: {max_items} needed"
+    heads = triton.next_power_of_2(num_q // num_kv)
+    queries = division.tokens * heads
+    assert queries in (SMALL_BUNDLE, LARGE_BUNDLE), f"bundles of {queries} queries"
+    _shared_prefix_attention_kernel[(min(max_items * num_kv, division.num_slots),)](
+        qkv_ptr=qkv,
+        q_norm_ptr=weights.rope if weights.q_norm is None else weights.q_norm,
+        rope_ptr=weights.rope,
+        k_cache_ptr=k_cache,
+        v_cache_ptr=v_cache,
+        block_tables_ptr=block_tables,
+        seq_lens_ptr=seq_lens,
+        members_ptr=division.members,
+        items_ptr=division.items,
+        num_items_ptr=division.num_items,
+        partial_ptr=parts.partial,
+        maxima_ptr=parts.maxima,
+        sums_ptr=parts.sums,
+        eps=weights.norm_eps,
+        scale_log2=head_dim**-0.5 * LOG2_E,
+        table_stride=block_tables.stride(0),
+        stride_block=k_cache.stride(0),
+        stride_token=k_cache.stride(1),
+        stride_head=k_cache.stride(2),
+        NUM_KV=num_kv,
+        GROUP=num_q // num_kv,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        ITEM_WORDS=SHARED_ITEM_WORDS,
+        QUERIES=queries,
+        MAX_QUERIES=parts.partial.shape[2],
+        TILE=TILE,
+        HAS_NORM=weights.q_norm is not None,
+        PDL=pdl,
+        num_warps=NUM_WARPS[queries],
+        num_stages=NUM_STAGES[queries],
+        launch_pdl=pdl,
+    )

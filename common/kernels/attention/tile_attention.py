@@ -1,0 +1,45 @@
+"""One tile of keys and values in decode attention. Gluon, Hopper only.
+
+Keys are the tall operand of `wgmma` and queries the short one: a group is rarely more than eight heads.
+"""
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from common.kernels.attention.paged_tiles import clear_end
+
+
+@gluon.jit
+def attend_tile(shared, part, slot, phase, num_keys, scale_log2, BLOCK_SIZE: gl.constexpr):
+    """A part with one more tile, of which `num_keys` are keys. Its slot is free then."""
+    k_ring, v_ring, q_smem, p_smem, _, _, _, full, empty = shared
+    acc, row_max, sums = part
+    TILE: gl.constexpr = k_ring.shape[1]
+    HEAD_DIM: gl.constexpr = k_ring.shape[2]
+    tile_keys = gl.arange(0, TILE, gl.SliceLayout(1, sums.type.layout))
+    mbarrier.wait(full.index(slot), phase)
+    q = q_smem.permute((1, 0))
+    scores = warpgroup_mma(k_ring.index(slot), q, gl.zeros_like(sums), use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    if num_keys < TILE:
+        clear_end(v_ring.index(slot), num_keys, BLOCK_SIZE, TILE, HEAD_DIM)
+    scores = gl.where((tile_keys < num_keys)[:, None], scores * scale_log2, -1e38)
+    new_max = gl.maximum(row_max, gl.max(scores, axis=0))
+    weights = gl.exp2(scores - new_max[None, :])
+    decay = gl.exp2(row_max - new_max)[None, :]
+    p_smem.permute((1, 0)).store(weights.to(p_smem.dtype))
+    fence_async_shared()
+    tl.debug_barrier()
+    v = v_ring.index(slot).permute((1, 0))
+    acc = warpgroup_mma(v, p_smem.permute((1, 0)), acc * decay, is_async=True)
+    sums = gl.fma(sums, decay + gl.zeros_like(sums), weights)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(empty.index(slot), count=1)
+    return acc, new_max, sums

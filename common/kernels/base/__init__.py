@@ -1,0 +1,1 @@
+"""What all kernels share: bundles of tensors, checks of them, and idioms of launches."""

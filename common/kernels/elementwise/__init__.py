@@ -1,0 +1,1 @@
+"""Kernels that read and write each value once: norms, gates, embedding, RoPE, copies of rows and blocks."""

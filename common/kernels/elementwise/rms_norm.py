@@ -1,0 +1,83 @@
+"""Root-mean-square norm of every row; statistics in fp32, one rounding at the end.
+
+Where the product before has split K over programs, its parts are added to the row on the way: a
+launch less, and the matrix that follows is on its way the sooner.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.base.pdl import wait_for_predecessor
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,  # [num_tokens, hidden], rows x_stride apart; with parts, the sum is left here
+    weight_ptr,  # [hidden]
+    parts_ptr,  # [SPLITS, num_tokens, hidden] fp32
+    out_ptr,  # [num_tokens, hidden], contiguous
+    x_stride,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,  # power of two, at least HIDDEN
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: (num_tokens,). One program a row, the row in registers."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    x_ptr += token * x_stride
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if SPLITS == 0:
+        wait_for_predecessor(PDL)
+        x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    else:
+        # The predecessor wrote the parts alone; what wrote the rows was over before it began.
+        x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        wait_for_predecessor(PDL)
+        parts_ptr += token * HIDDEN
+        for part in tl.static_range(SPLITS):
+            x += tl.load(parts_ptr + part * tl.num_programs(0) * HIDDEN + columns, mask=inside, other=0.0)
+        rounded = x.to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + columns, rounded, mask=inside)
+        x = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
+    y = x * scale * weight
+    tl.store(out_ptr + token * HIDDEN + columns, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def rms_norm(
+    x: Tensor,  # [num_tokens, hidden], rows may be strided
+    weight: Tensor,  # [hidden]
+    eps: float,
+    *,
+    parts: Tensor | None = None,  # [splits, num_tokens, hidden] fp32, contiguous: added to `x`, in its memory, first
+    pdl: bool = False,
+) -> Tensor:
+    """The rows of `x`, normed and scaled by `weight`: `[num_tokens, hidden]`, contiguous."""
+    assert x.ndim == 2 and x.stride(1) == 1, f"x {tuple(x.shape)} with strides {x.stride()}: contiguous columns needed"
+    num_tokens, hidden = x.shape
+    assert weight.shape == (hidden,) and weight.is_contiguous(), f"weight {tuple(weight.shape)}: ({hidden},) needed"
+    assert parts is None or (parts.shape[1:] == x.shape and parts.is_contiguous()), "parts: contiguous, each like x"
+    out = torch.empty((num_tokens, hidden), dtype=x.dtype, device=x.device)
+    if num_tokens == 0:
+        return out
+    block = triton.next_power_of_2(hidden)
+    _rms_norm_kernel[(num_tokens,)](
+        x_ptr=x,
+        weight_ptr=weight,
+        parts_ptr=x if parts is None else parts,
+        out_ptr=out,
+        x_stride=x.stride(0),
+        eps=eps,
+        HIDDEN=hidden,
+        BLOCK=block,
+        SPLITS=0 if parts is None else parts.shape[0],
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=min(max(block // 512, 1), 16),
+    )
+    return out

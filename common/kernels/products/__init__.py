@@ -1,0 +1,1 @@
+"""Products of tokens and weight matrices."""

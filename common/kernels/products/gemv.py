@@ -1,0 +1,171 @@
+"""One token times a weight matrix, at the speed of reading the matrix, with its neighbours fused in.
+
+Before: RMSNorm of the input, whose scale is a common factor and is applied to the finished sums, so
+that the row is read once. After: the residual is added, or gate and up are joined by SiLU.
+The first tiles of weights are loaded before the wait for the predecessor: at the start of a kernel
+the memory is busy with weights, not idle until the input is there. From then on each tile that is
+used makes room for one more on the way, which the source says rather than leaves to the compiler: how
+far ahead that loads changes from one version to the next. Programs of one warp with all of their rows
+on the way do best: nothing in them waits for another warp.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.base.pdl import wait_for_predecessor
+
+
+@triton.jit
+def _load_tile(
+    tile_ptr, inside_n, columns, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr
+):
+    """Weights `[ROWS, BLOCK_K]`, the tile INDEX, without a mask where all are there; read once, so not kept."""
+    if (INDEX + 1) * BLOCK_K <= K:
+        if EVEN_N:
+            return tl.load(tile_ptr + INDEX * BLOCK_K, eviction_policy="evict_first")
+        return tl.load(tile_ptr + INDEX * BLOCK_K, mask=inside_n, other=0.0, eviction_policy="evict_first")
+    inside = inside_n & (columns < K - INDEX * BLOCK_K)[None, :]
+    return tl.load(tile_ptr + INDEX * BLOCK_K, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _load_piece(row_ptr, columns, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """`[BLOCK_K]` of a vector, beside the tile INDEX."""
+    if (INDEX + 1) * BLOCK_K <= K:
+        return tl.load(row_ptr + INDEX * BLOCK_K + columns)
+    return tl.load(row_ptr + INDEX * BLOCK_K + columns, mask=columns < K - INDEX * BLOCK_K, other=0.0)
+
+
+@triton.jit
+def _load_tiles(
+    tile_ptr, inside_n, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT: tl.constexpr, EVEN_N: tl.constexpr
+):
+    """The first COUNT tiles, as a tuple: all are on the way before the first is needed."""
+    tiles = (_load_tile(tile_ptr, inside_n, columns, 0, K, BLOCK_K, EVEN_N),)
+    for i in tl.static_range(1, COUNT):
+        tiles = tiles + (_load_tile(tile_ptr, inside_n, columns, i, K, BLOCK_K, EVEN_N),)  # type: ignore[assignment]
+    return tiles
+
+
+@triton.jit
+def _load_pieces(row_ptr, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT: tl.constexpr):
+    """The first COUNT pieces of a vector, as a tuple."""
+    pieces = (_load_piece(row_ptr, columns, 0, K, BLOCK_K),)
+    for i in tl.static_range(1, COUNT):
+        pieces = pieces + (_load_piece(row_ptr, columns, i, K, BLOCK_K),)  # type: ignore[assignment]
+    return pieces
+
+
+@triton.jit
+def _gemv_kernel(
+    x_ptr,  # [k]
+    weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
+    norm_ptr,  # [k], if HAS_NORM
+    residual_ptr,  # [n], if HAS_RESIDUAL; may be out_ptr
+    out_ptr,  # [n]
+    eps,
+    n,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,  # outputs of a program
+    BLOCK_K: tl.constexpr,  # a multiple of 256 a warp: then a thread has the same columns of all rows
+    STAGES: tl.constexpr,  # tiles on the way at once; not more than there are
+    EVEN_N: tl.constexpr,  # ROWS divides n
+    HAS_NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: (cdiv(n, ROWS),). One program ROWS outputs, the whole of K."""
+    TILES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK_K)
+    tile_ptr = weight_ptr + rows[:, None].to(tl.int64) * K + columns[None, :]
+    up_ptr = tile_ptr + n.to(tl.int64) * K
+    inside_n = (rows < n)[:, None]
+    weights = _load_tiles(tile_ptr, inside_n, columns, K, BLOCK_K, STAGES, EVEN_N)
+    if GATED:
+        up_weights = _load_tiles(up_ptr, inside_n, columns, K, BLOCK_K, STAGES, EVEN_N)
+    if HAS_NORM:
+        norms = _load_pieces(norm_ptr, columns, K, BLOCK_K, STAGES)
+    wait_for_predecessor(PDL)
+    inputs = _load_pieces(x_ptr, columns, K, BLOCK_K, STAGES)
+
+    acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
+    up_acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    for i in tl.static_range(TILES):
+        if i + STAGES < TILES:
+            weights = weights + (_load_tile(tile_ptr, inside_n, columns, i + STAGES, K, BLOCK_K, EVEN_N),)
+            if GATED:
+                up_weights = up_weights + (_load_tile(up_ptr, inside_n, columns, i + STAGES, K, BLOCK_K, EVEN_N),)
+            inputs = inputs + (_load_piece(x_ptr, columns, i + STAGES, K, BLOCK_K),)
+            if HAS_NORM:
+                norms = norms + (_load_piece(norm_ptr, columns, i + STAGES, K, BLOCK_K),)
+        x = inputs[i].to(tl.float32)
+        if HAS_NORM:
+            squares += x * x
+            x *= norms[i].to(tl.float32)
+        acc += weights[i].to(tl.float32) * x[None, :]
+        if GATED:
+            up_acc += up_weights[i].to(tl.float32) * x[None, :]
+
+    y = tl.sum(acc, axis=1)
+    scale = 1.0
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+        y *= scale
+    if GATED:
+        y = y / (1.0 + tl.exp(-y)) * (tl.sum(up_acc, axis=1) * scale)
+    if HAS_RESIDUAL:
+        y += tl.load(residual_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=rows < n)
+
+
+def gemv(
+    x: Tensor,  # [1, k], contiguous
+    weight: Tensor,  # [n, k], or [2 * n, k] if gated
+    out: Tensor,  # [1, n]; overwritten
+    *,
+    rows: int,
+    warps: int,
+    unroll: int = 1,
+    stages: int = 1,
+    norm: Tensor | None = None,  # [k]
+    eps: float = 0.0,
+    residual: Tensor | None = None,  # [1, n]; may be `out`
+    gated: bool = False,
+    pdl: bool = False,
+) -> Tensor:
+    """`norm(x) @ weight.T`, then `+ residual` or `silu(gate) * up`; returns `out`.
+
+    A program has `rows` outputs and `warps` warps. Its tiles are `unroll` times 8 columns of each row wide for each
+    thread, and `stages` of them are on the way at once, the first ones while it waits for the predecessor.
+    """
+    n, k = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+    assert x.shape == (1, k) and x.is_contiguous(), f"x {tuple(x.shape)}: [1, {k}] needed"
+    assert out.shape == (1, n) and out.is_contiguous(), f"out {tuple(out.shape)}: [1, {n}] needed"
+    assert weight.is_contiguous() and weight.dtype == x.dtype, f"weight {weight.dtype}, x {x.dtype}: contiguous, alike"
+    assert norm is None or norm.shape == (k,), f"norm weight: [{k}] needed"
+    assert residual is None or residual.shape == (1, n), f"residual: [1, {n}] needed"
+    _gemv_kernel[(triton.cdiv(n, rows),)](
+        x_ptr=x,
+        weight_ptr=weight,
+        norm_ptr=x if norm is None else norm,
+        residual_ptr=x if residual is None else residual,
+        out_ptr=out,
+        eps=eps,
+        n=n,
+        K=k,
+        ROWS=rows,
+        BLOCK_K=256 * warps * unroll,
+        STAGES=min(stages, triton.cdiv(k, 256 * warps * unroll)),
+        EVEN_N=n % rows == 0,
+        HAS_NORM=norm is not None,
+        HAS_RESIDUAL=residual is not None,
+        GATED=gated,
+        PDL=pdl,
+        num_warps=warps,
+        launch_pdl=pdl,
+    )
+    return out

@@ -1,0 +1,50 @@
+"""Adds up what a product leaves whose K was split over programs, where no norm follows that does it."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.base.pdl import wait_for_predecessor
+
+COLUMNS = 512  # elements of a program
+
+
+@triton.jit
+def _join_parts_kernel(
+    parts_ptr,  # [SPLITS, num_elements] fp32
+    rows_ptr,  # [num_elements]
+    num_elements,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: (cdiv(num_elements, BLOCK),)."""
+    elements = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = elements < num_elements
+    wait_for_predecessor(PDL)
+    acc = tl.load(rows_ptr + elements, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(SPLITS):
+        acc += tl.load(parts_ptr + part * num_elements + elements, mask=inside, other=0.0)
+    tl.store(rows_ptr + elements, acc.to(rows_ptr.dtype.element_ty), mask=inside)
+
+
+def join_parts(
+    parts: Tensor,  # [splits, num_tokens, n] fp32, contiguous
+    rows: Tensor,  # [num_tokens, n], contiguous; the parts are added to it
+    *,
+    pdl: bool = False,
+) -> Tensor:
+    """Adds the parts to `rows` and returns it."""
+    assert parts.shape[1:] == rows.shape, f"parts {tuple(parts.shape)}, rows {tuple(rows.shape)}: they differ"
+    assert parts.is_contiguous() and rows.is_contiguous(), "parts and rows: contiguous"
+    _join_parts_kernel[(triton.cdiv(rows.numel(), COLUMNS),)](
+        parts_ptr=parts,
+        rows_ptr=rows,
+        num_elements=rows.numel(),
+        SPLITS=parts.shape[0],
+        BLOCK=COLUMNS,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return rows

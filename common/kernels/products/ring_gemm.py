@@ -1,0 +1,168 @@
+"""A few tokens times a weight matrix, with weights on their way before the input exists.
+
+Every program has a ring of tiles in shared memory, filled by the tensor memory accelerator. The ring
+is filled with weights before the wait for the predecessor, so that the memory never pauses between
+two kernels; the tokens' tiles follow after it. A tile's barrier counts the bytes of both. The product
+itself (`wgmma`, weights as the tall operand) costs nothing beside the reading.
+
+Written in Gluon, Triton's lower layer, since there a copy can be begun in one place and awaited in
+another. Hopper only, two bytes an element; Triton's interpreter does not run it.
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from common.kernels.base.checks import check_product
+from common.kernels.base.pdl import wait_for_predecessor
+
+ROWS = 64  # of a tile of weights: what the four warps of a program multiply at once
+WARPS = 4
+MAX_TOKENS = 64
+
+
+@gluon.jit
+def _load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES: gl.constexpr, SIDES: gl.constexpr):
+    """Begin loading a slot's weights; its barrier waits for the tokens' bytes, too."""
+    barrier = arrived.index(slot)
+    mbarrier.expect(barrier, TILE_BYTES)
+    tma.async_copy_global_to_shared(weight_desc, [row, start], barrier, ring.index(slot * SIDES))
+    if SIDES == 2:
+        tma.async_copy_global_to_shared(weight_desc, [n + row, start], barrier, ring.index(slot * SIDES + 1))
+
+
+@gluon.jit(do_not_specialize=["m"])
+def _ring_gemm_kernel(
+    x_desc,  # [m, k], tiles of BLOCK_M x BLOCK_K
+    weight_desc,  # [n, k], tiles of ROWS x BLOCK_K; [2 * n, k] if GATED: gate, then up
+    residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
+    out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
+    m,
+    n,
+    TILES: gl.constexpr,  # of one part of K
+    STAGES: gl.constexpr,  # slots of the ring; at most TILES
+    BLOCK_M: gl.constexpr,  # at least m
+    ROWS: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    SPLITS: gl.constexpr,
+    HAS_RESIDUAL: gl.constexpr,
+    GATED: gl.constexpr,
+    PDL: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    """Grid: (cdiv(n, ROWS), SPLITS). One program ROWS outputs of all tokens, one part of K."""
+    SIDES: gl.constexpr = 2 if GATED else 1
+    TILE_BYTES: gl.constexpr = (ROWS * SIDES + BLOCK_M) * BLOCK_K * 2
+    dtype: gl.constexpr = weight_desc.dtype
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BLOCK_M, 16]
+    )
+    row = gl.program_id(0) * ROWS
+    begin = gl.program_id(1) * (TILES * BLOCK_K)
+    ring = gl.allocate_shared_memory(dtype, [STAGES * SIDES, ROWS, BLOCK_K], weight_desc.layout)
+    token_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(slot), count=1)
+    fence_async_shared()
+    for slot in gl.static_range(STAGES):
+        _load_weight(weight_desc, ring, arrived, slot, row, n, begin + slot * BLOCK_K, TILE_BYTES, SIDES)
+    wait_for_predecessor(PDL)
+    for slot in gl.static_range(STAGES):
+        start = begin + slot * BLOCK_K
+        tma.async_copy_global_to_shared(x_desc, [0, start], arrived.index(slot), token_ring.index(slot))
+
+    acc = gl.zeros([ROWS, BLOCK_M], gl.float32, layout)
+    up_acc = gl.zeros([ROWS, BLOCK_M], gl.float32, layout)
+    slot = 0
+    phase = 0
+    for tile in range(TILES):
+        mbarrier.wait(arrived.index(slot), phase)
+        x = token_ring.index(slot).permute((1, 0))
+        acc = warpgroup_mma(ring.index(slot * SIDES), x, acc, is_async=True)
+        if GATED:
+            up_acc = warpgroup_mma(ring.index(slot * SIDES + 1), x, up_acc, is_async=True)
+            acc, up_acc = warpgroup_mma_wait(0, deps=[acc, up_acc])
+        else:
+            acc = warpgroup_mma_wait(0, deps=[acc])
+        if tile + STAGES < TILES:
+            start = begin + (tile + STAGES) * BLOCK_K
+            _load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES, SIDES)
+            tma.async_copy_global_to_shared(x_desc, [0, start], arrived.index(slot), token_ring.index(slot))
+        slot += 1
+        if slot == STAGES:
+            slot = 0
+            phase ^= 1
+
+    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+    elements = tokens[None, :] * n + rows[:, None]
+    inside = (rows < n)[:, None] & (tokens < m)[None, :]
+    if SPLITS > 1:
+        gl.store(out_ptr + gl.program_id(1) * m * n + elements, acc, mask=inside)
+    else:
+        if GATED:
+            acc = acc / (1.0 + gl.exp(-acc)) * up_acc
+        if HAS_RESIDUAL:
+            acc += gl.load(residual_ptr + elements, mask=inside, other=0.0).to(gl.float32)
+        gl.store(out_ptr + elements, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def ring_gemm(
+    x: Tensor,  # [m, k], contiguous, m up to MAX_TOKENS
+    weight: Tensor,  # [n, k], or [2 * n, k] if gated
+    out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
+    *,
+    block_k: int,
+    stages: int,
+    splits: int = 1,
+    residual: Tensor | None = None,  # [m, n], without splits only; may be `out`
+    gated: bool = False,
+    pdl: bool = False,
+) -> Tensor:
+    """`x @ weight.T`, then `+ residual` or `silu(gate) * up`, or with splits the parts of it; returns `out`.
+
+    `k` is a multiple of `splits * block_k`.
+    """
+    m, k = x.shape
+    n = weight.shape[0] // (2 if gated else 1)
+    assert 1 <= m <= MAX_TOKENS, f"{m} tokens: 1 to {MAX_TOKENS} here"
+    assert x.element_size() == 2 and weight.dtype == x.dtype, f"x {x.dtype}, weight {weight.dtype}: 16 bits, alike"
+    assert k % (splits * block_k) == 0, f"{k} columns: a multiple of {splits} x {block_k} needed"
+    check_product(x, weight, out, residual, splits=splits, gated=gated)
+    block_m = max(8, 1 << (m - 1).bit_length())
+    tiles = k // (splits * block_k)
+    _ring_gemm_kernel[(-(-n // ROWS), splits)](
+        _descriptor(x, [block_m, block_k]),
+        _descriptor(weight, [ROWS, block_k]),
+        out if residual is None else residual,
+        out,
+        m,
+        n,
+        TILES=tiles,
+        STAGES=min(stages, tiles),
+        BLOCK_M=block_m,
+        ROWS=ROWS,
+        BLOCK_K=block_k,
+        SPLITS=splits,
+        HAS_RESIDUAL=residual is not None,
+        GATED=gated,
+        PDL=pdl,
+        num_warps=WARPS,
+        launch_pdl=pdl,
+    )
+    return out
+
+
+def _descriptor(matrix: Tensor, tile: list[int]) -> TensorDescriptor:
+    dtype = gl.float16 if matrix.dtype is torch.float16 else gl.bfloat16
+    return TensorDescriptor.from_tensor(matrix, tile, gl.NVMMASharedLayout.get_default_for(tile, dtype))

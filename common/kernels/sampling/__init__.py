@@ -1,0 +1,1 @@
+"""Kernels between the last product and the next token: adjustments, filters, draws, log-probabilities."""

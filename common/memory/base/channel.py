@@ -1,0 +1,149 @@
+"""One end of a connection between a worker and its memory server: frames behind their length, and descriptors.
+
+Never waits: what cannot be sent yet is kept, up to a bound, and what has not all arrived is not received yet.
+"""
+
+import array
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from common.base.errors import WireError
+from common.wire.messages.frames import MAX_FRAME_BYTES, decode, encode
+from common.wire.messages.memory import MemoryHello, PoolRegion, WeightsRegion
+from common.wire.messages.worker import Message
+
+LENGTH_BYTES = 4
+READ_BYTES = 65_536
+READ_AT_ONCE_BYTES = 4 * READ_BYTES
+"""Then others have their turn: who sends without end holds up nobody."""
+MAX_UNSENT_BYTES = 4 * MAX_FRAME_BYTES
+"""Who reads none of so much is gone."""
+MAX_DESCRIPTORS = 16
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Gone(Exception):
+    """The other end is gone, or to be treated so."""
+
+
+class HungUp(Gone):
+    """The other end is gone by itself, as it is when its process ends."""
+
+
+class Channel:
+    """Takes a connected stream socket over."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+        self.unsent: deque[tuple[memoryview, int | None]] = deque()
+        self.num_unsent_bytes = 0
+        self.received = bytearray()
+        self.descriptors: deque[int] = deque()
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def send(self, message: Message, descriptor: int | None = None) -> None:
+        """Send, or keep for `flush`; a descriptor arrives with its message. Raises Gone."""
+        frame = encode(message)
+        if self.num_unsent_bytes > MAX_UNSENT_BYTES:
+            raise Gone(f"it has not read {MAX_UNSENT_BYTES} bytes")
+        self.unsent.append((memoryview(len(frame).to_bytes(LENGTH_BYTES, "little") + frame), descriptor))
+        self.num_unsent_bytes += LENGTH_BYTES + len(frame)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what can be sent; raises Gone."""
+        try:
+            while self.unsent:
+                data, descriptor = self.unsent[0]
+                num_sent = self._send(data, descriptor)
+                self.unsent.popleft()
+                self.num_unsent_bytes -= num_sent
+                if num_sent < len(data):
+                    self.unsent.appendleft((data[num_sent:], None))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise HungUp(error.strerror) from None
+
+    def receive(self) -> Iterator[tuple[Message, int | None]]:
+        """What has arrived, with the descriptors that came along, which the caller closes.
+
+        Raises Gone at the end of it, and for what is no message.
+        """
+        is_over = not self._read()
+        while len(self.received) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self.received[:LENGTH_BYTES], "little")
+            if end - LENGTH_BYTES > MAX_FRAME_BYTES:
+                raise Gone(f"it announced a frame of {end - LENGTH_BYTES} bytes")
+            if len(self.received) < end:
+                break
+            with memoryview(self.received) as received:
+                frame = bytes(received[LENGTH_BYTES:end])
+            del self.received[:end]
+            try:
+                message = decode(frame)
+            except WireError as error:
+                raise Gone(str(error)) from None
+            yield message, self.descriptors.popleft() if self.descriptors and _brings_one(message) else None
+        if is_over:
+            raise HungUp("it closed the connection")
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
+        self.connection.close()
+
+    def _send(self, data: memoryview, descriptor: int | None) -> int:
+        """Returns how many bytes there was room for."""
+        if descriptor is None:
+            return self.connection.send(data)
+        return socket.send_fds(self.connection, [data], [descriptor])
+
+    def _read(self) -> bool:
+        """Take what has arrived; False when no more will."""
+        num_read = 0
+        try:
+            while num_read < READ_AT_ONCE_BYTES:
+                data, ancillary, _, _ = self.connection.recvmsg(READ_BYTES, self.room, socket.MSG_CMSG_CLOEXEC)
+                for level, kind, content in ancillary:
+                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                        items = array.array("i")
+                        items.frombytes(content[: len(content) // items.itemsize * items.itemsize])
+                        self._keep(items)
+                if not data:
+                    return False
+                self.received += data
+                num_read += len(data)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _keep(self, descriptors: Iterable[int]) -> None:
+        """No more than may come: who sends others cannot use ours up."""
+        for descriptor in descriptors:
+            if len(self.descriptors) < MAX_DESCRIPTORS:
+                self.descriptors.append(descriptor)
+            else:
+                os.close(descriptor)
+
+
+def _brings_one(message: Message) -> bool:
+    """Whether a descriptor comes along."""
+    return isinstance(message, MemoryHello) or (isinstance(message, WeightsRegion | PoolRegion) and not message.handle)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of who connected, or listens, at the other end of a unix socket."""
+    process, user, group = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return process, user, group

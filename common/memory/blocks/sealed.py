@@ -1,0 +1,190 @@
+"""Blocks that nobody writes any more: by which keys they are found, who reads them, and which may go.
+
+    sealed, read ──the last reader lets go──▶ cached ──evict──▶ the caller's to lease
+          ▲────────────────match────────────────┘
+
+The first block of a key is found by it; another of the same key is its reader's alone, and is free when he lets go.
+Of cached blocks those go first that were read longest ago, and of one text its end before its beginning, without which
+it would not be found. Knows clients by number.
+
+Messages name thousands of blocks. These are looked up one by one in one dict, by key; all else is arrays by block id.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+import numpy as np
+
+from common.memory.blocks.cached import CachedBlocks
+from common.memory.blocks.event_log import EventLog, HostBlocks
+from common.wire.messages.memory_reports import BlockEvent
+from common.wire.values.fields import KEY_BYTES
+
+KEY = np.dtype(f"V{KEY_BYTES}")
+
+
+class Named(NamedTuple):
+    """Blocks that a message names, as several texts of one reader may begin alike."""
+
+    block_ids: np.ndarray  # [num_blocks] intp, each once, where it stands first
+    times: np.ndarray | int  # how often each is named: [num_blocks] int64, or the same for all
+    total: int  # how many are named, those that are named again among them
+
+
+NONE_NAMED = Named(np.zeros(0, np.intp), 1, 0)
+
+
+def named(block_ids: np.ndarray) -> Named:
+    """Of ids in any order: [num_named] intp."""
+    ids = block_ids.tolist()
+    if len(set(ids)) == len(ids):
+        return Named(block_ids, 1, len(ids))
+    times = Counter(ids)
+    return Named(np.array(list(times), np.intp), np.array(list(times.values()), np.int64), len(ids))
+
+
+class SealedBlocks:
+    """Of a pool of `num_ids` blocks."""
+
+    def __init__(self, num_ids: int) -> None:
+        self.num_ids = num_ids
+        self.block_of: dict[bytes, int] = {}  # by key, in the order in which they were sealed
+        self.key = np.zeros(num_ids, KEY)  # by block, of those that are found
+        self.is_found = np.zeros(num_ids, bool)
+        self.num_readings = np.zeros(num_ids, np.int64)  # by block, those of offers included
+        self.of_client: dict[int, np.ndarray] = {}  # the same of each client alone
+        self.num_of_client: Counter[int] = Counter()  # its readings in all
+        self.cached = CachedBlocks(num_ids)  # those that nobody reads
+        self._host: HostBlocks | None = None
+        self.log = EventLog(num_ids, self._keys_between)
+
+    def attach(self, host: HostBlocks | None) -> None:
+        """From now on blocks are in that host memory, too; None: in none."""
+        self._host = host
+        self.log.attach(host)
+
+    def seal(self, client: int, block_ids: np.ndarray, keys: bytes) -> None:
+        """Their writer reads them from now on, and others may: [num_blocks] intp, each once, and packed keys."""
+        first_of_key = list(map(self.block_of.setdefault, unpacked(keys), block_ids.tolist()))
+        are_first = np.array(first_of_key, np.intp) == block_ids
+        found = block_ids[are_first]
+        keys_of_found = np.frombuffer(keys, KEY)[are_first]
+        self.key[found] = keys_of_found
+        self.is_found[found] = True
+        self.log.note(BlockEvent.SEALED, keys_of_found)
+        self._read(client, Named(block_ids, 1, len(block_ids)))
+
+    def num_found(self, keys: Sequence[bytes]) -> int:
+        """How many of these, from the first on, find a block."""
+        return next((number for number, key in enumerate(keys) if key not in self.block_of), len(keys))
+
+    def num_in_use(self, keys: bytes) -> int:
+        """Return how many of the blocks that these packed keys find, from the first on, are read by somebody."""
+        found = self._found(keys)
+        return int(np.count_nonzero(self.num_readings[found])) if len(found) else 0
+
+    def match(self, client: int, keys: bytes) -> np.ndarray:
+        """Blocks of the first of these packed keys, as far as there are some, each of which the client reads once more.
+
+        Returns [num_found] intp.
+        """
+        block_ids = self._found(keys)
+        if len(block_ids):
+            blocks = named(block_ids)
+            self.cached.remove(blocks.block_ids[self.num_readings[blocks.block_ids] == 0])
+            self._read(client, blocks)
+        return block_ids
+
+    def _found(self, keys: bytes) -> np.ndarray:
+        """Blocks of the first of these packed keys, as far as there are some: [num_found] intp."""
+        block_ids = takewhile(lambda block_id: block_id is not None, map(self.block_of.get, unpacked(keys)))
+        return np.array(list(block_ids), np.intp)
+
+    def reads(self, client: int, blocks: Named) -> bool:
+        """Whether it reads each as often as it is named."""
+        if (readings := self.of_client.get(client)) is None:
+            return not blocks.total
+        return not np.count_nonzero(readings[blocks.block_ids] < blocks.times)
+
+    def readings(self, client: int) -> dict[int, int]:
+        """How often it reads each block."""
+        if (readings := self.of_client.get(client)) is None:
+            return {}
+        return {block_id: int(readings[block_id]) for block_id in np.flatnonzero(readings).tolist()}
+
+    def move(self, client: int, other: int, blocks: Named) -> None:
+        """Another reads what is named here in place of a client, which does."""
+        self._count(client, blocks, -1)
+        self._count(other, blocks, 1)
+
+    def let_go(self, client: int, blocks: Named) -> np.ndarray:
+        """It reads what is named, in the order of a text, no more; returns what nobody can find or reads.
+
+        That is [num_free] intp, as is what `forget` returns.
+        """
+        self._count(client, blocks, -1)
+        return self._unread(blocks)
+
+    def forget(self, client: int) -> np.ndarray:
+        """It is gone, and reads nothing; as `let_go`."""
+        readings = self.of_client.pop(client, None)
+        if not self.num_of_client.pop(client, 0) or readings is None:
+            return NONE_NAMED.block_ids
+        found = np.fromiter(self.block_of.values(), np.intp, len(self.block_of))
+        its_own = np.flatnonzero((readings > 0) & ~self.is_found)
+        block_ids = np.concatenate([found[readings[found] > 0], its_own])
+        times = readings[block_ids]
+        return self._unread(Named(block_ids, times, int(times.sum())))
+
+    def evict(self, count: int) -> np.ndarray:
+        """So many cached blocks, of which there must be as many, and one at least, are found no more: [count] intp."""
+        block_ids = self.cached.evict(count)
+        keys = self.key[block_ids]
+        for key in keys.tolist():
+            del self.block_of[key]
+        self._tell_evicted(keys)
+        self.is_found[block_ids] = False
+        return block_ids
+
+    def _tell_evicted(self, keys: np.ndarray) -> None:
+        """Some of them may be in host memory: [num_evicted] KEY."""
+        if self._host is None or not self.log.is_on:
+            self.log.note(BlockEvent.GONE, keys)
+            return
+        are_parked = self._host.have(keys.tolist())
+        self.log.note(BlockEvent.PARKED, keys[are_parked])
+        self.log.note(BlockEvent.GONE, keys[~are_parked])
+
+    def _keys_between(self, begin: int, end: int) -> np.ndarray:
+        """Of blocks with ids from one number to another, those that are found: [num_found] KEY."""
+        keys: np.ndarray = self.key[begin:end][self.is_found[begin:end]]
+        return keys
+
+    def _read(self, client: int, blocks: Named) -> None:
+        self.num_readings[blocks.block_ids] += blocks.times
+        self._count(client, blocks, 1)
+
+    def _count(self, client: int, blocks: Named, sign: int) -> None:
+        if client not in self.of_client:
+            self.of_client[client] = np.zeros(self.num_ids, np.int64)
+        self.of_client[client][blocks.block_ids] += sign * blocks.times
+        self.num_of_client[client] += sign * blocks.total
+
+    def _unread(self, blocks: Named) -> np.ndarray:
+        num_left = self.num_readings[blocks.block_ids] - blocks.times
+        self.num_readings[blocks.block_ids] = num_left
+        unread = blocks.block_ids[num_left == 0][::-1]
+        are_found = self.is_found[unread]
+        self.cached.add(unread[are_found])
+        if self._host is not None and are_found.any():
+            self._host.touch(self.key[unread[are_found]].tolist())
+        free: np.ndarray = unread[~are_found]
+        return free
+
+
+def unpacked(keys: bytes) -> list[bytes]:
+    """Of packed keys: [num_blocks] of 16 bytes."""
+    each: list[bytes] = np.frombuffer(keys, KEY).tolist()
+    return each

@@ -1,0 +1,233 @@
+"""A worker's end: claims a region of weights, fills it or waits for it, and notices when its server is gone."""
+
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from common.base.errors import ConfigError, MemoryLost
+from common.memory.client.connection import Arrived, Connection
+from common.wire.messages.memory import (
+    MemoryHello,
+    MemoryMessage,
+    MemoryTainted,
+    MemoryWelcome,
+    PoolRegion,
+    PoolWanted,
+    RegionState,
+    WeightsFilled,
+    WeightsProgress,
+    WeightsRegion,
+    WeightsWanted,
+)
+from common.wire.messages.worker import Message
+from common.wire.values.kv_layout import Counts, KVLayout
+from common.wire.values.pool_shape import PoolShape
+
+CONNECT_S = 60.0
+ANSWER_S = 60.0
+STALL_S = 120.0
+"""Without a word about the region that we wait for: twice what the server gives its filler."""
+SAY_S = 0.2
+LAST_WORDS_S = 1.0
+Wanted = TypeVar("Wanted", bound=Message)
+Progress = Callable[[int, int], None]
+"""Called with (bytes filled, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Memory of the server."""
+
+    handle: bytes  # of CUDA IPC
+    descriptor: int | None  # of a file, on a CPU; the holder of the claim closes it
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsClaim(Claim):
+    """A region of weights, as it was when it was claimed."""
+
+    state: RegionState
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClaim(Claim):
+    """A pool of KV blocks."""
+
+    pool_id: int
+    shape: PoolShape
+
+
+class MemoryClient:
+    """One connection, for the life of the worker: what it claims ends with it.
+
+    Raises ConfigError when there is no server within `CONNECT_S`, as it may be starting, too, and MemoryLost when it
+    hangs up.
+
+    Args:
+        summon: called again and again while nobody answers; may raise ConfigError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        worker_id: str,
+        epoch: int,
+        *,
+        is_decoding: bool,
+        summon: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.path = path
+        self.connection = _connected(path, MemoryHello(worker_id, epoch, is_decoding), summon)
+        self.arrived: deque[Arrived] = deque()
+        self.said_s = 0.0
+        try:
+            welcome, _ = self._next(ANSWER_S, MemoryWelcome)
+        except BaseException:
+            self.close()
+            raise
+        self.server_id, self.server_epoch = welcome.server_id, welcome.epoch
+
+    def claim_weights(self, fingerprint: str, layout: str, num_bytes: int) -> WeightsClaim:
+        """Raises ConfigError when there is no room for it."""
+        self.send(WeightsWanted(fingerprint, layout, num_bytes))
+        region, descriptor = self._next(ANSWER_S, WeightsRegion)
+        return WeightsClaim(region.handle, descriptor, region.num_bytes, region.state)
+
+    def claim_pool(self, layout: KVLayout, num_blocks: Counts) -> PoolClaim:
+        """The pool of that layout, of so many blocks if there is none yet; raises ConfigError without room for it."""
+        self.send(PoolWanted(layout, num_blocks))
+        region, descriptor = self._next(ANSWER_S, PoolRegion)
+        shape = PoolShape(layout, region.num_blocks)
+        return PoolClaim(region.handle, descriptor, shape.num_bytes, region.pool_id, shape)
+
+    def report(self, num_filled: int) -> None:
+        """Say how far a region is that this worker fills; often, and it is said now and then."""
+        now_s = time.monotonic()
+        if now_s - self.said_s > SAY_S:
+            self.said_s = now_s
+            self.send(WeightsProgress(num_filled))
+
+    def publish(self, num_bytes: int) -> None:
+        """The region is filled; all of it must have been written, and nothing in it be written again."""
+        self.send(WeightsFilled(num_bytes))
+
+    def wait_filled(self, num_bytes: int, progress: Progress) -> RegionState:
+        """Until the region is FILLED, or EMPTY, as who filled it is gone; raises MemoryLost when neither comes."""
+        while True:
+            message, again = self._next(STALL_S, WeightsProgress, WeightsFilled, WeightsRegion)
+            if again is not None:
+                os.close(again)
+            match message:
+                case WeightsProgress():
+                    progress(message.num_filled, num_bytes)
+                case WeightsFilled():
+                    progress(num_bytes, num_bytes)
+                    return RegionState.FILLED
+                case WeightsRegion():
+                    return message.state
+
+    def receive(self, *kinds: type[Message]) -> list[Message]:
+        """What has arrived of these kinds; what somebody else waits for is left to him. Raises MemoryLost."""
+        self._read()
+        if not self.arrived:
+            return []
+        messages = [message for message, _ in self.arrived if isinstance(message, kinds)]
+        self.arrived = deque(arrived for arrived in self.arrived if not isinstance(arrived[0], kinds))
+        return messages
+
+    def send(self, message: MemoryMessage) -> None:
+        """From any thread, as weights are loaded by several, which say how far they are; raises MemoryLost."""
+        self.connection.send(message)
+
+    def report_fault(self, problem: str) -> None:
+        """Say, last of all, that the device met a fault here; raises MemoryLost."""
+        self.send(MemoryTainted(problem))
+        self.finish_sending()
+
+    def finish_sending(self) -> None:
+        """Wait a moment until all is said; raises MemoryLost."""
+        end_s = time.monotonic() + LAST_WORDS_S
+        while self.is_sending and (left_s := end_s - time.monotonic()) > 0:
+            select.select([], [self], [], left_s)
+            self._read()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something could not be sent at once: `receive` goes on with it."""
+        return self.connection.is_sending
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """How much could not be sent at once."""
+        return self.connection.channel.num_unsent_bytes
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _next(self, deadline_s: float, *kinds: type[Wanted]) -> tuple[Wanted, int | None]:
+        """The next message of these kinds; raises MemoryLost without one, and ConfigError for a refusal."""
+        end_s = time.monotonic() + deadline_s
+        while True:
+            for index, (message, descriptor) in enumerate(self.arrived):
+                if isinstance(message, MemoryTainted):
+                    raise MemoryLost(message.problem)
+                if isinstance(message, kinds):
+                    del self.arrived[index]
+                    return message, descriptor
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise MemoryLost(self.connection.problem(f"not a word for {deadline_s:.0f} s"))
+            select.select([self], [], [], left_s)
+            self._read()
+
+    def _read(self) -> None:
+        """Take what has arrived; raises MemoryLost when that is nothing and no more will."""
+        num_arrived = len(self.arrived)
+        try:
+            self.arrived.extend(self.connection.receive())
+        except MemoryLost:
+            if len(self.arrived) == num_arrived:
+                raise
+
+
+def _connected(path: Path, hello: MemoryHello, summon: Callable[[], None]) -> Connection:
+    end_s, pidfd = time.monotonic() + CONNECT_S, _own_pidfd()
+    try:
+        while True:
+            try:
+                return Connection(path, hello, pidfd)
+            except PermissionError:
+                raise ConfigError(
+                    f"worker.memory_socket = {path}: it is another user's memory server, this is user "
+                    f"{os.getuid()}; run both as one user"
+                ) from None
+            except OSError as error:
+                if time.monotonic() > end_s:
+                    raise ConfigError(
+                        f"worker.memory_socket = {path}: {error.strerror} for {CONNECT_S:.0f} s; "
+                        "start python -m common.memory with that --memory-socket, or leave it at auto"
+                    ) from None
+            summon()
+            time.sleep(0.05)
+    finally:
+        os.close(pidfd)
+
+
+def _own_pidfd() -> int:
+    """By which the server knows when this process is over."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except OSError as error:
+        raise ConfigError(
+            f"pidfd_open: {error.strerror}; a memory server needs it to know when a worker's process is over: "
+            "Linux 5.3, Docker 20.10 or a seccomp profile that allows it"
+        ) from None

@@ -1,0 +1,1 @@
+"""Sealed blocks in host memory, for which the pool has no room."""

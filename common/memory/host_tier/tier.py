@@ -1,0 +1,235 @@
+"""Sealed blocks in host memory, where they stay when the pool has no room for them any more.
+
+They are copied there in the background (`host_departures`), and back when a prompt wants them (`host_restores`), if
+that takes less time than to compute them. One pool is served at a time, and what is here outlives it, for the next pool
+of the same layout. A copy that fails, or does not end, is the end of the tier: texts are computed again, as without it.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from common.memory.base.host_ram import ram_bytes
+from common.memory.base.host_worth import is_worth_copying
+from common.memory.blocks.index import TIER
+from common.memory.blocks.pool import Pool, Want
+from common.memory.blocks.sealed import unpacked
+from common.memory.devices.backing import Backing, Copies, CopyFailed
+from common.memory.host_tier.departures import Departures
+from common.memory.host_tier.restores import Restore, Restores
+from common.memory.host_tier.room import HostRoom
+from common.memory.host_tier.slots import HostSlots
+from common.memory.host_tier.traffic import Traffic
+from common.settings.memory_sections import MemorySection
+from common.wire.messages.memory_reports import BlockEvent
+from common.wire.values.fields import KEY_BYTES, MAX_INT32
+from common.wire.values.kv_layout import KVLayout
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 20.0
+"""After which there is host memory even if nothing was sealed: its workers have started, which pinning holds up."""
+
+
+class Served:
+    """A pool, what is on its way between it and the tier, and what its event log is told of the tier."""
+
+    def __init__(self, pool: Pool, traffic: Traffic, slots: HostSlots) -> None:
+        self.pool, self.index, self.traffic, self.slots = pool, pool.index, traffic, slots
+        self.departures, self.restores = Departures(traffic, slots), Restores(traffic, slots)
+        slots.on_gone = self._gone
+        pool.index.sealed.attach(self)
+
+    @property
+    def num_slots(self) -> int:
+        return self.slots.num_slots
+
+    @property
+    def copy_us(self) -> int:
+        return min(math.ceil(self.traffic.block_us), MAX_INT32)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        self.slots.touch(keys)
+
+    def have(self, keys: Sequence[bytes]) -> np.ndarray:
+        return np.fromiter((key in self.slots.slot_of for key in keys), bool, len(keys))
+
+    def parked_between(self, begin: int, end: int) -> np.ndarray:
+        """Those that are being read come back, or the tier ends."""
+        return self._without_those_in_pool(self.slots.unread_between(begin, end))
+
+    def end(self) -> None:
+        """The tier is nothing to the pool any more."""
+        self.slots.on_gone = None
+        self.index.sealed.attach(None)
+        self.departures.give_up()
+
+    def _gone(self, keys: np.ndarray) -> None:
+        if (log := self.index.sealed.log).is_on:
+            log.note(BlockEvent.GONE, self._without_those_in_pool(keys))
+
+    def _without_those_in_pool(self, keys: np.ndarray) -> np.ndarray:
+        block_of = self.index.sealed.block_of
+        left: np.ndarray = keys[np.fromiter((key not in block_of for key in keys.tolist()), bool, len(keys))]
+        return left
+
+
+class HostTier:
+    """All of one server.
+
+    Args:
+        room: host memory, which becomes more as soon as something is sealed, or `IDLE_S` after a pool is there.
+        copies: between pools and that.
+    """
+
+    def __init__(self, room: HostRoom, copies: Copies, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.room = room
+        self.traffic = Traffic(copies, room.pieces, clock=clock)
+        self._clock = clock
+        self.layout: KVLayout | None = None  # of what is here
+        self.slots = HostSlots(0)
+        self.served: Served | None = None
+        self.is_lost = False
+        self._num_in_piece = 0
+        self._begin_s = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is on its way."""
+        return self.served is not None and bool(self.served.departures.leaving or self.served.restores.coming)
+
+    def attach(self, pool: Pool) -> None:
+        """Serve a pool from now on, if there is no other, and its blocks can be used again."""
+        num_in_piece = self.room.piece_bytes // pool.layout.groups[0].block_bytes
+        most = num_in_piece * self.room.num_pieces
+        if self.served is not None or self.is_lost or not (pool.layout.is_reusable and most):
+            logger.info("this pool of KV blocks has no host tier")
+            return
+        if pool.layout != self.layout:
+            self.layout, self.slots, self._num_in_piece = pool.layout, HostSlots(most), num_in_piece
+            self.slots.grow(num_in_piece * len(self.room.pieces))
+        self.traffic.serve(pool, num_in_piece)
+        self.served = Served(pool, self.traffic, self.slots)
+        self._begin_s = self._clock() + IDLE_S
+        ratio = most / sum(pool.index.shape.capacity)
+        logger.info(
+            "host tier: %d KV blocks, %.2f GB, %.1f times the pool%s",
+            most, most * self.traffic.block_bytes / 1e9, ratio,
+            "" if ratio >= 2 else ", which adds little: most of it is in the pool, too; make it twice as large",
+        )  # fmt: skip
+
+    def detach(self, pool: Pool, *, keeps: bool) -> None:
+        """A pool goes, and what is here unless it `keeps` that. Waits for what is on its way."""
+        if self.served is None or self.served.pool is not pool:
+            return
+        try:
+            self.traffic.copies.finish()
+        except CopyFailed as failed:
+            self._lost(failed)
+        self.served.end()
+        self.served.restores.give_up()
+        self.served = None
+        if not keeps or self.is_lost:
+            self.slots.clear()
+
+    def sealed(self, pool: Pool, keys: bytes) -> None:
+        """Blocks that these packed keys find are to be copied here."""
+        if self.served is not None and self.served.pool is pool:
+            self.room.begin()
+            self.served.departures.add(unpacked(keys))
+
+    def ask(self, pool: Pool, want: Want) -> bool:
+        """Restore what is here of a wanted prompt and not in the pool, if it pays; whether something is coming.
+
+        The pool must have as many free blocks as the want lacks.
+        """
+        if self.is_lost or self.served is None or self.served.pool is not pool or want.prompt is None:
+            return False
+        keys, block_us = unpacked(want.prompt.keys), want.prompt.block_us
+        num_there = pool.index.sealed.num_found(keys)
+        lacking, restores = keys[num_there:], self.served.restores
+        if not (lacking and block_us):
+            return False
+        if (restore := restores.of_key.get(lacking[0])) is not None:
+            restore.wants.append(want)
+            return True
+        slots = self.slots.find(lacking)
+        slots = slots[: next((n for n, key in enumerate(lacking[: len(slots)]) if key in restores.of_key), len(slots))]
+        if not self._is_worth(len(slots), block_us):
+            return False
+        before = pool.index.sealed.match(TIER, want.prompt.keys[: num_there * KEY_BYTES])
+        restores.add(lacking, slots, before, want)
+        return True
+
+    def tend(self) -> list[tuple[Pool, Restore]]:
+        """See to what is on its way; returns what is over: deal again to those that waited, then let go of it."""
+        self.slots.is_growing = not self.room.is_made  # asked before what is made is taken over
+        if grown := self.room.grow():
+            self.slots.grow(grown * self._num_in_piece)
+        if self.served is None or self.is_lost:
+            return []
+        if self._clock() > self._begin_s:
+            self.room.begin()
+        departures, restores = self.served.departures, self.served.restores
+        over: list[Restore] = []
+        try:
+            departures.look()
+            for restore in restores.look():
+                over.append(restore)
+            restores.begin()
+            if not restores.coming:  # somebody waits for these
+                departures.begin()
+        except CopyFailed as failed:
+            over += self._lost(failed)
+        return [(self.served.pool, restore) for restore in over]
+
+    def let_go(self, restore: Restore) -> None:
+        """Those that waited are dealt to; what was not copied stays the tier's, as it may still be written."""
+        self._let_go(np.concatenate([restore.before, restore.block_ids]) if restore.is_over else restore.before)
+
+    def close(self) -> None:
+        """Nobody is served any more."""
+        went, came = self.traffic.out_bytes / 1e9, self.traffic.in_bytes / 1e9
+        logger.info("host tier: %.2f GB of KV blocks went there, %.2f GB came back", went, came)
+        if self.served is not None:
+            self.detach(self.served.pool, keeps=False)
+        self.room.close()
+
+    def _is_worth(self, num_blocks: int, block_us: float) -> bool:
+        """Whether to restore so many takes less than to compute them, as a block takes so long."""
+        assert self.layout is not None
+        return is_worth_copying(num_blocks, self.layout.groups[0].block_size, block_us, self.traffic.block_us)
+
+    def _let_go(self, block_ids: np.ndarray) -> None:
+        assert self.served is not None
+        index = self.served.index
+        if len(block_ids):
+            index.free(TIER, block_ids, index.generations(block_ids))
+
+    def _lost(self, failed: CopyFailed) -> list[Restore]:
+        """It is of no use any more; returns what will not be restored."""
+        assert self.served is not None
+        logger.error("the host tier is of no use any more, so that texts are computed again: %s", failed)
+        self.is_lost = True
+        self.served.end()
+        return self.served.restores.give_up()
+
+
+def make_tier(backing: Backing, section: MemorySection) -> HostTier | None:
+    """As large as the section says, and the host is; None if it says nothing, or the device cannot copy."""
+    most_bytes = ram_bytes()
+    num_bytes = section.host_tier_bytes or int(section.host_tier_fraction * most_bytes)
+    if num_bytes > most_bytes:
+        logger.warning("memory.host_tier_bytes = %d: it will have %.2f GB at most, as there is no more host memory",
+                       num_bytes, most_bytes / 1e9)  # fmt: skip
+        num_bytes = most_bytes
+    if not num_bytes:
+        return None
+    try:
+        return HostTier(HostRoom(num_bytes, backing.host_piece, pause=backing.host_pause), backing.copies())
+    except CopyFailed as failed:
+        logger.error("no host tier: %s", failed)
+        return None

@@ -1,0 +1,1 @@
+"""The process that owns the memory of one device; imports no torch."""

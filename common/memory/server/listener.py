@@ -1,0 +1,85 @@
+"""Where workers find a memory server: one at a path, whoever else is started for it."""
+
+import fcntl
+import logging
+import os
+import socket
+from pathlib import Path
+
+from common.base.errors import ConfigError
+from common.memory.base.channel import peer_of
+from common.wire.transport.endpoints import is_served
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 64
+
+
+class Served(ConfigError):
+    """Another process serves this socket."""
+
+
+class Listener:
+    """A socket at which workers connect; what a killed server left behind is replaced.
+
+    A lock beside it is held as long: who has it may replace what lies there. Raises ConfigError when it cannot be had,
+    and Served where a living server has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        before = os.umask(0o177)
+        try:
+            self.lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            try:
+                self.socket = self._bound()
+            except BaseException:
+                os.close(self.lock)
+                raise
+        except OSError as error:
+            raise ConfigError(
+                f"memory.socket = {path}: {error.strerror}; name a path in a directory that is there and yours"
+            ) from None
+        finally:
+            os.umask(before)
+
+    def accept(self) -> tuple[socket.socket, int] | None:
+        """A connection and whose process it is, if that is this user's."""
+        try:
+            connection, _ = self.socket.accept()
+        except OSError as error:  # it hung up before, or there is no descriptor for it; the others are served
+            logger.warning("a connection cannot be accepted: %s", error)
+            return None
+        process, user, _ = peer_of(connection)
+        if user == os.getuid():
+            return connection, process
+        logger.warning("a connection of process %d of user %d is refused", process, user)
+        connection.close()
+        return None
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def close(self) -> None:
+        """Nobody finds it any more; the lock's file stays, as others may have opened it."""
+        self.path.unlink(missing_ok=True)
+        self.socket.close()
+        os.close(self.lock)
+
+    def _bound(self) -> socket.socket:
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Served(f"{self.path} is another memory server's; stop that, or choose another path") from None
+        if is_served(self.path):  # by something that knows no lock
+            raise Served(f"{self.path} is served by another process; choose another memory.socket")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.path.unlink(missing_ok=True)
+            listener.bind(str(self.path))
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        listener.setblocking(False)
+        return listener

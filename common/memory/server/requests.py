@@ -1,0 +1,79 @@
+"""What workers want of a device's memory, weights or a pool of KV blocks: given, waited for, or refused.
+
+want ──there is room, or it is there──▶ given
+  └──not now, as that of a process that was killed is not free at once──▶ waits ──in time──▶ given
+  └──────────────────────────────────────never, or not in time──────────────────▶ refused, and let go
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from common.base.errors import MemoryShort
+from common.memory.base.channel import Gone
+from common.memory.blocks.answers import Answer
+from common.memory.blocks.pool import User
+from common.memory.server.clients import Client, Wish
+from common.memory.server.pools import Pools
+from common.memory.server.refusal import refusal
+from common.memory.server.regions import RegionKey, Regions
+from common.wire.messages.memory import MemoryRefused, PoolWanted, RegionState, WeightsWanted
+from common.wire.values.pool_shape import shown
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 30.0
+"""For memory."""
+
+
+class Wishes:
+    """Of all clients, each of which has one at a time."""
+
+    def __init__(self, regions: Regions, pools: Pools, clock: Callable[[], float] = time.monotonic) -> None:
+        self.regions, self.pools, self._clock = regions, pools, clock
+
+    def add(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
+        """A client that has none wants something; as `grant`."""
+        client.wish = Wish(message, self._clock() + PATIENCE_S)
+        return self.grant(client)
+
+    def grant(self, client: Client) -> list[Answer]:
+        """Give what a client wishes for, or wait for room where there may be some, but not for ever; raises Gone."""
+        if (wish := client.wish) is None:
+            return []
+        try:
+            answers = self._given(client, wish.message)
+        except MemoryShort as short:
+            if short.is_for_good or self._clock() > wish.until_s:
+                waited = "" if short.is_for_good else f", for {PATIENCE_S:.0f} s"
+                reason = refusal(f"{short}{waited}", wish.message, self.regions, self.pools)
+                client.channel.send(MemoryRefused(reason))
+                raise Gone(f"it wants more than there is: {reason}") from None
+            return []
+        client.wish = None
+        return answers
+
+    def _given(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
+        """Raises MemoryShort."""
+        return self._pool(client, message) if isinstance(message, PoolWanted) else self._weights(client, message)
+
+    def _pool(self, client: Client, wanted: PoolWanted) -> list[Answer]:
+        assert client.worker is not None, "who wants something has said who it is"
+        user = User(client.number, client.worker, is_decoding=client.is_decoding)
+        answers = self.pools.want(user, wanted.layout, wanted.num_blocks)
+        shape = self.pools.of_client[client.number].index.shape
+        logger.info(
+            "%s uses the pool of %s KV blocks, %.2f GB, of %s%s",
+            client, shown(shape.num_blocks), shape.num_bytes / 1e9, wanted.layout.fingerprint,
+            "" if shape.num_blocks == wanted.num_blocks
+            else f"; it would have made one of {shown(wanted.num_blocks)}",
+        )  # fmt: skip
+        return answers
+
+    def _weights(self, client: Client, wanted: WeightsWanted) -> list[Answer]:
+        key = RegionKey(wanted.fingerprint, wanted.layout, wanted.num_bytes)
+        answer = self.regions.want(client.number, key)
+        state = self.regions.regions[key].state_for(client.number)
+        what = {RegionState.EMPTY: "fills", RegionState.FILLING: "waits for", RegionState.FILLED: "maps"}[state]
+        logger.info("%s %s %.2f GB of weights of %s", client, what, key.num_bytes / 1e9, key.fingerprint)
+        return [answer]

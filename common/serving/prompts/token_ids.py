@@ -1,0 +1,31 @@
+"""Which token ids a model takes, and which of them end a request; stop strings are the router's business."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.wire.messages.worker import FinishReason
+from common.wire.values.sampling_params import SamplingParams
+
+NO_CHOICE_REASON = (
+    "the model's logits are all NaN or -inf, so there is no token to choose; check its weights, and model.dtype: "
+    "float16 overflows where bfloat16 does not"
+)
+NO_TOKEN_FOLLOWS = (
+    "no token can follow that its grammar, allowed_token_ids, bad_words and min_tokens all allow; ask for less"
+)
+
+
+def finish_reason(token_id: int, num_outputs: int, sampling: SamplingParams) -> FinishReason:
+    """Whether `token_id`, the output number `num_outputs` counted from 1, ends the request."""
+    if token_id in sampling.stop_token_ids:
+        return FinishReason.STOP
+    if num_outputs >= sampling.max_tokens:
+        return FinishReason.LENGTH
+    return FinishReason.NOT_FINISHED
+
+
+def stranger(token_ids: Sequence[int], vocab_size: int) -> str:
+    """Name a prompt's highest id if the embedding has no row for it, which would end a worker; none is negative."""
+    highest = int(np.asarray(token_ids).max())
+    return f"token {highest} is not among the {vocab_size} of this worker's model" if highest >= vocab_size else ""

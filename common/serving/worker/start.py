@@ -1,0 +1,212 @@
+"""What starting a worker process has in common: settings, logging, registration data, and how it ends.
+
+Exit status: 0 drained, 2 a wrong setting or model, 1 anything unexpected (the router was told first, and before that
+the memory server if it was a fault of the device: others must stop that map what this process could write).
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from common.base.errors import BatonError, ConfigError, MemoryLost, ModelError
+from common.base.log import setup_logging
+from common.base.malloc import tame_allocator
+from common.base.version import VERSION
+from common.device.engine.engine import Engine, describe_device, resolve_device
+from common.device.engine.fault import device_fault
+from common.device.engine.pool_budget import log_use
+from common.memory.client.client import MemoryClient
+from common.memory.client.starter import Starter
+from common.serving.worker.drain import Drain
+from common.serving.worker.gpu_lease import placed
+from common.serving.worker.settle import keep_imports, raise_open_files, settle_memory, sharpen_sleeps
+from common.settings.config import Config, NetSection
+from common.settings.options import parse
+from common.wire.messages.worker import Role, WorkerReady
+from common.wire.messages.worker_id import make_epoch, make_worker_id
+from common.wire.transport.endpoints import AUTO, ROUTER_SOCKET, memory_socket, resolved
+from common.wire.transport.router_link import RouterLink
+from common.wire.transport.sockets import check
+from common.wire.values.fields import MAX_INT32
+from common.wire.values.fingerprint import tokenizer_fingerprint
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerLoop(Protocol):
+    """A prefill or decode worker."""
+
+    link: RouterLink
+
+    def run(self) -> None:
+        """Work until drained."""
+        ...
+
+    def tell_fault(self, problem: str) -> None:
+        """Tell whose memory is mapped here, beside the memory server of this device, that the device met a fault."""
+        ...
+
+    def close(self) -> None:
+        """Free sockets and memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One start of a worker, by which others know it, and what it holds on to until its end."""
+
+    worker_id: str
+    epoch: int
+    drain: Drain
+    memory: MemoryClient  # of the device's memory server
+
+
+Build = Callable[[Config, Incarnation], WorkerLoop]
+"""Makes a worker that is ready to run."""
+
+
+def worker_main(role: Role, sections: Sequence[str], description: str, build: Build) -> int:
+    """The whole life of a worker process; returns its exit status."""
+    prog = f"python -m {role.name.lower()}_worker"
+    try:
+        config = parse(Config, sections, prog, description, sys.argv[1:])
+    except BatonError as error:
+        print(f"{prog}: {error}", file=sys.stderr)  # noqa: T201 - there is no log before there are settings
+        return 2
+    keep_imports()
+    tame_allocator()  # compilers of kernels and readers of weights are many threads
+    worker_id = make_worker_id(role, config.worker.id)
+    setup_logging(worker_id, config.log.level, config.log.format)
+    raise_open_files()
+    drain = Drain(config.worker.drain_s)
+    drain.install()
+    begin_s = time.monotonic()
+    try:
+        config.model.require_directory()
+        _check_net(config.net)
+        config = placed(config, role)
+        incarnation = _incarnation(config, role, worker_id, drain)
+        worker = _built(build, config, incarnation)
+    except (ConfigError, ModelError) as error:
+        logger.error("%s", error)
+        return 2
+    except MemoryLost as error:
+        logger.error("%s", error)
+        return 1
+    drain.started()
+    logger.info("ready to serve %.1f s after the imports", time.monotonic() - begin_s)
+    settle_memory()
+    sharpen_sleeps()
+    return _run(worker, incarnation.memory)
+
+
+def _check_net(net: NetSection) -> None:
+    """Before a memory server is waited for, or weights are loaded."""
+    check(net, resolved(net.router_endpoint, ROUTER_SOCKET))
+    if net.handoff_endpoint != AUTO:
+        check(net, net.handoff_endpoint)
+
+
+def _built(build: Build, config: Config, incarnation: Incarnation) -> WorkerLoop:
+    try:
+        return build(config, incarnation)
+    except BatonError:
+        raise
+    except Exception:
+        _report_fault(incarnation.memory)
+        raise
+
+
+def _report_fault(memory: MemoryClient) -> str:
+    """Tell the memory server if the device met a fault; returns what that was, or nothing."""
+    problem = device_fault()
+    if problem:
+        try:
+            memory.report_fault(problem)
+        except MemoryLost as lost:
+            logger.warning("%s", lost)
+    return problem
+
+
+def _run(worker: WorkerLoop, memory: MemoryClient) -> int:
+    try:
+        worker.run()
+    except ConfigError as error:
+        logger.error("%s", error)
+        worker.close()
+        return 2
+    except Exception as error:
+        logger.exception("unexpected error, telling the others and exiting")
+        # First of all: nothing else is sure to work any more.
+        problem = _report_fault(memory)
+        if problem:
+            worker.tell_fault(problem)
+        what = f"its device met a fault: {problem}" if problem else "it met an unexpected error"
+        worker.link.farewell(f"{what}: {type(error).__name__}: {error}"[:300])
+        worker.close()
+        return 1
+    log_use()
+    logger.info("stopped")
+    return 0
+
+
+def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain) -> Incarnation:
+    if role is Role.PREFILL and config.kv.transport == "none":
+        raise ConfigError(
+            "kv.transport = none: nobody would take a prompt's blocks; start decode workers alone, or set auto"
+        )
+    num_sharers = config.kv.prefill_sharers if role is Role.PREFILL else config.kv.decode_sharers
+    if not num_sharers:
+        option = f"kv.{role.name.lower()}_sharers"
+        raise ConfigError(f"{option} = 0: this worker shares the pool, too; say how many of its kind do")
+    epoch = make_epoch()
+    return Incarnation(worker_id, epoch, drain, _memory(config, role, worker_id, epoch))
+
+
+def _memory(config: Config, role: Role, worker_id: str, epoch: int) -> MemoryClient:
+    """A connection to the device's memory server, which is started if nobody said where it is and there is none."""
+    device, is_decoding = resolve_device(config.worker.device), role is Role.DECODE
+    path = memory_socket(config.worker.memory_socket, describe_device(device)[1], config.net.router_endpoint)
+    if config.worker.memory_socket != AUTO:
+        return MemoryClient(path, worker_id, epoch, is_decoding=is_decoding)
+    starter = Starter(path, config, str(device))
+    try:
+        return MemoryClient(path, worker_id, epoch, is_decoding=is_decoding, summon=starter)
+    except MemoryLost as lost:  # it has just ended, as nobody had been there for so long
+        logger.info("%s; once more", lost)
+        return MemoryClient(path, worker_id, epoch, is_decoding=is_decoding, summon=starter)
+
+
+def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: Role) -> WorkerReady:
+    """The registration, without the fields that only one role has."""
+    memory = incarnation.memory
+    return WorkerReady(
+        worker_id=incarnation.worker_id,
+        epoch=incarnation.epoch,
+        role=role,
+        pid=os.getpid(),
+        version=VERSION,
+        device=" ".join(describe_device(engine.device)).strip(),
+        model_name=config.model.served_name,
+        model_fingerprint=engine.pool.layout.fingerprint,
+        tokenizer_fingerprint=tokenizer_fingerprint(Path(config.model.path)),
+        kv_layout=engine.pool.layout,
+        num_blocks=engine.allocator.capacity,
+        max_model_len=engine.max_len,
+        max_batch_tokens=0,
+        max_num_seqs=0,
+        transport="none" if config.kv.transport == "none" else engine.transport.name,
+        handoff_endpoint="",
+        standby=config.worker.standby,
+        memory_server_id=memory.server_id,
+        memory_server_epoch=memory.server_epoch,
+        pool_id=engine.shared.pool_id,
+        prefix_min_tokens=config.kv.prefix_min_tokens if config.kv.prefix_cache else MAX_INT32,
+        takes_replies=False,
+        short_prompt_tokens=0,
+    )

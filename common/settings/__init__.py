@@ -1,0 +1,1 @@
+"""Options of all programs, and where their values come from."""

@@ -1,0 +1,76 @@
+"""Where values of options come from, and what an option is called there.
+
+Two underscores between section and key keep apart from these what others put into the environment: Docker's compose
+file has variables of its own, and Kubernetes makes BATON_ROUTER_PORT of a service named baton-router.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from common.base.errors import ConfigError
+from common.base.plain_file import read_plain
+
+PREFIX, BETWEEN = "BATON_", "__"
+MAX_FILE_BYTES = 1 << 20
+
+
+class Given(NamedTuple):
+    """A value, and where it is from: a flag, a variable, a file, or ""."""
+
+    value: Any
+    origin: str
+
+
+Table = dict[str, Given]
+"""Of one section, by key."""
+
+
+def flag_name(section: str, name: str) -> str:
+    return f"--{section}-{name}".replace("_", "-")
+
+
+def variable_name(section: str, name: str) -> str:
+    return f"{PREFIX}{section}{BETWEEN}{name}".upper()
+
+
+def from_environment(
+    environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, str, str]]:
+    """Section, key and text of each option that is set there."""
+    options = _variables(known)
+    return ((*options[variable], environ[variable]) for variable in sorted(environ) if variable in options)
+
+
+def strangers(environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What is wrong with variables that look like options, and are none of ours."""
+    options, problems = _variables(known), []
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and BETWEEN in variable and variable not in options:
+            near = difflib.get_close_matches(variable, options, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            problems.append(f"{variable} is set in the environment, and no option{meant}")
+    return problems
+
+
+def _variables(known: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Section and key of each option, by its variable."""
+    return {variable_name(section, name): (section, name) for section in known for name in known[section]}
+
+
+def read_toml(path: str) -> dict[str, Table]:
+    """Sections of a file; raises ConfigError for one that is none."""
+    try:
+        text = read_plain(path, MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: more than {MAX_FILE_BYTES:,} bytes; name a TOML file of options")
+        tables = tomllib.loads(text.decode())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    wrong = [name for name, table in tables.items() if not isinstance(table, dict)]
+    if wrong:
+        raise ConfigError(f"{path}: {', '.join(wrong)} stands outside a [section]")
+    return {section: {key: Given(value, path) for key, value in table.items()} for section, table in tables.items()}

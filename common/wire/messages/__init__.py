@@ -1,0 +1,1 @@
+"""Every message between two processes, its rules, and its bytes."""

@@ -1,0 +1,77 @@
+"""One step's tokens as the columns of a `TokenBatch`, and back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import TypeAlias
+
+from common.wire.messages.worker import FinishReason, LogprobBatch, TokenBatch
+from common.wire.values.output_token import Logprobs, OutputToken, plain_token
+from common.wire.values.packing import pack_floats, pack_ids, unpack_floats, unpack_ids
+
+NOTHING_ASKED = Logprobs((), ())
+
+
+TokenRow: TypeAlias = tuple[str, int, int, OutputToken, int]
+"""Request, attempt, output index, token, finish reason."""
+
+
+@dataclass(slots=True)
+class TokenColumns:
+    """One entry a token; several of one request stand in the order of their indices."""
+
+    request_ids: list[str] = field(default_factory=list)
+    attempts: list[int] = field(default_factory=list)
+    output_indices: list[int] = field(default_factory=list)
+    tokens: list[OutputToken] = field(default_factory=list)
+    finish_reasons: list[FinishReason] = field(default_factory=list)
+
+    def add(self, request_id: str, attempt: int, output_index: int, token: OutputToken, reason: FinishReason) -> None:
+        self.request_ids.append(request_id)
+        self.attempts.append(attempt)
+        self.output_indices.append(output_index)
+        self.tokens.append(token)
+        self.finish_reasons.append(reason)
+
+    def __bool__(self) -> bool:
+        return bool(self.request_ids)
+
+    def batch(self, worker_id: str, epoch: int) -> TokenBatch:
+        """All of them; a `LogprobBatch` if any has log-probabilities."""
+        batch = TokenBatch(
+            worker_id=worker_id,
+            epoch=epoch,
+            request_ids=tuple(self.request_ids),
+            attempts=pack_ids(self.attempts),
+            output_indices=pack_ids(self.output_indices),
+            token_ids=pack_ids(token.token_id for token in self.tokens),
+            finish_reasons=bytes(self.finish_reasons),
+        )
+        if all(token.logprobs is None for token in self.tokens):
+            return batch
+        logprobs = [token.logprobs or NOTHING_ASKED for token in self.tokens]
+        return LogprobBatch(
+            **{field.name: getattr(batch, field.name) for field in fields(batch)},
+            num_logprobs=pack_ids(len(each.values) for each in logprobs),
+            logprob_ids=pack_ids(token_id for each in logprobs for token_id in each.token_ids),
+            logprobs=pack_floats(value for each in logprobs for value in each.values),
+        )
+
+
+def rows_of(batch: TokenBatch) -> Iterator[TokenRow]:
+    """Inverse of `TokenColumns.batch`; raises ValueError for columns that do not fit together."""
+    columns = (unpack_ids(batch.attempts), unpack_ids(batch.output_indices), _tokens(batch), batch.finish_reasons)
+    return zip(batch.request_ids, *columns, strict=True)
+
+
+def _tokens(batch: TokenBatch) -> list[OutputToken]:
+    token_ids = unpack_ids(batch.token_ids)
+    if not isinstance(batch, LogprobBatch):
+        return list(map(plain_token, token_ids))
+    ids, values = unpack_ids(batch.logprob_ids), unpack_floats(batch.logprobs)
+    tokens, begin = [], 0
+    for token_id, num in zip(token_ids, unpack_ids(batch.num_logprobs), strict=True):
+        end = begin + num
+        logprobs = Logprobs(tuple(ids[begin:end]), tuple(values[begin:end])) if num else None
+        tokens.append(OutputToken(token_id, logprobs))
+        begin = end
+    return tokens

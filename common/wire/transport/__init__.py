@@ -1,0 +1,1 @@
+"""How messages travel: sockets, names where they meet, secrets, and a worker's connection to the router."""

@@ -1,0 +1,61 @@
+"""Where the router behind an HTTP port is dialed, for who only knows the port: a note in this user's own directory."""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from common.base.errors import ConfigError
+from common.settings.config import NetSection
+from common.wire.transport.endpoints import absolute, private_directory
+
+
+def note(port: int, endpoint: str, net: NetSection) -> None:
+    """Say it, as the router whose port that is from now on; raises ConfigError and OSError."""
+    secret_file = os.path.abspath(net.secret_file) if net.secret_file else ""
+    text = json.dumps({"router_endpoint": absolute(endpoint), "secret_file": secret_file, "pid": os.getpid()})
+    temporary = _path(port).with_suffix(f".{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(_path(port))
+    _remove_abandoned()
+
+
+def forget(port: int) -> None:
+    """The router ends; a note of another that has the port by now stays."""
+    with suppress(ConfigError, OSError):
+        if _read(port).get("pid") == os.getpid():
+            _path(port).unlink(missing_ok=True)
+
+
+def found(port: int) -> NetSection | None:
+    """As who dials needs it; None where no router has left a note."""
+    noted = _read(port)
+    with suppress(KeyError):
+        return NetSection(router_endpoint=noted["router_endpoint"], secret_file=noted["secret_file"])
+    return None
+
+
+def _remove_abandoned() -> None:
+    """Notes of routers that were killed, whole or half written; what says nothing of a process stays."""
+    for path in private_directory().glob("router-*.*"):
+        pid = _noted(path).get("pid") if path.suffix == ".json" else path.suffix.removeprefix(".")
+        with suppress(OSError):
+            if str(pid).isdecimal() and not Path(f"/proc/{pid}").exists():
+                path.unlink()
+
+
+def _read(port: int) -> dict[str, Any]:
+    return _noted(_path(port))
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    try:
+        noted = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def _path(port: int) -> Path:
+    return private_directory() / f"router-{port}.json"

@@ -1,0 +1,105 @@
+"""Short names for what is on disk, so that processes serving different models notice when they meet."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.base.errors import ConfigError
+
+_SAMPLES = 4
+"""Pieces of a tensor that are read; one of each where there are very many tensors."""
+_SAMPLE_BYTES = 4096
+_MAX_SAMPLES = 8192
+_NUM_READERS = 16
+"""Of a disk that nobody has read from lately, each waits for one sample."""
+_MAX_HEADER_BYTES = 100_000_000  # as the format has it
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor in a file: what the header says of it, and its bytes `[begin, end)` of the file."""
+
+    name: str
+    described: str
+    begin: int
+    end: int
+
+
+def tokenizer_fingerprint(model_dir: Path) -> str:
+    """16 hex digits of tokenizer.json; raises ConfigError when there is none."""
+    path = model_dir / "tokenizer.json"
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; a model directory needs tokenizer.json") from None
+
+
+def model_fingerprint(model_dir: Path) -> str:
+    """16 hex digits of config.json and of samples of every tensor; raises ConfigError.
+
+    Sampled, because reading all of a large checkpoint takes longer than loading it. A tensor's beginning and end and
+    two pieces between them are read, 4 KiB each, so that a change of any whole tensor shows. Which file holds a tensor,
+    and where, makes no difference.
+    """
+    digest = hashlib.sha256()
+    try:
+        digest.update((model_dir / "config.json").read_bytes())
+        headers = [(path, _header(path)) for path in sorted(model_dir.glob("*.safetensors"))]
+        num_tensors = sum(len(tensors) for _, tensors in headers)
+        num_samples = max(1, min(_SAMPLES, _MAX_SAMPLES // max(1, num_tensors)))
+        with ThreadPoolExecutor(_NUM_READERS, "fingerprint") as readers:
+            sampled = [each for path, tensors in headers for each in _sampled(readers, path, tensors, num_samples)]
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; a model directory needs config.json") from None
+    for each in sorted(sampled):
+        digest.update(each)
+    return digest.hexdigest()[:16]
+
+
+def _header(path: Path) -> list[_Stored]:
+    """The tensors of a file; raises ConfigError unless it is one of safetensors."""
+    with path.open("rb") as file:
+        num_bytes, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+        first = 8 + num_bytes
+        try:
+            if num_bytes > _MAX_HEADER_BYTES or first > size:
+                raise ValueError(f"a header of {num_bytes} bytes, in a file of {size}")
+            entries = json.loads(file.read(num_bytes))
+            entries.pop("__metadata__", None)
+            tensors = [_stored(name, entry, first) for name, entry in entries.items()]
+            if any(not first <= each.begin <= each.end <= size for each in tensors):
+                raise ValueError(f"tensors lie outside of its {size} bytes")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{path}: not a safetensors file ({error!s:.200}); fetch the model again") from None
+    return tensors
+
+
+def _stored(name: str, entry: dict[str, Any], first: int) -> _Stored:
+    begin, end = entry["data_offsets"]
+    return _Stored(name, f"{entry['dtype']} {entry['shape']}", first + begin, first + end)
+
+
+def _sampled(readers: ThreadPoolExecutor, path: Path, tensors: list[_Stored], num_samples: int) -> Iterator[bytes]:
+    """A digest of each tensor of a file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+        yield from readers.map(lambda tensor: _digest(descriptor, tensor, num_samples), tensors)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(descriptor: int, tensor: _Stored, num_samples: int) -> bytes:
+    digest = hashlib.sha256(f"{tensor.name}\0{tensor.described}\0".encode())
+    last = max(tensor.begin, tensor.end - _SAMPLE_BYTES)
+    for number in range(num_samples):
+        at = tensor.begin + (last - tensor.begin) * number // max(1, num_samples - 1)
+        digest.update(os.pread(descriptor, min(_SAMPLE_BYTES, tensor.end - at), at))
+        if last == tensor.begin:
+            break  # it is all of it
+    return digest.digest()
