@@ -29,11 +29,11 @@ from common.wire.messages.worker import PrefillRequest
 from common.wire.values.block_key import TextDigests, pack_keys
 from common.wire.values.packing import pack_ids
 from prefill_worker.sequence import PromptSequence
-from router.json_body import values_of
-from router.openai_api import CompletionRequest, parse
-from router.prompts import TokenIds
-from router.reader import Reader
-from router.tokenizer import load_tokenizer
+from router.reading.json_body import values_of
+from router.reading.reader import Reader
+from router.requests.completion_api import CompletionRequest, parse
+from router.text.prompts import TokenIds
+from router.text.tokenizer import load_tokenizer
 from tests.messages import prefill_request
 
 REPETITIONS = 100

@@ -27,7 +27,7 @@ from benchmarks.process_memory import family, resident_bytes
 from benchmarks.router_bodies import LOADS
 from common.settings.config import ModelSection, NetSection
 from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.fakes import FakeDecode, FakeModel, FakePrefill
 
 START_DEADLINE_S = 60.0

@@ -28,10 +28,10 @@ from common.base.trace_file import Process
 from common.device.steps.loop_trace import WAIT, Trace
 from common.device.steps.step_trace import make_trace
 from common.settings.config import TraceSection
-from router.journey import Arrival, End, Journey
-from router.phases import Phase
-from router.request_trace import RequestTrace, make_request_trace
-from router.route import Route
+from router.dispatch.journey import Arrival, End, Journey
+from router.dispatch.phases import Phase
+from router.observe.request_trace import RequestTrace, make_request_trace
+from router.placement.route import Route
 
 PHASES_BEFORE, PHASES_AFTER = ("receive", WAIT, "apply"), (WAIT, "collect", "emit", "local prompt")
 REST_TURNS, REST_S = 200, 2e-3

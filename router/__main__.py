@@ -18,11 +18,11 @@ from common.settings import options
 from common.settings.config import ROUTER_SECTIONS, Config, RouterSection
 from common.wire.transport import whereabouts
 from common.wire.transport.port_sharing import RELIEVED_STATUS
-from router.app import start_server
-from router.http_request import SERVICE
+from router.api.app import start_server
+from router.api.http_request import SERVICE
+from router.api.succession import SUCCESSION, Succession
 from router.service import Service
-from router.succession import SUCCESSION, Succession
-from router.tokenizer import encode_in_one_thread
+from router.text.tokenizer import encode_in_one_thread
 
 logger = logging.getLogger(__name__)
 

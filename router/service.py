@@ -38,26 +38,26 @@ from common.wire.messages.worker import (
     WorkerReady,
 )
 from common.wire.messages.worker_id import is_from
-from router.bodies import Bodies
-from router.dispatcher import Dispatcher
-from router.fleet_metrics import FleetMetrics
-from router.grammar_checks import GrammarChecks
-from router.hub import AsyncHub, Undelivered
-from router.incidents import Incidents
-from router.inquiries import Inquiries
-from router.journey import Arrival, Journey, Watcher
-from router.kv_events import KVEventReader
-from router.membership import Membership
-from router.memory_servers import MemoryServers
-from router.metrics import Metrics
-from router.operators import Operators
-from router.reader import Reader
-from router.request_trace import make_request_trace
-from router.role_changes import RoleChanges
-from router.status_report import StatusReporter
-from router.tokenizer import load_tokenizer
-from router.unread import Unread
-from router.worker_pool import WorkerPool
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.incidents import Incidents
+from router.dispatch.inquiries import Inquiries
+from router.dispatch.journey import Arrival, Journey, Watcher
+from router.dispatch.metrics import Metrics
+from router.grammar.checks import GrammarChecks
+from router.http.unread_answers import Unread
+from router.observe.fleet_metrics import FleetMetrics
+from router.observe.request_trace import make_request_trace
+from router.observe.status_report import StatusReporter
+from router.placement.worker_pool import WorkerPool
+from router.reading.bodies import Bodies
+from router.reading.reader import Reader
+from router.text.tokenizer import load_tokenizer
+from router.workers.hub import AsyncHub, Undelivered
+from router.workers.kv_events import KVEventReader
+from router.workers.membership import Membership
+from router.workers.memory_servers import MemoryServers
+from router.workers.operators import Operators
+from router.workers.role_changes import RoleChanges
 
 logger = logging.getLogger(__name__)
 

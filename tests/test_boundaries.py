@@ -40,9 +40,18 @@ FORBIDDEN = {
         "deploy",
         "opentelemetry",
     },
-    "router.reader_main": {"torch", "triton", "safetensors", "transformers", "aiohttp", "zmq"},
-    "router.template_main": {"torch", "triton", "safetensors", "transformers", "tokenizers", "numpy", "aiohttp", "zmq"},
-    "router.grammar_main": {
+    "router.reading.reader_main": {"torch", "triton", "safetensors", "transformers", "aiohttp", "zmq"},
+    "router.reading.template_main": {
+        "torch",
+        "triton",
+        "safetensors",
+        "transformers",
+        "tokenizers",
+        "numpy",
+        "aiohttp",
+        "zmq",
+    },
+    "router.grammar.compiler": {
         "torch",
         "triton",
         "safetensors",
@@ -93,8 +102,8 @@ FORBIDDEN = {
     "common.wire.transport.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
 }
 WITHOUT_EXTRAS = (
-    "router.__main__", "router.reader_main", "router.template_main", "router.grammar_main", "common.memory.__main__",
-    "deploy.cli", "deploy.healthcheck",
+    "router.__main__", "router.reading.reader_main", "router.reading.template_main", "router.grammar.compiler",
+    "common.memory.__main__", "deploy.cli", "deploy.healthcheck",
 )  # fmt: skip
 
 

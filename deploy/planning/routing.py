@@ -1,8 +1,8 @@
 """The router of a simulation: its queue, how much it sends ahead, and which pair it chooses.
 
-The rules are those of `router/worker_pool.py`, `router/costs.py`, `router/binding.py` and `router/waiting_queue.py`, of
-one client, but that nobody passes for the sake of what lies elsewhere, and nothing is taken from decode workers. A test
-holds the choice against the router's own. What the router looks for among all pairs is looked for on one host after the
+The rules are those of `worker_pool` and `costs` in `router/placement`, `binding` and `waiting_queue` in
+`router/dispatch`, of one client, but that nobody passes for the sake of what lies elsewhere, and nothing is taken from
+decode workers. A test holds the choice against the router's own. What the router looks for among all pairs is looked for on one host after the
 other here, while there is one that could have a better pair.
 """
 
@@ -20,7 +20,7 @@ PREFILL_WINDOW = 3.0
 BACKLOG_TOKENS = 32_768
 """Queued for each GPU that computes prompts, from which these take all of it: `router.backlog_tokens`."""
 FORESEEN_TOKENS, MOVED_AT_ONCE, LOAD_TOKENS = 1024, 4, 32_768
-"""As in `router/route.py`."""
+"""As in `router/placement/route.py`."""
 AVOIDED_TOKENS = 1e12
 """What a decode worker that has given a prompt back counts as: anybody else is better."""
 MAX_TRIED = 8

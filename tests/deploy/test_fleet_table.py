@@ -7,11 +7,11 @@ from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
 from common.wire.messages.operator import RoleChange, Stage
 from common.wire.messages.worker import Role
 from deploy.fleet_table import fleet_table
-from router.health import report
-from router.incidents import Incidents
-from router.memory_servers import MemoryServer
-from router.role_changes import RoleChanges
-from router.worker_pool import WorkerPool
+from router.dispatch.incidents import Incidents
+from router.observe.health import report
+from router.placement.worker_pool import WorkerPool
+from router.workers.memory_servers import MemoryServer
+from router.workers.role_changes import RoleChanges
 from tests.messages import heartbeat, kv_path, worker_ready
 
 NOW_S = 100_000.0

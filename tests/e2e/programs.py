@@ -18,7 +18,7 @@ from deploy.fork_server import MAX_REQUEST_BYTES, order
 from deploy.forks import WORKER_MODULES, adopt_orphans
 from deploy.launch_plan import Kind, ProcessSpec
 
-MODULES = (*WORKER_MODULES, "router.app", "uvloop", "common.memory.server.server")
+MODULES = (*WORKER_MODULES, "router.api.app", "uvloop", "common.memory.server.server")
 ROOT = Path(__file__).parents[2]
 END_TIMEOUT_S = 60.0
 

@@ -25,12 +25,12 @@ from deploy.planning.loads import Prefixes
 from deploy.planning.rates import read_rates
 from deploy.planning.search import Search
 from deploy.planning.workload import Replay, Span, Steady
-from router.fleet_metrics import FleetMetrics
-from router.incidents import Incidents
-from router.memory_servers import MemoryServers
-from router.metrics import Metrics
-from router.role_changes import RoleChanges
-from router.worker_pool import WorkerPool
+from router.dispatch.incidents import Incidents
+from router.dispatch.metrics import Metrics
+from router.observe.fleet_metrics import FleetMetrics
+from router.placement.worker_pool import WorkerPool
+from router.workers.memory_servers import MemoryServers
+from router.workers.role_changes import RoleChanges
 from tests.messages import heartbeat, worker_ready
 from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
 

@@ -6,7 +6,8 @@ from common.settings.config import DecodeSection, PrefillSection, RouterSection
 from common.settings.memory_sections import MemorySection
 from decode_worker.runner import MIN_SPARED_BYTES, batch_buckets
 from deploy.planning import costs, decode, prefill, routing, simulator
-from router import binding, route
+from router.dispatch import binding
+from router.placement import route
 
 
 def test_the_numbers_are_the_same() -> None:

@@ -25,10 +25,10 @@ from deploy.planning.rates import Where
 from deploy.planning.request import Request
 from deploy.planning.routing import Host, Router
 from deploy.planning.simulator import Outcome, Stuck, simulate
-from router.member import Member
-from router.route import Demand, Route
-from router.text_keys import TextKeys
-from router.worker_pool import WorkerPool
+from router.placement.member import Member
+from router.placement.route import Demand, Route
+from router.placement.text_keys import TextKeys
+from router.placement.worker_pool import WorkerPool
 from tests.messages import LAYOUT, kv_path, worker_ready
 from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, STEP_TOKENS, TOKEN_MS, made_rates
 

@@ -18,15 +18,15 @@ from common.wire.messages.worker import (
 )
 from common.wire.values.packing import pack_floats, pack_ids
 from common.wire.values.sampling_params import SamplingParams
-from router.detokenizer import TextStream
-from router.dispatcher import Dispatcher
-from router.member import Member
-from router.metrics import Metrics
-from router.prompt_log import PromptLog
-from router.request_state import Completion, Delivery, Mailbox, State
-from router.route import Route
-from router.stop_strings import StopAutomaton, StopMatcher
-from router.worker_pool import WorkerPool
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.metrics import Metrics
+from router.dispatch.request_state import Completion, Delivery, Mailbox, State
+from router.placement.member import Member
+from router.placement.route import Route
+from router.placement.worker_pool import WorkerPool
+from router.text.detokenizer import TextStream
+from router.text.prompt_log import PromptLog
+from router.text.stop_strings import StopAutomaton, StopMatcher
 from tests.messages import kv_path, worker_ready
 
 NET = NetSection(worker_timeout_s=3.0, step_timeout_s=100.0)

@@ -18,8 +18,8 @@ from common.settings.config import Config, ModelSection, NetSection, RouterSecti
 from common.wire.messages.worker import Knock
 from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
 from common.wire.values.sampling_params import SamplingParams
-from router.app import start_server
-from router.http_request import SERVICE
+from router.api.app import start_server
+from router.api.http_request import SERVICE
 from router.service import Service
 from tests.fakes import FakeDecode, FakeModel, FakePrefill, FakeWorker, free_endpoint
 
@@ -152,8 +152,8 @@ async def start_cluster(
     model_dir: Path, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[StartCluster]:
     """Start a router without workers, whose helpers have time; options of [router] as keywords."""
-    monkeypatch.setattr("router.grammar_checks.DEADLINE_S", 100.0)
-    monkeypatch.setattr("router.reader.SHORT_DEADLINE_S", 100.0)
+    monkeypatch.setattr("router.grammar.checks.DEADLINE_S", 100.0)
+    monkeypatch.setattr("router.reading.reader.SHORT_DEADLINE_S", 100.0)
     clusters: list[Cluster] = []
 
     async def start(endpoint: str = "", **router: Any) -> Cluster:

@@ -4,7 +4,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from router.text_cuts import WORDS
+from router.text.text_cuts import WORDS
 from tests.router.conftest import TEXT
 
 END, TURN, THINK = "<|endoftext|>", "<|im_start|>", "<think>"

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from common.base.errors import RequestError
 from common.settings.config import ModelSection
 from common.wire.messages.frames import decode, encode
-from router.completion_fields import COMPLETION_FIELDS, STREAM_OPTIONS
-from router.error_bodies import error_body
-from router.packed_requests import unpack
-from router.reading import parse_body, read, tokenized
-from router.tokenizer import Tokenizer
+from router.http.error_bodies import error_body
+from router.reading.packed_requests import unpack
+from router.reading.reading import parse_body, read, tokenized
+from router.requests.completion_fields import COMPLETION_FIELDS, STREAM_OPTIONS
+from router.text.tokenizer import Tokenizer
 from tests.messages import prefill_request
 
 LIMIT = 100

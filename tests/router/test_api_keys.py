@@ -15,9 +15,9 @@ from aiohttp.test_utils import make_mocked_request
 from common.base.errors import ConfigError
 from common.settings.config import Config, RouterSection
 from common.settings.options import from_tables
-from router import api_keys
-from router.api_keys import ApiKeys
-from router.status_handlers import OPEN_TO_ALL
+from router.api.status import OPEN_TO_ALL
+from router.http import api_keys
+from router.http.api_keys import ApiKeys
 from tests.router.conftest import Cluster, StartCluster
 
 FIRST, SECOND, THIRD = "sk-first-0123456789abcdef", "sk-second-0123456789abcdef", "sk-third-0123456789abcdef"

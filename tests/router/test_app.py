@@ -17,8 +17,8 @@ from aiohttp.test_utils import TestServer
 from common.base.errors import RequestError
 from common.wire.messages.worker import Abort
 from common.wire.values.sampling_params import SamplingParams
-from router.app import _on_response_prepare, shape_errors
-from router.openai_api import choice_seed
+from router.api.app import _on_response_prepare, shape_errors
+from router.requests.completion_api import choice_seed
 from tests.router.conftest import EOS, MAX_MODEL_LEN, Client, Cluster, StartCluster
 
 PROMPT = "the quick brown fox"
@@ -130,7 +130,7 @@ async def test_a_client_that_leaves_while_it_is_written_to_costs_one_line_and_no
             with pytest.raises(aiohttp.ClientError):
                 async with session.post(server.make_url("/")) as response:
                     await response.read()
-    assert [record.getMessage().split("] ")[1] for record in caplog.records if record.name == "router.app"] == [
+    assert [record.getMessage().split("] ")[1] for record in caplog.records if record.name == "router.api.app"] == [
         "nobody reads the response: Cannot write to closing transport"
     ]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -235,7 +235,7 @@ async def test_many_streams_at_once(client: Client) -> None:
 
 
 def test_importing_the_router_imports_no_worker_room() -> None:
-    code = "import sys, json, router.app, router.__main__; print(json.dumps(sorted(sys.modules)))"
+    code = "import sys, json, router.api.app, router.__main__; print(json.dumps(sorted(sys.modules)))"
     modules = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
     forbidden = {"torch", "triton", "safetensors", "transformers", "decode_worker", "prefill_worker"}
     assert forbidden.isdisjoint(modules)

@@ -6,10 +6,10 @@ import pytest
 
 from common.settings.config import RouterSection
 from common.wire.values.sampling_params import SamplingParams
-from router.binding import MOST_PASSING_TOKENS, starts
-from router.detokenizer import TextStream
-from router.request_state import Completion, Mailbox
-from router.waiting_queue import WaitingQueue
+from router.dispatch.binding import MOST_PASSING_TOKENS, starts
+from router.dispatch.request_state import Completion, Mailbox
+from router.dispatch.waiting_queue import WaitingQueue
+from router.text.detokenizer import TextStream
 from tests.messages import heartbeat
 from tests.router.test_prefix_map import Pools, keys_of
 

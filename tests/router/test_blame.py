@@ -3,8 +3,8 @@
 import pytest
 
 from common.wire.messages.worker import Role
-from router.member import Member
-from router.request_state import Completion, State
+from router.dispatch.request_state import Completion, State
+from router.placement.member import Member
 from tests.router.bench import LENGTH, NET, Bench, Result, decode_ids, result_of
 
 NUM_TOKENS = 20

@@ -3,8 +3,8 @@
 import pytest
 
 from common.wire.messages.worker import PrefillRequest, PromptCached, Role
-from router.member import Member
-from router.request_state import Completion
+from router.dispatch.request_state import Completion
+from router.placement.member import Member
 from tests.router.bench import LENGTH, Bench
 
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from common.base.errors import ErrorCode, RequestError
 from common.settings.config import ModelSection
-from router.bodies import NUM_FREE_BYTES
-from router.chat_fields import CHAT_FIELDS
-from router.chat_model import ToldModel, packed_model
-from router.chat_template import ChatTemplate
-from router.control_tokens import ControlTokens
-from router.error_bodies import error_body
-from router.helper_frames import MODEL, Kind
-from router.packed_requests import unpack
-from router.reading import parse_conversation, read, tokenized
-from router.tokenizer import Tokenizer
+from router.base.helper_frames import MODEL, Kind
+from router.http.error_bodies import error_body
+from router.reading.bodies import NUM_FREE_BYTES
+from router.reading.packed_requests import unpack
+from router.reading.reading import parse_conversation, read, tokenized
+from router.requests.chat_fields import CHAT_FIELDS
+from router.text.chat_model import ToldModel, packed_model
+from router.text.chat_template import ChatTemplate
+from router.text.control_tokens import ControlTokens
+from router.text.tokenizer import Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN, Client, Cluster, StartCluster
 
 USER = {"role": "user", "content": "the quick brown fox"}
@@ -286,7 +286,7 @@ async def test_a_short_chat_has_the_tokens_of_a_long_one(
 ) -> None:
     reader = cluster.service.reader
     monkeypatch.setattr(reader._process, "read", counted := Counted(reader._process.read))
-    monkeypatch.setattr("router.reader.MAX_WRITTEN_CHARS", len(PROMPT))
+    monkeypatch.setattr("router.reading.reader.MAX_WRITTEN_CHARS", len(PROMPT))
     said = content.format(special=reader._tokenizer.control_tokens.texts[0])
     data = json.dumps({"messages": [USER | {"content": said}]}).encode()
     short = await reader.read([data], MAX_MODEL_LEN, Kind.CHAT)

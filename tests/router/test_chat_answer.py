@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from common.base.errors import RequestError
 from common.wire.values.sampling_params import SamplingParams
-from router.chat_answer import MAX_CALLS, AnswerParser, Part, Thoughts
-from router.chat_bodies import ChatChunkWriter, chat_choice_body
-from router.chat_template import ChatTemplate
-from router.detokenizer import TextStream
-from router.openai_api import ResponseOptions
-from router.request_state import Completion, Delivery, Mailbox
+from router.answers.chat_bodies import ChatChunkWriter, chat_choice_body
+from router.dispatch.request_state import Completion, Delivery, Mailbox
+from router.requests.completion_api import ResponseOptions
+from router.text.chat_answer import MAX_CALLS, AnswerParser, Part, Thoughts
+from router.text.chat_template import ChatTemplate
+from router.text.detokenizer import TextStream
 
 F = '{"name": "f", "arguments": {"a": "ü"}}'
 F_CALL = ("f", '{"a": "ü"}')

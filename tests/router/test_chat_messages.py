@@ -9,10 +9,10 @@ from openai.types.chat import ChatCompletionMessage
 
 from common.base.errors import RequestError
 from common.settings.config import ModelSection
-from router.chat_bodies import chat_choice_body
-from router.chat_fields import CHAT_FIELDS
-from router.reading import parse_conversation
-from router.tokenizer import Tokenizer
+from router.answers.chat_bodies import chat_choice_body
+from router.reading.reading import parse_conversation
+from router.requests.chat_fields import CHAT_FIELDS
+from router.text.tokenizer import Tokenizer
 from tests.router.test_chat_answer import F, completion, options
 
 USER = {"role": "user", "content": "the fox"}

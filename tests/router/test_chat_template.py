@@ -8,8 +8,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from common.base.errors import RequestError
-from router.chat_template import ChatTemplate, load_chat_template
-from router.tool_calls import ToolFormat
+from router.text.chat_template import ChatTemplate, load_chat_template
+from router.text.tool_calls import ToolFormat
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = [{"role": "user", "content": "<schöne> Grüße {{ 7 * 7 }}"}, {"role": "assistant", "content": "a\n"}]

@@ -11,8 +11,9 @@ import pytest
 from aiohttp import web
 
 from common.settings.config import RouterSection
-from router import bodies, connection
-from router.connection import Connection
+from router.http import connection
+from router.http.connection import Connection
+from router.reading import bodies
 from tests.router.conftest import Cluster, StartCluster
 
 DEADLINE_S = 60.0

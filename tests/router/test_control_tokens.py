@@ -13,11 +13,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from common.settings.config import ModelSection
-from router.chat_api import parse_chat
-from router.control_tokens import ControlTokens
-from router.reading import tokenized
-from router.token_api import tokenize
-from router.tokenizer import Tokenizer
+from router.reading.reading import tokenized
+from router.requests.chat_api import parse_chat
+from router.requests.token_api import tokenize
+from router.text.control_tokens import ControlTokens
+from router.text.tokenizer import Tokenizer
 
 QWEN = {
     "special": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],

@@ -6,8 +6,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.detokenizer import MAX_PENDING_TOKENS, IncrementalDecoder, TextStream
-from router.stop_strings import MAX_STOP_CHARS, MAX_STOPS, StopAutomaton, StopMatcher
+from router.text.detokenizer import MAX_PENDING_TOKENS, IncrementalDecoder, TextStream
+from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOPS, StopAutomaton, StopMatcher
 
 PROPERTY = settings(max_examples=300)
 texts = st.text(alphabet=st.sampled_from("aab the köln你好🎉👨\u200d👩\ufffd"), max_size=60)

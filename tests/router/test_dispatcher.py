@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-import router.dispatcher
+import router.dispatch.dispatcher
 from common.base.errors import RequestError
 from common.wire.messages.handoff import DecodeRequest
 from common.wire.messages.worker import PrefillRequest, Role, TokenBatch
 from common.wire.values.packing import pack_ids, unpack_ids
-from router.member import Member
-from router.request_state import Delivery, Mailbox, State
-from router.route import Demand, Route
+from router.dispatch.request_state import Delivery, Mailbox, State
+from router.placement.member import Member
+from router.placement.route import Demand, Route
 from tests.messages import worker_ready
 from tests.router.bench import EOS, LENGTH, STOP, Bench, Result, result_of
 
@@ -328,7 +328,7 @@ def test_what_is_too_long_for_all_that_have_room_lets_others_pass() -> None:
 
 
 def test_many_at_once_take_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.dispatcher, "MAX_AT_ONCE", 3)
+    monkeypatch.setattr(router.dispatch.dispatcher, "MAX_AT_ONCE", 3)
     bench = Bench(num_prefill=1, num_decode=0)
     later: list[Callable[[], None]] = []
     bench.dispatcher._defer = later.append
@@ -358,7 +358,7 @@ def test_where_nobody_has_room_no_pair_is_looked_for(monkeypatch: pytest.MonkeyP
         demands.append(demand)
         return choose(demand)
 
-    monkeypatch.setattr("router.worker_pool.Pairing", lambda *_: pytest.fail("there is none"))
+    monkeypatch.setattr("router.placement.worker_pool.Pairing", lambda *_: pytest.fail("there is none"))
     monkeypatch.setattr(bench.pool, "choose", counted)
     bench.dispatcher.pump()
     assert len(demands) == 2, "whose turn it is, and who asks for nothing but a place"

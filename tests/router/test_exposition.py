@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.exposition import exposition
+from router.base.exposition import exposition
 from tests.fakes import FakeWorker
 from tests.router.conftest import Client, Cluster
 

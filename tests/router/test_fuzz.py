@@ -14,9 +14,9 @@ from common.wire.messages.memory_reports import KVEvents, MemoryReady, WorkerEnd
 from common.wire.messages.worker import Heartbeat, KVPathReport, Message, RequestFailed, Role, TokenBatch
 from common.wire.messages.worker_id import BEAT_SUFFIX, connection_of
 from common.wire.values.sampling_params import SamplingParams
-from router.detokenizer import TextStream
-from router.request_state import Completion, Mailbox, State
+from router.dispatch.request_state import Completion, Mailbox, State
 from router.service import Service
+from router.text.detokenizer import TextStream
 from tests.fakes import FakeModel, free_endpoint
 from tests.messages import kv_path, worker_ready
 from tests.wire.values import aimed_messages

@@ -7,7 +7,7 @@ import zmq
 from common.settings.config import NetSection
 from common.wire.messages.worker import Heartbeat, Message, Reregister
 from common.wire.transport.sockets import MAX_RECEIVED_AT_ONCE, Spoke
-from router.hub import MAX_TURN_S, MAX_WORKER_FRAME_BYTES, AsyncHub, Undelivered
+from router.workers.hub import MAX_TURN_S, MAX_WORKER_FRAME_BYTES, AsyncHub, Undelivered
 from tests.fakes import free_endpoint
 from tests.messages import heartbeat
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.base.errors import RequestError
-from router import id_lists
-from router.id_lists import CHUNK_CHARS, LEAST_CHARS, MAX_BRACKETS, ids_of, part
-from router.json_body import values_of
-from router.model_info import ModelInfo
-from router.reading import MAX_IDS_BYTES, MAX_REST_CHARS, _loads, parse_body, parse_ids
+from router.reading import id_lists
+from router.reading.id_lists import CHUNK_CHARS, LEAST_CHARS, MAX_BRACKETS, ids_of, part
+from router.reading.json_body import values_of
+from router.reading.reading import MAX_IDS_BYTES, MAX_REST_CHARS, _loads, parse_body, parse_ids
+from router.text.model_info import ModelInfo
 
 INFO = ModelInfo("tiny", "", "", vocab_size=151_936, max_model_len=40_960, eos_token_ids=(1,))
 NUMBERS = ("0", "1", "23", "151935", "2147483647")

@@ -2,9 +2,9 @@
 
 from common.wire.messages.worker import Inquiry, InquiryReply, Role
 from common.wire.values.packing import pack_ids, unpack_ids
-from router.inquiries import BEATS, Inquiries
-from router.member import Member
-from router.request_state import Completion, State
+from router.dispatch.inquiries import BEATS, Inquiries
+from router.dispatch.request_state import Completion, State
+from router.placement.member import Member
 from tests.router.bench import NET, Bench
 
 QUIET_S = BEATS * NET.heartbeat_s + 0.1

@@ -13,11 +13,11 @@ from common.settings.config import NetSection
 from common.wire.messages.memory_reports import BlockEvent, KVEvents, MemoryReady
 from common.wire.messages.worker import KVEventsWanted, Message, Role
 from common.wire.values.packing import pack_ids
-from router import kv_events
-from router.kv_events import ASK_S, BAN_S, KVEventReader
-from router.memory_servers import MemoryServers
-from router.prefix_map import MOMENT_S, PoolName, Prediction
-from router.worker_pool import WorkerPool
+from router.placement.prefix_map import MOMENT_S, PoolName, Prediction
+from router.placement.worker_pool import WorkerPool
+from router.workers import kv_events
+from router.workers.kv_events import ASK_S, BAN_S, KVEventReader
+from router.workers.memory_servers import MemoryServers
 from tests.layouts import window
 from tests.messages import LAYOUT, worker_ready
 

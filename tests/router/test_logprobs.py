@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from common.wire.values.output_token import Logprobs, OutputToken
-from router.logprobs import LEAST, LogprobLog, TokenStrings
+from router.text.logprobs import LEAST, LogprobLog, TokenStrings
 
 
 class Words:

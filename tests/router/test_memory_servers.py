@@ -15,8 +15,8 @@ import tokenizers
 from common.memory.server.announcer import Announcer
 from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
 from common.wire.messages.worker import Knock, PeerGone, PrefillRequest, WorkerGone, WorkerLeaving
-from router import memory_servers
-from router.memory_servers import MemoryServers
+from router.workers import memory_servers
+from router.workers.memory_servers import MemoryServers
 from tests.announcing import announcer
 from tests.fakes import FakeDecode, FakeWorker
 from tests.router.conftest import NET, Client, Cluster, StartCluster

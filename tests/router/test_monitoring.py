@@ -5,7 +5,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.exposition import exposition
+from router.base.exposition import exposition
 from tests.monitoring import NAME, alerts, asked_by_chart, asked_by_dashboard, dashboard, legends
 from tests.router.conftest import Client, Cluster
 from tests.router.test_memory_servers import FakeMemory

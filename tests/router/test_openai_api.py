@@ -6,14 +6,14 @@ import pytest
 
 from common.base.errors import RequestError
 from common.wire.values.sampling_params import SamplingParams
-from router.completion_bodies import ChunkWriter
-from router.completion_fields import COMPLETION_FIELDS
-from router.detokenizer import TextStream
-from router.error_bodies import error_body
-from router.field_list import written
-from router.openai_api import CompletionRequest, ResponseOptions, choice_seed, parse
-from router.prompts import fit_max_tokens
-from router.request_state import Completion, Delivery, Mailbox
+from router.answers.completion_bodies import ChunkWriter
+from router.api.field_tables import written
+from router.dispatch.request_state import Completion, Delivery, Mailbox
+from router.http.error_bodies import error_body
+from router.requests.completion_api import CompletionRequest, ResponseOptions, choice_seed, parse
+from router.requests.completion_fields import COMPLETION_FIELDS
+from router.text.detokenizer import TextStream
+from router.text.prompts import fit_max_tokens
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 100
@@ -297,7 +297,7 @@ def test_whatever_an_unknown_field_is_called_the_error_can_be_sent(name: str) ->
 def test_the_lists_in_the_readme_are_the_tables() -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "| `max_tokens` |" in page
-    assert written(page) == page, "run `python -m router.field_list README.md`"
+    assert written(page) == page, "run `python -m router.api.field_tables README.md`"
 
 
 def test_another_model_is_404() -> None:

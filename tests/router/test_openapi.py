@@ -21,10 +21,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from router.doc_handlers import get_docs, get_openapi
-from router.openapi import ENDPOINTS, REASONS
-from router.page_handlers import OPEN_PAGES
-from router.server_rules import decimals
+from router.api.documents import get_docs, get_openapi
+from router.api.openapi import ENDPOINTS, REASONS
+from router.api.status_page_files import OPEN_PAGES
+from router.text.server_rules import decimals
 from tests.router.conftest import Cluster, StartCluster
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ from common.settings.config import NetSection
 from common.wire.messages.memory_reports import MemoryReady
 from common.wire.messages.operator import DrainAnswer, DrainWanted, Leave
 from common.wire.messages.worker import Message, Role
-from router.memory_servers import MemoryServers
-from router.operators import ASK_AGAIN_S, Operators
-from router.role_changes import RoleChanges
-from router.worker_pool import WorkerPool
+from router.placement.worker_pool import WorkerPool
+from router.workers.memory_servers import MemoryServers
+from router.workers.operators import ASK_AGAIN_S, Operators
+from router.workers.role_changes import RoleChanges
 from tests.messages import worker_ready
 
 

@@ -15,7 +15,7 @@ import pytest
 from common.base.errors import ConfigError
 from common.settings.config import Config, RouterSection
 from common.settings.options import from_tables
-from router.telemetry import TELEMETRY, make_telemetry
+from router.api.telemetry import TELEMETRY, make_telemetry
 from tests.fakes import FakeDecode
 from tests.router.conftest import Cluster, StartCluster
 
@@ -31,7 +31,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """It is there, and sends soon. Its threads end with the test, because they use `random` amid what others draw."""
     pytest.importorskip("opentelemetry.sdk", reason="the otel extra is not installed")
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the otel extra is not installed")
-    monkeypatch.setattr("router.otel.SEND_EVERY_MS", 20)
+    monkeypatch.setattr("router.api.otel.SEND_EVERY_MS", 20)
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
@@ -249,8 +249,8 @@ async def test_a_replay_and_a_client_that_leaves_are_told(start_cluster: StartCl
 async def test_a_collector_that_does_not_answer_costs_nobody_anything(
     hangs: bool, start_cluster: StartCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.otel.SEND_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("router.otel.CLOSE_S", 0.1)
+    monkeypatch.setattr("router.api.otel.SEND_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("router.api.otel.CLOSE_S", 0.1)
     with socket.socket() as port, caplog.at_level(logging.WARNING):
         port.bind(("127.0.0.1", 0))
         if hangs:
@@ -272,6 +272,6 @@ def test_what_is_no_url_is_a_wrong_setting(url: str) -> None:
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.delitem(sys.modules, "router.otel", raising=False)
+    monkeypatch.delitem(sys.modules, "router.api.otel", raising=False)
     with pytest.raises(ConfigError, match=r"needs the otel extra: pip install -e"):
         make_telemetry(RouterSection(otlp_endpoint="http://127.0.0.1:4318"), "m")

@@ -10,9 +10,9 @@ from common.settings.config import NetSection
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.messages.worker import PrefillRequest, RequestFailed, Role
 from common.wire.values.step_counts import StepMeter
-from router.member import Member
-from router.route import LEAST, Demand, Route
-from router.worker_pool import WorkerPool
+from router.placement.member import Member
+from router.placement.route import LEAST, Demand, Route
+from router.placement.worker_pool import WorkerPool
 from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 from tests.router.bench import Bench
 from tests.router.test_prefix_map import keys_of

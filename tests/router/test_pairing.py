@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from common.settings.config import NetSection
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.messages.worker import Role
-from router.costs import Costs
-from router.member import NO_TRANSPORT, Member
-from router.pairing import Order, Pairing
-from router.route import Demand
-from router.worker_pool import WorkerPool
+from router.placement.costs import Costs
+from router.placement.member import NO_TRANSPORT, Member
+from router.placement.pairing import Order, Pairing
+from router.placement.route import Demand
+from router.placement.worker_pool import WorkerPool
 from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 from tests.router.test_prefix_map import keys_of
 

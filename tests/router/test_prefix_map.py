@@ -15,11 +15,11 @@ from common.wire.messages.worker import Role
 from common.wire.values.block_key import digests, root_of, short_keys
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import pack_ids
-from router.member import Member
-from router.prefix_map import MOMENT_S, PoolContents, PrefixMap
-from router.route import Demand, Route
-from router.text_keys import TextKeys
-from router.worker_pool import WorkerPool
+from router.placement.member import Member
+from router.placement.prefix_map import MOMENT_S, PoolContents, PrefixMap
+from router.placement.route import Demand, Route
+from router.placement.text_keys import TextKeys
+from router.placement.worker_pool import WorkerPool
 from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size

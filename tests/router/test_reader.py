@@ -13,9 +13,9 @@ import pytest
 
 from common.base.errors import ConfigError, RequestError
 from common.settings.config import RouterSection
-from router import bodies
-from router.bodies import NUM_FREE_BYTES
-from router.reader_process import ReaderProcess
+from router.reading import bodies
+from router.reading.bodies import NUM_FREE_BYTES
+from router.reading.reader_process import ReaderProcess
 from tests.router.conftest import Cluster, StartCluster
 
 JSON = {"Content-Type": "application/json"}

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from common.base.errors import RequestError
 from common.settings.config import ModelSection
-from router.json_body import MAX_VALUES
-from router.packed_requests import unpack
-from router.prompts import MAX_CHARS_PER_TOKEN, Encoding
-from router.reading import MAX_REPEATED_TOKENS, parse_body, read, tokenized
-from router.tokenizer import PIECE_CHARS, USUAL_CHARS_PER_TOKEN, Tokenizer
+from router.reading.json_body import MAX_VALUES
+from router.reading.packed_requests import unpack
+from router.reading.reading import MAX_REPEATED_TOKENS, parse_body, read, tokenized
+from router.text.prompts import MAX_CHARS_PER_TOKEN, Encoding
+from router.text.tokenizer import PIECE_CHARS, USUAL_CHARS_PER_TOKEN, Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN
 from tests.router.test_openai_api import ACCEPTED, REJECTED
 

@@ -10,10 +10,10 @@ import pytest
 from common.base.errors import ErrorCode
 from common.wire.messages.worker import SHARED_POOL, Role, TokenBatch
 from common.wire.values.packing import pack_ids, unpack_ids
-from router.blame import MAX_RETURNS
-from router.logprobs import TokenStrings
-from router.member import Member
-from router.request_state import Completion, State
+from router.dispatch.request_state import Completion, State
+from router.dispatch.retry_policy import MAX_RETURNS
+from router.placement.member import Member
+from router.text.logprobs import TokenStrings
 from tests.messages import kv_path
 from tests.router.bench import LENGTH, NET, TERMINAL_STATES, VOCAB, Bench, Result, decode_ids, result_of
 

@@ -12,13 +12,13 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseReasoningIt
 
 from common.base.errors import RequestError
 from common.settings.config import ModelSection
-from router.bodies import NUM_FREE_BYTES
-from router.chat_template import ChatTemplate
-from router.helper_frames import Kind
-from router.packed_requests import unpack
-from router.reading import read
-from router.responses_fields import RESPONSES_FIELDS
-from router.tokenizer import Tokenizer
+from router.base.helper_frames import Kind
+from router.reading.bodies import NUM_FREE_BYTES
+from router.reading.packed_requests import unpack
+from router.reading.reading import read
+from router.requests.responses_fields import RESPONSES_FIELDS
+from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN, Client, Cluster
 
 SAID = "the quick brown fox"

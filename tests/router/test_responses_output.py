@@ -14,15 +14,15 @@ from pydantic import TypeAdapter
 
 from common.base.errors import RequestError
 from common.wire.values.sampling_params import SamplingParams
-from router.chat_answer import Thoughts
-from router.detokenizer import TextStream
-from router.job import Job
-from router.openai_api import ResponseOptions
-from router.request_state import Completion, Delivery, Mailbox
-from router.responses_answer import StreamedResponse, WholeResponse
-from router.responses_fields import RESPONSES_FIELDS
-from router.responses_shapes import ResponseBody
-from router.shapes import schema_of
+from router.answers.request_choices import Job
+from router.answers.responses_answer import StreamedResponse, WholeResponse
+from router.answers.responses_shapes import ResponseBody
+from router.base.shapes import schema_of
+from router.dispatch.request_state import Completion, Delivery, Mailbox
+from router.requests.completion_api import ResponseOptions
+from router.requests.responses_fields import RESPONSES_FIELDS
+from router.text.chat_answer import Thoughts
+from router.text.detokenizer import TextStream
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "ü"}}</tool_call>'
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

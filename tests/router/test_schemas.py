@@ -15,10 +15,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.grammar.grammars import Grammars
-from router.grammar_main import dialect_of, found
-from router.grammar_source import NO_GRAMMAR, Found, GrammarSource
-from router.tool_calls import ToolFormat
-from router.tool_choice import ToolChoice, form_of
+from router.grammar.compiler import dialect_of, found
+from router.grammar.source import NO_GRAMMAR, Found, GrammarSource
+from router.requests.tool_choice import ToolChoice, form_of
+from router.text.tool_calls import ToolFormat
 from tests.guided import DEMO_MODEL, is_valid
 from tests.router.conftest import Cluster
 from tests.router.test_structured import random_text

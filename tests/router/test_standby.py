@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from common.wire.messages.memory import KVOffer
 from common.wire.messages.worker import KVPathReport, PrefillRequest, Role, WorkerLeaving
-from router.health import report
-from router.incidents import Incidents
-from router.member import Member
-from router.role_changes import RoleChanges
-from router.route import LEAST, Demand
-from router.worker_pool import WorkerPool
+from router.dispatch.incidents import Incidents
+from router.observe.health import report
+from router.placement.member import Member
+from router.placement.route import LEAST, Demand
+from router.placement.worker_pool import WorkerPool
+from router.workers.role_changes import RoleChanges
 from tests.fakes import FakeDecode
 from tests.messages import heartbeat, kv_path
 from tests.router.conftest import Client, Cluster, StartCluster

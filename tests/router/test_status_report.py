@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from common.base.errors import ErrorCode, RequestError
 from common.settings.config import NetSection
 from common.wire.values.step_counts import StepMeter
-from router.history import NUM_SAMPLES, PERIOD_S, History, quantile
-from router.incidents import NUM_KEPT, Incidents, Kind
-from router.memory_servers import MemoryServers
-from router.model_info import ModelInfo
-from router.page_handlers import FILES
-from router.slowest import NUM_PERIODS, NUM_TOLD
-from router.status_report import KEPT_S, MAX_PATHS, StatusReporter
+from router.api.status_page_files import FILES
+from router.dispatch.incidents import NUM_KEPT, Incidents, Kind
+from router.dispatch.slowest import NUM_PERIODS, NUM_TOLD
+from router.observe.history import NUM_SAMPLES, PERIOD_S, History, quantile
+from router.observe.status_report import KEPT_S, MAX_PATHS, StatusReporter
+from router.text.model_info import ModelInfo
+from router.workers.memory_servers import MemoryServers
 from tests.messages import heartbeat, kv_path
 from tests.router.bench import LENGTH, Bench
 from tests.router.conftest import Client, Cluster

@@ -27,8 +27,8 @@ from common.wire.messages.worker import (
 )
 from common.wire.transport.sockets import Spoke
 from common.wire.values.packing import pack_ids
-from router import membership
-from router.member import Member
+from router.placement.member import Member
+from router.workers import membership
 from tests.fakes import FakeDecode
 from tests.messages import heartbeat, kv_path, worker_ready
 from tests.router.conftest import Client, Cluster, StartCluster

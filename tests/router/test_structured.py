@@ -17,13 +17,13 @@ from tokenizers import Tokenizer
 from common.base.errors import RequestError
 from common.grammar.grammars import Grammars
 from common.wire.messages.worker import PrefillRequest
-from router.chat_answer import THINK, THINK_END, AnswerParser, Part, Thoughts
-from router.grammar_checks import MAX_KNOWN
-from router.grammar_main import dialect_of, found
-from router.grammar_source import ANYTHING, MARKS, NO_GRAMMAR, GrammarSource
-from router.structured_fields import MAX_CHOICES
-from router.tool_calls import CALL, ToolFormat
-from router.tool_choice import ToolChoice, form_of
+from router.grammar.checks import MAX_KNOWN
+from router.grammar.compiler import dialect_of, found
+from router.grammar.source import ANYTHING, MARKS, NO_GRAMMAR, GrammarSource
+from router.requests.structured_fields import MAX_CHOICES
+from router.requests.tool_choice import ToolChoice, form_of
+from router.text.chat_answer import THINK, THINK_END, AnswerParser, Part, Thoughts
+from router.text.tool_calls import CALL, ToolFormat
 from tests.guided import DEMO_MODEL, TextFollower, is_valid
 from tests.router.conftest import Cluster
 
@@ -233,7 +233,7 @@ async def test_a_grammar_whose_client_leaves_while_the_process_starts_is_compile
 
 async def test_what_is_known_is_bounded(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = cluster.service.grammars
-    monkeypatch.setattr("router.grammar_checks.MAX_KNOWN", 5)
+    monkeypatch.setattr("router.grammar.checks.MAX_KNOWN", 5)
     async with aiohttp.ClientSession(cluster.url) as session:
         for i in range(12):
             assert (await ask(session, {"guided_regex": f"a{i}"}))[0] == 200

@@ -12,7 +12,7 @@ import pytest
 
 from common.wire.transport.port_sharing import PortLoan, PortOffer, borrow
 from router.__main__ import _drain
-from router.succession import SUCCESSION, Succession, port_path
+from router.api.succession import SUCCESSION, Succession, port_path
 from tests.router.conftest import Cluster, StartCluster
 
 BODY = {"prompt": "the quick", "max_tokens": 8, "temperature": 0}

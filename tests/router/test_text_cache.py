@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.settings.config import ModelSection
-from router.bodies import NUM_FREE_BYTES
-from router.prompts import MAX_CHARS_PER_TOKEN, Encoding, TokenIds
-from router.text_cache import TextCache, TextCounts
-from router.text_cuts import PIECE_CHARS
-from router.tokenizer import Tokenizer
+from router.reading.bodies import NUM_FREE_BYTES
+from router.text.prompts import MAX_CHARS_PER_TOKEN, Encoding, TokenIds
+from router.text.text_cache import TextCache, TextCounts
+from router.text.text_cuts import PIECE_CHARS
+from router.text.tokenizer import Tokenizer
 from tests.router.conftest import StartCluster
 from tests.router.made_tokenizers import KINDS, made
 
@@ -146,7 +146,7 @@ def test_an_end_of_a_text_is_that_of_the_library_s_tokens(
     both: tuple[Tokenizer, Any], monkeypatch: pytest.MonkeyPatch, keep_end: bool, special: bool
 ) -> None:
     ours, library = both
-    monkeypatch.setattr("router.tokenizer.MAX_BATCH", 2)
+    monkeypatch.setattr("router.text.tokenizer.MAX_BATCH", 2)
     text = "".join(LINES[:700])
     plain = library.encode(text, add_special_tokens=False)
     for num_tokens in (2, 17, 999, 5000, len(plain.ids), len(plain.ids) + 9):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from router.text_cuts import CUT, LETTERS, PIECE_CHARS, cuts_of
+from router.text.text_cuts import CUT, LETTERS, PIECE_CHARS, cuts_of
 from tests.router.made_tokenizers import END, KINDS, THINK, TURN, made, splitter
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 import tokenizers
 
-from router.bodies import NUM_FREE_BYTES
+from router.reading.bodies import NUM_FREE_BYTES
 from tests.router.conftest import MAX_MODEL_LEN, Cluster, StartCluster
 
 JSON = {"Content-Type": "application/json"}

@@ -6,7 +6,7 @@ import pytest
 
 from common.base.errors import ConfigError
 from common.settings.config import ModelSection
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN
 
 

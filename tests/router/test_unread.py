@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from router import connection, unread
-from router.request_state import Completion
-from router.unread import PATIENCE_S, Reason, Unread, Waiting
+from router.dispatch.request_state import Completion
+from router.http import connection, unread_answers
+from router.http.unread_answers import PATIENCE_S, Reason, Unread, Waiting
 from tests.router.conftest import MAX_MODEL_LEN, Cluster, StartCluster
 
 MIB = 1 << 20
@@ -161,8 +161,8 @@ async def test_a_stream_that_nobody_reads_ends(
     if reason is Reason.STALLED:
         monkeypatch.setattr(connection, "WRITE_S", 0.2)
     else:
-        monkeypatch.setattr(unread, "PATIENCE_S", 0.0)
-        monkeypatch.setattr(unread, "MAX_LOOK_S", 0.1)
+        monkeypatch.setattr(unread_answers, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(unread_answers, "MAX_LOOK_S", 0.1)
     cluster = await start_cluster(**({} if reason is Reason.STALLED else {"max_unread_bytes": MIB}))
     cluster.prefill()
     cluster.decode()

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from common.settings.config import RouterSection
 from common.wire.values.sampling_params import SamplingParams
-from router.detokenizer import TextStream
-from router.request_state import Completion, Mailbox
-from router.turns import MAX_CLIENTS, Turns
-from router.waiting_queue import WaitingQueue
+from router.dispatch.fair_turns import MAX_CLIENTS, Turns
+from router.dispatch.request_state import Completion, Mailbox
+from router.dispatch.waiting_queue import WaitingQueue
+from router.text.detokenizer import TextStream
 
 
 class Bench:

@@ -9,11 +9,11 @@ from common.settings.config import NetSection
 from common.wire.messages.operator import MAX_WORKERS
 from common.wire.messages.worker import KVPathReport, Role, WorkerReady
 from common.wire.values.kv_layout import KVLayout
-from router.member import NO_TRANSPORT, Member
-from router.readiness import MAX_TOLD, Kind, Readiness
-from router.readiness_log import SETTLING_S
-from router.route import LEAST, Demand
-from router.worker_pool import MEETING_S, WorkerPool
+from router.placement.member import NO_TRANSPORT, Member
+from router.placement.readiness import MAX_TOLD, Kind, Readiness
+from router.placement.readiness_log import SETTLING_S
+from router.placement.route import LEAST, Demand
+from router.placement.worker_pool import MEETING_S, WorkerPool
 from tests.layouts import state, window
 from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 

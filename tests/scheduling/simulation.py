@@ -18,11 +18,11 @@ from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.scheduler import Chunk, PromptScheduler
 from prefill_worker.sequence import PromptSequence
-from router.detokenizer import TextStream
-from router.dispatcher import Dispatcher
-from router.metrics import Metrics
-from router.request_state import Completion, Mailbox
-from router.worker_pool import WorkerPool
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.metrics import Metrics
+from router.dispatch.request_state import Completion, Mailbox
+from router.placement.worker_pool import WorkerPool
+from router.text.detokenizer import TextStream
 from tests.layouts import allocator_of, no_prefixes
 from tests.messages import kv_path, worker_ready
 

@@ -17,7 +17,7 @@ MAX_STOP_TOKENS = 64
 MAX_BIASED = 1024
 MAX_ALLOWED = 1 << 20
 MAX_GRAMMAR_CHARS = 1 << 17
-"""Of a grammar as llguidance has it; a client's is shorter (`router.structured_fields`)."""
+"""Of a grammar as llguidance has it; a client's is shorter (`router.requests.structured_fields`)."""
 MAX_BAD_WORDS = 256
 MAX_WORD_TOKENS = 16
 

@@ -1,0 +1,1 @@
+"""Responses: whole and streamed, in the shapes of each API."""

@@ -1,0 +1,101 @@
+"""OpenAI's response bodies of chats: a message in place of a text, deltas of it in a stream."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from router.answers.completion_bodies import ChunkWriter, ending_of, prompt_body
+from router.base.shapes import ToolCall
+from router.dispatch.request_state import Completion, Delivery
+from router.requests.completion_api import ResponseOptions
+from router.text.chat_answer import AnswerParser, CallPiece, Part
+from router.text.logprobs import LogprobLog
+
+ROLE = '"delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null'
+
+
+def chat_choice_body(text: str, completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+    """A choice of a response that is not streamed."""
+    log = completion.logprobs
+    parser = parser_of(options)
+    part = parser.feed(text, is_last=True)
+    choice = {
+        "index": completion.index,
+        "message": _message(part),
+        "logprobs": log and log.chat_part(0, len(completion.outputs)),
+    }
+    ending = ending_of(completion, options)
+    return choice | ending | {"finish_reason": _reason(parser, ending["finish_reason"])}
+
+
+class ChatChunkWriter(ChunkWriter):
+    """Server-sent events of one choice, of which the first says who speaks."""
+
+    def __init__(self, head: dict[str, Any], options: ResponseOptions, completion: Completion) -> None:
+        super().__init__(head, options, completion)
+        self._parser = parser_of(options)
+
+    def chunk(self, delivery: Delivery) -> bytes:
+        first = b"" if self._num_sent else self._role_event()
+        return first + super().chunk(delivery)
+
+    def _role_event(self) -> bytes:
+        nothing_yet = Delivery(self._completion.index, "")
+        prompt = prompt_body(self._completion, self._options)
+        told = f", {json.dumps(prompt)[1:-1]}" if prompt else ""
+        return f"{self._before}{ROLE}}}]{self._rest(nothing_yet)}{told}}}\n\n".encode("ascii")
+
+    def _prompt_body(self) -> dict[str, Any]:
+        """Return nothing, because the first event tells it beside its choice."""
+        return {}
+
+    def _content(self, delivery: Delivery) -> str:
+        part = self._parser.feed(delivery.text, is_last=delivery.finish_reason is not None)
+        return f'"delta": {json.dumps(_delta(part))}'
+
+    def _finish_reason(self, reason: str) -> str:
+        return _reason(self._parser, reason)
+
+    @staticmethod
+    def _part(log: LogprobLog, begin: int, end: int) -> Mapping[str, Any]:
+        return log.chat_part(begin, end)
+
+
+def parser_of(options: ResponseOptions) -> AnswerParser:
+    """Make the parser of an answer."""
+    return AnswerParser(
+        thoughts=options.thoughts,
+        tells_thoughts=options.tells_thoughts,
+        tool_format=options.tool_format,
+        forced=options.forced,
+    )
+
+
+def _message(part: Part) -> dict[str, Any]:
+    """Return a whole answer as a message: fields that are not of every answer only where they say something."""
+    thought = {"reasoning_content": part.thought} if part.thought else {}
+    calls = {"tool_calls": list(map(_call, part.calls))} if part.calls else {}
+    content = part.content or (None if calls else "")
+    return {"role": "assistant", "content": content, "refusal": None} | thought | calls
+
+
+def _call(piece: CallPiece) -> ToolCall:
+    """Return a call that came in one piece."""
+    return {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": piece.arguments}}
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    """Return what a message gains, a content of nothing where it gains nothing."""
+    calls = list(map(_call_delta, part.calls))
+    fields = {"reasoning_content": part.thought, "content": part.content, "tool_calls": calls}
+    return {name: value for name, value in fields.items() if value} or {"content": ""}
+
+
+def _call_delta(piece: CallPiece) -> dict[str, Any]:
+    if not piece.id:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    return {"index": piece.index, **_call(piece)}
+
+
+def _reason(parser: AnswerParser, reason: str) -> str:
+    return "tool_calls" if parser.has_called and reason == "stop" else reason

@@ -1,0 +1,95 @@
+"""Answers of APIs that give choices: completions and chats, whole and streamed."""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from router.answers.completion_bodies import DONE, ChunkWriter, choice_json, event, warnings_json
+from router.answers.prompt_logprobs import NOTHING
+from router.answers.request_choices import Job
+from router.dispatch.request_state import Completion, Delivery
+from router.http.error_bodies import error_body
+from router.requests.completion_api import ResponseOptions
+
+ChoiceBody = Callable[[str, Completion, ResponseOptions], dict[str, Any]]
+"""Makes a choice of its whole text."""
+PromptBody = Callable[[Completion, ResponseOptions], dict[str, Any]]
+"""Makes what stands beside the choices of the prompt that they share."""
+
+
+class WholeChoices:
+    """The body of a response that is not streamed."""
+
+    def __init__(
+        self, job: Job, wants_timing: bool, choice_body: ChoiceBody, prompt_body: PromptBody | None = None
+    ) -> None:
+        self._job = job
+        self._wants_timing = wants_timing
+        self._choice_body = choice_body
+        self._prompt_body = prompt_body
+        self._texts: list[list[str]] = [[] for _ in job.completions]
+
+    def take(self, delivery: Delivery) -> None:
+        self._texts[delivery.choice].append(delivery.text)
+
+    async def body(self) -> str:
+        """Give the JSON, once all completions are over."""
+        job = self._job
+        choices = []
+        for text, completion in zip(self._texts, job.completions, strict=True):
+            choice = self._choice_body("".join(text), completion, job.options)
+            choices.append(choice_json(choice, await job.shaper.parts(completion)))
+        listed = ", ".join(choices)
+        told = warnings_json(job.options)
+        told += f', "timing": {json.dumps(job.timing)}' if self._wants_timing else ""
+        head = job.head | (self._prompt_body(job.completions[0], job.options) if self._prompt_body else {})
+        return f'{json.dumps(head)[:-1]}, "choices": [{listed}], "usage": {json.dumps(job.usage)}{told}}}'
+
+
+class StreamedChoices:
+    """Server-sent events, a chunk for each delivery, `[DONE]` at the end."""
+
+    def __init__(self, job: Job, wants_timing: bool, writer: type[ChunkWriter]) -> None:
+        self._job = job
+        self._wants_timing = wants_timing
+        self._writers = [writer(job.head, job.options, completion) for completion in job.completions]
+
+    async def events(self, deliveries: list[Delivery]) -> bytes:
+        """Write what has arrived; texts of one choice are one event when the client was too slow for each."""
+        if self._job.options.num_echoed_logprobs:
+            await self._shape_prompts(deliveries)
+        if len(deliveries) > len(self._writers):
+            deliveries = _merged(deliveries)
+        return b"".join(map(self._event, deliveries))
+
+    def end(self, *, is_complete: bool) -> bytes:
+        """Write what stands behind all chunks; `is_complete`: no error ended them."""
+        return (self._last_words() if is_complete else b"") + DONE
+
+    def _event(self, delivery: Delivery) -> bytes:
+        if delivery.error is not None:
+            return event(error_body(delivery.error))
+        return self._writers[delivery.choice].chunk(delivery)
+
+    async def _shape_prompts(self, deliveries: Iterable[Delivery]) -> None:
+        """Shape those of the choices whose first event comes now."""
+        for delivery in deliveries:
+            writer = self._writers[delivery.choice]
+            if delivery.error is None and writer.prompt is NOTHING:
+                writer.prompt = await self._job.shaper.parts(self._job.completions[delivery.choice])
+
+    def _last_words(self) -> bytes:
+        """Usage and timing, if asked for: where no chunk has usage a comment has the timing, which clients skip."""
+        job = self._job
+        timing = {"timing": job.timing} if self._wants_timing else {}
+        if job.options.include_usage:
+            return event({**job.head, "choices": [], "usage": job.usage, **timing})
+        return f": timing {json.dumps(job.timing)}\n\n".encode("ascii") if timing else b""
+
+
+def _merged(deliveries: list[Delivery]) -> list[Delivery]:
+    last: dict[int, Delivery] = {}
+    for delivery in deliveries:
+        before = last.get(delivery.choice)
+        last[delivery.choice] = delivery._replace(text=before.text + delivery.text) if before else delivery
+    return list(last.values())

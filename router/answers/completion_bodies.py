@@ -1,0 +1,148 @@
+"""Response bodies of /v1/completions, whole and as server-sent events.
+
+A stream writes one event a token, thousands a second: everything of a chunk but the text is made
+once for each choice.
+"""
+
+import json
+from collections.abc import Mapping
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from router.answers.prompt_logprobs import NOTHING, PromptParts
+from router.dispatch.request_state import Completion, Delivery
+from router.requests.completion_api import ResponseOptions
+from router.text.logprobs import LogprobLog
+
+DONE = b"data: [DONE]\n\n"
+
+
+def choice_body(text: str, completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+    """A choice of a response that is not streamed."""
+    log = completion.logprobs
+    choice = {
+        "index": completion.index,
+        "text": text,
+        "logprobs": log and log.part(0, len(completion.outputs)),
+    }
+    return choice | ending_of(completion, options) | prompt_body(completion, options)
+
+
+def ending_of(completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+    """Return what choices of all kinds have behind their text."""
+    ids = {"token_ids": completion.outputs} if options.token_ids else {}
+    return {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason} | ids
+
+
+def prompt_body(completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+    """Return what a choice of a text tells of its prompt; a chat tells it beside its choices."""
+    return {"prompt_token_ids": list(completion.prompt_ids)} if options.token_ids else {}
+
+
+def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+    """Each prompt counts once, however many choices it has; of it so many tokens were not computed."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+    }
+
+
+def warnings_json(options: ResponseOptions) -> str:
+    """Write the field `warnings` behind others, if there are any."""
+    return f', "warnings": {json.dumps(options.warnings)}' if options.warnings else ""
+
+
+class ChunkWriter:
+    """Server-sent events of one choice."""
+
+    def __init__(self, head: dict[str, Any], options: ResponseOptions, completion: Completion) -> None:
+        self._completion = completion
+        self._options = options
+        self._num_sent = 0  # tokens
+        self.prompt = NOTHING  # what the first event tells of the prompt
+        self._warnings = warnings_json(options)
+        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.index}, '
+
+    def chunk(self, delivery: Delivery) -> bytes:
+        """One event; a finish reason stands only in a choice's last, and with it what ended the text."""
+        content = self._content(delivery)
+        reason = "null"
+        if delivery.finish_reason is not None:
+            stop = json.dumps(self._completion.stop_reason)
+            reason = f'"{self._finish_reason(delivery.finish_reason)}", "stop_reason": {stop}'
+        ids = self._token_ids(delivery) if self._options.token_ids else ""
+        after = (
+            f', "logprobs": {self._logprobs(delivery)}, "finish_reason": {reason}{ids}}}]{self._rest(delivery)}}}\n\n'
+        )
+        written = self._before + content + after
+        self._num_sent = delivery.num_outputs
+        return written.encode("ascii")
+
+    def _content(self, delivery: Delivery) -> str:
+        """The field that has the text."""
+        return f'"text": {encode_basestring_ascii(delivery.text)}'
+
+    def _finish_reason(self, reason: str) -> str:
+        """As clients know it; asked after `_content`."""
+        return reason
+
+    def _logprobs(self, delivery: Delivery) -> str:
+        """Of the tokens since the last event."""
+        log = self._completion.logprobs
+        if log is None:
+            return "null"
+        echoed = {} if self._num_sent else self.prompt.echoed
+        return _behind(echoed, self._part(log, self._num_sent, delivery.num_outputs))
+
+    @staticmethod
+    def _part(log: LogprobLog, begin: int, end: int) -> Mapping[str, Any]:
+        return log.part(begin, end)
+
+    def _token_ids(self, delivery: Delivery) -> str:
+        """Ids since the last event, in the first those of the prompt, too."""
+        ids = {"token_ids": self._completion.outputs[self._num_sent : delivery.num_outputs]}
+        told = self._prompt_body() if self._num_sent == 0 else {}
+        return f", {json.dumps(ids | told)[1:-1]}"
+
+    def _prompt_body(self) -> dict[str, Any]:
+        """Return what the first event of a choice tells of its prompt."""
+        return prompt_body(self._completion, self._options)
+
+    def _rest(self, delivery: Delivery) -> str:
+        """Write the fields beside `choices`: warnings in the first event, where clients' libraries keep them."""
+        warnings, self._warnings = self._warnings, ""
+        return warnings + self._usage(delivery)
+
+    def _usage(self, delivery: Delivery) -> str:
+        if self._options.continuous_usage:
+            completion = self._completion
+            usage = usage_of(len(completion.prompt_ids), delivery.num_outputs, completion.num_cached)
+            return f', "usage": {json.dumps(usage)}'
+        return ', "usage": null' if self._options.include_usage else ""
+
+
+def choice_json(choice: dict[str, Any], prompt: PromptParts) -> str:
+    """A choice with what it tells of its prompt."""
+    if prompt is NOTHING:
+        return json.dumps(choice)
+    others = {name: value for name, value in choice.items() if name != "logprobs"}
+    part = choice["logprobs"]
+    logprobs = "null" if part is None else _behind(prompt.echoed, part)
+    told = f', "prompt_logprobs": {prompt.told}' if prompt.told else ""
+    return f'{json.dumps(others)[:-1]}, "logprobs": {logprobs}{told}}}'
+
+
+def _behind(echoed: Mapping[str, str], part: Mapping[str, Any]) -> str:
+    """JSON of `part`, lists of the outputs, each behind that of an echoed prompt if there is one."""
+    if not echoed:
+        return json.dumps(part)
+    items = {name: filter(None, (echoed[name], json.dumps(values)[1:-1])) for name, values in part.items()}
+    lists = (f'"{name}": [' + ", ".join(written) + "]" for name, written in items.items())
+    return "{" + ", ".join(lists) + "}"
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """Any other event."""
+    return f"data: {json.dumps(body)}\n\n".encode("ascii")

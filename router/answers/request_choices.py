@@ -1,0 +1,140 @@
+"""One HTTP request at work: its prompts as tokens and a completion for each choice."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any
+
+from common.wire.messages.worker import FinishReason
+from router.answers.completion_bodies import usage_of
+from router.answers.prompt_logprobs import PromptShaper
+from router.base.shapes import ChoiceTiming
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.journey import UNNOTED, Arrival, Watch, no_watch
+from router.dispatch.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
+from router.requests.completion_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
+from router.service import Service
+from router.text.detokenizer import TextStream
+from router.text.logprobs import LogprobLog, TokenStrings
+from router.text.prompt_log import PromptLog
+from router.text.prompts import fit_max_tokens
+from router.text.stop_strings import StopAutomaton, StopMatcher
+from router.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Completions in the order of their choices: prompt by prompt, n for each."""
+
+    head: dict[str, Any]
+    options: ResponseOptions
+    num_prompt_tokens: int
+    num_choices: int  # of each prompt
+    completions: list[Completion]
+    mailbox: Mailbox
+    shaper: PromptShaper
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        num_outputs = sum(len(completion.outputs) for completion in self.completions)
+        num_cached = sum(completion.num_cached for completion in self.completions[:: self.num_choices])
+        return usage_of(self.num_prompt_tokens, num_outputs, num_cached)
+
+    @property
+    def timing(self) -> list[ChoiceTiming]:
+        """The ways of those that are over; what no worker had to compute had none."""
+        return [completion.timing for completion in self.completions if completion.timing is not None]
+
+
+def make_job(
+    service: Service,
+    request: CompletionRequest,
+    head: dict[str, Any],
+    client_request_id: str = "",
+    arrival: Arrival = UNNOTED,
+    watch: Watch = no_watch,
+) -> Job:
+    """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now.
+
+    `head` are the fields that all parts of the response share, its id among them; `arrival`: how the request came;
+    `watch`: who is told of each choice.
+    """
+    num_prompt_tokens = sum(map(len, request.prompts))
+    service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
+    mailbox = Mailbox()
+    text_stream = _text_streams(service.tokenizer, request.text, request.sampling.min_tokens)
+    strings = TokenStrings(service.tokenizer, as_ids=request.response.tokens_as_ids)
+    logprob_log = _logprob_logs(service.tokenizer, request, strings)
+    num_scores = request.response.num_scores
+    completions: list[Completion] = []
+    for prompt_ids, echo in zip(request.prompts, request.echoes or repeat(""), strict=False):
+        assert not isinstance(prompt_ids, str), "the reader leaves tokens"
+        max_tokens = fit_max_tokens(
+            len(prompt_ids), request.max_tokens, service.max_model_len, request.usual_max_tokens
+        )
+        for choice in range(request.n):
+            seed = choice_seed(request.sampling.seed, choice)
+            request_id = f"{head['id']}-{len(completions)}"
+            completion = Completion(
+                request_id=request_id,
+                index=len(completions),
+                prompt_ids=prompt_ids,
+                sampling=replace(request.sampling, max_tokens=max(1, max_tokens), seed=seed),
+                text=text_stream(echo),
+                logprobs=logprob_log(echo),
+                prompt_log=PromptLog(prompt_ids, num_scores) if num_scores else None,
+                echo=echo,
+                prompt_only=max_tokens == 0,
+                mailbox=mailbox,
+                client=request.client,
+                client_request_id=client_request_id,
+                received_s=arrival.received_s,
+                journey=service.journey(request_id, UNNOTED if completions else arrival, watch(len(completions))),
+                priority=request.priority,
+                salt=request.salt,
+                stop_token_ids=request.text.stop_token_ids,
+                include_stop=request.text.include_stop,
+            )
+            completions.append(completion)
+            if completion.prompt_only and (completion.prompt_log is None or completion.prompt_log.is_complete):
+                _end_with_the_prompt(completion)
+    shaper = PromptShaper(service.tokenizer, request.response, strings)
+    return Job(head, request.response, num_prompt_tokens, request.n, completions, mailbox, shaper)
+
+
+@contextmanager
+def submitted(dispatcher: Dispatcher, job: Job) -> Iterator[None]:
+    """Run the completions; whatever ends the block aborts those that are not finished."""
+    dispatcher.submit([completion for completion in job.completions if not completion.is_terminal])
+    try:
+        yield
+    finally:
+        dispatcher.abort(*job.completions)
+
+
+def _end_with_the_prompt(completion: Completion) -> None:
+    """Nothing was asked for but the prompt itself, so there is nothing to compute."""
+    completion.finish_reason = FINISH_REASONS[FinishReason.LENGTH]
+    completion.move_to(State.FINISHED)
+    completion.mailbox.put(Delivery(completion.index, completion.text.flush(), 0, completion.finish_reason))
+
+
+def _text_streams(tokenizer: Tokenizer, options: TextOptions, min_tokens: int) -> Callable[[str], TextStream]:
+    """Makes the text of each choice, given what stands before it; what they can share is made once."""
+    decode = tokenizer.decode if options.skip_special_tokens else tokenizer.decode_all
+    if not options.stops:
+        return lambda prefix: TextStream(decode, prefix=prefix)
+    automaton = StopAutomaton(options.stops)
+    include = options.include_stop
+    return lambda prefix: TextStream(decode, StopMatcher(automaton, include=include), prefix, min_tokens)
+
+
+def _logprob_logs(
+    tokenizer: Tokenizer, request: CompletionRequest, strings: TokenStrings
+) -> Callable[[str], LogprobLog | None]:
+    """Makes that of each choice, given what stands before its text, if it is asked for."""
+    if not request.sampling.num_logprobs:
+        return lambda prefix: None
+    decode = tokenizer.decode if request.text.skip_special_tokens else tokenizer.decode_all
+    return lambda prefix: LogprobLog(strings, decode, len(prefix))

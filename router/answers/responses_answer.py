@@ -1,0 +1,130 @@
+"""Answers of /v1/responses, whole and streamed."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from common.base.errors import RequestError
+from router.answers.request_choices import Job
+from router.answers.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output
+from router.dispatch.request_state import Delivery
+
+DELTAS = (
+    "response.output_text.delta",
+    "response.reasoning_text.delta",
+    "response.reasoning_summary_text.delta",
+    "response.function_call_arguments.delta",
+)
+GROWING = {"delta", "logprobs"}
+"""Their fields that add up."""
+FAILED = "failed"
+
+
+class WholeResponse:
+    """The body of a response that is not streamed."""
+
+    def __init__(self, job: Job, wants_timing: bool) -> None:
+        self._job, self._wants_timing = job, wants_timing
+        self._output = _output(job)
+
+    def take(self, delivery: Delivery) -> None:
+        self._output.take(delivery)
+
+    async def body(self) -> str:
+        """Give the JSON, once the answer is over."""
+        return _ended(self._job, self._output, self._wants_timing)[1]
+
+
+class StreamedResponse:
+    """Server-sent events, numbered, each named as its type."""
+
+    def __init__(self, job: Job, wants_timing: bool) -> None:
+        self._job, self._wants_timing = job, wants_timing
+        self._output = _output(job)
+        self._num_sent = 0
+
+    async def events(self, deliveries: list[Delivery]) -> bytes:
+        """Write what has arrived; texts of one item are one event when the client was too slow for each."""
+        written = []
+        if not self._num_sent:
+            begun = _snapshot(self._job, IN_PROGRESS, [])
+            written += [self._about(f"response.{step}", begun) for step in ("created", IN_PROGRESS)]
+        error = next((delivery.error for delivery in deliveries if delivery.error is not None), None)
+        events = [event for delivery in deliveries if delivery.error is None for event in self._output.take(delivery)]
+        written += [self._event(event.kind, json.dumps(event.fields)[1:-1]) for event in _merged(events)]
+        if error is not None:
+            failed = _snapshot(self._job, FAILED, self._output.items, error=_error(error))
+            written.append(self._about(f"response.{FAILED}", failed))
+        elif any(delivery.finish_reason is not None for delivery in deliveries):
+            status, ended = _ended(self._job, self._output, self._wants_timing)
+            written.append(self._about(f"response.{status}", ended))
+        return b"".join(written)
+
+    def end(self, *, is_complete: bool) -> bytes:
+        """Write nothing more: the last event says how it ended."""
+        return b""
+
+    def _about(self, kind: str, snapshot: str) -> bytes:
+        return self._event(kind, f'"response": {snapshot}')
+
+    def _event(self, kind: str, fields: str) -> bytes:
+        number = self._num_sent
+        self._num_sent += 1
+        event = f'event: {kind}\ndata: {{"type": "{kind}", "sequence_number": {number}, {fields}}}\n\n'
+        return event.encode("ascii")
+
+
+def _output(job: Job) -> Output:
+    (completion,) = job.completions
+    return Output(job.options, completion)
+
+
+def _ended(job: Job, output: Output, wants_timing: bool) -> tuple[str, str]:
+    """Status and JSON of a response whose answer is over."""
+    (completion,) = job.completions
+    usage = job.usage
+    is_cut = completion.finish_reason == "length"
+    status = INCOMPLETE if is_cut else COMPLETED
+    told: dict[str, Any] = {
+        "completed_at": None if is_cut else int(time.time()),
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": output.num_thought_tokens},
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+    timing = {"timing": job.timing} if wants_timing else {}
+    return status, _snapshot(job, status, output.items, **told, **timing)
+
+
+def _snapshot(job: Job, status: str, output: Sequence[dict[str, Any]], **told: Any) -> str:
+    """JSON of the response as it is now; `told` are fields that are null before."""
+    nothing_yet = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
+    warnings = {"warnings": job.options.warnings} if job.options.warnings else {}
+    fields = {"status": status, "output": output, **nothing_yet, **told, **warnings}
+    return f"{json.dumps(job.head)[:-1]}, {job.options.repeated[1:-1]}, {json.dumps(fields)[1:]}"
+
+
+def _error(error: RequestError) -> dict[str, str]:
+    """The error of a response that failed, with the nearest of OpenAI's codes."""
+    code = "rate_limit_exceeded" if error.status == 429 else "server_error" if error.status >= 500 else "invalid_prompt"
+    return {"code": code, "message": error.message}
+
+
+def _merged(events: Sequence[Event]) -> list[Event]:
+    """The events, with deltas of one item that follow one another in one."""
+    merged: list[Event] = []
+    for event in events:
+        last = merged[-1] if merged else None
+        if last is None or event.kind not in DELTAS or last.kind != event.kind:
+            merged.append(event)
+            continue
+        joined: dict[str, Any] = {
+            name: last.fields[name] + event.fields[name] for name in GROWING & event.fields.keys()
+        }
+        merged[-1] = Event(event.kind, event.fields | joined)
+    return merged

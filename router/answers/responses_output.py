@@ -1,0 +1,240 @@
+"""Output items of /v1/responses, and the events by which they are streamed, as the text of an answer comes.
+
+Items stand in the order in which they begin: thoughts, texts, calls of functions.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from router.answers.chat_bodies import parser_of
+from router.dispatch.request_state import Completion, Delivery
+from router.requests.completion_api import ResponseOptions
+from router.text.chat_answer import CallPiece
+
+COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
+
+
+class Event(NamedTuple):
+    """An event of a stream, without what all have."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+class TextShape(NamedTuple):
+    """The words for an item that holds one text."""
+
+    kind: str
+    id_prefix: str
+    field: str  # that has the text as its one part
+    part_kind: str
+    text_event: str
+    part_event: str
+    index_field: str  # the field of events that says which part
+    fields: Mapping[str, Any]  # of the item, that never change
+    part_fields: Mapping[str, Any]
+    has_logprobs: bool
+
+
+MESSAGE = TextShape(
+    kind="message",
+    id_prefix="msg",
+    field="content",
+    part_kind="output_text",
+    text_event="response.output_text",
+    part_event="response.content_part",
+    index_field="content_index",
+    fields={"role": "assistant"},
+    part_fields={"annotations": []},
+    has_logprobs=True,
+)
+THOUGHT = TextShape(
+    kind="reasoning",
+    id_prefix="rs",
+    field="content",
+    part_kind="reasoning_text",
+    text_event="response.reasoning_text",
+    part_event="response.content_part",
+    index_field="content_index",
+    fields={"summary": []},
+    part_fields={},
+    has_logprobs=False,
+)
+SUMMARY = THOUGHT._replace(
+    field="summary",
+    part_kind="summary_text",
+    text_event="response.reasoning_summary_text",
+    part_event="response.reasoning_summary_part",
+    index_field="summary_index",
+    fields={},
+)
+"""Thoughts for clients that ask for a summary of them: some show nothing else."""
+
+
+class TextItem:
+    """A message or a reasoning item, as it grows."""
+
+    def __init__(self, index: int, shape: TextShape) -> None:
+        self.shape = shape
+        self._id = new_id(shape.id_prefix)
+        self._place = {"item_id": self._id, "output_index": index, shape.index_field: 0}
+        self._index = index
+        self._pieces: list[str] = []
+        self._logprobs: list[Any] = []
+
+    def begin(self) -> list[Event]:
+        return [
+            _item_event("added", self._index, self._body([], IN_PROGRESS)),
+            Event(f"{self.shape.part_event}.added", {**self._place, "part": self._part("", [])}),
+        ]
+
+    def grow(self, text: str, logprobs: list[Any]) -> Event:
+        self._pieces.append(text)
+        self._logprobs += logprobs
+        return self._text_event("delta", {"delta": text}, logprobs)
+
+    def end(self, status: str) -> list[Event]:
+        """Close the item; the last event has all of it."""
+        text = "".join(self._pieces)
+        part = self._part(text, self._logprobs)
+        return [
+            self._text_event("done", {"text": text}, self._logprobs),
+            Event(f"{self.shape.part_event}.done", {**self._place, "part": part}),
+            _item_event("done", self._index, self._body([part], status)),
+        ]
+
+    def _text_event(self, step: str, fields: Mapping[str, Any], logprobs: list[Any]) -> Event:
+        told = {"logprobs": logprobs} if self.shape.has_logprobs else {}
+        return Event(f"{self.shape.text_event}.{step}", {**self._place, **fields, **told})
+
+    def _part(self, text: str, logprobs: list[Any]) -> dict[str, Any]:
+        told = {"logprobs": logprobs} if self.shape.has_logprobs else {}
+        return {"type": self.shape.part_kind, "text": text, **self.shape.part_fields, **told}
+
+    def _body(self, parts: list[Any], status: str) -> dict[str, Any]:
+        shape = self.shape
+        return {"type": shape.kind, "id": self._id, **shape.fields, shape.field: parts, "status": status}
+
+
+class CallItem:
+    """A call of a function, as its arguments come."""
+
+    def __init__(self, index: int, call_id: str, name: str) -> None:
+        self._body = {"type": "function_call", "id": new_id("fc"), "call_id": call_id, "name": name}
+        self._place = {"item_id": self._body["id"], "output_index": index}
+        self._index = index
+        self._pieces: list[str] = []
+
+    def begin(self) -> list[Event]:
+        return [_item_event("added", self._index, {**self._body, "arguments": "", "status": IN_PROGRESS})]
+
+    def grow(self, arguments: str) -> Event:
+        self._pieces.append(arguments)
+        return Event("response.function_call_arguments.delta", {**self._place, "delta": arguments})
+
+    def end(self, status: str) -> list[Event]:
+        """Close the item; one with whole arguments is completed, whatever was cut off behind it."""
+        arguments = "".join(self._pieces)
+        told = {"arguments": arguments}
+        body = {**self._body, **told, "status": COMPLETED if _is_json(arguments) else status}
+        name = {"name": self._body["name"]}
+        return [
+            Event("response.function_call_arguments.done", {**self._place, **name, **told}),
+            _item_event("done", self._index, body),
+        ]
+
+
+class Output:
+    """All output items of one answer.
+
+    Attributes:
+        items: those that are closed, as responses tell them.
+        num_thought_tokens: tokens of the answer up to the end of what was thought.
+    """
+
+    def __init__(self, options: ResponseOptions, completion: Completion) -> None:
+        self._parser = parser_of(options)
+        self._thought = SUMMARY if options.has_summary else THOUGHT
+        self._log = completion.logprobs
+        self._num_told = 0  # tokens that belong to texts so far
+        self._open: TextItem | CallItem | None = None
+        self.items: list[dict[str, Any]] = []
+        self.num_thought_tokens = 0
+
+    def take(self, delivery: Delivery) -> list[Event]:
+        """Take the next text of the answer; the last one closes all items."""
+        is_last = delivery.finish_reason is not None
+        parts = self._parser.parts(delivery.text, is_last=is_last)
+        logprobs = self._logprobs(delivery, has_content=any(part.content for part in parts))
+        events: list[Event] = []
+        for part in parts:
+            if part.thought:
+                self.num_thought_tokens = delivery.num_outputs
+                events += self._say(self._thought, part.thought, [])
+            if part.content:
+                events += self._say(MESSAGE, part.content, logprobs)
+                logprobs = []
+            for piece in part.calls:
+                events += self._call(piece)
+        if is_last:
+            events += self._end(COMPLETED if delivery.finish_reason == "stop" else INCOMPLETE)
+        return events
+
+    def _say(self, shape: TextShape, text: str, logprobs: list[Any]) -> Iterable[Event]:
+        if not isinstance(self._open, TextItem) or self._open.shape is not shape:
+            yield from self._close(COMPLETED)
+            self._open = TextItem(len(self.items), shape)
+            yield from self._open.begin()
+        yield self._open.grow(text, logprobs)
+
+    def _call(self, piece: CallPiece) -> Iterable[Event]:
+        if piece.id:
+            yield from self._close(COMPLETED)
+            self._open = CallItem(len(self.items), piece.id, piece.name)
+            yield from self._open.begin()
+        assert isinstance(self._open, CallItem), "pieces of a call follow one another"
+        if piece.arguments:
+            yield self._open.grow(piece.arguments)
+
+    def _end(self, status: str) -> Iterable[Event]:
+        """Close what is open; an answer of nothing is a message of nothing."""
+        is_empty = self._open is None and not self.items
+        if is_empty or (status == COMPLETED and isinstance(self._open, TextItem) and self._open.shape is self._thought):
+            yield from self._say(MESSAGE, "", [])
+        yield from self._close(status)
+
+    def _close(self, status: str) -> list[Event]:
+        if self._open is None:
+            return []
+        events = self._open.end(status)
+        self.items.append(events[-1].fields["item"])
+        self._open = None
+        return events
+
+    def _logprobs(self, delivery: Delivery, *, has_content: bool) -> list[Any]:
+        """Give those of the tokens since the last text that was said; tags and thoughts have none."""
+        if self._log is None:
+            return []
+        begin, end = self._num_told, delivery.num_outputs
+        if has_content or (delivery.text and not self._parser.holds_content):
+            self._num_told = end
+        tokens = self._log.chat_part(begin, end)["content"] if has_content else []
+        return [{**token, "bytes": token["bytes"] or []} for token in tokens]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def _item_event(step: str, index: int, item: dict[str, Any]) -> Event:
+    return Event(f"response.output_item.{step}", {"output_index": index, "item": item})
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,108 @@
+"""Types of a response of /v1/responses; `/openapi.json` shows them as JSON schema."""
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from router.base.shapes import ChatToken, ChoiceTiming, ResponseWarning
+
+
+class InputTokensDetails(TypedDict):
+    cached_tokens: int  # of the input, not computed because their KV was there
+    cache_write_tokens: int  # 0: nothing is charged for
+
+
+class OutputTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChatToken]
+
+
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryText(TypedDict):
+    type: Literal["summary_text"]
+    text: str
+
+
+class OutputMessage(TypedDict):
+    type: Literal["message"]
+    id: str
+    role: Literal["assistant"]
+    content: list[OutputText]
+    status: Literal["completed", "incomplete"]
+
+
+class ReasoningItem(TypedDict):
+    type: Literal["reasoning"]
+    id: str
+    summary: list[SummaryText]
+    content: NotRequired[list[ReasoningText]]  # not beside a summary
+    status: Literal["completed", "incomplete"]
+
+
+class FunctionCall(TypedDict):
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["completed", "incomplete"]
+
+
+class ResponseError(TypedDict):
+    code: str
+    message: str
+
+
+class IncompleteDetails(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseBody(TypedDict):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    model: str
+    status: Literal["completed", "incomplete"]
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    output: list[OutputMessage | ReasoningItem | FunctionCall]
+    usage: ResponseUsage
+    background: Literal[False]
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    prompt_cache_key: str | None
+    reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    timing: NotRequired[list[ChoiceTiming]]  # with the header X-Baton-Timing: 1
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
+    warnings: NotRequired[list[ResponseWarning]]  # what texts are not held to

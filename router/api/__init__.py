@@ -1,0 +1,1 @@
+"""HTTP endpoints: completions, the model, status, documents, and what surrounds a request."""

@@ -1,0 +1,79 @@
+"""Each API over completions: how its bodies are read, and how its responses look."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from router.answers.chat_bodies import ChatChunkWriter, chat_choice_body
+from router.answers.choices import StreamedChoices, WholeChoices
+from router.answers.completion_bodies import ChunkWriter, choice_body, prompt_body
+from router.answers.request_choices import Job
+from router.answers.responses_answer import StreamedResponse, WholeResponse
+from router.base.helper_frames import Kind
+from router.dispatch.request_state import ID_PREFIX, Delivery
+
+
+class WholeAnswer(Protocol):
+    """A response that is sent once all completions are over."""
+
+    def take(self, delivery: Delivery) -> None: ...
+    async def body(self) -> str: ...
+
+
+class StreamedAnswer(Protocol):
+    """A response that is sent as it comes."""
+
+    async def events(self, deliveries: list[Delivery]) -> bytes: ...
+    def end(self, *, is_complete: bool) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The words of one API; everything else is the same for all."""
+
+    kind: Kind
+    prompt_field: str  # what errors about a prompt are about
+    head: Callable[[str, str, bool], dict[str, Any]]
+    """Makes the fields that all parts of a response share, of our id, the model's name, and whether it is streamed."""
+    whole: Callable[[Job, bool], WholeAnswer]
+    streamed: Callable[[Job, bool], StreamedAnswer]
+    """Both make an answer of a job; true: the client wants to know what the way of its request was."""
+
+
+def _completion_head(request_id: str, model: str, is_streamed: bool) -> dict[str, Any]:
+    return {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": model}
+
+
+def _chat_head(request_id: str, model: str, is_streamed: bool) -> dict[str, Any]:
+    name = "chat.completion.chunk" if is_streamed else "chat.completion"
+    return {"id": f"chat{request_id}", "object": name, "created": int(time.time()), "model": model}
+
+
+def _response_head(request_id: str, model: str, is_streamed: bool) -> dict[str, Any]:
+    response_id = f"resp_{request_id.removeprefix(ID_PREFIX)}"
+    return {"id": response_id, "object": "response", "created_at": int(time.time()), "model": model}
+
+
+COMPLETIONS = Front(
+    kind=Kind.COMPLETION,
+    prompt_field="prompt",
+    head=_completion_head,
+    whole=partial(WholeChoices, choice_body=choice_body),
+    streamed=partial(StreamedChoices, writer=ChunkWriter),
+)
+CHATS = Front(
+    kind=Kind.CHAT,
+    prompt_field="messages",
+    head=_chat_head,
+    whole=partial(WholeChoices, choice_body=chat_choice_body, prompt_body=prompt_body),
+    streamed=partial(StreamedChoices, writer=ChatChunkWriter),
+)
+RESPONSES = Front(
+    kind=Kind.RESPONSE,
+    prompt_field="input",
+    head=_response_head,
+    whole=WholeResponse,
+    streamed=StreamedResponse,
+)

@@ -1,0 +1,124 @@
+"""The aiohttp application: routes, one error shape for everything, and the service's life.
+
+`handler_cancellation` is on: a client that goes away cancels its handler at once, and the handler
+aborts its completions.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from common.base.errors import ConfigError, RequestError
+from common.settings.config import Config
+from router.api.completions import routes
+from router.api.documents import DESCRIPTION, OPEN_DOCS, Description, doc_routes
+from router.api.http_request import REQUEST_ID, SERVICE, name_request, repeat_name
+from router.api.models import model_routes
+from router.api.status import OPEN_TO_ALL, status_routes
+from router.api.status_page_files import OPEN_PAGES, page_routes
+from router.api.succession import SUCCESSION, Succession, close_when_leaving
+from router.api.telemetry import TELEMETRY, make_telemetry, with_span
+from router.http.api_keys import API_KEYS, ApiKeys, guarded
+from router.http.connection import SERVER
+from router.http.connection_limit import PLACES, Door, bound_sockets, close_surplus, open_places
+from router.http.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
+from router.http.error_bodies import error_response
+from router.http.errors import from_http
+from router.service import Service
+
+logger = logging.getLogger(__name__)
+
+STARTED = web.RequestKey("response_started", web.StreamResponse)
+CLIENT_CLOSED_REQUEST = 499
+SHUTDOWN_S = 2.0
+"""How long connections may take to close once their requests have ended."""
+
+
+def make_app(config: Config) -> web.Application:
+    """An application that makes its `Service` at startup and closes it at cleanup."""
+    guard = guarded(*OPEN_TO_ALL, *OPEN_PAGES, *OPEN_DOCS)
+    app = web.Application(middlewares=[shape_errors, answer_preflights, guard, with_span])
+    app[API_KEYS] = ApiKeys(config.router.api_key_file)
+    app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
+    app[PLACES] = open_places()
+    app.add_routes([*routes, *model_routes, *status_routes, *doc_routes, *page_routes])
+    app[DESCRIPTION] = Description(app, wants_key=bool(config.router.api_key_file))
+    app.on_response_prepare.extend([_on_response_prepare, allow_origin, close_surplus, close_when_leaving])
+
+    async def life(app: web.Application) -> AsyncIterator[None]:
+        app[SERVICE] = service = Service(config)
+        app[TELEMETRY] = telemetry = make_telemetry(config.router, service.tokenizer.info.name)
+        service.start()
+        app[SUCCESSION] = succession = Succession(config.router, lambda: service.pool.readiness)
+        yield
+        await succession.close()
+        await service.close()
+        await asyncio.to_thread(telemetry.close)
+
+    app.cleanup_ctx.append(life)
+    return app
+
+
+async def start_server(config: Config) -> tuple[web.AppRunner, str]:
+    """Serve; returns the runner and the URL. Raises ConfigError when a port cannot be bound."""
+    app = make_app(config)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    succession = app[SUCCESSION]
+    try:
+        taken = await succession.listeners()
+        listeners = taken or await bound_sockets(config.router.host, config.router.port)
+    except OSError as error:
+        await runner.cleanup()
+        where = f"{config.router.host}:{config.router.port}"
+        raise ConfigError(
+            f"cannot serve HTTP on {where}: {error.strerror}; choose another router.host or router.port"
+        ) from None
+    door = Door(runner, listeners, app[PLACES], config.router, app[SERVICE].unread)
+    await door.start(accepts=taken is None)
+    await succession.begin(door)
+    url = f"http://{_url_host(config.router.host)}:{door.port}"
+    logger.info("serving %s", url)
+    return runner, url
+
+
+@web.middleware
+async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves in OpenAI's shape; nothing internal is told to a client."""
+    name_request(request)
+    response_id = request[REQUEST_ID]
+    try:
+        return await handler(request)
+    except RequestError as error:
+        request.app[SERVICE].metrics.refused(error)
+        return error_response(error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        told = from_http(error, request)
+        request.app[SERVICE].metrics.refused(told)
+        response = error_response(told)
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except ConnectionError as error:  # the client left: whatever is returned goes nowhere, and aiohttp lets it
+        logger.info("[%s] nobody reads the response: %s", response_id, error)
+        return request[STARTED] if STARTED in request else web.Response(status=CLIENT_CLOSED_REQUEST)
+    except Exception:  # a bug of ours costs this request, in OpenAI's error shape, and no other
+        if STARTED in request:
+            raise  # too late for a status: aiohttp logs it and cuts the connection
+        logger.exception("[%s] a bug in handling %s %.100s", response_id, request.method, request.path)
+        return error_response(RequestError("internal error", code="internal_error", status=500))
+
+
+async def _on_response_prepare(request: web.Request, response: web.StreamResponse) -> None:
+    request[STARTED] = response
+    response.headers["Server"] = SERVER
+    repeat_name(request, response)
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

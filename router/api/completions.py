@@ -1,0 +1,161 @@
+"""The HTTP endpoints of completions, chats and responses: check a request, and write what the mailbox brings.
+
+A streamed response begins with its first token, so that an error before it keeps its HTTP status, or with a first
+comment, if they are wanted (`router.stream_keepalive_s`).
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+
+from aiohttp import web
+
+from common.base.errors import RequestError
+from router.answers.request_choices import Job, make_job, submitted
+from router.api.api_kinds import CHATS, COMPLETIONS, RESPONSES, Front
+from router.api.http_request import CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, received
+from router.api.telemetry import SPAN
+from router.base.json_rules import wrong
+from router.dispatch.journey import Arrival
+from router.dispatch.request_state import Delivery, Mailbox
+from router.http.api_keys import OWNER
+from router.http.connection import connection_of
+from router.http.error_bodies import JSON
+from router.requests.completion_api import held_to
+
+COMMENT = b": keep-alive\n\n"
+"""Clients skip it; what stands between sees that the stream lives."""
+TIMING_HEADER = "X-Baton-Timing"
+"""With 1 a client asks what the way of its request was."""
+ABOUT_A_FIELD = ("unknown_field", "unsupported_value")
+"""Codes of errors about a field of that very name; others are about what the prompt is made of."""
+STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+routes = web.RouteTableDef()
+
+
+@routes.post("/v1/completions/")
+@routes.post("/v1/completions")
+async def post_completions(request: web.Request) -> web.StreamResponse:
+    """OpenAI's completions."""
+    return await _respond(request, COMPLETIONS)
+
+
+@routes.post("/v1/chat/completions/")
+@routes.post("/v1/chat/completions")
+async def post_chat_completions(request: web.Request) -> web.StreamResponse:
+    """OpenAI's chat completions."""
+    return await _respond(request, CHATS)
+
+
+@routes.post("/v1/responses/")
+@routes.post("/v1/responses")
+async def post_responses(request: web.Request) -> web.StreamResponse:
+    """OpenAI's responses; nothing is stored."""
+    return await _respond(request, RESPONSES)
+
+
+async def _respond(request: web.Request, front: Front) -> web.StreamResponse:
+    try:
+        return await _answered(request, front)
+    except RequestError as error:
+        _name_prompt(error, front)
+        raise
+
+
+def _name_prompt(error: RequestError, front: Front) -> None:
+    """Put the API's own name of the prompt into an error about it."""
+    if error.param in ("prompt", "messages") and error.code not in ABOUT_A_FIELD:
+        error.param = front.prompt_field
+
+
+async def _answered(request: web.Request, front: Front) -> web.StreamResponse:
+    job = await _job(request, front)
+    service = request.app[SERVICE]
+    await asyncio.sleep(0)  # thousands of completions took a while
+    for _ in service.dispatcher.find_out(job.completions):
+        await asyncio.sleep(0)
+    try:
+        with submitted(service.dispatcher, job):
+            return await (_stream(request, front, job) if job.options.stream else _whole(request, front, job))
+    finally:
+        request[SPAN].answer(job)
+
+
+async def _job(request: web.Request, front: Front) -> Job:
+    service, received_s = request.app[SERVICE], time.monotonic()
+    service.dispatcher.admit()  # nobody's body is read for nothing
+    async with received(request) as body:
+        body_s = time.monotonic()
+        checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
+    arrival = Arrival(received_s, body_s, time.monotonic())
+    _check_priority(checked.priority, service.config.router.min_priority)
+    checked = held_to(checked, await service.grammars.compiled(checked.grammar))
+    if request[OWNER]:
+        checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a user's name is easily invented
+    connection_of(request).client = checked.client or connection_of(request).address
+    head = front.head(request[REQUEST_ID], service.tokenizer.info.name, checked.response.stream)
+    request[SPAN].describe(checked, arrival)
+    return make_job(service, checked, head, request[CLIENT_REQUEST_ID], arrival, request[SPAN].watch)
+
+
+def _check_priority(priority: int, most_urgent: int) -> None:
+    """Raise RequestError for a client that would go before all others, unless the server lets it."""
+    if priority < most_urgent:
+        raise wrong("priority", priority, f"at least router.min_priority, {most_urgent}: lower goes first")
+
+
+async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
+    answer = front.whole(job, _wants_timing(request))
+    num_open = len(job.completions)
+    while num_open:
+        for delivery in await job.mailbox.take():
+            if delivery.error is not None:
+                raise delivery.error
+            answer.take(delivery)
+            num_open -= delivery.finish_reason is not None
+    return web.Response(text=await answer.body(), content_type=JSON)
+
+
+async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamResponse:
+    """Write events as they come, whether they are read or not: so what ends a text is its computation.
+
+    What is unread then is the connection's alone.
+    """
+    connection = connection_of(request)
+    response = web.StreamResponse(headers=STREAM_HEADERS)
+    deliveries = await _next(request, response, job.mailbox)
+    if deliveries[0].error is not None and not response.prepared:
+        raise deliveries[0].error
+    await response.prepare(request)
+    answer = front.streamed(job, _wants_timing(request))
+    num_open = len(job.completions)
+    while True:
+        for delivery in deliveries:
+            if delivery.error is not None:
+                _name_prompt(delivery.error, front)
+        await connection.write(request, await answer.events(deliveries))
+        num_open -= sum(delivery.finish_reason is not None for delivery in deliveries)
+        if num_open == 0 or any(delivery.error is not None for delivery in deliveries):
+            break
+        await connection.rest()
+        deliveries = await _next(request, response, job.mailbox)
+    await connection.write(request, answer.end(is_complete=num_open == 0))
+    return response
+
+
+def _wants_timing(request: web.Request) -> bool:
+    return request.headers.get(TIMING_HEADER, "").strip() == "1"
+
+
+async def _next(request: web.Request, response: web.StreamResponse, mailbox: Mailbox) -> list[Delivery]:
+    """What has arrived; until something does, a comment now and then if that is wanted, which begins the response."""
+    silence_s = request.app[SERVICE].config.router.stream_keepalive_s or None
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                return await mailbox.take()
+        except TimeoutError:
+            await response.prepare(request)
+            if not connection_of(request).writing_paused:
+                await connection_of(request).write(request, COMMENT)

@@ -1,0 +1,53 @@
+"""HTTP endpoints that describe all others: `/openapi.json` for programs, `/docs` for people."""
+
+import json
+from functools import cached_property
+from typing import Any
+
+from aiohttp import web
+
+from router.api.docs_page import page
+from router.api.openapi import document
+from router.http.error_bodies import JSON
+
+NOTHING_ELSE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
+doc_routes = web.RouteTableDef()
+
+
+class Description:
+    """Both documents, written when they are first asked for: by then the model is known."""
+
+    def __init__(self, app: web.Application, *, wants_key: bool) -> None:
+        self._app, self._wants_key = app, wants_key
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        return document(self._app, wants_key=self._wants_key)
+
+    @cached_property
+    def openapi(self) -> bytes:
+        return json.dumps(self.document).encode("ascii")
+
+    @cached_property
+    def docs(self) -> str:
+        return page(self.document)
+
+
+DESCRIPTION = web.AppKey("description", Description)
+
+
+@doc_routes.get("/openapi.json")
+async def get_openapi(request: web.Request) -> web.Response:
+    """This, as OpenAPI."""
+    return web.Response(body=request.app[DESCRIPTION].openapi, content_type=JSON)
+
+
+@doc_routes.get("/docs")
+async def get_docs(request: web.Request) -> web.Response:
+    """This, as a page."""
+    return web.Response(text=request.app[DESCRIPTION].docs, content_type="text/html", headers=NOTHING_ELSE)
+
+
+OPEN_DOCS = (get_openapi, get_docs)
+"""What needs no API key: it says how to show one, and nothing of who asks for what."""

@@ -1,0 +1,158 @@
+"""Takes the HTTP port over from who has it once requests are answered here, and gives it on to who comes next.
+
+By `router.take_over` a router begins beside the one that has its port, accepts when it is ready, and tells that one,
+which finishes what it has and ends. Or the port belongs to a process that only holds it, and outlives all routers.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import hdrs, web
+
+from common.base.errors import ConfigError
+from common.settings.config import RouterSection
+from common.wire.transport.endpoints import private_directory
+from common.wire.transport.port_sharing import PortLoan, PortOffer, borrow
+from router.http.connection_limit import Door
+from router.placement.readiness import Readiness
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+"""Of `router.take_over`: this user's router that has the port."""
+POLL_S = 0.1
+SETTLING_S = 5.0
+"""A router that is degraded takes the port after so long: it is not merely beginning."""
+QUIET_S = 2.0
+"""Without a request on any connection, after which who leaves closes those that are idle."""
+
+
+class Succession:
+    """Owns what comes and goes with the port; `relieved` is set when another router has it.
+
+    Args:
+        readiness: that of this router.
+    """
+
+    def __init__(self, section: RouterSection, readiness: Callable[[], Readiness]) -> None:
+        self._section, self._readiness = section, readiness
+        self.relieved, self.has_port = asyncio.Event(), asyncio.Event()
+        self.is_leaving = False
+        self._door: Door | None = None
+        self._offer: PortOffer | None = None
+        self._loan: PortLoan | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def listeners(self) -> list[socket.socket] | None:
+        """Return those of the router that has the port, if it is to be taken over; then not to be accepted from yet."""
+        if self._section.take_over == AUTO:
+            self._loan = await borrow(port_path(self._section.port))
+        return self._loan.listeners if self._loan else None
+
+    async def begin(self, door: Door) -> None:
+        """Call once the door is there."""
+        self._door = door
+        if self._loan is not None:
+            logger.info("port %d is another router's until requests are answered here", door.port)
+            self._task = asyncio.create_task(self._take(self._loan))
+        elif self._section.take_over not in ("", AUTO):
+            self._task = asyncio.create_task(self._keep_taking(Path(self._section.take_over)))
+        else:
+            self._begin_offer()
+
+    @property
+    def has_successor(self) -> bool:
+        """Whether connections that this router does not accept wait for, or go to, another."""
+        return self.relieved.is_set() or (self._door is not None and self._door.num_shared > 0)
+
+    async def leave(self) -> None:
+        """Accept nothing more; what comes on open connections is still answered, as the last of each."""
+        assert self._door is not None
+        self.is_leaving = True
+        self._door.release()
+        if self._offer is not None:
+            await self._offer.close()
+
+    async def quiet(self) -> None:
+        """Wait until no connection has had a request for a while, or none is left."""
+        assert self._door is not None
+        since_s = time.monotonic()
+        while self._door.num_connections and time.monotonic() - since_s < QUIET_S:
+            await asyncio.sleep(POLL_S)
+            if self._door.is_busy:
+                since_s = time.monotonic()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._offer is not None:
+            await self._offer.close()
+        if self._loan is not None:
+            self._loan.close()
+
+    async def _take(self, loan: PortLoan) -> None:
+        """From another router."""
+        assert self._door is not None
+        await self._until_ready()
+        self._door.accept()
+        await loan.take()
+        logger.info("port %d is taken over", self._door.port)
+        self._begin_offer()
+
+    async def _keep_taking(self, path: Path) -> None:
+        """From a process that only holds a port, and again when it was started again."""
+        assert self._door is not None
+        while True:
+            await self._until_ready()
+            loan = await borrow(path)
+            if loan is None:
+                await asyncio.sleep(POLL_S)
+                continue
+            self._door.share(loan.listeners)
+            self.has_port.set()
+            logger.info("the port of %s is served, too", path)
+            with contextlib.closing(loan):
+                await loan.ended()
+            self._door.unshare()
+            logger.warning("nobody holds the port of %s any more; waiting for it", path)
+
+    async def _until_ready(self) -> None:
+        since_s = 0.0
+        while (status := self._readiness().status) != "ok":
+            now_s = time.monotonic()
+            since_s = (since_s or now_s) if status == "degraded" else 0.0
+            if since_s and now_s - since_s >= SETTLING_S:
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _begin_offer(self) -> None:
+        """Let a next router take over; without that this one serves all the same."""
+        assert self._door is not None
+        self.has_port.set()
+        self._offer = PortOffer(port_path(self._door.port), self._door.own_listeners, self.relieved.set)
+        try:
+            self._offer.start()
+        except (ConfigError, OSError) as error:
+            logger.info("no other router can take port %d over: %s", self._door.port, error)
+
+
+SUCCESSION = web.AppKey("succession", Succession)
+
+
+async def close_when_leaving(request: web.Request, response: web.StreamResponse) -> None:
+    """Have a response of a router that leaves be its connection's last; a hook of `on_response_prepare`."""
+    succession = request.app.get(SUCCESSION)
+    if succession is not None and succession.is_leaving:
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"
+
+
+def port_path(port: int) -> Path:
+    """Where the router of this user that has a port hands it on."""
+    return private_directory() / f"port-{port}.sock"

@@ -1,0 +1,1 @@
+"""The owner of every request's state: queue, attempts, deadlines, replays, end."""

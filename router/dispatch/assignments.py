@@ -1,0 +1,128 @@
+"""What a completion has at its workers: sent, counted in the pool, cancelled and given back, each once.
+
+Whether it is to begin or to end, the dispatcher decides.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+
+from common.wire.messages.worker import Abort, Message
+from common.wire.values.block_key import STRETCH_BLOCKS, TextDigests
+from common.wire.values.packing import pack_ids
+from router.dispatch.binding import decode_request, prefill_request
+from router.dispatch.request_state import Completion
+from router.placement.prefix_map import Prediction
+from router.placement.route import Route
+from router.placement.text_keys import TextKeys
+from router.placement.worker_pool import WorkerPool
+
+Send = Callable[[str, Message], None]
+"""Queue a message for a worker, by worker id."""
+MAX_BLOCKS_AT_ONCE = 8 * STRETCH_BLOCKS
+"""Of which keys are made in one turn of the event loop: a quarter of a millisecond."""
+
+
+class Assignments:
+    """Keeps the pool's counters and the routes of completions in step."""
+
+    def __init__(self, pool: WorkerPool, send: Send) -> None:
+        self._pool = pool
+        self._send = send
+        self._digests: dict[int, TextDigests] = {}  # by block size
+
+    def find_out(self, completions: Iterable[Completion]) -> Iterator[None]:
+        """Make the keys of their prompts, if it makes a difference what lies where; after each step others have a turn.
+
+        Call before they are queued.
+        """
+        layouts, num_tokens = self._pool.layouts(), 0
+        for _, choices in groupby(completions, key=lambda completion: id(completion.prompt_ids)):
+            first, *others = choices
+            texts = tuple(TextKeys.of(layout, first.salt) for layout in layouts)
+            for text in texts:
+                step = MAX_BLOCKS_AT_ONCE * text.block_size
+                for begin in range(0, len(first.prompt_ids), step):
+                    if num_tokens >= step:
+                        yield
+                        num_tokens = 0
+                    piece = first.prompt_ids[begin : begin + step]
+                    text.extend(self._digests_of(text).of(text.digest, pack_ids(piece)))
+                    num_tokens += len(piece)
+            for completion in (first, *others):
+                completion.texts = texts
+
+    def _digests_of(self, text: TextKeys) -> TextDigests:
+        return self._digests.setdefault(text.block_size, TextDigests(text.block_size))
+
+    def begin(self, completion: Completion, route: Route, now_s: float, *, is_backlog: bool) -> None:
+        """Send its prompt; with a backlog that may take the whole GPU, although others decode there."""
+        completion.route, completion.avoided = route, None
+        completion.transport = self._pool.transport(route)
+        completion.sent_tokens = completion.num_tokens
+        completion.started_s = now_s
+        completion.is_unproven = True
+        self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
+        completion.predictions = self._predict(route, completion.texts)
+        whole_gpu = self._pool.has_gpu_alone(route) or is_backlog
+        request = prefill_request(completion, route, whole_gpu)
+        if completion.may_be_handed_over:
+            self._send(route.decode.id, decode_request(request))
+        self._send(route.prefill.id, request)
+
+    def lighten(self, completion: Completion, num_cached: int) -> int:
+        """Of what it was sent so much is there already; returns how much less that leaves to its prefill worker."""
+        if completion.route is None or not num_cached < completion.num_tokens:
+            return 0
+        if not completion.outputs:
+            completion.num_cached = num_cached
+        num_before, num_left = completion.sent_tokens, completion.num_tokens - num_cached
+        if num_left >= num_before:
+            return 0
+        self._pool.lighten_prompt(completion.route, num_before, num_left)
+        completion.sent_tokens = num_left
+        return num_before - num_left
+
+    def prompt_is_over(self, completion: Completion) -> None:
+        """Its first token is here, or it is given up: the prefill worker has that much less to compute."""
+        if completion.route is not None and completion.sent_tokens:
+            self._pool.release_prompt(completion.route, completion.sent_tokens)
+            completion.sent_tokens = 0
+
+    def prove(self, completion: Completion) -> None:
+        """It got on, or its attempt is over: nobody has to be kept from its workers any more."""
+        if completion.route is not None and completion.is_unproven:
+            completion.is_unproven = False
+            self._pool.prove(completion.route)
+
+    def cancel(self, completion: Completion) -> None:
+        """Tell those of its workers that are alive to let go."""
+        if completion.route is not None:
+            abort = Abort(completion.request_id, completion.attempt)
+            for worker in completion.route.workers:
+                if self._pool.get(worker.id, worker.epoch) is worker:
+                    self._send(worker.id, abort)
+
+    def withdraw(self, completion: Completion) -> None:
+        """Tell its decode worker, which has not begun, that the prompt will not be handed over."""
+        if completion.may_be_handed_over and not completion.decode_has_spoken and completion.route is not None:
+            self._send(completion.route.decode.id, Abort(completion.request_id, completion.attempt))
+
+    def release(self, completion: Completion) -> None:
+        """Give back what was counted at its workers; of blocks of its outputs their pool tells, or this does."""
+        self.prompt_is_over(completion)
+        if (route := completion.route) is not None:
+            if completion.texts and not self._pool.prefixes.is_told(route.decode.pool):
+                whole = [text.grown(completion.tokens_from(text.num_tokens)) for text in completion.texts]
+                completion.predictions += self._predict(route, whole)
+            for prediction in completion.predictions:
+                self._pool.prefixes.end(prediction)
+            self._pool.release(route)
+            self.prove(completion)
+            completion.route, completion.predictions = None, []
+
+    def _predict(self, route: Route, texts: Iterable[TextKeys]) -> list[Prediction]:
+        """What will be in the pools of its workers: what one computes is there, and so is what the other pulls."""
+        layouts = {worker.pool: worker.ready.kv_layout for worker in (route.prefill, route.decode)}
+        keys_in = {text.layout: text.keys for text in texts}
+        known = [(pool, keys_in[layout]) for pool, layout in layouts.items() if layout in keys_in]
+        return [self._pool.prefixes.predict(pool, keys) for pool, keys in known]

@@ -1,0 +1,68 @@
+"""Asking workers about requests of which nothing was heard: a long queue or prompt is told from a loss.
+
+Every attempt is owned by one worker: by the prefill worker until the decode worker has received its offer, then by the
+decode worker. So the prefill worker is asked first, then the decode worker. An answer follows everything that the
+worker said before on the connection. If both answer no, a message was lost.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from common.settings.config import NetSection
+from common.wire.messages.worker import Inquiry, InquiryReply
+from common.wire.values.packing import pack_ids, unpack_ids
+from router.dispatch.assignments import Send
+from router.dispatch.request_state import Completion, State
+from router.placement.member import Member
+
+BEATS = 2
+"""Silence after which to ask, in heartbeats: of a dead worker it tells as well, as the question cannot be sent."""
+
+
+Find = Callable[[str], Completion | None]
+"""Returns the completion of a request id, until it has ended."""
+
+
+class Inquiries:
+    """Asks, and notes in each completion whether a worker has it; `deadlines.stall` says what follows."""
+
+    def __init__(self, net: NetSection, send: Send, find: Find, clock: Callable[[], float] = time.monotonic) -> None:
+        self._net, self._send, self._find, self._clock = net, send, find, clock
+
+    def ask(self, completions: Iterable[Completion]) -> None:
+        """Ask about those of which nothing was heard for a while; call a few times a second."""
+        now_s, quiet = self._clock(), defaultdict[Member, list[Completion]](list)
+        for completion in completions:
+            heard_s = max(completion.started_s, completion.last_token_s, completion.asked_s)
+            if (worker := _owner(completion)) is not None and now_s - heard_s > BEATS * self._net.heartbeat_s:
+                completion.asked_s = now_s
+                quiet[worker].append(completion)
+        for worker, asked in quiet.items():
+            ids = tuple(completion.request_id for completion in asked)
+            self._send(worker.id, Inquiry(ids, pack_ids(completion.attempt for completion in asked)))
+
+    def on_reply(self, reply: InquiryReply) -> None:
+        """Note which attempts a worker has, and which it has not."""
+        attempts = unpack_ids(reply.attempts)
+        for request_id, attempt, is_here in zip(reply.request_ids, attempts, reply.are_here, strict=True):
+            completion = self._find(request_id)
+            worker = _owner(completion) if completion else None
+            if completion is None or worker is None or completion.attempt != attempt:
+                continue
+            if (worker.id, worker.epoch) != (reply.worker_id, reply.epoch):
+                continue
+            if is_here:
+                completion.found_s = self._clock()
+            elif completion.route is None or worker is completion.route.decode:
+                completion.is_lost = True
+            else:  # the decode worker is asked next
+                completion.is_past_prefill, completion.asked_s = True, 0.0
+
+
+def _owner(completion: Completion) -> Member | None:
+    """The worker that owns the request, as far as the router knows; None while it is queued and when it has ended."""
+    if completion.route is None:
+        return None
+    is_prefilling = completion.state is State.PREFILLING and not completion.is_past_prefill
+    return completion.route.prefill if is_prefilling else completion.route.decode

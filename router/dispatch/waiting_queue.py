@@ -1,0 +1,126 @@
+"""Completions that no worker has yet: bounded, and sorted in two ways.
+
+By turn (see `turns`), in which they are sent; and by length, as short ones may overtake (see
+`common.serving.prompts.order`, whose orders these are). Lower `priority` is before everything else in both.
+
+Invariant: `num_tokens` is the sum over what is queued. Anything is found in O(log n), because a client may go
+away at any time.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+
+from common.base.errors import RequestError
+from common.settings.config import RouterSection
+from router.dispatch.fair_turns import Turns
+from router.dispatch.request_state import Completion
+
+RETRY_AFTER_S = 1
+
+Key = tuple[int, ...]
+
+
+class WaitingQueue:
+    """The queue and its limits."""
+
+    def __init__(self, limits: RouterSection) -> None:
+        self.num_tokens = 0
+        self._limits = limits
+        self._turns = Turns()
+        self._numbers = count()
+        self._by_turn: list[tuple[Key, Completion]] = []
+        self._by_length: list[tuple[Key, Completion]] = []
+        self._num_queued: Counter[str] = Counter()  # by client
+
+    def __len__(self) -> int:
+        return len(self._by_turn)
+
+    def admit(self, num_completions: int, num_tokens: int, num_active: int) -> None:
+        """Raise RequestError unless that many more fit; 400 when they never will, 429 when not now."""
+        limits = self._limits
+        if num_completions > limits.max_requests:
+            message = f"{num_completions} completions in one request: at most {limits.max_requests}; ask for fewer"
+            raise RequestError(message, param="n")
+        if num_tokens > limits.max_queued_tokens:
+            message = f"{num_tokens} prompt tokens in one request: at most {limits.max_queued_tokens}; split it"
+            raise RequestError(message, param="prompt")
+        if num_active + num_completions > limits.max_requests:
+            raise busy(f"{num_active} completions in flight, limit {limits.max_requests}")
+        if self.num_tokens + num_tokens > limits.max_queued_tokens:
+            raise busy(f"{self.num_tokens} prompt tokens queued, limit {limits.max_queued_tokens}")
+
+    def enter(self, completion: Completion) -> None:
+        """Take in a new one, which gets its turn."""
+        completion.turn = self._turns.next(completion.client, completion.num_tokens)
+        completion.number = next(self._numbers)
+        self.reenter(completion)
+
+    def reenter(self, completion: Completion) -> None:
+        """Take back what had been started: its turn is what it was."""
+        insort(self._by_turn, (_turn(completion), completion))
+        insort(self._by_length, (_length(completion), completion))
+        self._num_queued[completion.client] += 1
+        self.num_tokens += completion.num_tokens
+
+    def by_turn(self) -> Iterator[Completion]:
+        """Whose turn it is first; the one that was given last may be taken out meanwhile."""
+        place = 0
+        while place < len(self._by_turn):
+            completion = self._by_turn[place][1]
+            yield completion
+            place += place < len(self._by_turn) and self._by_turn[place][1] is completion
+
+    def shortest(self, num: int) -> list[Completion]:
+        """The `num` shortest of those with the lowest priority number."""
+        shortest = [completion for _, completion in self._by_length[:num]]
+        return [completion for completion in shortest if completion.priority == shortest[0].priority]
+
+    def is_backlog(self, num_gpus: int) -> bool:
+        """Whether so much is queued for the GPUs that compute prompts that all are better off if prompts get done."""
+        return self.num_tokens >= self._limits.backlog_tokens * num_gpus
+
+    def take(self, completion: Completion) -> None:
+        """It leaves for a worker."""
+        self._turns.serve(completion.num_tokens, len(self._num_queued), self._by_turn[0][1].turn)
+        self.discard(completion)
+
+    def discard(self, completion: Completion) -> None:
+        """Take it out, if it is in."""
+        if not _remove(self._by_turn, _turn(completion)):
+            return
+        _remove(self._by_length, _length(completion))
+        self.num_tokens -= completion.num_tokens
+        self._num_queued[completion.client] -= 1
+        if not self._num_queued[completion.client]:
+            del self._num_queued[completion.client]
+        if not self._by_turn:
+            self._turns.forgive()
+
+
+def _turn(completion: Completion) -> Key:
+    return completion.priority, completion.turn, completion.number
+
+
+def _length(completion: Completion) -> Key:
+    return completion.priority, completion.num_tokens, completion.turn, completion.number
+
+
+def _remove(entries: list[tuple[Key, Completion]], key: Key) -> bool:
+    """Whether the entry was there; keys end with a number of which there is one."""
+    place = bisect_left(entries, key, key=lambda entry: entry[0])
+    if place == len(entries) or entries[place][0] != key:
+        return False
+    del entries[place]
+    return True
+
+
+def busy(what: str) -> RequestError:
+    """The error for what would be taken at another moment."""
+    return RequestError(
+        f"the server is busy: {what}; retry after {RETRY_AFTER_S} s",
+        code="rate_limit_exceeded",
+        status=429,
+        retry_after_s=RETRY_AFTER_S,
+    )

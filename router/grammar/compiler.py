@@ -1,0 +1,202 @@
+"""`python -m router.grammar.compiler`: the process that compiles grammars for a router, from stdin to stdout.
+
+Each is compiled in a child of its own, which is forked when the model's tokens are ready, so it costs milliseconds. The
+kernel ends a child by its CPU time and its memory; that costs the one grammar, and the others are compiled beside it.
+"""
+
+import json
+import logging
+import os
+import selectors
+import signal
+import threading
+import time
+import warnings
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from common.base.json_file import read_json
+from common.base.memory_limit import limit_memory
+from common.grammar.end_tokens import end_token_ids
+from common.grammar.grammars import Grammars
+from common.grammar.reasons import reason, shortened
+from common.serving.worker.settle import settle_memory
+from router.base.helper_frames import GRAMMAR
+from router.base.helper_start import begun
+from router.grammar.source import MARKS, Dialect, Found, GrammarSource, grammar_of
+from router.grammar.tokens import lean_tokens
+
+logger = logging.getLogger(__name__)
+
+CPU_S = 0.5
+"""Of one grammar: real ones take milliseconds."""
+WALL_S = 5.0
+"""The same on a busy machine, or for one that waits for something."""
+MAX_CHILDREN = 8
+MEMORY_BYTES = 256 << 20
+"""Of one grammar."""
+STACK_BYTES = 2 << 20
+"""Of one grammar: with more than that workers follow it, so what has room here has room there."""
+READ_BYTES = 1 << 16
+MAX_DROPPED = 32
+"""Keywords of a schema that a response tells of."""
+TOO_MUCH = "it is too much to compile: make it smaller or simpler"
+
+
+@dataclass(slots=True)
+class Child:
+    """A grammar being compiled."""
+
+    number: int
+    pid: int
+    deadline_s: float
+    reply: bytearray = field(default_factory=bytearray)
+
+
+class Compiler:
+    """Forks children and collects what they find."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._dialect = dialect_of(grammars)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(0, selectors.EVENT_READ)
+        self._input = bytearray()
+        self._jobs: deque[tuple[int, bytes]] = deque()
+        self._children: dict[int, Child] = {}  # by the pipe that the reply comes through
+
+    def run(self) -> None:
+        """Until stdin ends; children end with it."""
+        while True:
+            for key, _ in self._selector.select(self._patience_s()):
+                data = os.read(key.fd, READ_BYTES)
+                if key.fd == 0 and not data:
+                    return
+                self._received(data) if key.fd == 0 else self._replied(key.fd, data)
+            for child in self._children.values():
+                if time.monotonic() > child.deadline_s:
+                    os.kill(child.pid, signal.SIGKILL)
+            while self._jobs and len(self._children) < MAX_CHILDREN:
+                self._fork(*self._jobs.popleft())
+
+    def _patience_s(self) -> float | None:
+        deadlines = [child.deadline_s for child in self._children.values()]
+        return max(0.01, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _received(self, data: bytes) -> None:
+        self._input += data
+        while len(self._input) >= GRAMMAR.size:
+            number, num_bytes = GRAMMAR.unpack_from(self._input)
+            if len(self._input) < GRAMMAR.size + num_bytes:
+                return
+            self._jobs.append((number, bytes(self._input[GRAMMAR.size : GRAMMAR.size + num_bytes])))
+            del self._input[: GRAMMAR.size + num_bytes]
+
+    def _fork(self, number: int, packed: bytes) -> None:
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _compile(self._grammars, self._dialect, packed, write_end)
+        os.close(write_end)
+        self._children[read_end] = Child(number, pid, time.monotonic() + WALL_S)
+        self._selector.register(read_end, selectors.EVENT_READ)
+
+    def _replied(self, pipe: int, data: bytes) -> None:
+        child = self._children[pipe]
+        child.reply += data
+        if data:
+            return
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        del self._children[pipe]
+        _, status = os.waitpid(child.pid, 0)
+        is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL  # by us: the machine is busy
+        reply = bytes(child.reply) if status == 0 else b""
+        reply = reply or msgpack.packb(Found(problem="" if is_unknown else TOO_MUCH))
+        _write(1, GRAMMAR.pack(child.number, len(reply)) + reply)
+
+
+def main() -> None:
+    """Compile until stdin ends."""
+    config = begun("router.grammar.compiler", ("model", "router", "log"), __doc__ or "", "router-grammars")
+    # The library has threads, for batches, which no child has or needs: that is all that Python would warn of.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    path = Path(config.model.path)
+    vocab = read_json(path / "config.json")["vocab_size"]
+    begin_s = time.monotonic()
+    grammars = Grammars(lean_tokens(path, vocab, end_token_ids(path)))
+    settle_memory()
+    logger.info("ready for grammars after %.1f s", time.monotonic() - begin_s)
+    Compiler(grammars).run()
+
+
+def dialect_of(grammars: Grammars) -> Dialect:
+    """What grammars are made for the model's tokens; to find out takes two milliseconds."""
+    return Dialect(any_to_lark, [mark for mark in MARKS if grammars.has_token(mark)])
+
+
+def found(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> Found:
+    """Compile what a client asks for, and see that some token can begin it."""
+
+    def refusal(schema: Any) -> str:
+        return _problem(grammars.compile(json.dumps({"grammars": [{"json_schema": schema}]})))
+
+    try:
+        grammar = grammar_of(source, dialect)
+        problem = _problem(grammars.compile(grammar.text))
+        if problem and source.kind in ("json", "calls"):
+            grammar = grammar_of(source, dialect, refusal)
+            problem = _problem(grammars.compile(grammar.text))
+    except RecursionError:
+        problem = "it is nested too deep"
+    except ValueError as error:
+        problem = str(error)
+    return Found(problem=shortened(problem)) if problem else Found(grammar.text, "", _bounded(grammar.dropped))
+
+
+def _bounded(dropped: tuple[str, ...]) -> tuple[str, ...]:
+    more = len(dropped) - MAX_DROPPED
+    told = [shortened(each) for each in dropped[:MAX_DROPPED]]
+    return (*told, *([f"and {more} more"] if more > 0 else ()))
+
+
+def _problem(matcher: LLMatcher) -> str:
+    """Why no text begins, if none does: as `Follower` finds it, which has masks in numpy's arrays."""
+    if not matcher.is_error():
+        if matcher.is_stopped():
+            return "it has no text"
+        if not any(matcher.compute_bitmask()) and not matcher.is_error():
+            return "no token can follow"
+    return reason(matcher) or TOO_MUCH if matcher.is_error() else ""
+
+
+def _compile(grammars: Grammars, dialect: Dialect, packed: bytes, pipe: int) -> None:
+    """The life of a child; what ends it otherwise leaves no reply."""
+    try:
+        os.close(0)
+        os.close(1)
+        limit_memory(MEMORY_BYTES)
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        source = GrammarSource(**msgpack.unpackb(packed))
+        threading.stack_size(STACK_BYTES)
+        thread = threading.Thread(target=lambda: _write(pipe, msgpack.packb(found(source, grammars, dialect))))
+        thread.start()
+        thread.join()
+    finally:
+        os._exit(0)
+
+
+def _write(pipe: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
+
+
+if __name__ == "__main__":
+    main()

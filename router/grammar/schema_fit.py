@@ -1,0 +1,239 @@
+"""Fits a JSON schema to what llguidance holds texts to.
+
+What it does not know is dropped, and told; where that is not allowed (`strict`), it is an error. What is left may be
+stricter than the schema, never wider without a word: a text by it is valid by the schema.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from router.base.json_rules import shown
+from router.grammar.schema_document import ROOT, Document, Place
+from router.grammar.schema_keywords import APPLICATORS, FORMATS, HELD, UNHELD, changes_nothing, check, rules_of
+from router.grammar.schema_unions import Narrowing, Unions
+
+DEFINITIONS = "$defs"
+LETTERS = re.compile(r"[^a-zA-Z0-9_]")
+MAX_NAME_CHARS = 40
+DOUBTFUL = (
+    "pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "patternProperties",
+    "minProperties", "maxProperties",
+)  # fmt: skip
+"""Keywords of which llguidance takes some values, and others not."""
+Refusal = Callable[[Any], str]
+"""Says why llguidance does not take a schema; "" if it does."""
+MAX_NUMBER = 9 * 10**18
+"""llguidance counts not much further; a number beyond it is forbidden where there are limits."""
+
+
+class Fit(NamedTuple):
+    """What llguidance gets, and in words what it does not."""
+
+    schema: Any
+    dropped: tuple[str, ...] = ()
+
+
+def fit(schema: Any, *, strict: bool, refusal: Refusal | None = None) -> Fit:
+    """Fit a schema; raises ValueError for one that is none, and for what cannot be held where it is `strict`.
+
+    Args:
+        refusal: for a schema that was refused once it was fitted: what it is refused for is dropped, too.
+    """
+    if isinstance(schema, bool):
+        return Fit(schema)
+    fitted = _Fitting(schema, strict=strict).fitted()
+    if refusal is None or not refusal(fitted.schema):
+        return fitted
+    fitted = _Fitting(schema, strict=strict, refusal=refusal).fitted()
+    if problem := refusal(fitted.schema):
+        raise ValueError(problem)
+    return fitted
+
+
+class _Fitting:
+    """One way through a schema. Every method takes a schema of the client's, or a part of one, and the path of it."""
+
+    def __init__(self, schema: Any, *, strict: bool, refusal: Refusal | None = None) -> None:
+        self._document = Document(schema)
+        self._unions = Unions(self._document)
+        self._strict = strict
+        self._refusal = refusal
+        self._names: dict[tuple[str, Narrowing | None], str] = {}  # of definitions, by path
+        self._pending: list[tuple[str, Place]] = []
+        self._dropped: dict[str, None] = {}
+
+    def fitted(self) -> Fit:
+        path, schema = self._document.root
+        found = self._schema(schema, path)
+        definitions: dict[str, Any] = {}
+        while self._pending:  # not one in the other: a chain of them may be long
+            name, place = self._pending.pop()
+            definitions[name] = self._schema(place.value, place.path)
+        if definitions:
+            found = found | {DEFINITIONS: definitions}
+        return Fit(found, tuple(self._dropped))
+
+    def _schema(self, schema: Any, path: str) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise ValueError(f"{path} = {shown(schema)}: wants a schema, which is an object, true or false")
+        schema = {keyword: value for keyword, value in schema.items() if value is not None or keyword == "const"}
+        if schema.get("not") in ({}, True):
+            return False
+        fitted: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            check(keyword, value, path)
+            if keyword in HELD:
+                for name, held in self._held(keyword, value, schema, path).items():
+                    _put(fitted, name, held)
+        for keyword in UNHELD:
+            if keyword in schema:
+                self._put_unheld(keyword, schema, fitted, path)
+        if self._refusal is not None:
+            self._drop_doubtful(fitted, path, self._refusal)
+        return fitted
+
+    def _held(self, keyword: str, value: Any, schema: dict[str, Any], path: str) -> dict[str, Any]:
+        inner = f"{path}/{keyword}"
+        match keyword:
+            case "$ref":
+                place = self._document.resolve(value, path)
+                if place is None:
+                    self._drop("$ref", path, "only what is in the schema itself can be referred to")
+                    return {}
+                return {"$ref": self._reference(place)}
+            case "format":
+                return {"format": value} if value in FORMATS else {}
+            case "oneOf":
+                return {"anyOf": self._one_of(schema, path)}
+            case "allOf" | "anyOf" | "prefixItems":
+                return {keyword: self._list(value, inner)}
+            case "items" if isinstance(value, list):
+                return {"items": self._list(value, inner)}
+            case "additionalItems" if not isinstance(schema.get("items"), list):
+                return {}  # to llguidance it takes away prefixItems
+            case "items" | "additionalItems" | "additionalProperties":
+                return {keyword: self._schema(value, inner)}
+            case "properties" | "patternProperties":
+                place = Place(inner, value)
+                return {keyword: {name: self._schema(each, place.at(name)) for name, each in value.items()}}
+        return {keyword: _number(keyword, value)}
+
+    def _list(self, schemas: Sequence[Any], path: str) -> list[Any]:
+        return [self._schema(each, f"{path}/{index}") for index, each in enumerate(schemas)]
+
+    def _reference(self, place: Place, narrowing: Narrowing | None = None) -> str:
+        """Make a definition of a place, once."""
+        if place.path == ROOT and narrowing is None:
+            return ROOT
+        key = place.path, narrowing
+        if key not in self._names:
+            self._names[key] = f"{LETTERS.sub('', place.path.rpartition('/')[2])[:MAX_NAME_CHARS]}-{len(self._names)}"
+            value = place.value if narrowing is None else narrowing.of(place.value)
+            self._pending.append((self._names[key], Place(place.path, value)))
+        return f"{ROOT}/{DEFINITIONS}/{self._names[key]}"
+
+    def _one_of(self, schema: dict[str, Any], path: str) -> list[Any]:
+        """List what `anyOf` has in place of `oneOf`."""
+        branches, inner = schema["oneOf"], f"{path}/oneOf"
+        objects = [self._unions.object_at(Place(f"{inner}/{index}", each)) for index, each in enumerate(branches)]
+        narrowings = self._unions.narrowings(schema, objects)
+        if narrowings is None:
+            self._drop("oneOf", path, "its branches may overlap", "is taken for anyOf")
+            return self._list(branches, inner)
+        return [
+            self._branch(Place(f"{inner}/{index}", branch), place, narrowing)
+            for index, (branch, place, narrowing) in enumerate(zip(branches, objects, narrowings, strict=True))
+        ]
+
+    def _branch(self, branch: Place, target: Place | None, narrowing: Narrowing | None) -> Any:
+        if target is None or narrowing is None:
+            return self._schema(branch.value, branch.path)
+        if target == branch:
+            return self._schema(narrowing.of(branch.value), branch.path)
+        return {"$ref": self._reference(target, narrowing)}
+
+    def _put_unheld(self, keyword: str, schema: dict[str, Any], fitted: dict[str, Any], path: str) -> None:
+        """Drop a keyword, unless it changes nothing, or can be said with others."""
+        value = schema[keyword]
+        if changes_nothing(keyword, value, schema):
+            return
+        if keyword == "propertyNames" and self._put_names(value, schema, fitted, path):
+            return
+        if keyword == "unevaluatedProperties" and not any(each in schema for each in APPLICATORS):
+            fitted.setdefault("additionalProperties", self._schema(value, f"{path}/{keyword}"))
+            return
+        self._drop(keyword, path)
+
+    def _put_names(self, names: Any, schema: dict[str, Any], fitted: dict[str, Any], path: str) -> bool:
+        """Say `propertyNames` with other keywords: names that are listed, or one pattern for all."""
+        rules = rules_of(names)
+        if rules.keys() == {"$ref"} and isinstance(rules["$ref"], str):
+            place = self._document.resolve(rules["$ref"], path)
+            rules = rules_of(None if place is None else place.value)
+        if not rules or rules.pop("type", "string") != "string" or "patternProperties" in schema:
+            return False
+        others = fitted.get("additionalProperties", True)
+        listed = rules.get("enum", [rules["const"]] if "const" in rules else None)
+        if len(rules) == 1 and isinstance(listed, list):
+            known = fitted.get("properties", {})
+            fitted["properties"] = {name: each if name in listed else False for name, each in known.items()}
+            fitted["properties"] |= {name: others for name in listed if isinstance(name, str) and name not in known}
+            fitted["additionalProperties"] = False
+            return True
+        pattern = rules.get("pattern")
+        if rules.keys() <= {"minLength", "maxLength"}:
+            pattern = f"^[\\s\\S]{{{rules.get('minLength', 0)},{rules.get('maxLength', '')}}}$"
+        elif rules.keys() != {"pattern"}:
+            return False
+        if not isinstance(pattern, str) or "properties" in schema:
+            return False
+        fitted |= {"patternProperties": {pattern: others}, "additionalProperties": False}
+        return True
+
+    def _drop_doubtful(self, fitted: dict[str, Any], path: str, refusal: Refusal) -> None:
+        """Drop each of the keywords that llguidance does not take with those before it."""
+        taken: dict[str, Any] = {key: fitted[key] for key in ("type", "required") if key in fitted}
+        if "properties" in fitted:
+            taken["properties"] = dict.fromkeys(fitted["properties"], True)
+        if fitted.get("additionalProperties") is False:
+            taken["additionalProperties"] = False
+        for keyword in [each for each in fitted if each in DOUBTFUL]:
+            value = fitted[keyword]
+            tried = dict.fromkeys(value, True) if keyword == "patternProperties" else value
+            if problem := refusal(taken | {keyword: tried}):
+                del fitted[keyword]
+                self._drop(keyword, path, problem)
+                if keyword == "patternProperties" and fitted.pop("additionalProperties", True) is not True:
+                    self._drop("additionalProperties", path, "it holds beside patternProperties")
+            else:
+                taken[keyword] = tried
+
+    def _drop(self, keyword: str, path: str, why: str = "", how: str = "is dropped") -> None:
+        reason = f": {why}" if why else ""
+        if self._strict:
+            remedy = f"leave it out, or send strict = false, where it {how}"
+            raise ValueError(f"{keyword} at {path} cannot be guaranteed{reason}; {remedy}")
+        self._dropped[f"{keyword} at {path} {how}{reason}"] = None
+
+
+def _put(fitted: dict[str, Any], keyword: str, value: Any) -> None:
+    """Add a keyword; `anyOf` for a second time, as `oneOf` is one too, and `allOf` stand in `allOf`."""
+    if keyword == "anyOf" and keyword in fitted:
+        keyword, value = "allOf", [{"anyOf": value}]
+    fitted[keyword] = [*fitted.get("allOf", ()), *value] if keyword == "allOf" else value
+
+
+def _number(keyword: str, value: Any) -> Any:
+    """Write a number, an integer without a fraction, and a limit within what llguidance counts to."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    value = int(value) if isinstance(value, int) or value.is_integer() else value
+    match keyword:
+        case "minimum" | "exclusiveMinimum":
+            return max(-MAX_NUMBER, value)
+        case "maximum" | "exclusiveMaximum":
+            return min(MAX_NUMBER, value)
+    return value

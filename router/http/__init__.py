@@ -1,0 +1,1 @@
+"""Below the endpoints: connections and their limits, headers, keys, error bodies, unread answers."""

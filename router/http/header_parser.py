@@ -1,0 +1,81 @@
+"""aiohttp's HTTP parser, with a limit for all headers of a request together, and an end for a body that breaks."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Never
+
+from aiohttp import hdrs, web
+from aiohttp.http import HttpRequestParser, RawRequestMessage
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import StreamReader
+
+from router.http.errors import MAX_HEADERS, MAX_LINE_BYTES, from_parser
+
+CONTINUE = "100-continue"
+
+
+class HeaderParser(HttpRequestParser):
+    """Fed by one connection with all that comes over it."""
+
+    def __init__(self, protocol: web.RequestHandler, max_bytes: int, buffer_bytes: int, max_pipelined: int) -> None:
+        super().__init__(
+            protocol,
+            asyncio.get_running_loop(),
+            buffer_bytes,
+            max_line_size=min(MAX_LINE_BYTES, max_bytes),
+            max_field_size=min(MAX_LINE_BYTES, max_bytes),
+            max_headers=MAX_HEADERS,
+            payload_exception=web.RequestPayloadError,
+            auto_decompress=False,  # a few bytes could become very many
+            max_msg_queue_size=max_pipelined,
+        )
+        self.num_begun_bytes = 0
+        """Of headers that have begun and not ended."""
+        self.error: HttpProcessingError | None = None
+        """Raised by the next call."""
+        self._connection = protocol
+        self._max_bytes = max_bytes
+        self._body: StreamReader | None = None
+
+    def feed_data(  # type: ignore[override]  # what else the one in Python takes, the one in C does not
+        self, data: bytes
+    ) -> tuple[Sequence[tuple[RawRequestMessage, StreamReader]], bool, bytes]:
+        """What `data` completes; raises HttpProcessingError."""
+        if self.error is not None:
+            raise self.error
+        is_header = self._is_body_over()
+        try:
+            messages, upgraded, tail = super().feed_data(data)
+        except HttpProcessingError as error:
+            if self._is_body_over():
+                raise
+            return self._end_body(error)
+        if messages:
+            self._body, self.num_begun_bytes = messages[-1][1], 0
+            for message, _ in messages:
+                self._check(message)
+        elif is_header:
+            self.num_begun_bytes += len(data)
+            self._check_size(self.num_begun_bytes)
+        return messages, upgraded, tail
+
+    def _check(self, message: RawRequestMessage) -> None:
+        self._check_size(len(message.path) + sum([len(name) + len(value) for name, value in message.raw_headers]))
+        if message.headers.get(hdrs.EXPECT, CONTINUE).lower() != CONTINUE:
+            text = f"the only Expect header understood is {CONTINUE}; leave it out"
+            raise HttpProcessingError(code=417, message=text)
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            text = f"the headers have more than router.max_header_bytes = {self._max_bytes} bytes; send less"
+            raise HttpProcessingError(code=431, message=text)
+
+    def _is_body_over(self) -> bool:
+        return self._body is None or self._body.is_eof()
+
+    def _end_body(self, error: HttpProcessingError) -> tuple[Sequence[Never], bool, bytes]:
+        """Its reader is told that it broke, which aiohttp does not; what follows it cannot be read."""
+        assert self._body is not None
+        self._body.set_exception(web.RequestPayloadError(from_parser(error).message))
+        self._connection.close()
+        return (), False, b""

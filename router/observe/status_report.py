@@ -1,0 +1,154 @@
+"""Tells the status page, as JSON, who serves on which device, how busy, the last minutes, what went wrong.
+
+Numbers, names of ours, of workers and of the model: no prompt, no text, nothing that a client said.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from common.base.version import VERSION
+from common.wire.messages.worker import SHARED_POOL, Role
+from router.base.shapes import StatusReport
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.incidents import Incidents
+from router.dispatch.metrics import Metrics
+from router.dispatch.phases import Phase
+from router.observe.fleet_metrics import kv_usage
+from router.observe.health import status_of, told
+from router.observe.history import PERIOD_S, History, Sample
+from router.observe.snapshot import Snapshot, Work, snapshot_of
+from router.placement.member import Member
+from router.placement.worker_pool import WorkerPool
+from router.text.model_info import ModelInfo
+from router.workers.memory_servers import MemoryServer, MemoryServers
+
+KEPT_S = 0.5
+"""For so long one report serves all who ask."""
+MAX_PATHS = 64
+"""KV paths that are told one by one, those that failed first."""
+
+
+class StatusReporter:
+    """Made of the router's parts; changes none of them."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        pool: WorkerPool,
+        memory_servers: MemoryServers,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        incidents: Incidents,
+        *,
+        has_chats: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.history = History(metrics, pool, memory_servers, dispatcher.queue_sizes, clock)
+        self._info, self._pool, self._memory_servers = info, pool, memory_servers
+        self._dispatcher, self._metrics, self._incidents = dispatcher, metrics, incidents
+        self._has_chats, self._clock = has_chats, clock
+        self._started_s = clock()
+        self._body, self._made_s = b"", -KEPT_S
+
+    def body(self) -> bytes:
+        """The report as it was a moment ago at most."""
+        now_s = self._clock()
+        if now_s - self._made_s >= KEPT_S:
+            self._body, self._made_s = json.dumps(self.report(now_s)).encode("ascii"), now_s
+        return self._body
+
+    def report(self, now_s: float) -> StatusReport:
+        """Tell all of it, as it is at this moment; what workers say of themselves is as old as `heard_s`."""
+        pool, is_draining = self._pool, self._dispatcher.draining
+        readiness, seen = pool.readiness, snapshot_of(self._dispatcher.active, now_s)
+        paths = sorted(pool.paths, key=lambda path: not path.error)
+        return {
+            "version": VERSION,
+            "model": self._info.name,
+            "max_model_len": pool.max_model_len(self._info.max_model_len),
+            "has_chats": self._has_chats,
+            "now_s": time.time(),
+            "up_s": round(now_s - self._started_s, 1),
+            "status": status_of(readiness, draining=is_draining),
+            "problems": readiness.texts,
+            "queued": seen.queued,
+            "queued_prompt_tokens": seen.prompt_tokens,
+            "running": seen.running,
+            "phases": {phase.value: seen.phases[phase] for phase in Phase},
+            "kv_usage": round(kv_usage(pool, self._memory_servers), 4),
+            "longest": seen.longest,
+            "slowest": self._metrics.slowest.report(now_s),
+            "devices": self._devices(seen, now_s),
+            "kv_paths": [
+                {
+                    "prefill": path.prefill_worker_id,
+                    "decode": path.worker_id,
+                    "transport": path.transport,
+                    "gb_per_s": None if path.transport == SHARED_POOL else round(path.gb_per_s, 1),
+                    "error": path.error,
+                }
+                for path in paths[:MAX_PATHS]
+            ],
+            "num_kv_paths": len(paths),
+            "period_s": PERIOD_S,
+            "history": {name: [getattr(sample, name) for sample in self.history.samples] for name in Sample._fields},
+            "incidents": [
+                asdict(incident) | {"kind": incident.kind.value} for incident in reversed(list(self._incidents))
+            ],
+        }
+
+    def _devices(self, seen: Snapshot, now_s: float) -> list[dict[str, Any]]:
+        """Each with its memory servers and workers; those of one GPU have its UUID at the end of their names."""
+        devices: dict[str, dict[str, Any]] = {}
+        workers = list(self._pool)
+        names = [each.ready.device for each in (*self._memory_servers, *workers)]
+        for name in sorted(names):
+            key = name.split()[-1]
+            devices.setdefault(key, {"id": key, "name": name, "memory_servers": [], "workers": []})
+        for server in self._memory_servers:
+            device = devices[server.ready.device.split()[-1]]
+            device["memory_servers"].append(_memory_server(server, workers, now_s))
+        for worker in sorted(workers, key=lambda worker: worker.id):
+            devices[worker.gpu]["workers"].append(self._worker(worker, seen.work[worker], now_s))
+        return list(devices.values())
+
+    def _worker(self, worker: Member, work: Work, now_s: float) -> dict[str, Any]:
+        ready, beat, pace = worker.ready, worker.beat, self.history.pace(worker.connection)
+        return {
+            "id": worker.id,
+            "role": worker.role_name,
+            "state": worker.state,
+            "since_s": round(now_s - worker.joined_s, 1),
+            "heard_s": round(now_s - worker.last_seen_s, 1),
+            "version": ready.version,
+            "pid": ready.pid,
+            **asdict(work),
+            "most_sequences": ready.max_num_seqs,
+            "outstanding_prompt_tokens": worker.outstanding_tokens,
+            "step_age_s": round(beat.last_step_age_s, 1) if beat else 0.0,
+            "step_ms": None if pace.step_ms is None else round(pace.step_ms, 2),
+            "tokens_per_s": round(pace.written_per_s if ready.role is Role.DECODE else pace.computed_per_s, 1),
+            "busy": round(pace.busy, 3),
+        }
+
+
+def _memory_server(server: MemoryServer, workers: list[Member], now_s: float) -> dict[str, Any]:
+    beat = server.beat
+    return {
+        "id": server.id,
+        "since_s": round(now_s - server.joined_s, 1),
+        "heard_s": round(now_s - server.last_seen_s, 1),
+        "weights_bytes": beat.weights_bytes if beat else 0,
+        "free_bytes": beat.free_bytes if beat else 0,
+        "blocks": beat.num_blocks if beat else 0,
+        "used_blocks": server.num_blocks_in_use(workers),
+        "cached_blocks": beat.num_cached_blocks if beat else 0,
+        "quarantined_blocks": beat.num_quarantined_blocks if beat else 0,
+        "host_blocks": beat.num_host_blocks if beat else 0,
+        "host_bytes": beat.host_bytes if beat else 0,
+        "gpu_percent": told(beat.gpu_percent) if beat else None,
+        "gpu_celsius": told(beat.gpu_celsius) if beat else None,
+    }

@@ -1,0 +1,1 @@
+"""Which workers get a request: who is there, what lies where, and what each pair costs."""

@@ -1,0 +1,110 @@
+"""Says whether a completion would be answered, and what keeps the system from serving as it was built to."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from common.wire.messages.worker import KVPathReport, Role
+from router.base.shapes import StatusName
+from router.placement.kv_paths import KVPaths
+from router.placement.member import NO_TRANSPORT, Member
+
+MAX_TOLD = 8
+"""Problems of one kind that are told one by one."""
+
+
+class Kind(Enum):
+    """Names of problems, as the metric `baton_problems` has them."""
+
+    NO_DECODE_WORKER = "no_decode_worker"
+    NO_PREFILL_WORKER = "no_prefill_worker"
+    KV_PATH_UNPROVEN = "kv_path_unproven"
+    KV_PATH_FAILED = "kv_path_failed"
+    WORKER_SILENT = "worker_silent"
+    STANDBY_NEEDED = "standby_needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that an operator may want to mend, in one sentence."""
+
+    kind: Kind
+    text: str
+    num: int = 1  # of the kind, where more are told as one
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Follows from who is there alone, never from what happened before."""
+
+    status: StatusName  # degraded: completions are answered, though not as they should be
+    problems: tuple[Problem, ...]
+
+    @property
+    def texts(self) -> list[str]:
+        return [problem.text for problem in self.problems]
+
+
+def readiness_of(workers: Collection[Member], paths: KVPaths) -> Readiness:
+    """Judge the registered workers and the KV paths between them.
+
+    One decode worker that takes requests is enough for an answer: without a prefill worker, or without a KV path, it
+    computes prompts itself.
+    """
+    decodes = [worker for worker in workers if worker.ready.role is Role.DECODE]
+    if not any(worker.is_serving for worker in decodes):
+        return Readiness("unavailable", (_no_decode(decodes),))
+    problems = (*_no_handoffs(workers, paths), *_failed(paths.failed), *_silent(workers), *_stand_ins(workers))
+    return Readiness("degraded" if problems else "ok", problems)
+
+
+def _no_decode(decodes: Iterable[Member]) -> Problem:
+    there = ", ".join(f"{worker.id} is {worker.state}" for worker in decodes)
+    text = f"no decode worker takes requests{f' ({there:.200})' if there else ''}; start one: python -m decode_worker"
+    return Problem(Kind.NO_DECODE_WORKER, text)
+
+
+def _no_handoffs(workers: Iterable[Member], paths: KVPaths) -> Iterable[Problem]:
+    """Yield why decode workers that take handoffs compute prompts themselves, if they do."""
+    serving = [worker for worker in workers if worker.is_serving]
+    decodes = [worker for worker in serving if worker.ready.role is Role.DECODE]
+    prefills = [w for w in serving if w.ready.role is Role.PREFILL and w.ready.transport != NO_TRANSPORT]
+    if any(worker.ready.transport == NO_TRANSPORT or paths.partners(worker) & set(prefills) for worker in decodes):
+        return
+    if not prefills:
+        text = "no prefill worker serves: decode workers compute prompts between the tokens of others; start one: "
+        yield Problem(Kind.NO_PREFILL_WORKER, f"{text}python -m prefill_worker")
+    elif untried := [(p, d) for p in prefills for d in decodes if paths.find(p, d) is None]:
+        prefill, decode = untried[0]
+        text = f"the KV path from {prefill.id} to {decode.id} has not been proven yet"
+        yield Problem(Kind.KV_PATH_UNPROVEN, text, len(untried))
+
+
+def _failed(reports: Collection[KVPathReport]) -> Iterable[Problem]:
+    for number, path in enumerate(reports):
+        if number == MAX_TOLD:
+            num_left = len(reports) - MAX_TOLD
+            yield Problem(Kind.KV_PATH_FAILED, f"so did {num_left} more KV paths", num_left)
+            return
+        where = f"the KV path from {path.prefill_worker_id} to {path.worker_id} ({path.transport})"
+        yield Problem(Kind.KV_PATH_FAILED, f"{where} failed: {path.error}")
+
+
+def _silent(workers: Iterable[Member]) -> Iterable[Problem]:
+    silent = [worker for worker in workers if worker.silent]
+    if silent:
+        names = ", ".join(f"{worker.role_name} worker {worker.id}" for worker in silent[:MAX_TOLD])
+        text = f"nothing is heard of {names}{_and_more(silent)}: new requests go elsewhere"
+        yield Problem(Kind.WORKER_SILENT, text, len(silent))
+
+
+def _stand_ins(workers: Iterable[Member]) -> Iterable[Problem]:
+    needed = [worker for worker in workers if worker.need is not None and not worker.draining]
+    for worker in needed[:1]:
+        assert worker.need is not None
+        text = f"{worker.role_name} worker {worker.id}, a standby{_and_more(needed, 1)}, serves since "
+        yield Problem(Kind.STANDBY_NEEDED, text + worker.need.cause, len(needed))
+
+
+def _and_more(workers: Collection[Member], num_told: int = MAX_TOLD) -> str:
+    return f" and {len(workers) - num_told} more" if len(workers) > num_told else ""

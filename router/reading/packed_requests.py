@@ -1,0 +1,75 @@
+"""Checked requests and answers as bytes, on their way from a process that reads to the router."""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import msgpack
+
+from common.base.errors import RequestError
+from common.wire.values.sampling_params import SamplingParams
+from router.grammar.source import GrammarSource
+from router.requests.completion_api import CompletionRequest, ResponseOptions, TextOptions
+from router.text.prompts import Encoding, Prompt
+
+PARTS: dict[str, type[Any]] = {
+    "encoding": Encoding, "sampling": SamplingParams, "text": TextOptions, "response": ResponseOptions,
+    "grammar": GrammarSource,
+}  # fmt: skip
+"""Fields of a request that have fields of their own."""
+
+
+def packed_or_error(reply: Callable[[], bytes], num_bytes: int) -> bytes:
+    """What `reply` makes of a body of so many bytes, or its RequestError; one where memory is not enough, too."""
+    try:
+        return reply()
+    except RequestError as error:
+        return _packed(vars(error))
+    except MemoryError:
+        message = f"a body of {num_bytes} bytes holds too many values to be read; split the request"
+        return _packed(vars(RequestError(message, code="request_too_large", status=413)))
+
+
+def packed_request(request: CompletionRequest) -> bytes:
+    """For `unpack`; prompts are texts or tokens."""
+    prompts = [prompt if isinstance(prompt, str) else prompt.tobytes() for prompt in request.prompts]
+    return _packed(asdict(replace(request, prompts=())) | {"prompts": prompts})
+
+
+def packed_answer(answer: bytes) -> bytes:
+    """For `unpack_answer`."""
+    return _packed({"answer": answer})
+
+
+def unpack(reply: bytes) -> CompletionRequest:
+    """The completion that `read` found; raises its RequestError."""
+    values = _reply_values(reply)
+    parts = {name: part(**values.pop(name)) for name, part in PARTS.items()}
+    return CompletionRequest(prompts=list(map(_prompt, values.pop("prompts"))), **parts, **values)
+
+
+def unpack_answer(reply: bytes) -> bytes:
+    """The answer that `read` found; raises its RequestError."""
+    found: bytes = _reply_values(reply)["answer"]
+    return found
+
+
+def _reply_values(reply: bytes) -> dict[str, Any]:
+    values: dict[str, Any] = msgpack.unpackb(reply, use_list=False)
+    if "message" in values:
+        raise RequestError(values.pop("message"), **values)
+    return values
+
+
+def _prompt(packed: str | bytes) -> Prompt:
+    if isinstance(packed, str):
+        return packed
+    ids = array("i")
+    ids.frombytes(packed)
+    return ids
+
+
+def _packed(values: dict[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(values)
+    return packed

@@ -1,0 +1,133 @@
+"""From the bytes of a body to a checked request whose prompts are tokens, or to an answer, and either as bytes.
+
+Pure functions: they run on the event loop for what is short, in another process for what is not (`reader`).
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from common.base.errors import RequestError
+from router.base.helper_frames import CONVERSATIONS, Kind
+from router.base.shapes import PromptText, Tokens
+from router.reading.id_lists import Parted, part
+from router.reading.json_body import loads, values_of
+from router.reading.packed_requests import packed_answer, packed_or_error, packed_request
+from router.requests.bad_words import packed_words
+from router.requests.completion_api import CompletionRequest, parse
+from router.requests.responses_api import PARSERS
+from router.requests.token_api import detokenize, tokenize
+from router.text.model_info import ModelInfo
+from router.text.prompts import DEFAULT_MAX_TOKENS
+from router.text.tokenizer import Tokenizer
+
+MAX_IDS_BYTES = 262_144
+"""Of a body that is read on the event loop: 40,000 ids, which take a millisecond."""
+MAX_REST_CHARS = 8192
+"""Of the same beside the ids."""
+MAX_REPEATED_TOKENS = 262_144
+MAX_PROMPT_SCORES = 131_072
+
+
+ANSWERS: dict[Kind, Callable[[Any, Tokenizer, int], Tokens | PromptText]] = {
+    Kind.TOKENIZE: tokenize,
+    Kind.DETOKENIZE: detokenize,
+}
+"""What needs nothing but the tokenizer."""
+
+
+def parse_body(data: bytes | bytearray, info: ModelInfo) -> CompletionRequest:
+    """Check everything but lengths; raises RequestError naming what is wrong. Empties a `data` that can be emptied."""
+    return parse(values_of(data, _loads), info.name, info.vocab_size, info.eos_token_ids)
+
+
+def parse_ids(data: bytes, info: ModelInfo) -> CompletionRequest | None:
+    """`parse_body` for the event loop, of a body that is all but ids; None for one that may be long to read."""
+    parted = part(data.decode("ascii"), MAX_REST_CHARS) if data.isascii() else None
+    values = None if parted is None else _parted_values(parted)
+    return None if values is None else parse(values, info.name, info.vocab_size, info.eos_token_ids)
+
+
+def parse_conversation(
+    data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind = Kind.CHAT
+) -> CompletionRequest:
+    """Do the same for a conversation, whose prompt is a text then.
+
+    Call in a process of its own, because it runs the model's template.
+    """
+    return PARSERS[kind](values_of(data), tokenizer, max_model_len)
+
+
+def answer(kind: Kind, data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:
+    """The JSON that answers a body of one of `ANSWERS`; raises RequestError. Empties a `data` that can be emptied."""
+    return json.dumps(ANSWERS[kind](values_of(data), tokenizer, max_model_len)).encode("ascii")
+
+
+def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
+    """The request with prompts and bad words as tokens, and prompts as text if it repeats them.
+
+    Raises RequestError for what is too long.
+    """
+    if request.bad_words:
+        sampling = replace(request.sampling, bad_words=packed_words(request.bad_words, tokenizer))
+        request = replace(request, sampling=sampling, bad_words=())
+    asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    encoding = request.encoding.limit(max_model_len, max(1, asked))
+    prompts = tokenizer.encode(request.prompts, max_model_len, encoding)
+    _check_repeated(request, request.n * sum(map(len, prompts)))
+    if not request.text.echo:
+        return replace(request, prompts=prompts)
+    is_cut = encoding.max_tokens is not None
+    texts = (prompt if isinstance(prompt, str) and not is_cut else None for prompt in request.prompts)
+    echoes = (tokenizer.decode_prompt(ids) if text is None else text for text, ids in zip(texts, prompts, strict=True))
+    return replace(request, prompts=prompts, echoes=tuple(echoes))
+
+
+def _check_repeated(request: CompletionRequest, num_tokens: int) -> None:
+    """Raise RequestError when so much of prompts is to be sent back that writing it would hold up the event loop."""
+    names = [
+        name for name, asked in (("echo", request.text.echo), ("return_token_ids", request.response.token_ids)) if asked
+    ]
+    if names and num_tokens > MAX_REPEATED_TOKENS:
+        message = (
+            f"{names[0]} repeats {num_tokens} prompt tokens, n times each: at most {MAX_REPEATED_TOKENS}; split it"
+        )
+        raise RequestError(message, param=names[0])
+    num_scores = num_tokens * request.response.num_scores
+    if num_scores > MAX_PROMPT_SCORES:
+        name = "prompt_logprobs" if request.response.num_prompt_logprobs else "logprobs"
+        message = (
+            f"{name} asks for {num_scores} log-probabilities of {num_tokens} prompt tokens, n times each: at most "
+            f"{MAX_PROMPT_SCORES}; split the request, or ask for fewer of each"
+        )
+        raise RequestError(message, param=name)
+
+
+def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind = Kind.COMPLETION) -> bytes:
+    """`parse_body` and `tokenized`, or `answer`, as `packed_requests` has them."""
+
+    def reply() -> bytes:
+        if kind in ANSWERS:
+            return packed_answer(answer(kind, data, tokenizer, max_model_len))
+        if kind in CONVERSATIONS:
+            parsed = parse_conversation(data, tokenizer, max_model_len, kind)
+        else:
+            parsed = parse_body(data, tokenizer.info)
+        return packed_request(tokenized(parsed, tokenizer, max_model_len))
+
+    return packed_or_error(reply, len(data))
+
+
+def _loads(text: str) -> Any:
+    """Of the text of a completion's body: long lists of ids in its field `prompt` are arrays."""
+    values = _parted_values(part(text))
+    return loads(text) if values is None else values
+
+
+def _parted_values(parted: Parted) -> Any:
+    """None where the whole text has to be read: it has no long list there, or one elsewhere, or is not valid JSON."""
+    try:
+        return parted.values(loads, "prompt") if parted.lists else None
+    except (ValueError, RecursionError):
+        return None  # what is wrong is said of the text as it came

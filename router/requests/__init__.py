@@ -1,0 +1,1 @@
+"""What a client may ask: tables of fields, and checked requests."""

@@ -1,0 +1,168 @@
+"""OpenAI's chat API: a JSON body in, a checked request out whose prompt is what the model's chat template wrote."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from common.base.errors import RequestError
+from router.base.json_rules import wrong
+from router.grammar.source import ANYTHING, NO_GRAMMAR, GrammarSource
+from router.requests.chat_fields import CHAT_FIELDS, NO_EFFORT, UNLIMITED
+from router.requests.completion_api import CompletionRequest, check_model, json_object, request_of
+from router.requests.completion_fields import MAX_MAX_TOKENS
+from router.requests.tool_choice import AUTO, NONE, forced_names, form_of
+from router.text.chat_answer import THINK, THINK_END, Thoughts
+from router.text.chat_model import ChatModel
+from router.text.chat_template import ChatTemplate, template_error
+from router.text.control_tokens import new_mark
+from router.text.prompts import MAX_CHARS_PER_TOKEN
+from router.text.tool_calls import ToolFormat
+
+Conversation = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The prompt that the model's template made of a conversation."""
+
+    text: str
+    mark: str  # see `control_tokens`; "" without one
+    template: ChatTemplate
+    has_tools: bool
+
+    @property
+    def thoughts(self) -> Thoughts:
+        """Before the answer; templates write the end of thoughts to have none."""
+        text = self.text.rstrip()
+        if not self.template.has_thoughts or text.endswith(THINK_END):
+            return ""
+        return "have begun" if text.endswith(THINK) else "may come"
+
+
+def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionRequest:
+    """Check every field and write the prompt; raises RequestError naming the first that is wrong."""
+    values = CHAT_FIELDS.read(json_object(body))
+    check_model(values["model"], model.info.name)
+    CHAT_FIELDS.require("messages", values)
+    return chat_request(values, model, max_model_len)
+
+
+def chat_request(values: dict[str, Any], model: ChatModel, max_model_len: int) -> CompletionRequest:
+    """Make the request of checked values of all fields; raises RequestError, as `parse_chat` does."""
+    info, max_tokens = model.info, _max_tokens(values)
+    shared = values | {
+        "echo": False,
+        "logprobs": _num_likeliest(values),
+        "max_tokens": MAX_MAX_TOKENS if max_tokens is None else max_tokens,
+    }
+    request = request_of(shared, (), max_tokens, info.vocab_size, info.eos_token_ids)
+    prompt = write_prompt(values, model, max_model_len)
+    response = replace(
+        request.response,
+        thoughts=prompt.thoughts,
+        tells_thoughts=values["include_reasoning"],
+        tool_format=prompt.template.tool_format.value if prompt.has_tools else "",
+        forced=forced_names(values),
+    )
+    encoding = replace(request.encoding, mark=prompt.mark)
+    return replace(
+        request,
+        prompts=[prompt.text],
+        encoding=encoding,
+        response=response,
+        usual_max_tokens=MAX_MAX_TOKENS,
+        grammar=_grammar(values, prompt, request.grammar),
+    )
+
+
+def _grammar(values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource) -> GrammarSource:
+    """The form of the answer, behind what the model thinks."""
+    budget = values["thinking_token_budget"] if prompt.thoughts else None
+    most = None if budget == UNLIMITED else budget
+    source = form_of(values, prompt.template.tool_format, asked, NO_GRAMMAR if most is None else ANYTHING)
+    return replace(source, thoughts=prompt.thoughts, max_thought_tokens=most) if source.kind else source
+
+
+def write_prompt(values: dict[str, Any], model: ChatModel, max_model_len: int) -> ChatPrompt:
+    """That of a conversation; call in the main thread. Raises RequestError for one that the template does not take."""
+    template = template_of(model)
+    if "add_generation_prompt" in values["chat_template_kwargs"]:
+        message = "add_generation_prompt as a field of the request"
+        raise wrong("chat_template_kwargs", values["chat_template_kwargs"], message)
+    said = {name: values[name] for name in ("messages", "chat_template_kwargs")} | {"tools": _tools(template, values)}
+    mark = new_mark()
+    try:
+        said = model.control_tokens.broken(said, mark)
+    except RecursionError:
+        raise template_error("it is nested too deep") from None
+    text = _prompt(template, values | said, MAX_CHARS_PER_TOKEN * max_model_len)
+    if not text:
+        raise template_error("it writes nothing")
+    return ChatPrompt(text, mark if mark in text else "", template, bool(said["tools"]))
+
+
+def template_of(model: ChatModel) -> ChatTemplate:
+    """The model's; raises RequestError for a model without one."""
+    if model.chat_template is None:
+        message = f"the model {model.info.name!r:.80} has no chat template; use /v1/completions"
+        raise RequestError(message, param="messages", code="no_chat_template")
+    return model.chat_template
+
+
+def _tools(template: ChatTemplate, values: dict[str, Any]) -> list[Any]:
+    """Those that the template gets; raises RequestError where it takes none, or calls would not be understood."""
+    tools: list[Any] = [] if (values["tool_choice"] or AUTO) == NONE else values["tools"]
+    if tools and template.tool_format is ToolFormat.NONE:
+        message = (
+            "tools: the model's chat template asks for calls in neither Qwen3's nor Llama 3's format; leave it out"
+        )
+        raise RequestError(message, param="tools", code="unsupported_value")
+    return tools
+
+
+def _prompt(template: ChatTemplate, values: dict[str, Any], max_chars: int) -> str:
+    continues, begins = values["continue_final_message"], values["add_generation_prompt"]
+    if continues and begins:
+        raise wrong("continue_final_message", True, "false where add_generation_prompt is true")
+    options = {"add_generation_prompt": not continues if begins is None else begins, **values["chat_template_kwargs"]}
+    render = partial(
+        template.render, options=options, max_chars=max_chars, tools=values["tools"], wishes=_wishes(values)
+    )
+    messages = _known_roles(template, values["messages"])
+    if not continues:
+        return render(messages)
+    *before, last = messages
+    mark = new_mark()
+    written = render([*before, last | {"content": last["content"] + mark}])
+    if mark not in written:
+        raise template_error("it does not write the last message, so nothing can continue it")
+    return written[: written.rindex(mark)]
+
+
+def _wishes(values: dict[str, Any]) -> dict[str, Any]:
+    """Variables for a template that knows them: how much the model is to think."""
+    effort = values["reasoning_effort"]
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != NO_EFFORT}
+
+
+def _known_roles(template: ChatTemplate, messages: Conversation) -> Conversation:
+    """A developer speaks as the system where the template knows none: many leave out what they do not know."""
+    if "developer" in template.source:
+        return messages
+    return [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
+
+
+def _max_tokens(values: dict[str, Any]) -> int | None:
+    asked: set[int] = {values["max_tokens"], values["max_completion_tokens"]} - {None}
+    if len(asked) > 1:
+        wants = f"what max_tokens is, {values['max_tokens']}; leave one of them out"
+        raise wrong("max_completion_tokens", values["max_completion_tokens"], wants)
+    return asked.pop() if asked else None
+
+
+def _num_likeliest(values: dict[str, Any]) -> int | None:
+    """None: nothing is asked about tokens."""
+    if values["top_logprobs"] and not values["logprobs"]:
+        raise wrong("top_logprobs", values["top_logprobs"], "logprobs = true, or 0")
+    return int(values["top_logprobs"] or 0) if values["logprobs"] else None

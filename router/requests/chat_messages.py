@@ -1,0 +1,224 @@
+"""The field `messages`: who said what, as chat templates take it."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from router.base.json_fields import Field, Object, Table
+from router.base.json_rules import OneOf, Only, Text, is_text, wrong
+
+MAX_MESSAGES = 4096
+MAX_CALLS = 128
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_ONLY = "this model takes text only"
+PARTS = (("text", "text"), ("refusal", "refusal"))
+"""Kinds of parts of a content, each with the field that has its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A rule: a text, or a list of its parts; gives the text, a line break between the parts.
+
+    A refusal is text of an assistant. Other fields of a part are ignored.
+    """
+
+    kinds: tuple[tuple[str, str], ...] = PARTS
+
+    @property
+    def wants(self) -> str:
+        kind, field = self.kinds[0]
+        return f'a string, or a list of {{"type": "{kind}", "{field}": "..."}}'
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        parts = [
+            {
+                "type": "object",
+                "properties": {"type": {"const": kind}, field: {"type": "string"}},
+                "required": ["type", field],
+            }
+            for kind, field in self.kinds
+        ]
+        return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}}]}
+
+    def checked(self, name: str, value: Any) -> str:
+        if isinstance(value, list):
+            return "\n".join(self._part(f"{name}[{index}]", part) for index, part in enumerate(value))
+        if not is_text(value):
+            raise wrong(name, value, f"{self.wants}, of valid Unicode")
+        return str(value)
+
+    def _part(self, name: str, part: Any) -> str:
+        if not isinstance(part, dict):
+            raise wrong(name, part, self.wants)
+        kind = part.get("type")
+        field = next((field for known, field in self.kinds if known == kind), "")
+        if not field:
+            raise wrong(f"{name}.type", kind, f'"{self.kinds[0][0]}": {TEXT_ONLY}')
+        if not is_text(part.get(field)):
+            raise wrong(f"{name}.{field}", part.get(field), "a string of valid Unicode")
+        return str(part[field])
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A rule: the arguments of a call, as an object or its JSON; gives the object.
+
+    A text that is no JSON of an object is given as it is: a call that was cut off goes back so.
+    """
+
+    wants = "an object, or a string, which is its JSON"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, {"type": "object"}]}
+
+    def checked(self, name: str, value: Any) -> dict[str, Any] | str:
+        if isinstance(value, dict):
+            return value
+        if not is_text(value):
+            raise wrong(name, value, f"{self.wants}, of valid Unicode")
+        try:
+            found = json.loads(value) if value.strip() else {}
+        except (ValueError, RecursionError):
+            found = None
+        return found if isinstance(found, dict) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """A rule: a list of objects, each with the same table; gives the fields that each has."""
+
+    table: Table
+    required: str
+    max_objects: int
+    min_objects: int = 1
+
+    @property
+    def wants(self) -> str:
+        return f"a list of {self.min_objects} to {self.max_objects} objects, each with `{self.required}`"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        items = self.table.schema_with(self.required)
+        return {"type": "array", "items": items, "minItems": self.min_objects, "maxItems": self.max_objects}
+
+    def checked(self, name: str, value: Any) -> list[dict[str, Any]]:
+        if not isinstance(value, list) or not self.min_objects <= len(value) <= self.max_objects:
+            raise wrong(name, value, self.wants)
+        return [self._object(f"{name}[{index}]", each) for index, each in enumerate(value)]
+
+    def _object(self, name: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise wrong(name, value, f"an object with `{self.required}`")
+        found = {key: each for key, each in self.table.read(value, f"{name}.").items() if each is not None}
+        self.table.require(self.required, found, f"{name}.")
+        return found
+
+
+CALLABLE = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "parameters": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "required": ["name"],
+}
+"""JSON schema of a function that may be called."""
+
+
+def check_callable(name: str, function: dict[str, Any]) -> None:
+    """Raise RequestError naming the field of such a function that is wrong."""
+    for field, is_right, wants in (
+        ("name", is_text(function.get("name")), "a string of valid Unicode"),
+        ("parameters", isinstance(function.get("parameters"), dict | None), "an object"),
+        ("strict", isinstance(function.get("strict"), bool | None), "true or false"),
+    ):
+        if not is_right:
+            raise wrong(f"{name}.{field}", function.get(field), wants)
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """A rule: functions that may be called; gives them as they are, for the template to show."""
+
+    wants = (
+        f'a list of at most {MAX_CALLS} {{"type": "function", "function": {{"name": "...", "parameters": {{...}}}}}}'
+    )
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        tool_properties = {"type": {"const": "function"}, "function": CALLABLE}
+        tool = {"type": "object", "properties": tool_properties, "required": ["type", "function"]}
+        return {"type": "array", "items": tool, "maxItems": MAX_CALLS}
+
+    def checked(self, name: str, value: Any) -> list[Any]:
+        if not isinstance(value, list) or len(value) > MAX_CALLS:
+            raise wrong(name, value, self.wants)
+        for index, tool in enumerate(value):
+            function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+            if not isinstance(function, dict):
+                raise wrong(f"{name}[{index}]", tool, self.wants)
+            check_callable(f"{name}[{index}].function", function)
+        return value
+
+
+FUNCTION = Table(Field("name", Text()), Field("arguments", Arguments(), {}), is_open=True)
+CALL = Table(
+    Field("id", Text()),
+    Field("type", OneOf(("function",)), "function"),
+    Field("function", Object(FUNCTION)),
+    is_open=True,
+)
+MESSAGE = Table(
+    Field("role", OneOf(ROLES)),
+    Field("content", Content(), None, "required but of an assistant"),
+    Field("name", Text(128)),
+    Field("tool_calls", Objects(CALL, "function", MAX_CALLS, min_objects=0)),
+    Field("tool_call_id", Text(), None, "required of a tool"),
+    Field("reasoning_content", Text(), None, "what an assistant thought"),
+    Field("reasoning", Text(), None, "newer name of `reasoning_content`"),
+    Field("audio", Only((), TEXT_ONLY)),
+    Field("function_call", Only((), "send tool_calls")),
+    is_open=True,
+)
+"""Other fields are ignored: what a library keeps of an answer comes back with its own."""
+NEEDED = {"tool": ("content", "tool_call_id"), "assistant": ()}
+"""Fields that a message of a role has; of others the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A rule: who said what, in order; gives messages as templates read them."""
+
+    messages = Objects(MESSAGE, "role", MAX_MESSAGES)
+    wants = messages.wants
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        schema = self.messages.schema
+        by_role = [
+            {
+                "properties": {"role": {"const": role}} | {name: MESSAGE.fields[name].rule.schema for name in needed},
+                "required": ["role", *needed],
+            }
+            for role in ROLES
+            for needed in [NEEDED.get(role, ("content",))]
+        ]
+        return schema | {"items": schema["items"] | {"anyOf": by_role}}
+
+    def checked(self, name: str, value: Any) -> list[dict[str, Any]]:
+        found = self.messages.checked(name, value)
+        return [_for_template(message, f"{name}[{index}].") for index, message in enumerate(found)]
+
+
+def _for_template(message: dict[str, Any], within: str) -> dict[str, Any]:
+    """The message with one name for each thing; raises RequestError where it lacks what its role needs."""
+    for name in NEEDED.get(message["role"], ("content",)):
+        MESSAGE.require(name, message, within)
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    return {"content": ""} | message | ({"reasoning_content": thoughts, "reasoning": thoughts} if thoughts else {})
+
+
+MESSAGES = Messages()

@@ -1,0 +1,90 @@
+"""/tokenize and /detokenize: a JSON body in, what it asks for out.
+
+Bounded as prompts are: what could never be one is refused before it takes time.
+"""
+
+from typing import Any
+
+from common.base.errors import RequestError
+from common.settings.config import MAX_TOKENS
+from router.base.json_fields import Field, Table
+from router.base.json_rules import Anything, Boolean, Text
+from router.base.shapes import PromptText, Tokens
+from router.requests.chat_api import write_prompt
+from router.requests.chat_fields import CHAT_FIELDS, ONE_BEGINNING, TAKEN
+from router.requests.completion_api import check_model, json_object
+from router.text.prompts import Encoding, TokenIdList, check_vocabulary
+from router.text.server_rules import ModelName
+from router.text.tokenizer import Tokenizer
+
+TOLD = ("count", "max_model_len", "token_strs")
+"""Fields that an answer of /tokenize has beside its tokens."""
+MODEL = Field("model", ModelName(), None, "the served model's name; another one is a 404")
+STRINGS = Field("return_token_strs", Boolean(), False, "`token_strs`, each token as the vocabulary writes it")
+
+TOKENIZE_FIELDS = Table(
+    MODEL,
+    Field("prompt", Text(), None, "required"),
+    Field("add_special_tokens", Boolean(), True, "the tokens that the model puts around a text, as BOS, are put there"),
+    STRINGS,
+)
+TOKENIZE_CHAT_FIELDS = Table(
+    MODEL,
+    *(
+        CHAT_FIELDS.fields[name]
+        for name in (
+            "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
+            "add_special_tokens", "tools", "tool_choice", "reasoning_effort", "chat_template",
+        )
+    ),
+    STRINGS,
+    relations=[ONE_BEGINNING],
+)  # fmt: skip
+DETOKENIZE_FIELDS = Table(
+    MODEL,
+    Field("tokens", TokenIdList(MAX_TOKENS), None, "required"),
+    *(Field(name, Anything(), None, f"{TAKEN}: an answer of /tokenize may be sent as it is") for name in TOLD),
+)
+
+
+def is_chat(body: Any) -> bool:
+    """Whether it asks for the tokens of a conversation, for which the model's template is run."""
+    return isinstance(body, dict) and body.get("messages") is not None
+
+
+def tokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Tokens:
+    """The tokens of the text `prompt`, or of the conversation `messages`; raises RequestError.
+
+    A conversation only in the main thread.
+    """
+    if is_chat(body):
+        values = _read(TOKENIZE_CHAT_FIELDS, body, tokenizer, required="messages")
+        prompt = write_prompt(values, tokenizer, max_model_len)
+        text, encoding = prompt.text, Encoding(add_special_tokens=values["add_special_tokens"], mark=prompt.mark)
+    else:
+        values = _read(TOKENIZE_FIELDS, body, tokenizer, required="prompt")
+        text, encoding = values["prompt"], Encoding(add_special_tokens=values["add_special_tokens"])
+    (ids,) = tokenizer.encode([text], max_model_len, encoding)
+    return {
+        "count": len(ids),
+        "max_model_len": max_model_len,
+        "tokens": ids.tolist(),
+        "token_strs": tokenizer.strings(ids) if values["return_token_strs"] else None,
+    }
+
+
+def detokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> PromptText:
+    """The text of `tokens`, special ones included; raises RequestError."""
+    ids = _read(DETOKENIZE_FIELDS, body, tokenizer, required="tokens")["tokens"]
+    if len(ids) > max_model_len:
+        message = f"{len(ids)} tokens: at most {max_model_len}, the longest text of this model; send it in parts"
+        raise RequestError(message, param="tokens", code="context_length_exceeded")
+    check_vocabulary("tokens", ids, tokenizer.info.vocab_size)
+    return {"prompt": tokenizer.decode_prompt(ids)}
+
+
+def _read(table: Table, body: Any, tokenizer: Tokenizer, required: str) -> dict[str, Any]:
+    values = table.read(json_object(body))
+    check_model(values["model"], tokenizer.info.name)
+    table.require(required, values)
+    return values

@@ -1,0 +1,167 @@
+"""The field `tool_choice`: whether an answer may call tools, has to, and which of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from common.base.errors import RequestError
+from router.base.json_rules import is_text, shown, wrong
+from router.grammar.source import NO_GRAMMAR, Calls, GrammarSource, calls_source, nesting
+from router.requests.structured_fields import MAX_NESTING, MAX_SOURCE_CHARS
+from router.text.tool_calls import SHAPES, ToolFormat
+
+Mode = Literal["none", "auto", "required"]
+MODES: tuple[Mode, ...] = ("none", "auto", "required")
+FUNCTION = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+"""JSON schema of how a function is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tools an answer may call, and whether it has to."""
+
+    mode: Mode
+    names: tuple[str, ...] = ()  # of the tools that may be called; none: all of them
+    is_one: bool = False  # one call only
+
+    @property
+    def is_forced(self) -> bool:
+        return self.mode == "required"
+
+    def among(self, tools: Sequence[Any]) -> list[Any]:
+        """Return the tools that may be called; raises RequestError for a name that none has."""
+        known = set(map(_name, tools))
+        for name in self.names:
+            if name not in known:
+                raise wrong("tool_choice", name, "the name of one of the tools")
+        if self.is_forced and not tools:
+            raise wrong("tool_choice", self.mode, "tools to call")
+        return [tool for tool in tools if not self.names or _name(tool) in self.names]
+
+
+AUTO, NONE = Choice("auto"), Choice("none")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """A rule: one of a few words, a function, or some of the tools with a word; gives a `Choice`."""
+
+    wants = (
+        '"auto", "none", "required", {"type": "function", "function": {"name": "..."}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
+    )
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        some = {
+            "type": "object",
+            "properties": {
+                "mode": {"enum": list(MODES[1:])},
+                "tools": {"type": "array", "items": FUNCTION, "minItems": 1},
+            },
+            "required": ["mode", "tools"],
+        }
+        allowed = {
+            "type": "object",
+            "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": some},
+            "required": ["type", "allowed_tools"],
+        }
+        return {"anyOf": [{"enum": list(MODES)}, FUNCTION, allowed]}
+
+    def checked(self, name: str, value: Any) -> Choice:
+        for mode in MODES:
+            if value == mode:
+                return Choice(mode)
+        if (called := _function_name(value)) is not None:
+            return Choice("required", (called,), is_one=True)
+        is_allowed = isinstance(value, dict) and value.get("type") == "allowed_tools"
+        allowed = value.get("allowed_tools") if is_allowed else None
+        if not isinstance(allowed, dict):
+            raise wrong(name, value, self.wants)
+        return Choice(self._mode(name, allowed), self._names(name, allowed))
+
+    def _mode(self, name: str, allowed: dict[str, Any]) -> Mode:
+        for mode in MODES[1:]:
+            if allowed.get("mode") == mode:
+                return mode
+        raise wrong(f"{name}.allowed_tools.mode", allowed.get("mode"), '"auto" or "required"')
+
+    def _names(self, name: str, allowed: dict[str, Any]) -> tuple[str, ...]:
+        tools = allowed.get("tools")
+        names = list(map(_function_name, tools)) if isinstance(tools, list) else []
+        named = tuple(each for each in names if each is not None)
+        if not named or len(named) < len(names):
+            wants = 'a list of at least one {"type": "function", "function": {"name": "..."}}'
+            raise wrong(f"{name}.allowed_tools.tools", tools, wants)
+        return named
+
+
+def form_of(
+    values: dict[str, Any], tool_format: ToolFormat, asked: GrammarSource, free: GrammarSource = NO_GRAMMAR
+) -> GrammarSource:
+    """Give the form of an answer: what is asked for, calls, or either; raises RequestError.
+
+    Calls are held to the `parameters` of their tools where they are forced, or where a tool is `strict`. What is asked
+    for is the form of an answer that calls nothing, so it says nothing where calls are forced. Where nothing holds the
+    answer, it is `free`; if that is a form, answers that may call have one, too.
+    """
+    choice, one_only = values["tool_choice"] or AUTO, not values["parallel_tool_calls"]
+    if choice.is_forced:
+        asked = NO_GRAMMAR
+    tools = choice.among(values["tools"])
+    if choice == NONE or not tools:
+        return asked if asked.kind else free
+    is_strict = any(tool["function"].get("strict") for tool in tools)
+    if not (choice != AUTO or asked.kind or free.kind or one_only or is_strict):
+        return NO_GRAMMAR
+    shape = SHAPES[tool_format]
+    if asked.kind and not shape.trigger:  # both may begin with the same bracket
+        raise wrong(asked.field.split(".")[0], "a form", "no tools beside it with this model, or tool_choice = none")
+    calls = Calls(
+        **shape._asdict() | {"separator": "" if one_only or choice.is_one else shape.separator},
+        tools=_schemas(tools, choice.is_forced),
+        has_text=not choice.is_forced and not asked.kind,
+        form=(asked.kind, asked.text, asked.strict),
+    )
+    source = calls_source(calls, asked.whitespace) if asked.kind else calls_source(calls)
+    if len(source.text) > MAX_SOURCE_CHARS or not is_text(source.text):
+        wants = f"tools of together at most {MAX_SOURCE_CHARS} characters of valid Unicode where calls have a form"
+        raise wrong("tools", tools, wants)
+    return source
+
+
+def forced_names(values: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the tools of which the answer has to call one; none where it may answer otherwise."""
+    choice = values["tool_choice"] or AUTO
+    return tuple(map(_name, choice.among(values["tools"]))) if choice.is_forced else ()
+
+
+def _schemas(tools: Sequence[Any], is_forced: bool) -> tuple[tuple[str, Any, bool], ...]:
+    """List name and schema of the arguments of each, and whether it is strict."""
+    found = []
+    for tool in tools:
+        schema = tool["function"].get("parameters") or {}
+        if nesting(schema, MAX_NESTING) > MAX_NESTING:
+            raise RequestError(f"tools: {shown(_name(tool))} is more than {MAX_NESTING} levels deep", param="tools")
+        is_strict = bool(tool["function"].get("strict"))
+        found.append((_name(tool), {"type": "object"} | (schema if is_forced or is_strict else {}), is_strict))
+    return tuple(found)
+
+
+def _name(tool: dict[str, Any]) -> str:
+    return str(tool["function"]["name"])
+
+
+def _function_name(value: Any) -> str | None:
+    """The name, if a function is named."""
+    is_function = isinstance(value, dict) and value.get("type") == "function"
+    function = value.get("function") if is_function else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if is_text(name) else None

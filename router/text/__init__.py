@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, templates of chats, detokenizer, stop strings, log-probabilities."""

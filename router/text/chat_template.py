@@ -1,0 +1,92 @@
+"""A checkpoint's own chat template: its source, and what it says of the model's answers.
+
+It is rendered by `template_renderer`, in a process for that.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from common.base.errors import ConfigError, RequestError
+from common.base.json_file import read_json
+from router.text.chat_answer import THINK_END
+from router.text.tool_calls import CALL, ToolFormat
+
+if TYPE_CHECKING:
+    from router.text.template_renderer import TemplateRenderer
+
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
+LLAMA_CALL = '"parameters": dictionary of argument name'
+"""In the words with which Llama 3's templates ask for calls."""
+MAX_MESSAGE_CHARS = 300
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class ChatTemplate:
+    """Jinja source, and the special tokens that it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self.special_tokens = special_tokens
+
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether answers begin with what the model thinks, between tags."""
+        return THINK_END in self.source
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How it tells the model to call tools."""
+        if CALL in self.source:
+            return ToolFormat.HERMES
+        return ToolFormat.LLAMA if LLAMA_CALL in self.source else ToolFormat.NONE
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        max_chars: int,
+        tools: Sequence[Any] = (),
+        wishes: Mapping[str, Any] = NOTHING,
+    ) -> str:
+        """See `TemplateRenderer.render`."""
+        return self._renderer.render(messages, options, max_chars, tools, wishes)
+
+    @cached_property
+    def _renderer(self) -> "TemplateRenderer":
+        from router.text.template_renderer import (
+            TemplateRenderer,  # here, as processes that render nothing do without Jinja
+        )
+
+        return TemplateRenderer(self.source, self.special_tokens)
+
+
+def load_chat_template(path: Path) -> ChatTemplate | None:
+    """That of a model directory, if it has one; raises ConfigError for files that cannot be read."""
+    config = read_json(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
+    source: Any = config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        source = named.get("default")
+    file = path / TEMPLATE_FILE
+    try:
+        source = file.read_text(encoding="utf-8") if file.exists() else source
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}; fetch the model's own again") from None
+    return ChatTemplate(source, _special_tokens(config)) if isinstance(source, str) else None
+
+
+def template_error(reason: str) -> RequestError:
+    """The error for a conversation of which the template makes no prompt."""
+    message = f"the model's chat template does not take this conversation: {reason[:MAX_MESSAGE_CHARS]}"
+    return RequestError(message, param="messages", code="chat_template_error")
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, each a text, or an object that has it."""
+    tokens = {name: value for name, value in config.items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

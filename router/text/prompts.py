@@ -1,0 +1,165 @@
+"""The field `prompt`: its shapes, and how long one may be."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from common.base.errors import RequestError
+from common.wire.values.fields import MAX_INT32
+from router.base.json_rules import is_text, wrong
+from router.text.server_rules import TOKEN_ID
+
+TokenIds: TypeAlias = "array[int]"
+Prompt: TypeAlias = "str | array[int]"
+
+MAX_PROMPTS = 1024
+DEFAULT_MAX_TOKENS = 16
+MAX_CHARS_PER_TOKEN = 16
+"""More than any text has on average; only long runs of one character have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A rule: one prompt or several, each a text or token ids; gives a list of texts and arrays.
+
+    Ids that are an array (see `id_lists`) were checked when it was made.
+    """
+
+    @property
+    def wants(self) -> str:
+        return f"a string, a list of token ids, or a list of up to {MAX_PROMPTS} of either"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        text = {"type": "string", "minLength": 1}
+        ids = {"type": "array", "items": TOKEN_ID, "minItems": 1}
+        several = {"type": "array", "items": {"anyOf": [text, ids]}, "minItems": 1, "maxItems": MAX_PROMPTS}
+        return {"anyOf": [text, ids, several]}
+
+    def checked(self, name: str, value: Any) -> list[Prompt]:
+        if isinstance(value, str | array):
+            value = [value]
+        if not isinstance(value, list) or not value:
+            raise wrong(name, value, self.wants)
+        if type(value[0]) in (int, float):
+            value = [value]
+        if len(value) > MAX_PROMPTS:
+            raise RequestError(f"{len(value)} prompts in one request: at most {MAX_PROMPTS}; split it", param=name)
+        return [self._prompt(name, prompt) for prompt in value]
+
+    def _prompt(self, name: str, prompt: Any) -> Prompt:
+        if isinstance(prompt, array):
+            return prompt
+        if not isinstance(prompt, str | list):
+            raise wrong(name, prompt, self.wants)
+        if not prompt:
+            raise RequestError(f"{name} is empty: send at least one token", param=name)
+        if isinstance(prompt, list):
+            return _token_ids(name, prompt)
+        if not is_text(prompt):
+            raise wrong(name, prompt, "strings of valid Unicode or token ids")
+        return prompt
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIdList:
+    """A rule: a list of token ids; gives a tuple."""
+
+    max_ids: int
+    min_ids: int = 0
+
+    @property
+    def wants(self) -> str:
+        return f"a list of {f'{self.min_ids} to' if self.min_ids else 'at most'} {self.max_ids} token ids"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": TOKEN_ID, "minItems": self.min_ids, "maxItems": self.max_ids}
+
+    def checked(self, name: str, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, list) or not self.min_ids <= len(value) <= self.max_ids:
+            raise wrong(name, value, self.wants)
+        return tuple(_token_ids(name, value)) if value else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How prompts become tokens."""
+
+    add_special_tokens: bool = True  # those that the model puts around a text
+    max_tokens: int | None = None  # of longer prompts only so many are kept; -1: as many as leave room for the output
+    keep_end: bool = True  # which of them: the last or the first
+    mark: str = ""  # in text that only looks like a special token (`control_tokens`); to be taken out
+    salt: str = ""  # nothing is found that was encoded with another one (`text_cache`)
+
+    def limit(self, max_model_len: int, max_output_tokens: int) -> "Encoding":
+        """This with a number for -1; raises RequestError for one that no prompt can have."""
+        longest = max_model_len - 1
+        if self.max_tokens == -1:
+            return replace(self, max_tokens=max(1, max_model_len - max_output_tokens))
+        if self.max_tokens is not None and self.max_tokens > longest:
+            raise wrong("truncate_prompt_tokens", self.max_tokens, f"at most {longest}, the longest prompt")
+        return self
+
+    def cut(self, ids: TokenIds) -> TokenIds:
+        """The tokens that are kept."""
+        if self.max_tokens is None:
+            return ids
+        return ids[-self.max_tokens :] if self.keep_end else ids[: self.max_tokens]
+
+
+def check_vocabulary(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raise RequestError naming an id that the model does not have; an array is not empty."""
+    highest = _highest(ids) if isinstance(ids, array) else max(ids, default=0)
+    if highest >= vocab_size:
+        raise wrong(name, highest, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
+
+
+def _highest(ids: TokenIds) -> int:
+    import numpy as np  # here, as a process that sees no arrays does without
+
+    return int(np.frombuffer(ids, np.int32).max())
+
+
+def fit_max_tokens(
+    num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, usual: int = DEFAULT_MAX_TOKENS
+) -> int:
+    """Output tokens that a prompt may have: what was asked for, or what is usual as far as there is room.
+
+    Raises RequestError for an empty prompt, or one that leaves no room for what was asked for.
+    """
+    if num_prompt_tokens == 0:
+        raise RequestError("prompt is empty: it gives no tokens; send at least one", param="prompt")
+    left = max_model_len - num_prompt_tokens
+    if left < 1:
+        raise too_long(f"{num_prompt_tokens} tokens", max_model_len)
+    if max_tokens is not None and max_tokens > left:
+        raise RequestError(
+            f"max_tokens = {max_tokens}: prompt and output together may have {max_model_len} tokens, "
+            f"and the prompt has {num_prompt_tokens}: ask for at most {left}, or shorten the prompt",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    return min(usual, left) if max_tokens is None else max_tokens
+
+
+def too_long(length: str, max_model_len: int) -> RequestError:
+    """The error for a prompt that leaves no room for an output; `length` is the prompt's, in words."""
+    return RequestError(
+        f"the prompt has {length}; prompt and output together may have {max_model_len} tokens: "
+        f"shorten the prompt to at most {max_model_len - 1} tokens",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _token_ids(name: str, prompt: list[Any]) -> TokenIds:
+    if set(map(type, prompt)) != {int}:
+        prompt = [int(each) if isinstance(each, float) and each.is_integer() else each for each in prompt]
+    if set(map(type, prompt)) != {int}:
+        raise RequestError(f"{name}: a list of token ids holds integers only", param=name)
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high > MAX_INT32:
+        raise wrong(name, low if low < 0 else high, f"token ids from 0 to {MAX_INT32}")
+    return array("i", prompt)

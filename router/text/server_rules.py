@@ -1,0 +1,75 @@
+"""Rules for what each server limits in its own way: the API's document names these limits, and says what they are."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from common.wire.values.fields import MAX_INT32
+from router.base.json_rules import Integer, Text, wrong
+from router.text.model_info import ModelInfo
+
+
+def _limit(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+MODEL_NAME, TOKEN_ID, TOKEN_ID_TEXT = map(_limit, ("ModelName", "TokenId", "TokenIdText"))
+NUM_KEPT, PRIORITY = map(_limit, ("NumKept", "Priority"))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """A rule: the name of a model; whether it is the served one's is checked where that is known."""
+
+    wants = Text().wants
+    schema = MODEL_NAME
+
+    def checked(self, name: str, value: Any) -> str:
+        return Text().checked(name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class NumKept:
+    """A rule: how many tokens of a prompt are kept, or -1 for as many as fit."""
+
+    wants = f"an integer from 1 to {MAX_INT32}, or -1"
+    schema = NUM_KEPT
+
+    def checked(self, name: str, value: Any) -> int:
+        number = Integer(-1, MAX_INT32).checked(name, value)
+        if number == 0:
+            raise wrong(name, value, self.wants)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """A rule: the priority of a request; whether a client may be so urgent is checked where that is known."""
+
+    wants = Integer(-MAX_INT32, MAX_INT32).wants
+    schema = PRIORITY
+
+    def checked(self, name: str, value: Any) -> int:
+        return Integer(-MAX_INT32, MAX_INT32).checked(name, value)
+
+
+def limits_of(info: ModelInfo, min_priority: int) -> dict[str, Any]:
+    """The JSON schemas that the rules refer to, for a model and the most urgent priority of clients."""
+    return {
+        "Priority": {"type": "integer", "minimum": min_priority, "maximum": MAX_INT32},
+        "ModelName": {"const": info.name},
+        "TokenId": {"type": "integer", "minimum": 0, "maximum": info.vocab_size - 1},
+        "TokenIdText": {"type": "string", "pattern": f"^({decimals(info.vocab_size - 1)})$"},
+        "NumKept": {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": info.max_model_len - 1}]},
+    }
+
+
+def decimals(high: int) -> str:
+    """A regular expression for the numbers from 0 to `high`, as Python writes them."""
+    digits = str(high)
+    ways = [digits, "0"] if high else ["0"]
+    ways += [f"[1-9][0-9]{{{length - 1}}}" for length in range(1, len(digits))]
+    for index, digit in enumerate(digits):
+        least = 0 if index else 1
+        if int(digit) > least:
+            ways.append(f"{digits[:index]}[{least}-{int(digit) - 1}][0-9]{{{len(digits) - index - 1}}}")
+    return "|".join(ways)

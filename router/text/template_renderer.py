@@ -1,0 +1,156 @@
+"""Chat templates at work, in a sandbox: from messages to the text of a prompt.
+
+A template is a program that came with the weights. The sandbox keeps it from everything but its variables, and it may
+take so much CPU time and write so many characters. What Python cannot interrupt, and memory, are bounded by the
+process that it is rendered in (`template_main`, `reader_main`).
+"""
+
+import json
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from common.base.errors import RequestError
+from router.base.json_rules import is_text, shown
+from router.text.chat_template import NOTHING, template_error
+
+RENDER_CPU_S = 2.0
+"""Far more than the longest conversation takes."""
+AGAIN_S = 0.1
+"""What stops a template is repeated, in case something caught it."""
+
+
+class TemplateRenderer:
+    """Compiles a template when it is first used, by the same limits."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._source, self._special_tokens = source, special_tokens
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        max_chars: int,
+        tools: Sequence[Any] = (),
+        wishes: Mapping[str, Any] = NOTHING,
+    ) -> str:
+        """Write the prompt; raises RequestError (400) with the reason for a template that gives none.
+
+        `options` are further variables, all of which the template has to know. Call in the main thread. `wishes` are
+        variables, too, without effect in a template that does not know them.
+        """
+        variables = {**wishes, **self._special_tokens, "messages": messages, **options}
+        variables |= {"tools": tools} if tools else {}
+        try:
+            with _cpu_time(RENDER_CPU_S):
+                self._check_known(options)
+                if tools and "tools" not in self._variables:
+                    raise template_error("it takes no tools")
+                return self._text(variables, max_chars)
+        except RequestError:
+            raise
+        except _OutOfTimeError:
+            raise template_error(f"it took more than {RENDER_CPU_S:g} s") from None
+        except MemoryError:
+            raise template_error("it took too much memory") from None
+        except TemplateError as error:
+            raise template_error(str(error.message)) from None
+        except Exception as error:  # noqa: BLE001 - a template may do anything that Python expressions can
+            raise template_error(f"{type(error).__name__}: {error}") from None
+
+    def _text(self, variables: dict[str, Any], max_chars: int) -> str:
+        pieces, num_chars = [], 0
+        for piece in self._compiled.generate(variables):
+            num_chars += len(piece)
+            if num_chars > max_chars:
+                raise template_error(f"it wrote more than {max_chars} characters, which no prompt may have")
+            pieces.append(piece)
+        text = "".join(pieces)
+        if not is_text(text):
+            raise template_error("it writes what is not valid Unicode")
+        return text
+
+    def _check_known(self, options: Mapping[str, Any]) -> None:
+        taken = {"messages", "tools", "documents", *self._special_tokens, *_ENVIRONMENT.globals}
+        own = self._variables - taken - {"add_generation_prompt"}
+        for name in options.keys() - own - {"add_generation_prompt"}:
+            known = ", ".join(sorted(own)) or "none"
+            param = f"chat_template_kwargs.{name[:64].encode('ascii', 'backslashreplace').decode()}"
+            message = f"{shown(param)}: the model's chat template has no such option; it has: {known:.200}"
+            raise RequestError(message, param=param, code="unknown_field")
+
+    @cached_property
+    def _compiled(self) -> Template:
+        return _ENVIRONMENT.from_string(self._source)
+
+    @cached_property
+    def _variables(self) -> set[str]:
+        return meta.find_undeclared_variables(_ENVIRONMENT.parse(self._source))
+
+
+class _OutOfTimeError(Exception):
+    """The template was stopped."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what training counts; it is the same without."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an attribute of instances
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@contextmanager
+def _cpu_time(limit_s: float) -> Iterator[None]:
+    """Raise _OutOfTimeError inside the block after so much CPU time of this process."""
+
+    def stop(*_: object) -> NoReturn:
+        raise _OutOfTimeError
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What templates of checkpoints are written for."""
+    extensions = ["jinja2.ext.loopcontrols", _Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    return environment
+
+
+_ENVIRONMENT = _environment()

@@ -1,0 +1,1 @@
+"""Connections to workers, memory servers and operators, and what they say."""

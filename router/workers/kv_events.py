@@ -1,0 +1,151 @@
+"""Keeps the prefix map in step with what memory servers tell of the blocks in their pools.
+
+A pool is asked for when a worker that has blocks of it is here, its server is registered, and it makes a difference
+what lies where. Whatever was missed, by either side's fault, shows as a gap in the sequence or as silence: then all
+that was told is void, and it is asked for again, once a second at most. A router or a server that has just started is
+no other case.
+"""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import BlockEvent, KVEvents
+from common.wire.messages.worker import KVEventsWanted, Message
+from common.wire.values.block_key import unpack_short_keys
+from common.wire.values.packing import unpack_ids
+from router.placement.member import Member
+from router.placement.prefix_map import MAX_TOLD, PoolContents, PoolName
+from router.placement.worker_pool import WorkerPool
+from router.workers.memory_servers import MemoryServer, MemoryServers
+
+logger = logging.getLogger(__name__)
+
+ASK_S = 1.0
+BAN_S = 60.0
+"""For a server that told of more than there can be, or than there is room for, until it is asked again."""
+
+
+@dataclass(slots=True)
+class Course:
+    """How far the telling of one pool has got."""
+
+    contents: PoolContents
+    next_sequence: int | None = None  # None: it is to begin anew
+    is_asked: bool = False  # to begin anew
+    ask_s: float = -math.inf  # not before
+    heard_s: float = -math.inf
+
+
+class KVEventReader:
+    """Of all pools.
+
+    Args:
+        is_on: otherwise nobody is asked.
+        send: queues a message for a connection.
+    """
+
+    def __init__(
+        self,
+        net: NetSection,
+        pool: WorkerPool,
+        servers: MemoryServers,
+        send: Callable[[bytes, Message], bool],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_on: bool = True,
+    ) -> None:
+        self._timeout_s, self._is_on = net.worker_timeout_s, is_on
+        self._pool, self._servers, self._send, self._clock = pool, servers, send, clock
+        self._courses: dict[PoolName, Course] = {}
+
+    def check(self) -> None:
+        """Forget what nobody tells of any more, and ask for what is missing; call whenever somebody came or went."""
+        wanted = self._wanted()
+        for name in self._courses.keys() - wanted.keys():
+            del self._courses[name]
+            self._pool.prefixes.forget(name)
+        now_s = self._clock()
+        for name, server in wanted.items():
+            contents, course = self._pool.prefixes.contents(name), self._courses.get(name)
+            if course is None or course.contents is not contents:
+                course = self._courses[name] = Course(contents)
+            if course.next_sequence is not None and now_s - course.heard_s > self._timeout_s:
+                self._lose(name, course, f"nothing was heard for {now_s - course.heard_s:.1f} s")
+            if course.next_sequence is None and now_s >= course.ask_s:
+                course.is_asked, course.ask_s = True, now_s + ASK_S
+                self._send(server.connection, KVEventsWanted(name[1]))
+
+    def on_events(self, events: KVEvents) -> None:
+        """Heed what is in sequence; all else tells what was missed."""
+        name = events.server_id, events.pool_id
+        course = self._courses.get(name)
+        if course is None or self._servers.get(events.server_id, events.epoch) is None:
+            return
+        if course.next_sequence is None and (events.sequence or not course.is_asked):
+            return  # it was said before it was asked
+        if events.sequence == 0:
+            course.contents.begin()
+        elif course.next_sequence != events.sequence:
+            self._lose(name, course, f"message {course.next_sequence} is missing, before {events.sequence}")
+            self.check()
+            return
+        course.next_sequence, course.heard_s = events.sequence + 1, self._clock()
+        contents = course.contents
+        _apply(events, contents)
+        if contents.is_overfull:
+            self._ban(name, f"it told of {len(contents.told)} blocks, more than the {contents.num_blocks} that it has")
+        if self._pool.prefixes.num_told > MAX_TOLD:
+            self._make_room(events.server_id)
+
+    def _make_room(self, latest: str) -> None:
+        """For all that servers tell together: who has told of most makes it, so that a liar's is at nobody's cost.
+
+        Who tells of less than the limit has for each of them never does. Of equals it is the latest.
+        """
+        num_told = Counter[str]()
+        for (server_id, _), course in self._courses.items():
+            num_told[server_id] += course.contents.num_told
+        most = max(num_told, key=lambda server_id: (num_told[server_id], server_id == latest))
+        for name in [name for name in self._courses if name[0] == most]:
+            self._ban(
+                name, f"it told of {num_told[most]} blocks, the most where there is room for {MAX_TOLD} of all pools"
+            )
+
+    def _ban(self, name: PoolName, reason: str) -> None:
+        """What was told of that pool is void, and it is not asked again for a while."""
+        course = self._courses[name]
+        course.ask_s = self._clock() + BAN_S
+        self._lose(name, course, reason)
+
+    def _wanted(self) -> dict[PoolName, MemoryServer]:
+        """Who can tell of each pool of which it makes a difference what is there."""
+        found = ((worker.pool, self._server_of(worker)) for worker in self._pool)
+        told = {name: server for name, server in found if server is not None}
+        if self._is_on and self._pool.has_choice:
+            return told
+        return {name: server for name, server in told.items() if name in self._courses}  # it may soon again
+
+    def _server_of(self, worker: Member) -> MemoryServer | None:
+        ready = worker.ready
+        is_found = ready.memory_server_id and ready.kv_layout.is_reusable
+        return self._servers.get(ready.memory_server_id, ready.memory_server_epoch) if is_found else None
+
+    def _lose(self, name: PoolName, course: Course, reason: str) -> None:
+        """What was told is void."""
+        course.next_sequence, course.is_asked = None, False
+        course.contents.forget_told()
+        logger.warning("it is not known any more which KV blocks are in pool %x of memory server %s: %s",
+                       name[1], name[0], reason)  # fmt: skip
+
+
+def _apply(events: KVEvents, contents: PoolContents) -> None:
+    contents.copy_us = events.copy_us
+    keys, begin = unpack_short_keys(events.keys), 0
+    for kind, length in zip(events.kinds, unpack_ids(events.runs), strict=True):
+        contents.note(BlockEvent(kind), keys[begin : begin + length])
+        begin += length

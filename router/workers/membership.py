@@ -1,0 +1,240 @@
+"""How workers come, show that they are alive, and go; everyone concerned is told.
+
+Invariant: whenever a worker leaves the pool, its requests are replayed and its peers are told, in
+this one place; and no worker with another model or tokenizer ever enters.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Set
+
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import WorkerEnded
+from common.wire.messages.operator import MAX_WORKERS as MAX_WORKERS
+from common.wire.messages.worker import (
+    DecodePeer,
+    Heartbeat,
+    Knock,
+    KVPathReport,
+    Message,
+    PeerGone,
+    PrefillRequest,
+    Refused,
+    Reregister,
+    Role,
+    StillBound,
+    Welcome,
+    WorkerGone,
+    WorkerLeaving,
+    WorkerReady,
+)
+from common.wire.messages.worker_id import connection_of
+from common.wire.values.pool_shape import shown
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.incidents import Incidents, Kind
+from router.placement.member import NO_TRANSPORT, Member
+from router.placement.worker_pool import WorkerPool
+from router.text.model_info import ModelInfo
+from router.workers.hub import Undelivered
+
+logger = logging.getLogger(__name__)
+
+SendTo = Callable[[bytes, Message], bool]
+"""Queue a message for a connection; False when that is gone."""
+
+MAX_EXPELLED = 1000
+
+
+class Membership:
+    """The pool's gatekeeper."""
+
+    def __init__(
+        self,
+        net: NetSection,
+        info: ModelInfo,
+        router_epoch: int,
+        pool: WorkerPool,
+        dispatcher: Dispatcher,
+        send: SendTo,
+        clock: Callable[[], float] = time.monotonic,
+        incidents: Incidents | None = None,
+    ) -> None:
+        self._incidents = incidents or Incidents()
+        self._net = net
+        self._info = info
+        self._router_epoch = router_epoch
+        self._pool = pool
+        self._dispatcher = dispatcher
+        self._send = send
+        self._clock = clock
+        self._checked_s = clock()
+        self._expelled: dict[bytes, str] = {}  # connection of a worker that may still live, and why it is out
+
+    def on_ready(self, identity: bytes, ready: WorkerReady) -> None:
+        """Let a worker in, or refuse it with the reason."""
+        reason = self._objection(ready)
+        if reason:
+            logger.warning("refused %s worker %s: %s", ready.role.name.lower(), ready.worker_id, reason)
+            self._send(identity, Refused(reason))
+            return
+        known = self._pool.find(ready.worker_id)
+        if known is not None and known.epoch != ready.epoch:
+            self._replace(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
+            known = None
+        self._send(identity, Welcome(self._router_epoch))
+        if known is None:
+            worker = self._pool.add(ready, self._clock())
+            reserve = ", in reserve" if worker.in_reserve else ""
+            server_id = ready.memory_server_id
+            owner = f"memory server {server_id}" if server_id else f"its own, {ready.transport}"
+            num_blocks = shown(ready.num_blocks)
+            self._incidents.note(Kind.JOINED, f"{_named(worker)} on {ready.device}")
+            logger.info("%s joined: %s, %s KV blocks of %s%s", worker, ready.device, num_blocks, owner, reserve)
+            self._introduce(worker)
+            self._dispatcher.pump()
+
+    def on_heartbeat(self, identity: bytes, heartbeat: Heartbeat) -> None:
+        """Note it; ask somebody unknown to register, and tell somebody expelled to end."""
+        connection = connection_of(heartbeat.worker_id, heartbeat.epoch)
+        if connection in self._expelled:
+            self._send(connection, Refused(self._expelled[connection]))
+        elif not self._pool.beat(heartbeat, self._clock()):
+            self._send(identity, Reregister(self._router_epoch))
+
+    def on_leaving(self, leaving: WorkerLeaving) -> None:
+        """Send it nothing new; what it has it finishes."""
+        worker = self._pool.get(leaving.worker_id, leaving.epoch)
+        if worker is not None:
+            self._pool.drain(worker)
+            self._dispatcher.pump()
+        num_bound = len(self._dispatcher.needing(worker)) if worker is not None else 0
+        self._send(connection_of(leaving.worker_id, leaving.epoch), StillBound(num_bound))
+
+    def dismiss_all(self) -> None:
+        """The router ends: nobody need wait for requests from it."""
+        for worker in self._pool:
+            self._send(worker.connection, StillBound(0))
+
+    def on_worker_gone(self, gone: WorkerGone) -> None:
+        """It says itself that it is ending."""
+        worker = self._pool.get(gone.worker_id, gone.epoch)
+        if worker is not None:
+            self._lose(worker, gone.reason[:300])
+
+    def on_worker_ended(self, ended: WorkerEnded) -> bool:
+        """Its memory server saw its process end; False when it is not that server's to say.
+
+        It is lost at once, and mostly before a knock would tell. Who died along with it gets nothing of what it had.
+        """
+        worker = self._pool.get(ended.ended_worker_id, ended.ended_epoch)
+        if worker is None:
+            return True
+        if not worker.uses(ended.server_id, ended.epoch):
+            return False
+        for other in self._pool:
+            other.silent = other.silent or not self._knock(other)
+        self._lose(worker, f"memory server {ended.server_id} saw its process end")
+        return True
+
+    def on_path(self, report: KVPathReport) -> None:
+        """A KV path works, or does not."""
+        if not self._pool.set_path(report):
+            return
+        where = f"KV path {report.prefill_worker_id} -> {report.worker_id} over {report.transport}"
+        if report.error:
+            logger.warning("%s failed: %s", where, report.error[:300])
+            self._incidents.note(Kind.LOST, f"{where}: {report.error}")
+        else:
+            logger.info("%s works%s", where, f": {report.gb_per_s:.1f} GB/s" if report.gb_per_s else "")
+        self._dispatcher.pump()
+
+    def on_unreachable(self, undelivered: Undelivered) -> None:
+        """Connections of workers are gone, mostly with the workers; those that live register again."""
+        identities = {identity for identity, _ in undelivered}
+        gone = [worker for worker in self._pool if worker.connection in identities]
+        unsent = {message.request_id for _, message in undelivered if isinstance(message, PrefillRequest)}
+        for worker in gone:
+            worker.silent = True  # all of them first: what one had must not go to the next
+        for worker in gone:
+            self._lose(worker, "its connection is gone", unsent)
+
+    def check(self) -> None:
+        """Remove workers that are silent or stuck, and knock at the others' doors; call a few times a second.
+
+        Of a process that has died the kernel closes the connection at once, and sending then fails: so its streams
+        go on elsewhere long before silence alone would say that it is dead.
+        """
+        now_s = self._clock()
+        asleep_s, self._checked_s = now_s - self._checked_s, now_s
+        if asleep_s > self._net.worker_timeout_s / 2:
+            logger.warning("the router itself stood still for %.1f s; workers get more time", asleep_s)
+            self._pool.forgive_silence(now_s)
+            return
+        for loss in self._pool.losses(now_s):
+            if loss.stuck:
+                self._expel(loss.worker, loss.reason)
+            else:
+                self._lose(loss.worker, loss.reason)
+        for worker in self._pool:
+            self._knock(worker)
+
+    def _knock(self, worker: Member) -> bool:
+        """Whether its connection is there."""
+        return self._send(worker.connection, Knock(self._router_epoch))
+
+    def _objection(self, ready: WorkerReady) -> str:
+        """Why it cannot join; empty when it can."""
+        info = self._info
+        if expelled := self._expelled.get(connection_of(ready.worker_id, ready.epoch)):
+            return expelled
+        if self._pool.find(ready.worker_id) is None and len(list(self._pool)) >= MAX_WORKERS:
+            return f"{MAX_WORKERS} workers are registered, which is the limit; stop some, or start another router"
+        pairs = {
+            "model name": (info.name, ready.model_name),
+            "model fingerprint": (info.model_fingerprint, ready.model_fingerprint),
+            "tokenizer fingerprint": (info.tokenizer_fingerprint, ready.tokenizer_fingerprint),
+        }
+        wrong = [
+            f"{what} is {there:.100}, the router's is {ours}" for what, (ours, there) in pairs.items() if ours != there
+        ]
+        return "; ".join(wrong) + "; give both the same [model]" if wrong else ""
+
+    def _introduce(self, worker: Member) -> None:
+        """Each prefill worker learns of each decode worker, whoever came first."""
+        others = [other for other in self._pool if other.ready.role is not worker.ready.role and not other.draining]
+        for other in others:
+            prefill, decode = (worker, other) if worker.ready.role is Role.PREFILL else (other, worker)
+            if NO_TRANSPORT not in (prefill.ready.transport, decode.ready.transport):
+                peer = DecodePeer(decode.id, decode.epoch, decode.ready.handoff_endpoint)
+                self._send(prefill.connection, peer)
+
+    def _replace(self, worker: Member, reason: str) -> None:
+        """Another has its id now: if it still lives, it has not crashed, and what it had is not to blame."""
+        worker.replaced = not worker.silent and self._send(worker.connection, Refused(_refusal(reason)))
+        self._expel(worker, reason)
+
+    def _expel(self, worker: Member, reason: str) -> None:
+        """Remove a worker that may still live; should it speak again, it is told to end."""
+        self._expelled[worker.connection] = _refusal(reason)
+        if len(self._expelled) > MAX_EXPELLED:
+            del self._expelled[next(iter(self._expelled))]
+        self._lose(worker, reason)
+
+    def _lose(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
+        log, how = (logger.info, "gone after leaving") if worker.draining else (logger.warning, "lost")
+        num_needing = len(self._dispatcher.needing(worker))
+        log("%s is %s: %s%s", worker, how, reason, f"; {num_needing} completions needed it" if num_needing else "")
+        self._incidents.note(Kind.LEFT if worker.draining else Kind.LOST, f"{_named(worker)}: {reason}")
+        self._pool.remove(worker)
+        for other in self._pool:
+            if other.ready.role is not worker.ready.role:
+                self._send(other.connection, PeerGone(worker.id, worker.epoch))
+        self._dispatcher.on_worker_lost(worker, reason, unsent)
+
+
+def _named(worker: Member) -> str:
+    return f"{worker.ready.role.name.lower()} worker {worker.id}"
+
+
+def _refusal(reason: str) -> str:
+    return f"{reason}; its requests run elsewhere. Each worker needs its own worker.id"

@@ -1,0 +1,158 @@
+"""The memory servers that are registered: whose device, how full, and when they were last heard of.
+
+Nothing is assigned to one, so its loss costs nothing here: its workers notice by themselves, leave and say so.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from common.settings.config import NetSection
+from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
+from common.wire.messages.worker import Knock, Message, Refused, Reregister, Welcome
+from common.wire.messages.worker_id import connection_of
+from router.dispatch.incidents import Incidents, Kind
+from router.placement.member import Member
+from router.workers.hub import Undelivered
+
+logger = logging.getLogger(__name__)
+
+MAX_SERVERS = 256
+
+
+@dataclass(slots=True, eq=False)
+class MemoryServer:
+    """One incarnation of one memory server."""
+
+    ready: MemoryReady
+    last_seen_s: float
+    joined_s: float
+    beat: MemoryHeartbeat | None = None
+    asked_to_leave_s: float = -math.inf  # last
+
+    @property
+    def id(self) -> str:
+        return self.ready.server_id
+
+    @property
+    def connection(self) -> bytes:
+        """The identity of its main socket."""
+        return connection_of(self.id, self.ready.epoch)
+
+    def num_blocks_in_use(self, workers: Iterable[Member]) -> int:
+        """KV blocks of its pools that are of use to a text now: not what workers merely have at hand, nor what is kept.
+
+        A block that several workers read counts once for each, up to all that are leased.
+        """
+        if self.beat is None:
+            return 0
+        used = sum(worker.num_used_blocks for worker in workers if worker.uses(self.id, self.ready.epoch))
+        most = self.beat.num_blocks - self.beat.num_free_blocks
+        return min(most, used + self.beat.num_offered_blocks + self.beat.num_quarantined_blocks)
+
+    def __str__(self) -> str:
+        return f"memory server {self.id} (epoch {self.ready.epoch:x}, pid {self.ready.pid})"
+
+
+class MemoryServers:
+    """By id, under one epoch at a time.
+
+    Args:
+        send: queues a message for a connection.
+    """
+
+    def __init__(
+        self,
+        net: NetSection,
+        router_epoch: int,
+        send: Callable[[bytes, Message], bool],
+        clock: Callable[[], float] = time.monotonic,
+        incidents: Incidents | None = None,
+    ) -> None:
+        self._incidents = incidents or Incidents()
+        self._timeout_s = net.worker_timeout_s
+        self._clock = clock
+        self._checked_s = clock()
+        self._router_epoch = router_epoch
+        self._send = send
+        self._servers: dict[str, MemoryServer] = {}
+
+    def __iter__(self) -> Iterator[MemoryServer]:
+        return iter(self._servers.values())
+
+    def find(self, server_id: str) -> MemoryServer | None:
+        return self._servers.get(server_id)
+
+    def get(self, server_id: str, epoch: int) -> MemoryServer | None:
+        """That very incarnation, if it is registered."""
+        server = self._servers.get(server_id)
+        return server if server is not None and server.ready.epoch == epoch else None
+
+    def on_ready(self, identity: bytes, ready: MemoryReady) -> None:
+        """Let one in; another of its id that lives is told to say no more."""
+        known = self._servers.get(ready.server_id)
+        if known is None and len(self._servers) >= MAX_SERVERS:
+            self._send(identity, Refused(f"{MAX_SERVERS} memory servers are registered, which is the limit"))
+            return
+        if known is not None and known.ready.epoch != ready.epoch:
+            self._send(known.connection, Refused(_taken(ready)))
+            self._lose(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
+            known = None
+        if known is None:
+            now_s = self._clock()
+            server = self._servers[ready.server_id] = MemoryServer(ready, last_seen_s=now_s, joined_s=now_s)
+            logger.info("%s joined: %s", server, ready.device)
+            self._incidents.note(Kind.JOINED, f"memory server {server.id} on {ready.device}")
+        self._send(identity, Welcome(self._router_epoch))
+
+    def on_heartbeat(self, identity: bytes, beat: MemoryHeartbeat) -> None:
+        """Note it; ask somebody unknown to register, unless another has its id."""
+        server = self._servers.get(beat.server_id)
+        if server is None:
+            self._send(identity, Reregister(self._router_epoch))
+        elif server.ready.epoch != beat.epoch:
+            self._send(identity, Refused(_taken(server.ready)))
+        else:
+            if _owned(beat) != (_owned(server.beat) if server.beat else (0, 0)):
+                logger.info(
+                    "%s owns %.2f GB of weights and %d KV blocks, %.2f GB are left; used by %s",
+                    server, beat.weights_bytes / 1e9, beat.num_blocks, beat.free_bytes / 1e9,
+                    ", ".join(beat.worker_ids) or "nobody",
+                )  # fmt: skip
+            server.beat, server.last_seen_s = beat, self._clock()
+
+    def on_unreachable(self, undelivered: Undelivered) -> None:
+        """Connections are gone, mostly with their processes; who lives registers again."""
+        identities = {identity for identity, _ in undelivered}
+        for server in list(self):
+            if server.connection in identities:
+                self._lose(server, "its connection is gone")
+
+    def check(self) -> None:
+        """Remove who is silent, unless the router itself was, and knock at the others' doors."""
+        now_s = self._clock()
+        was_asleep, self._checked_s = now_s - self._checked_s > self._timeout_s / 2, now_s
+        for server in list(self):
+            silence_s = now_s - server.last_seen_s
+            if silence_s > self._timeout_s and not was_asleep:
+                self._lose(server, f"no heartbeat for {silence_s:.1f} s (net.worker_timeout_s = {self._timeout_s:g})")
+            else:
+                self._send(server.connection, Knock(self._router_epoch))
+
+    def _lose(self, server: MemoryServer, reason: str) -> None:
+        del self._servers[server.id]
+        was_asked = server.asked_to_leave_s > -math.inf
+        log, how = (logger.info, "gone after leaving") if was_asked else (logger.warning, "lost")
+        log("%s is %s: %s", server, how, reason)
+        self._incidents.note(Kind.LEFT if was_asked else Kind.LOST, f"memory server {server.id}: {reason}")
+
+
+def _owned(beat: MemoryHeartbeat) -> tuple[int, int]:
+    """What of it is worth a line when it changes."""
+    return beat.weights_bytes, beat.num_blocks
+
+
+def _taken(ready: MemoryReady) -> str:
+    return f"another has its id, pid {ready.pid} on {ready.device}; each memory server needs its own memory.id"

@@ -1,0 +1,101 @@
+"""What operators ask for: how busy everybody is, and that a worker or memory server finishes what it has, and ends."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from common.wire.messages.operator import (
+    DrainAnswer,
+    DrainWanted,
+    Leave,
+    LoadReport,
+    LoadWanted,
+    RoleChange,
+    WorkerLoad,
+)
+from common.wire.messages.worker import Message, Role
+from router.dispatch.dispatcher import Dispatcher
+from router.placement.member import Member
+from router.placement.worker_pool import WorkerPool
+from router.workers.memory_servers import MemoryServer, MemoryServers
+from router.workers.role_changes import RoleChanges
+
+logger = logging.getLogger(__name__)
+
+REASON = "an operator asked for it (baton drain)"
+ASK_AGAIN_S = 10.0
+"""Who does not say that it leaves, in case it has not heard of it."""
+
+
+class Operators:
+    """Answers each; remembers nobody.
+
+    Args:
+        send: queues a message for a connection.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        memory_servers: MemoryServers,
+        dispatcher: Dispatcher,
+        role_changes: RoleChanges,
+        send: Callable[[bytes, Message], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool, self._memory_servers, self._dispatcher, self._send = pool, memory_servers, dispatcher, send
+        self._role_changes, self._clock = role_changes, clock
+
+    def heed(self, identity: bytes, message: DrainWanted | LoadWanted | RoleChange) -> None:
+        """Whatever an operator says."""
+        match message:
+            case DrainWanted():
+                self.on_drain(identity, message)
+            case LoadWanted():
+                partners = self._pool.num_partners()
+                workers = tuple(_load(worker, partners[worker.id]) for worker in self._pool)
+                self._send(identity, LoadReport(self._dispatcher.queue_sizes()[0], workers))
+            case RoleChange():
+                self._role_changes.note(message)
+
+    def on_drain(self, identity: bytes, wanted: DrainWanted) -> None:
+        """Have who is named leave, unless it does, and say how many requests need it."""
+        if (worker := self._pool.find(wanted.name)) is not None:
+            if wanted.incarnation in (0, worker.epoch) and not worker.draining:
+                self._dismiss(worker)
+            num_requests = len(self._dispatcher.needing(worker))
+            self._send(identity, DrainAnswer(wanted.name, worker.epoch, num_requests))
+        elif (server := self._memory_servers.find(wanted.name)) is not None:
+            if wanted.incarnation in (0, server.ready.epoch):
+                self._dismiss(server)
+            self._send(identity, DrainAnswer(wanted.name, server.ready.epoch, 0))
+        else:
+            self._send(identity, DrainAnswer(wanted.name, 0, 0))
+
+    def _dismiss(self, member: Member | MemoryServer) -> None:
+        """Whoever waits for its end asks several times a second, and it hears of that once."""
+        if self._clock() - member.asked_to_leave_s >= ASK_AGAIN_S:
+            member.asked_to_leave_s = self._clock()
+            logger.info("%s is to leave: %s", member, REASON)
+            self._send(member.connection, Leave(REASON))
+
+
+def _load(worker: Member, num_partners: int) -> WorkerLoad:
+    ready, beat = worker.ready, worker.beat
+    return WorkerLoad(
+        name=worker.id,
+        incarnation=worker.epoch,
+        role=ready.role,
+        pid=ready.pid,
+        is_serving=worker.is_serving,
+        has_spoken=beat is not None,
+        num_partners=num_partners,
+        num_prompts=worker.num_outstanding,
+        num_rows=beat.num_running + beat.num_handoffs if beat and ready.role is Role.DECODE else 0,
+        most_rows=ready.max_num_seqs,
+        pool_id=ready.pool_id,
+        num_blocks=sum(ready.num_blocks),
+        num_used_blocks=max(0, worker.num_used_blocks),
+        num_steps=sum(beat.steps.durations) if beat else 0,
+        step_us=beat.steps.total_us if beat else 0,
+    )

@@ -1,0 +1,64 @@
+"""Workers that give way to one of the other role, as who runs them tells it: for metrics and whoever looks.
+
+Nothing here decides anything: a worker that comes or goes is met as any other.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from common.wire.messages.operator import RoleChange, Stage
+from common.wire.messages.worker import Role
+from router.dispatch.incidents import Incidents, Kind
+
+NUM_KEPT = 5
+STAGES = {Stage.BEGUN: "under way", Stage.DONE: "done", Stage.GIVEN_UP: "given up"}
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """How far a change was when it was last spoken of, and what was said when it began."""
+
+    change: RoleChange
+    at_s: float
+    reason: str
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.change.name, self.change.successor
+
+
+class RoleChanges:
+    """The latest, oldest first, and how many there were since the start of the router."""
+
+    def __init__(self, incidents: Incidents, clock: Callable[[], float] = time.monotonic) -> None:
+        self._incidents, self._clock = incidents, clock
+        self._kept: deque[Noted] = deque(maxlen=NUM_KEPT)
+        self.num = Counter[tuple[Role, Stage]]()
+
+    def __iter__(self) -> Iterator[Noted]:
+        return iter(self._kept)
+
+    def note(self, change: RoleChange) -> None:
+        """A change has begun, or is over."""
+        self._incidents.note(Kind.CHANGED, change.reason)
+        self.num[change.role, change.stage] += 1
+        noted = Noted(change, self._clock(), change.reason)
+        if self._kept and self._kept[-1].names == noted.names and self._kept[-1].change.stage is Stage.BEGUN:
+            noted = replace(noted, reason=self._kept.pop().reason)
+        self._kept.append(noted)
+
+    def report(self, now_s: float) -> list[dict[str, Any]]:
+        """As GET /health has it, the latest first."""
+        return [
+            {
+                "from": each.change.name,
+                "to": each.change.successor,
+                "state": STAGES[each.change.stage],
+                "ago_s": round(now_s - each.at_s, 1),
+                "reason": each.reason,
+            }
+            for each in reversed(self._kept)
+        ]
