@@ -30,7 +30,7 @@ from benchmarks.load_client import Target, open_session, served_model, streaming
 from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure, RequestRecord
 from benchmarks.workload import Lengths, random_prompts
-from deploy.planning.percentiles import percentile
+from deploy.planning.simulation.percentiles import percentile
 
 LOOK_S = 0.05
 ROLES = ("decode", "prefill")

@@ -37,10 +37,10 @@ from common.kv.tables import BlockTable
 from common.memory.client.client import MemoryClient
 from common.settings.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.batch import DecodeBatch
-from decode_worker.rows import NO_SLOT, UNSHARED, Change, Fill, SharedPrefix
-from decode_worker.runner import CAPTURE_BYTES, DecodeRunner
-from decode_worker.sequence import DecodeSequence
+from decode_worker.batch.batch import DecodeBatch
+from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
+from decode_worker.sequences.rows import NO_SLOT, UNSHARED, Change, Fill, SharedPrefix
+from decode_worker.sequences.sequence import DecodeSequence
 
 STEPS = 40
 WARM_UP_STEPS = 5

@@ -30,7 +30,7 @@ from benchmarks.load_client import NoServer, Target, open_session, served_model
 from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure, RequestRecord
 from benchmarks.workload import Lengths, random_prompts
-from deploy.planning.percentiles import percentile
+from deploy.planning.simulation.percentiles import percentile
 
 FORM = re.compile(r"(\d{1,6})x(\d{1,7})/(\d{1,6})")
 CHANGES = re.compile(r'^baton_role_changes_total\{.*stage="done".*\} (\S+)$', re.MULTILINE)

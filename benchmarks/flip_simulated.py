@@ -14,12 +14,12 @@ from rich.table import Table
 
 from benchmarks.flip import Phase, parse_phases
 from common.base.errors import ConfigError
-from deploy.planning.costs import Costs
-from deploy.planning.figures import Figures
-from deploy.planning.layout import Layout, parse_layout
-from deploy.planning.loads import streams
-from deploy.planning.rates import read_rates
-from deploy.planning.simulator import simulate
+from deploy.planning.simulation.figures import Figures
+from deploy.planning.simulation.layout import Layout, parse_layout
+from deploy.planning.simulation.loads import streams
+from deploy.planning.simulation.simulator import simulate
+from deploy.planning.step_times.costs import Costs
+from deploy.planning.step_times.rates import read_rates
 
 REQUESTS_A_STREAM = 4
 SHOWN = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99")
@@ -53,7 +53,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--layouts", default="2P2D,3P1D,1P3D,4P4D", help="roles to compare (default: %(default)s)")
     parser.add_argument("--gpus", type=int, default=4, help="of each of them (default: %(default)s)")
     parser.add_argument("--phases", default="64x8000/32,600x128/512", help="as of flip (default: %(default)s)")
-    parser.add_argument("--rates", default="h200-qwen3-4b", help="of deploy/planning/rates (default: %(default)s)")
+    parser.add_argument(
+        "--rates", default="h200-qwen3-4b", help="of deploy/planning/step_times/measured (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
     try:
         args.phases = parse_phases(args.phases)

@@ -48,7 +48,7 @@ from common.wire.messages.memory import (
 )
 from common.wire.messages.memory_reports import MemoryReady
 from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
-from deploy.planning.percentiles import percentile
+from deploy.planning.simulation.percentiles import percentile
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 36, 8, 128, 16, 0, "bfloat16"),))
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from benchmarks.stats import RequestRecord
-from deploy.planning.percentiles import percentile
+from deploy.planning.simulation.percentiles import percentile
 
 SAY_S = 0.2
 """Between two lines: to draw one costs more than to note a request."""

@@ -23,7 +23,7 @@ from common.wire.messages.memory import (
 )
 from common.wire.values.fields import KEY_BYTES
 from common.wire.values.kv_layout import KVLayout
-from deploy.planning.percentiles import percentile
+from deploy.planning.simulation.percentiles import percentile
 
 ANSWER_S = 30.0
 Answer = TypeVar("Answer", BlocksLeased, PromptBlocks)

@@ -24,7 +24,7 @@ from benchmarks.load_client import Target, open_session, served_model, streaming
 from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.stats import Figure, RequestRecord
 from benchmarks.workload import Lengths, Prompt, numbers, random_prompts
-from deploy.planning.percentiles import percentile
+from deploy.planning.simulation.percentiles import percentile
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from common.kv.transport import PeerPool, Pull, check_compatible, make_transport
 from common.memory.client.client import PoolClaim
 from common.memory.client.guest import Guest
 from common.wire.messages.handoff import KVPoolExport
-from deploy.planning.percentiles import percentile
+from deploy.planning.simulation.percentiles import percentile
 
 PULL_DEADLINE_S = 30.0
 WARM_UP_PULLS = 3

@@ -1,4 +1,4 @@
-"""Writes what `baton plan` knows of workers' speed, deploy/planning/rates/*.json, from rows of results.csv.
+"""Writes the speed of workers that `baton plan` knows, a JSON file for each GPU and model, from rows of results.csv.
 
     python -m benchmarks.rates            # write them
     python -m benchmarks.rates --check    # exit 1 if a file says something else
@@ -35,9 +35,9 @@ from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_cells import MODEL, ONE_GPU, TWO_GPUS, newest
 from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP, TOGETHER
 from common.settings.config import GPU_STEP_TOKENS
-from deploy.planning.costs import MAX_KEYS, MAX_ROWS, PromptCosts, StepCosts
-from deploy.planning.rates import SHIPPED, Points, Rates, Where, as_json
-from deploy.planning.shape import ModelShape
+from deploy.planning.step_times.costs import MAX_KEYS, MAX_ROWS, PromptCosts, StepCosts
+from deploy.planning.step_times.rates import SHIPPED, Points, Rates, Where, as_json
+from deploy.planning.step_times.shape import ModelShape
 
 H200_BYTES = 143_771 << 20
 """Memory of an H200, as nvidia-smi has it."""

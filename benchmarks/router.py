@@ -25,7 +25,7 @@ from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.router_bodies import LOADS, names
 from benchmarks.router_rig import Answers, Clients, Rig, running_router
 from benchmarks.stats import Figure
-from deploy.planning.percentiles import percentile
+from deploy.planning.simulation.percentiles import percentile
 
 PROBE_S = 0.02
 SETTLE_S = 1.0

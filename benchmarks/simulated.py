@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulated
 
-Loads are those of the rows' own commands, with the same arrivals. Rates come from deploy/planning/rates; those of other
-models than Qwen3-4B are scaled by their shapes, and nothing of these was measured by itself.
+Loads are those of the rows' own commands, with the same arrivals. Rates come from deploy/planning/step_times/measured;
+those of other models than Qwen3-4B are scaled by their shapes, and nothing of these was measured by itself.
 """
 
 import shlex
@@ -26,15 +26,15 @@ from benchmarks.table_cells import (
     newest,
     present,
 )
-from deploy.planning.costs import Costs
-from deploy.planning.figures import Figures
-from deploy.planning.layout import parse_layout
-from deploy.planning.loads import Arrival, Lengths, Load, Prefix
-from deploy.planning.memory import MEMORY_FRACTION
-from deploy.planning.rates import Rates, read_rates
 from deploy.planning.scaling import scaled
-from deploy.planning.shape import ModelShape
-from deploy.planning.simulator import simulate
+from deploy.planning.simulation.figures import Figures
+from deploy.planning.simulation.layout import parse_layout
+from deploy.planning.simulation.loads import Arrival, Lengths, Load, Prefix
+from deploy.planning.simulation.simulator import simulate
+from deploy.planning.step_times.costs import Costs
+from deploy.planning.step_times.memory import MEMORY_FRACTION
+from deploy.planning.step_times.rates import Rates, read_rates
+from deploy.planning.step_times.shape import ModelShape
 
 RATES = "h200-qwen3-4b"
 FIGURES = ("ttft_p50", "tpot_p50", "output_throughput", "ttft_p99", "first_gap_p50", "itl_p99")

@@ -29,9 +29,9 @@ from common.device.steps.output_ring import LOOK_INTERVAL_S, PendingOutput
 from common.device.steps.step_trace import StepTrace, Summary, device_timer
 from common.wire.messages.worker_id import make_epoch
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sequence import DecodeSequence
-from deploy.planning.percentiles import percentile
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sequence import DecodeSequence
+from deploy.planning.simulation.percentiles import percentile
 
 WARM_UP_STEPS = 20
 MAX_BYTES = 1 << 28

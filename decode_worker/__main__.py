@@ -18,8 +18,8 @@ from common.settings.config import WORKER_SECTIONS, Config
 from common.wire.messages.worker import Role
 from common.wire.transport.endpoints import resolved
 from common.wire.transport.sockets import Hub
-from decode_worker.batch import DecodeBatch
-from decode_worker.runner import DecodeRunner, batch_buckets
+from decode_worker.batch.batch import DecodeBatch
+from decode_worker.batch.runner import DecodeRunner, batch_buckets
 from decode_worker.worker import DecodeWorker
 
 DESCRIPTION = """Takes prompts over from prefill workers and decodes all its sequences together: in a pool of KV blocks

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from decode_worker.local_prompts import LocalPrompts
-from decode_worker.offers import Offers
-from decode_worker.pulls import Pulls
-from decode_worker.row_queue import Rank, Ranked
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sequence import DecodeSequence
+from decode_worker.arrivals.local_prompts import LocalPrompts
+from decode_worker.arrivals.offers import Offers
+from decode_worker.arrivals.pulls import Pulls
+from decode_worker.sequences.row_queue import Rank, Ranked
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sequence import DecodeSequence
 
 PATIENCE_S = 1.0
 """Rows come free faster than that as a rule, without costing anybody a pause."""

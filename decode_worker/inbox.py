@@ -14,13 +14,13 @@ from common.wire.messages.worker_id import is_from
 from common.wire.transport.router_link import RouterLink
 from common.wire.transport.sockets import Hub
 from common.wire.values.packing import unpack_array
-from decode_worker.announced import Received
-from decode_worker.guides import Guides
-from decode_worker.local_prompts import LocalPrompts
-from decode_worker.offers import Offers
-from decode_worker.pulls import Pulls
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sequence import DecodeSequence, Key
+from decode_worker.arrivals.announced import Received
+from decode_worker.arrivals.local_prompts import LocalPrompts
+from decode_worker.arrivals.offers import Offers
+from decode_worker.arrivals.pulls import Pulls
+from decode_worker.grammar_masks import Guides
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sequence import DecodeSequence, Key
 
 logger = logging.getLogger(__name__)
 

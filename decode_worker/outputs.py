@@ -14,11 +14,11 @@ from common.wire.messages.token_columns import TokenColumns
 from common.wire.messages.worker import FinishReason
 from common.wire.transport.router_link import RouterLink
 from common.wire.values.output_token import OutputToken
-from decode_worker.guides import Guides
-from decode_worker.local_prompts import LocalPrompts
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sealing import Sealing
-from decode_worker.sequence import DecodeSequence, Key
+from decode_worker.arrivals.local_prompts import LocalPrompts
+from decode_worker.grammar_masks import Guides
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sealing import Sealing
+from decode_worker.sequences.sequence import DecodeSequence, Key
 
 
 class Outputs:

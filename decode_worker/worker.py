@@ -33,20 +33,20 @@ from common.wire.transport.router_link import RouterLink
 from common.wire.transport.sockets import Hub
 from common.wire.values.output_token import OutputToken
 from decode_worker.admission import Admission
-from decode_worker.announced import Announced
-from decode_worker.guides import Guides
+from decode_worker.arrivals.announced import Announced
+from decode_worker.arrivals.local_prompts import LocalPrompts
+from decode_worker.arrivals.offers import Offers
+from decode_worker.arrivals.pulls import Pulls
+from decode_worker.arrivals.sources import Sources
+from decode_worker.batch.pace import Pace
+from decode_worker.batch.prefix_sharing import PrefixSharing
+from decode_worker.batch.runner import DecodeRunner
+from decode_worker.grammar_masks import Guides
 from decode_worker.inbox import Inbox
-from decode_worker.local_prompts import LocalPrompts
-from decode_worker.offers import Offers
 from decode_worker.outputs import Outputs
-from decode_worker.pace import Pace
-from decode_worker.prefix_sharing import PrefixSharing
-from decode_worker.pulls import Pulls
-from decode_worker.runner import DecodeRunner
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sealing import Sealing
-from decode_worker.sequence import DecodeSequence
-from decode_worker.sources import Sources
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sealing import Sealing
+from decode_worker.sequences.sequence import DecodeSequence
 
 IDLE_POLL_MS, QUIET_POLLS = 50, 10
 """Of the latter in a row nobody seems to come soon."""

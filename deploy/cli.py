@@ -17,21 +17,20 @@ from common.settings.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECT
 from common.settings.limits import DAY_S
 from common.settings.options import add_flags, from_flags, number
 from common.wire.messages.frames import WIRE_NAME
-from deploy.__main__ import INTERRUPTED
 from deploy.autoscale.options import add_autoscale, autoscale_of
-from deploy.demo import DEMO_MODEL, Verse, demo
-from deploy.draining import Wish, drain, drain_all, router_of
-from deploy.fleet_options import add_fleet, fleet_of
-from deploy.fleet_table import fleet_table
-from deploy.healthcheck import NOT_OURS, OTHERS_ANSWER, SERVING, fetch
-from deploy.machine import shortage
+from deploy.operate.draining import Wish, drain, drain_all, router_of
+from deploy.operate.fleet_table import fleet_table
+from deploy.operate.healthcheck import NOT_OURS, OTHERS_ANSWER, SERVING, fetch
+from deploy.operate.readiness import wait_until_ready
 from deploy.planning.flags import add_plan, plan
-from deploy.readiness import wait_until_ready
-from deploy.serve import serve, with_model, with_port
-from deploy.trace_command import add_trace, trace
+from deploy.processes.machine import shortage
+from deploy.serve.command import serve, with_model, with_port
+from deploy.serve.demo import DEMO_MODEL, Verse, demo
+from deploy.serve.fleet_options import add_fleet, fleet_of
+from deploy.trace.command import add_trace, trace
 
-UNREAD = 141
-"""Exit status of who is ended by SIGPIPE in a shell."""
+INTERRUPTED, UNREAD = 130, 141
+"""Exit statuses of programs that SIGINT or SIGPIPE ends in a shell."""
 ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + WORKER_SECTIONS + MEMORY_SECTIONS))
 
 

@@ -25,7 +25,7 @@ from common.serving.worker.peer_servers import Visit
 from common.wire.messages.memory import PromptBlocks
 from common.wire.values.packing import unpack_ids
 from common.wire.values.step_counts import PullMeter
-from prefill_worker.holders import Holder, Holders
+from prefill_worker.reply_pools import Holder, Holders
 from prefill_worker.sequence import PromptSequence
 
 WAIT_S = 0.5

@@ -55,9 +55,9 @@ from common.wire.messages.worker import (
 )
 from common.wire.transport.router_link import RouterLink
 from common.wire.values.output_token import OutputToken
-from prefill_worker.delivery import Delivery
-from prefill_worker.guides import PromptGuides
-from prefill_worker.holders import Holders
+from prefill_worker.grammar_masks import PromptGuides
+from prefill_worker.handoffs import Delivery
+from prefill_worker.reply_pools import Holders
 from prefill_worker.retrievals import Retrievals, Worth
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence

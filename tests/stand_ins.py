@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-from deploy.console import Console
-from deploy.health import Health
-from deploy.launch_plan import Kind, ProcessSpec
-from deploy.supervisor import Deadlines, Supervisor
+from deploy.operate.health import Health
+from deploy.processes.console import Console
+from deploy.processes.launch_plan import Kind, ProcessSpec
+from deploy.processes.supervisor import Deadlines, Supervisor
 from tests.ports import ReservedPort
 
 DEADLINE_S = 60.0
@@ -115,7 +115,9 @@ class Stage:
         found = set()
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                is_ours = f"deploy.fork_server\0{self.imported}\0".encode() in (process / "cmdline").read_bytes()
+                is_ours = (
+                    f"deploy.processes.fork_server\0{self.imported}\0".encode() in (process / "cmdline").read_bytes()
+                )
                 if is_ours and (process / "comm").read_text() == "fork-server\n":
                     found.add(int(process.name))
         return found

@@ -15,9 +15,31 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("router", "prefill_worker", "decode_worker", "common", "deploy", "benchmarks")
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
-# What each room of `common` may import of `common`, beside itself. Loose files (errors, log, config, options, dtypes,
-# version, json_file) are the ground that all rooms stand on.
-ROOMS_BELOW = {
+# Rooms of each package from top to bottom: a file imports its own room and rooms below it. A file that stands beside
+# the rooms is a room by itself; `__main__` and `worker` may import all.
+ROOMS_OF = {
+    "router": (
+        "api", "answers", "service", "http", "reading", "observe", "workers", "dispatch", "requests", "grammar",
+        "text", "placement", "base",
+    ),
+    "decode_worker": (
+        "inbox", "outputs", "grammar_masks", "admission", "arrivals", "batch", "sequences",
+    ),
+    "common": (
+        "serving.worker", "serving.prompts", "device.steps", "device.engine", "models", "ops", "kv",
+        "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
+        "memory.base",
+        "kernels.attention", "kernels.products", "kernels.sampling", "kernels.elementwise", "kernels.base",
+        "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "base",
+    ),
+    "deploy": (
+        "cli", "containers", "serve", "autoscale", "planning", "planning.simulation", "planning.step_times", "trace",
+        "processes", "operate", "demo_model",
+    ),
+}  # fmt: skip
+TOP = {"__main__", "worker"}
+# Beside what it stands on (`base`, `settings`), a part of `common` imports these parts alone; kernels import kernels.
+PARTS_BELOW = {
     "wire": set[str](),
     "grammar": {"wire"},
     "kernels": set[str](),
@@ -28,6 +50,8 @@ ROOMS_BELOW = {
     "device": {"wire", "kernels", "ops", "models", "kv", "memory"},
     "serving": {"wire", "device", "memory", "kv"},
 }
+GROUND = {"base", "settings"}
+MAX_FILES = 16
 
 FORBIDDEN = {
     "router.__main__": {
@@ -64,7 +88,7 @@ FORBIDDEN = {
     },
     "common.memory.__main__": {"torch", "triton", "aiohttp", "tokenizers", "safetensors"},
     "deploy.cli": {"torch", "triton", "safetensors", "transformers", "prefill_worker", "decode_worker"},
-    "deploy.planning.simulator": {
+    "deploy.planning.simulation.simulator": {
         "torch",
         "triton",
         "numpy",
@@ -93,7 +117,7 @@ FORBIDDEN = {
         "deploy",
     },
     "prefill_worker.scheduler": {"torch", "triton"},
-    "decode_worker.scheduler": {"torch", "triton"},
+    "decode_worker.sequences.scheduler": {"torch", "triton"},
     "common.grammar.followers": {"torch", "triton", "aiohttp", "tokenizers", "llguidance"},
     "common.grammar.follower_server": {"torch", "triton", "numpy", "aiohttp", "tokenizers", "zmq"},
     "common.grammar.grammars": {"torch", "triton", "aiohttp", "tokenizers"},
@@ -103,7 +127,7 @@ FORBIDDEN = {
 }
 WITHOUT_EXTRAS = (
     "router.__main__", "router.reading.reader_main", "router.reading.template_main", "router.grammar.compiler",
-    "common.memory.__main__", "deploy.cli", "deploy.healthcheck",
+    "common.memory.__main__", "deploy.cli", "deploy.operate.healthcheck",
 )  # fmt: skip
 
 
@@ -120,30 +144,32 @@ def test_a_program_of_the_router_s_image_needs_no_extra(module: str) -> None:
     assert not _loaded_by(module) & worker
 
 
-@pytest.mark.parametrize("room", ROOMS_BELOW)
-def test_a_room_of_common_imports_only_rooms_below_it(room: str) -> None:
-    below = ROOMS_BELOW[room] | {room}
-    for path in sorted((ROOT / "common" / room).glob("*.py")):
-        for name in _common_imports(path):
-            child = name.split(".")[1]
-            is_room = (ROOT / "common" / child).is_dir()
-            assert not is_room or child in below, f"{path.name} of {room} imports {name}"
-            assert is_room or room != "kernels", f"{path.name}: kernels import torch, triton and each other only"
+@pytest.mark.parametrize("package", ROOMS_OF)
+def test_imports_go_down(package: str) -> None:
+    rooms = ROOMS_OF[package]
+    upward = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path.stem != "__init__" and (importer := _room_of(path, package)) not in TOP
+        for name in _imports(path, package)
+        if rooms.index(_room(name, package)) < rooms.index(importer)
+    ]
+    assert not upward, "\n".join(upward)
 
 
-def test_every_room_of_common_is_named() -> None:
-    rooms = {path.parent.name for path in (ROOT / "common").glob("*/*.py")}
-    assert rooms == set(ROOMS_BELOW)
+@pytest.mark.parametrize("part", PARTS_BELOW)
+def test_a_part_of_common_imports_only_parts_below_it(part: str) -> None:
+    allowed = PARTS_BELOW[part] | {part} | (GROUND if part != "kernels" else set())
+    for path in sorted((ROOT / "common" / part).rglob("*.py")):
+        for name in _imports(path, "common"):
+            assert name.split(".")[1] in allowed, f"{path.relative_to(ROOT)} imports {name}"
 
 
-@pytest.mark.parametrize("room", [*ROOMS[:4], "deploy/planning", *(f"common/{room}" for room in ROOMS_BELOW)])
-def test_the_table_of_rooms_names_the_files_that_are_there(room: str) -> None:
-    architecture = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    (row,) = re.findall(rf"^\| `{room}/` \| (.*) \|$", architecture, re.MULTILINE)
-    named = set(" ".join(re.findall("`(.*?)`", row)).split())
-    files = {path.stem for path in (ROOT / room).glob("*.py") if not path.stem.startswith("__")}
-    assert named <= files, f"{sorted(named - files)}: no files of {room}"
-    assert named == files or " a file" in row, f"ARCHITECTURE.md says nothing of {sorted(files - named)} in {room}"
+@pytest.mark.parametrize("package", [*ROOMS_OF, "prefill_worker"])
+def test_rooms_are_small(package: str) -> None:
+    for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")}):
+        files = [path.name for path in folder.glob("*.py") if path.stem != "__init__"]
+        assert len(files) <= MAX_FILES, f"{len(files)} files in {folder.relative_to(ROOT)}: make two rooms of it"
 
 
 @cache
@@ -156,12 +182,31 @@ def _loaded_by(module: str) -> set[str]:
     return {name.split(".")[0] for name in loaded.stdout.split()}
 
 
-def _common_imports(path: Path) -> Iterator[str]:
+def _imports(path: Path, package: str) -> Iterator[str]:
+    """Yield the modules of a package that a file imports, `package.` included."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("common."):
-            yield node.module
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == package:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if _is_module(name) else node.module
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("common."))
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == package)
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def _room(name: str, package: str) -> str:
+    """Return the room that a module of a package is in."""
+    path = ROOT.joinpath(*name.split("."))
+    return _room_of(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"), package)
+
+
+def _room_of(path: Path, package: str) -> str:
+    inside = path.relative_to(ROOT / package)
+    return ".".join(inside.parts[:-1]) or inside.stem
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -16,10 +16,10 @@ from deploy.autoscale.judge import Judge
 from deploy.autoscale.proposal import Proposal
 from deploy.autoscale.router_line import Line
 from deploy.autoscale.staff import Staff
-from deploy.console import Console
-from deploy.launch_plan import ProcessSpec
-from deploy.placement import Placement
-from deploy.supervisor import Supervisor
+from deploy.processes.console import Console
+from deploy.processes.launch_plan import ProcessSpec
+from deploy.processes.placement import Placement
+from deploy.processes.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from common.base.errors import ConfigError
 from common.settings.limits import DAY_S
 from common.settings.options import number
 from deploy.autoscale.judge import LEAST_RETRY_S, NUM_WINDOWS, Pace
-from deploy.placement import Placement
+from deploy.processes.placement import Placement
 
 SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 1.0, 3600.0
 LONGEST_STEP_MS = 60_000.0

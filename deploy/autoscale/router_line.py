@@ -12,8 +12,8 @@ from common.settings.config import NetSection
 from common.wire.messages.operator import LoadReport, LoadWanted, RoleChange, Stage
 from common.wire.messages.worker import Role
 from deploy.autoscale.load import Sample
-from deploy.console import Console
-from deploy.router_client import Operator, dialed
+from deploy.operate.router_client import Operator, dialed
+from deploy.processes.console import Console
 
 ASK_S = 2.0
 """For a router to answer."""

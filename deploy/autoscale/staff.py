@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from common.wire.messages.worker import Role
-from deploy.placement import Placement, free_name, place_standbys
+from deploy.processes.placement import Placement, free_name, place_standbys
 
 
 @dataclass(frozen=True, slots=True)

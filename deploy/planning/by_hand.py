@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from common.base.errors import ConfigError
-from deploy.planning.rates import MOST_MS, Points, Rates
+from deploy.planning.step_times.rates import MOST_MS, Points, Rates
 
 MOST_POINTS = 1000
 FORMS = {1: "TOKENS:MS", 2: "ROWSxTOKENS:MS"}

@@ -9,15 +9,15 @@ from pathlib import Path
 from common.base.errors import ConfigError
 from deploy.planning import live, report, traces
 from deploy.planning.by_hand import parse_points, rates_by_hand
-from deploy.planning.costs import Costs
 from deploy.planning.estimate import estimate, obstacles
-from deploy.planning.figures import Objectives
 from deploy.planning.flags import DEFAULT_RATES
-from deploy.planning.layout import Layout, parse_layout
-from deploy.planning.rates import Rates, read_rates
 from deploy.planning.scaling import scaled
 from deploy.planning.search import Search, Trial
-from deploy.planning.shape import read_shape
+from deploy.planning.simulation.figures import Objectives
+from deploy.planning.simulation.layout import Layout, parse_layout
+from deploy.planning.step_times.costs import Costs
+from deploy.planning.step_times.rates import Rates, read_rates
+from deploy.planning.step_times.shape import read_shape
 from deploy.planning.workload import MOST_REQUESTS, Replay, Span, Steady, Workload
 
 

@@ -18,10 +18,10 @@ Both leave out what the simulator knows: several prompts in a step, chunks, wind
 import math
 from dataclasses import dataclass, replace
 
-from deploy.planning.costs import Costs
-from deploy.planning.figures import Objectives
-from deploy.planning.loads import Lengths, Prefixes
-from deploy.planning.percentiles import percentile
+from deploy.planning.simulation.figures import Objectives
+from deploy.planning.simulation.loads import Lengths, Prefixes
+from deploy.planning.simulation.percentiles import percentile
+from deploy.planning.step_times.costs import Costs
 from deploy.planning.workload import Workload
 
 

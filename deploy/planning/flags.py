@@ -6,9 +6,9 @@ from pathlib import Path
 from common.settings.argument_parser import Commands
 from common.settings.options import number
 from deploy.planning import traces
-from deploy.planning.loads import Prefixes
-from deploy.planning.memory import MEMORY_FRACTION
-from deploy.planning.rates import shipped
+from deploy.planning.simulation.loads import Prefixes
+from deploy.planning.step_times.memory import MEMORY_FRACTION
+from deploy.planning.step_times.rates import shipped
 from deploy.planning.workload import Span
 
 DEFAULT_RATES = "h200-qwen3-4b"

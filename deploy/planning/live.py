@@ -15,9 +15,9 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.base.errors import ConfigError
-from deploy.healthcheck import fetch
-from deploy.planning.costs import Costs
-from deploy.planning.rates import Rates
+from deploy.operate.healthcheck import fetch
+from deploy.planning.step_times.costs import Costs
+from deploy.planning.step_times.rates import Rates
 
 DEADLINE_S = 5.0
 MAX_BYTES = 64 << 20

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 
 from common.settings.config import RouterSection
-from deploy.planning.costs import Costs
 from deploy.planning.estimate import Estimate
-from deploy.planning.figures import Objectives
 from deploy.planning.search import Trial
+from deploy.planning.simulation.figures import Objectives
+from deploy.planning.step_times.costs import Costs
 from deploy.planning.workload import Workload, shown
 
 COLUMNS = ("WORKERS", "GPUS", "TTFT P50", "P{p}", "TPOT P50", "P{p}", "IN LIMITS", "OUTPUT TOKENS/S", "A GPU", "")

@@ -9,9 +9,9 @@ with the bytes of KV of a token. What a request and a handoff take beside these 
 
 from dataclasses import replace
 
-from deploy.planning.costs import PromptCosts
-from deploy.planning.rates import Points, Rates
-from deploy.planning.shape import ModelShape
+from deploy.planning.step_times.costs import PromptCosts
+from deploy.planning.step_times.rates import Points, Rates
+from deploy.planning.step_times.shape import ModelShape
 
 
 def scaled(rates: Rates, shape: ModelShape, model: str) -> Rates:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from common.base.errors import ConfigError
-from deploy.planning.costs import Costs
 from deploy.planning.estimate import Estimate
-from deploy.planning.figures import Figures, Objectives
-from deploy.planning.layout import Layout
-from deploy.planning.simulator import Stuck, simulate
+from deploy.planning.simulation.figures import Figures, Objectives
+from deploy.planning.simulation.layout import Layout
+from deploy.planning.simulation.simulator import Stuck, simulate
+from deploy.planning.step_times.costs import Costs
 from deploy.planning.workload import Workload
 
 Tell = Callable[[str], None]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import ConfigError
-from deploy.planning.loads import Arrival
+from deploy.planning.simulation.loads import Arrival
 
 MAX_LINE_BYTES = 1 << 20
 MAX_BYTES = 1 << 30

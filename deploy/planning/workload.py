@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from common.base.errors import ConfigError
-from deploy.planning.loads import Arrival, Lengths, Load, Prefixes, poisson
+from deploy.planning.simulation.loads import Arrival, Lengths, Load, Prefixes, poisson
 
 LEAST_LATE, MOST_REQUESTS = 15, 30_000
 """Requests that are looked at in one simulation: so many that may miss a limit, or a percentile says little; and no

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from benchmarks.stats import RequestRecord, meets, parse_slo, summarize
-from deploy.planning.percentiles import percentile
+from deploy.planning.simulation.percentiles import percentile
 
 
 def record(sent_s: float, chunk_times_s: list[float], num_output_tokens: int, error: str = "") -> RequestRecord:

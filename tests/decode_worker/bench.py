@@ -20,11 +20,11 @@ from common.wire.transport.sockets import Hub
 from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.announced import Announced
-from decode_worker.pulls import Pulls
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sequence import DecodeSequence
-from decode_worker.sources import Source, Sources
+from decode_worker.arrivals.announced import Announced
+from decode_worker.arrivals.pulls import Pulls
+from decode_worker.arrivals.sources import Source, Sources
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.layouts import allocator_of, tiny
 from tests.messages import kv_offer, pool_export
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from decode_worker import ahead, pulls
+from decode_worker.arrivals import ahead, pulls
 from tests.decode_worker.bench import BLOCK_SIZE, Rig
 from tests.layouts import allocator_of, take
 

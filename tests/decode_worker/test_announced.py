@@ -6,7 +6,7 @@ from typing import cast
 from common.memory.client.shared_pool import SharedPool
 from common.serving.worker.peer_servers import Visit
 from common.wire.messages.memory import KVOffer
-from decode_worker.announced import EARLY_S, Announced
+from decode_worker.arrivals.announced import EARLY_S, Announced
 from tests.decode_worker.bench import prompt_of
 from tests.messages import kv_offer
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from common.base.trace_events import Key
 from common.device.steps.loop_trace import Trace
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.sequence import DecodeSequence
+from decode_worker.sequences.sequence import DecodeSequence
 
 
 class Heard(Trace):

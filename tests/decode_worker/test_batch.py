@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from common.kernels.base.operands import IN_PROMPT
 from common.ops import reference
 from common.wire.values.sampling_params import SAMPLING_COLUMNS, SamplingParams
-from decode_worker.batch import DecodeBatch
-from decode_worker.rows import NO_SLOT, UNSHARED, Clear, Fill, Grow, Rows, SharedPrefix
-from decode_worker.sequence import DecodeSequence
+from decode_worker.batch.batch import DecodeBatch
+from decode_worker.sequences.rows import NO_SLOT, UNSHARED, Clear, Fill, Grow, Rows, SharedPrefix
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.layouts import one_table, pool_of
 
 MAX_ROWS, BLOCK_SIZE, MAX_BLOCKS, VOCAB = 6, 4, 12, 50

@@ -11,9 +11,9 @@ from common.ops import reference
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import PoolShape, plus
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.batch import DecodeBatch
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sequence import DecodeSequence
+from decode_worker.batch.batch import DecodeBatch
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.allocator import BlockAllocator
 from tests.decode_worker.bench import num_that_made_way, reserved
 from tests.group_model import LAYOUTS, GroupMemory, next_token

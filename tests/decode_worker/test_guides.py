@@ -21,10 +21,10 @@ from common.ops import reference
 from common.ops.sampler import Sampler
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.batch import DecodeBatch
-from decode_worker.guides import Guides
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sequence import MAX_LATE, DecodeSequence
+from decode_worker.batch.batch import DecodeBatch
+from decode_worker.grammar_masks import Guides
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sequence import MAX_LATE, DecodeSequence
 from tests.adjusting import adjusted
 from tests.decode_worker.bench import reserved
 from tests.decode_worker.test_worker import Rig

@@ -19,8 +19,8 @@ from common.wire.messages.worker import PromptCached, RequestFailed
 from common.wire.transport.router_link import Load
 from common.wire.values.output_token import OutputToken
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.local_prompts import LocalPrompts
-from decode_worker.sequence import DecodeSequence
+from decode_worker.arrivals.local_prompts import LocalPrompts
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE
 from tests.decode_worker.test_prefixes import House, keys_of
 

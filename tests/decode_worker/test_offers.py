@@ -13,15 +13,15 @@ from common.wire.transport.router_link import RouterLink
 from common.wire.transport.sockets import Hub
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.announced import Announced
-from decode_worker.guides import Guides
+from decode_worker.arrivals.announced import Announced
+from decode_worker.arrivals.local_prompts import LocalPrompts
+from decode_worker.arrivals.offers import Offers
+from decode_worker.arrivals.pulls import Pulls
+from decode_worker.grammar_masks import Guides
 from decode_worker.inbox import Inbox
-from decode_worker.local_prompts import LocalPrompts
-from decode_worker.offers import Offers
-from decode_worker.pulls import Pulls
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sealing import Sealing
-from decode_worker.sequence import Key
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sealing import Sealing
+from decode_worker.sequences.sequence import Key
 from tests.decode_worker.bench import prompt_of
 from tests.layouts import pool_of
 from tests.messages import decode_request, kv_offer

@@ -1,6 +1,6 @@
 """The next launch waits as long as the running step surely lasts, and never without knowing."""
 
-from decode_worker.pace import FIRST_MARGIN_S, LAUNCHES, MEMORY, NUM_LATE, SLACK_S, Pace
+from decode_worker.batch.pace import FIRST_MARGIN_S, LAUNCHES, MEMORY, NUM_LATE, SLACK_S, Pace
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decode_worker.prefix_groups import prefix_groups
+from decode_worker.batch.prefix_groups import prefix_groups
 
 Table = Sequence[int]
 

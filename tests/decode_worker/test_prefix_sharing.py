@@ -13,10 +13,10 @@ from common.kernels.base.operands import HEAD_WORDS, RowUpdates
 from common.ops import reference
 from common.wire.messages.memory import BlocksFreed
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.batch import DecodeBatch
-from decode_worker.prefix_sharing import MIN_TOKENS, REST, PrefixSharing
-from decode_worker.rows import UNSHARED, Rows, SharedPrefix
-from decode_worker.sequence import DecodeSequence
+from decode_worker.batch.batch import DecodeBatch
+from decode_worker.batch.prefix_sharing import MIN_TOKENS, REST, PrefixSharing
+from decode_worker.sequences.rows import UNSHARED, Rows, SharedPrefix
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE
 from tests.decode_worker.test_local_prefixes import LocalHouse, act
 from tests.layouts import one_table, tiny, window

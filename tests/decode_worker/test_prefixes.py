@@ -25,9 +25,9 @@ from common.wire.values.block_key import digests, root_of
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.prefixes import Prefixes
-from decode_worker.sealing import Sealing
-from decode_worker.sequence import DecodeSequence
+from decode_worker.arrivals.prefixes import Prefixes
+from decode_worker.sequences.sealing import Sealing
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE, Rig, prompt_of, with_slot
 from tests.layouts import tiny
 from tests.memory.parties import Bytes

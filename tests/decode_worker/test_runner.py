@@ -26,10 +26,10 @@ from common.settings.config import KernelsSection
 from common.wire.values.output_token import OutputToken
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.batch import DecodeBatch
-from decode_worker.rows import Fill
-from decode_worker.runner import DecodeRunner, StepKind
-from decode_worker.sequence import DecodeSequence
+from decode_worker.batch.batch import DecodeBatch
+from decode_worker.batch.runner import DecodeRunner, StepKind
+from decode_worker.sequences.rows import Fill
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.adjusting import adjusted
 from tests.allocator import BlockAllocator
 from tests.layouts import one_group, one_table, take

@@ -3,9 +3,9 @@ import random
 import pytest
 
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.rows import Clear, Fill, Grow
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sequence import DecodeSequence
+from decode_worker.sequences.rows import Clear, Fill, Grow
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import reserved
 from tests.layouts import allocator_of, one_table
 

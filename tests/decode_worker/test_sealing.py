@@ -8,8 +8,8 @@ from common.wire.values.block_key import digests, pack_keys, root_of
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.sealing import Sealing
-from decode_worker.sequence import DecodeSequence
+from decode_worker.sequences.sealing import Sealing
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.layouts import one_table, tiny
 from tests.messages import kv_offer
 

@@ -10,9 +10,9 @@ import torch
 
 from common.ops import reference
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.batch import DecodeBatch
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sequence import DecodeSequence
+from decode_worker.batch.batch import DecodeBatch
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import num_that_made_way, reserved
 from tests.layouts import allocator_of, pool_of
 

@@ -19,7 +19,7 @@ from common.wire.messages.handoff import KVPathResult
 from common.wire.messages.worker import KVPathReport, Message
 from common.wire.transport.sockets import Hub
 from common.wire.values.pool_shape import PoolShape
-from decode_worker.sources import Sources
+from decode_worker.arrivals.sources import Sources
 from tests.decode_worker.bench import FakeGuest, FakePool
 from tests.layouts import allocator_of
 from tests.messages import LAYOUT, pool_export

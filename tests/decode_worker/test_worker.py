@@ -43,8 +43,8 @@ from common.wire.transport.sockets import Hub
 from common.wire.values.output_token import Logprobs, OutputToken
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.row_queue import group_of
-from decode_worker.runner import DecodeRunner
+from decode_worker.batch.runner import DecodeRunner
+from decode_worker.sequences.row_queue import group_of
 from decode_worker.worker import DecodeWorker
 from tests.decode_worker.bench import FakePool, met
 from tests.fakes import free_endpoint

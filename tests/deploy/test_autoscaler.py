@@ -20,10 +20,10 @@ from deploy.autoscale.judge import Judge, Pace
 from deploy.autoscale.load import Sample
 from deploy.autoscale.proposal import Machine, Proposal
 from deploy.autoscale.staff import Staff
-from deploy.console import Console
-from deploy.launch_plan import ProcessSpec
-from deploy.placement import Placement, place_standbys, place_workers
-from deploy.supervisor import Supervisor
+from deploy.processes.console import Console
+from deploy.processes.launch_plan import ProcessSpec
+from deploy.processes.placement import Placement, place_standbys, place_workers
+from deploy.processes.supervisor import Supervisor
 from tests import stand_ins
 from tests.stand_ins import DEADLINE_S, eventually, is_alive, kind_of, running
 

@@ -169,7 +169,7 @@ def test_helm_has_nothing_to_say_and_programs_read_what_it_renders(values: tuple
         assert read[name].net.secret_file == "/run/secrets/baton/secret"
         assert name == "router" or read[name].net.router_endpoint == "tcp://chat-internal:5570"
         if name in ("prefill", "decode"):
-            probed = ["python", "-P", "-m", "deploy.healthcheck", "http://chat-internal:8000", name]
+            probed = ["python", "-P", "-m", "deploy.operate.healthcheck", "http://chat-internal:8000", name]
             assert container["startupProbe"]["exec"]["command"] == probed
             assert container["readinessProbe"]["exec"]["command"] == probed
     assert read["prefill"].kv == read["decode"].kv, "they say the same of the pool"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.child import Backoff, Child, child_environment, describe_exit
-from deploy.console import Console
-from deploy.launch_plan import SOURCE_ROOT, Kind, ProcessSpec
+from deploy.processes.child import Backoff, Child, child_environment, describe_exit
+from deploy.processes.console import Console
+from deploy.processes.launch_plan import SOURCE_ROOT, Kind, ProcessSpec
 
 
 def test_backoff_doubles_to_its_limit_and_forgives_a_long_life() -> None:

@@ -10,10 +10,10 @@ from common.settings.options import from_flags
 from deploy.autoscale.judge import Pace
 from deploy.autoscale.options import AutoscaleOptions, autoscale_of
 from deploy.cli import build_parser, main
-from deploy.demo import DEMO_MODEL
-from deploy.fleet_options import fleet_of
-from deploy.launch_plan import SOURCE_ROOT
-from deploy.machine import shortage
+from deploy.processes.launch_plan import SOURCE_ROOT
+from deploy.processes.machine import shortage
+from deploy.serve.demo import DEMO_MODEL
+from deploy.serve.fleet_options import fleet_of
 
 
 def test_serve_takes_short_flags_and_every_option() -> None:

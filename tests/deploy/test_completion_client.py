@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from deploy.completion_client import CompletionFailed, stream_completion
+from deploy.serve.completion_client import CompletionFailed, stream_completion
 
 DEADLINE_S = 60.0
 

@@ -13,13 +13,13 @@ from common.settings.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECT
 from common.settings.options import parse
 from common.wire.messages.worker import Role
 from common.wire.messages.worker_id import make_worker_id
-from deploy import container
-from deploy.container import command_of
-from deploy.dependencies import requirements
-from deploy.healthcheck import worker_here
-from deploy.memory_servers import specs
-from deploy.mps import DEFAULT_PREFILL_PERCENT, PIPE_DIRECTORY
-from deploy.placement import Gpu
+from deploy.containers import container
+from deploy.containers.container import command_of
+from deploy.containers.dependencies import requirements
+from deploy.containers.memory_servers import specs
+from deploy.operate.healthcheck import worker_here
+from deploy.processes.mps import DEFAULT_PREFILL_PERCENT, PIPE_DIRECTORY
+from deploy.processes.placement import Gpu
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROGRAMS = {"router": ROUTER_SECTIONS, "prefill_worker": WORKER_SECTIONS, "decode_worker": WORKER_SECTIONS}
@@ -67,7 +67,7 @@ def a_mounted_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def started_with(service: dict[str, Any]) -> Config:
     """What the program of a service reads from its command line."""
     words = shlex.split(service["command"])
-    assert words[:4] == ["python", "-P", "-m", "deploy.container"]
+    assert words[:4] == ["python", "-P", "-m", "deploy.containers.container"]
     flags = shlex.split(service.get("environment", {}).get("WORKER_FLAGS", ""))
     program, *argv = command_of(words[4], words[5], [*words[6:], *flags])
     return parse(Config, PROGRAMS[program], program, "", argv)
@@ -76,7 +76,7 @@ def started_with(service: dict[str, Any]) -> Config:
 def made_secret(service: dict[str, Any]) -> str:
     """The path at which a service makes the secret, in a volume that the others may only read."""
     words = shlex.split(service["command"])
-    assert words[:5] == ["python", "-P", "-m", "deploy.container", "secret"]
+    assert words[:5] == ["python", "-P", "-m", "deploy.containers.container", "secret"]
     assert service["volumes"] == ["secret:/secret"]
     return words[5]
 
@@ -84,14 +84,14 @@ def made_secret(service: dict[str, Any]) -> str:
 def probed_role(service: dict[str, Any]) -> str:
     """Of whom a worker's health check asks the router."""
     *command, url, role = service["healthcheck"]["test"]
-    assert (command, url) == (["CMD", "python", "-P", "-m", "deploy.healthcheck"], "http://router:8000")
+    assert (command, url) == (["CMD", "python", "-P", "-m", "deploy.operate.healthcheck"], "http://router:8000")
     return str(role)
 
 
 def memory_servers(service: dict[str, Any], gpus: list[Gpu]) -> list[Config]:
     """What the memory servers of a service read, on a machine with these GPUs."""
     words = shlex.split(service["command"])
-    assert words[:4] == ["python", "-P", "-m", "deploy.memory_servers"]
+    assert words[:4] == ["python", "-P", "-m", "deploy.containers.memory_servers"]
     started = specs(words[4], gpus, words[5:])
     return [parse(Config, MEMORY_SECTIONS, each.module, "", list(each.flags)) for each in started]
 
@@ -212,7 +212,7 @@ def test_the_port_is_held_by_who_serves_nobody_and_routers_find_it() -> None:
     port, router = found["port"], found["router"]
     assert port["ports"] == ["9000:8000"] and "ports" not in router, "a router may be restarted, or be two"
     *command, address, path = shlex.split(port["command"])
-    assert command == ["python", "-P", "-m", "deploy.port_holder"] and address == "0.0.0.0:8000"
+    assert command == ["python", "-P", "-m", "deploy.containers.port_holder"] and address == "0.0.0.0:8000"
     assert started_with(router).router.take_over == path == port["healthcheck"]["test"][-1]
     assert port["volumes"] == ["port:/run/port"] and "port:/run/port" in router["volumes"]
     assert router["depends_on"]["port"]["required"] is False, "that of another project will do"
@@ -266,7 +266,7 @@ def test_an_edit_of_a_source_file_installs_nothing_again() -> None:
     """What dependencies are installed by is copied before the sources are."""
     stages = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")
     bodies = {stage.splitlines()[0].rpartition(" ")[2]: stage for stage in stages}
-    assert "COPY pyproject.toml constraints.txt deploy/dependencies.py ./" in bodies["dependencies"]
+    assert "COPY pyproject.toml constraints.txt deploy/containers/dependencies.py ./" in bodies["dependencies"]
     for name in ("router", "cpu", "gpu"):
         assert bodies[f"{name}-dependencies"].startswith("dependencies AS ")
         assert "COPY" not in bodies[f"{name}-dependencies"]

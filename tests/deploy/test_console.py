@@ -1,7 +1,7 @@
 import io
 import json
 
-from deploy.console import Console
+from deploy.processes.console import Console
 
 LOADING = "2026-11-23 12:00:00.123 I [prefill-0] loading weights 40 %"
 WARNING = "2026-11-23 12:00:00.124 W [prefill-0] slow disk"

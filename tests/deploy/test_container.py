@@ -5,8 +5,8 @@ import pytest
 
 from common.base.errors import ConfigError
 from common.wire.transport.secret import read_secret
-from deploy import container
-from deploy.container import command_of, downloaded, found, main
+from deploy.containers import container
+from deploy.containers.container import command_of, downloaded, found, main
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from common.settings.config import Config
-from deploy import demo as module
-from deploy.console import Console
-from deploy.demo import Verse, demo
-from deploy.launch_plan import SOURCE_ROOT
-from deploy.serve import Fleet
+from deploy.processes.console import Console
+from deploy.processes.launch_plan import SOURCE_ROOT
+from deploy.serve import demo as module
+from deploy.serve.command import Fleet
+from deploy.serve.demo import Verse, demo
 
 FLEET = Fleet(1, 1, "", 10.0)
 

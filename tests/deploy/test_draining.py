@@ -8,8 +8,8 @@ import pytest
 from common.base.errors import ConfigError
 from common.settings.config import NetSection
 from common.wire.transport import endpoints, whereabouts
-from deploy import draining
-from deploy.draining import Wish, drain, router_of
+from deploy.operate import draining
+from deploy.operate.draining import Wish, drain, router_of
 
 
 def test_a_router_is_found_by_its_port_unless_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

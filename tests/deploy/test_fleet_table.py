@@ -6,7 +6,7 @@ from common.settings.config import NetSection
 from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
 from common.wire.messages.operator import RoleChange, Stage
 from common.wire.messages.worker import Role
-from deploy.fleet_table import fleet_table
+from deploy.operate.fleet_table import fleet_table
 from router.dispatch.incidents import Incidents
 from router.observe.health import report
 from router.placement.worker_pool import WorkerPool

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy import forks
-from deploy.child import Child
-from deploy.console import Console
-from deploy.forks import GPU_MODULES, WORKER_MODULES, ForkServer
-from deploy.launch_plan import Kind, ProcessSpec
+from deploy.processes import forks
+from deploy.processes.child import Child
+from deploy.processes.console import Console
+from deploy.processes.forks import GPU_MODULES, WORKER_MODULES, ForkServer
+from deploy.processes.launch_plan import Kind, ProcessSpec
 from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
 
 

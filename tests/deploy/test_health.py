@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from deploy.health import local_url, parse_health
+from deploy.operate.health import local_url, parse_health
 
 
 def body(kv_paths: list[dict[str, Any]], status: str = "ok") -> dict[str, Any]:

@@ -10,8 +10,9 @@ import pytest
 from common.memory.devices.host_backing import HostBacking
 from common.memory.server.server import MemoryServer
 from common.settings.memory_sections import MemorySection
-from deploy import cli, healthcheck
-from deploy.healthcheck import fetch, main, problem
+from deploy import cli
+from deploy.operate import healthcheck
+from deploy.operate.healthcheck import fetch, main, problem
 from tests.announcing import announcer
 from tests.answering import answering
 

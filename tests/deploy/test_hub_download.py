@@ -15,8 +15,8 @@ import huggingface_hub
 import pytest
 
 from common.base.errors import ConfigError
-from deploy import hub_download
-from deploy.model_source import find_model
+from deploy.serve import hub_download
+from deploy.serve.model_source import find_model
 from tests.deploy.hub import HUB_ID, Hub
 
 FILES = {
@@ -127,7 +127,7 @@ def test_who_gives_up_need_not_wait_for_it(hub: Hub, tmp_path: Path, number: sig
     hub.files = FILES | {"model.safetensors": bytes(30_000_000)}
     hub.holds.add("model.safetensors")
     environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path)}
-    code = f"from deploy.model_source import find_model; find_model({HUB_ID!r})"
+    code = f"from deploy.serve.model_source import find_model; find_model({HUB_ID!r})"
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
         assert hub.is_held.wait(60)
         process.send_signal(number)

@@ -10,8 +10,8 @@ from common.settings.memory_sections import MemorySection
 from common.settings.options import add_flags, from_flags
 from common.wire.messages.worker import Role
 from deploy.cli import ALL_SECTIONS
-from deploy.launch_plan import Kind, ProcessSpec, all_processes, plan_processes, plan_workers
-from deploy.placement import Gpu, Placement, in_either_role, place_standbys, place_workers
+from deploy.processes.launch_plan import Kind, ProcessSpec, all_processes, plan_processes, plan_workers
+from deploy.processes.placement import Gpu, Placement, in_either_role, place_standbys, place_workers
 
 
 def read_back(spec: ProcessSpec) -> Config:

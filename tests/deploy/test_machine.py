@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.machine import MIB, detect_gpus, num_cores, parse_nvidia_smi
-from deploy.placement import Gpu
+from deploy.processes.machine import MIB, detect_gpus, num_cores, parse_nvidia_smi
+from deploy.processes.placement import Gpu
 
 
 def fake_nvidia_smi(directory: Path, script: str) -> None:
@@ -39,7 +39,7 @@ def test_detect_gpus_numbers_them_as_a_child_sees_them(
 def test_a_broken_driver_falls_back_to_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvidia_smi(tmp_path, "exit 9")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("deploy.machine._gpus_of_device_files", lambda: [Gpu(3, 0)])
+    monkeypatch.setattr("deploy.processes.machine._gpus_of_device_files", lambda: [Gpu(3, 0)])
     assert detect_gpus({}) == [Gpu(3, 0)]
 
 

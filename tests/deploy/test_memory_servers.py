@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.healthcheck import main as probe
-from deploy.memory_servers import specs
-from deploy.placement import Gpu
+from deploy.containers.memory_servers import specs
+from deploy.operate.healthcheck import main as probe
+from deploy.processes.placement import Gpu
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 100.0
@@ -33,7 +33,7 @@ def test_there_is_one_for_each_gpu_or_one_for_the_cpu() -> None:
 
 
 def test_one_that_dies_is_started_again_and_a_signal_ends_them_in_order(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "deploy.memory_servers", str(tmp_path), "--net-router-endpoint",
+    command = [sys.executable, "-m", "deploy.containers.memory_servers", str(tmp_path), "--net-router-endpoint",
                f"ipc://{tmp_path}/router"]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as launcher:
         until(lambda: probe([f"{tmp_path}/"]) == 0)
@@ -49,7 +49,14 @@ def test_one_that_dies_is_started_again_and_a_signal_ends_them_in_order(tmp_path
 
 
 def test_settings_that_are_wrong_end_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "deploy.memory_servers", str(tmp_path), "--net-router-endpoint", "tcp://h:1"]
+    command = [
+        sys.executable,
+        "-m",
+        "deploy.containers.memory_servers",
+        str(tmp_path),
+        "--net-router-endpoint",
+        "tcp://h:1",
+    ]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 2
     assert "net.secret_file" in ended.stderr

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import ConfigError
-from deploy.model_source import find_model, is_hub_id, served_name, weights_bytes
+from deploy.serve.model_source import find_model, is_hub_id, served_name, weights_bytes
 
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:

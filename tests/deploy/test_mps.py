@@ -18,18 +18,18 @@ import pytest
 from common.base.errors import ConfigError
 from common.settings.config import Config, ModelSection, PrefillSection
 from common.settings.options import parse
-from deploy import mps
 from deploy.autoscale.judge import Pace
 from deploy.autoscale.options import AutoscaleOptions
 from deploy.cli import ALL_SECTIONS
-from deploy.console import Console
-from deploy.demo import DEMO_MODEL
-from deploy.health import Health
-from deploy.launch_plan import SOURCE_ROOT, ProcessSpec
-from deploy.mps import NO_MPS, Mps, MpsOptions, open_mps, shared_gpus
-from deploy.placement import Gpu, Placement, place_workers
-from deploy.runtime_dir import make_runtime_dir
-from deploy.serve import Fleet, prepared, ready_text
+from deploy.operate.health import Health
+from deploy.processes import mps
+from deploy.processes.console import Console
+from deploy.processes.launch_plan import SOURCE_ROOT, ProcessSpec
+from deploy.processes.mps import NO_MPS, Mps, MpsOptions, open_mps, shared_gpus
+from deploy.processes.placement import Gpu, Placement, place_workers
+from deploy.processes.runtime_dir import make_runtime_dir
+from deploy.serve.command import Fleet, prepared, ready_text
+from deploy.serve.demo import DEMO_MODEL
 
 ONE_GPU = place_workers(1, 1, [Gpu(0, 0)])
 TWO_GPUS = place_workers(1, 1, [Gpu(0, 0), Gpu(1, 0)])
@@ -258,10 +258,10 @@ def test_percentages_are_checked(percent: int) -> None:
 OPENER = """
 import asyncio, os, sys
 from pathlib import Path
-from deploy import mps
+from deploy.processes import mps
 from deploy.cli import ALL_SECTIONS
-from deploy.console import Console
-from deploy.placement import Gpu, place_workers
+from deploy.processes.console import Console
+from deploy.processes.placement import Gpu, place_workers
 
 mps.PROBE = Path(sys.argv[1])
 mps.DEFAULT_PIPE_DIRECTORY = Path("/nowhere")
@@ -293,7 +293,7 @@ def test_no_daemon_outlives_a_supervisor_that_was_killed(fake: FakeMps, tmp_path
 
 GUARDED = """
 import os, time
-from deploy import mps_guard
+from deploy.processes import mps_guard
 mps_guard.adopt_orphans()
 assert mps_guard.start_daemon(os.environ) == ""
 mps_guard.run([mps_guard.CONTROL], os.environ, 10, "quit")
@@ -314,7 +314,7 @@ def sm_share(spec: ProcessSpec) -> int:
 
 
 async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
-    fake.monkeypatch.setattr("deploy.serve.detect_gpus", lambda environ: [Gpu(0, 0)])
+    fake.monkeypatch.setattr("deploy.serve.command.detect_gpus", lambda environ: [Gpu(0, 0)])
     for name, value in fake.environ.items():
         fake.monkeypatch.setenv(name, value)
     fake.monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
@@ -328,7 +328,7 @@ async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
     config = replace(config, prefill=PrefillSection(sm_share=60))
     async with prepared(config, Fleet(1, 1, "", 10.0), Console(fake.log, None)) as (supervisor, _):
         assert sm_share(supervisor._specs[2]) == 60, "what the user set wins"
-    fake.monkeypatch.setattr("deploy.serve.detect_gpus", lambda environ: [Gpu(0, 0), Gpu(1, 0), Gpu(2, 0)])
+    fake.monkeypatch.setattr("deploy.serve.command.detect_gpus", lambda environ: [Gpu(0, 0), Gpu(1, 0), Gpu(2, 0)])
     fleet = Fleet(1, 2, "", 10.0, autoscale=AutoscaleOptions(Pace()))
     async with prepared(config, fleet, Console(fake.log, None)) as (_, changing):
         assert {"prefill-0", "prefill-1", "decode-2"} <= set(changing.environs) and "prefill-1" in changing.flags, (

@@ -2,7 +2,7 @@ import pytest
 
 from common.base.errors import ConfigError
 from common.wire.messages.worker import Role
-from deploy.placement import (
+from deploy.processes.placement import (
     SERVER_BYTES,
     Gpu,
     choose_gpus,

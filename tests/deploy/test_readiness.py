@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from deploy import readiness
-from deploy.healthcheck import OTHERS_ANSWER
-from deploy.readiness import wait_until_ready
+from deploy.operate import readiness
+from deploy.operate.healthcheck import OTHERS_ANSWER
+from deploy.operate.readiness import wait_until_ready
 from tests.answering import answering
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"

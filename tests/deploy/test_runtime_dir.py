@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch_plan import SOURCE_ROOT
-from deploy.runtime_dir import make_runtime_dir, remove_abandoned
+from deploy.processes.launch_plan import SOURCE_ROOT
+from deploy.processes.runtime_dir import make_runtime_dir, remove_abandoned
 
 HOLD = """
 import sys, tempfile, time
-from deploy.runtime_dir import make_runtime_dir
+from deploy.processes.runtime_dir import make_runtime_dir
 tempfile.tempdir = sys.argv[1]
 with make_runtime_dir() as path:
     (path / "router.sock").touch()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch_plan import SOURCE_ROOT
-from deploy.serve import end_without
+from deploy.processes.launch_plan import SOURCE_ROOT
+from deploy.serve.command import end_without
 from tests.ports import ReservedPort
 from tests.stand_ins import DEADLINE_S, Stage, eventually, running
 

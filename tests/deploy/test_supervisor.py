@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.health import Health
-from deploy.launch_plan import SOURCE_ROOT
+from deploy.operate.health import Health
+from deploy.processes.launch_plan import SOURCE_ROOT
 from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
 
 

@@ -11,8 +11,8 @@ import pytest
 from common.base.trace_events import DEVICE, FIRST_LANE, LOOP, Tracer, flow_id
 from common.base.trace_file import PROCESS
 from deploy.cli import main
-from deploy.trace_merge import nested
-from deploy.trace_parts import MAX_LINE_CHARS, Slice
+from deploy.trace.merge import nested
+from deploy.trace.parts import MAX_LINE_CHARS, Slice
 from tests.traces import assert_nested, flow_of, names_of, read_events, slices_of
 
 REQUEST = "cmpl-0123-0"

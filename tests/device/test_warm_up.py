@@ -17,10 +17,10 @@ from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
 from common.settings.config import Config, ModelSection, WorkerSection
 from common.settings.memory_sections import KVSection
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.batch import DecodeBatch
-from decode_worker.rows import Fill
-from decode_worker.runner import CAPTURE_BYTES, DecodeRunner, batch_buckets
-from decode_worker.sequence import DecodeSequence
+from decode_worker.batch.batch import DecodeBatch
+from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner, batch_buckets
+from decode_worker.sequences.rows import Fill
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.engines import lone_engine
 from tests.layouts import one_table, pool_of, take
 

@@ -7,7 +7,7 @@ from common.settings.config import WORKER_SECTIONS, Config
 from common.wire.messages.memory import KVOffer
 from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
-from decode_worker.sequence import DecodeSequence
+from decode_worker.sequences.sequence import DecodeSequence
 from decode_worker.worker import DecodeWorker
 
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from deploy.mps import GUARD, LOG_DIRECTORY, PIPE_DIRECTORY, PROBE
+from deploy.processes.mps import GUARD, LOG_DIRECTORY, PIPE_DIRECTORY, PROBE
 from tests.e2e.programs import Launch, Program, executed
 from tests.e2e.system import TIMEOUT_S
 

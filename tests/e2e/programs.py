@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from deploy.fork_server import MAX_REQUEST_BYTES, order
-from deploy.forks import WORKER_MODULES, adopt_orphans
-from deploy.launch_plan import Kind, ProcessSpec
+from deploy.processes.fork_server import MAX_REQUEST_BYTES, order
+from deploy.processes.forks import WORKER_MODULES, adopt_orphans
+from deploy.processes.launch_plan import Kind, ProcessSpec
 
 MODULES = (*WORKER_MODULES, "router.api.app", "uvloop", "common.memory.server.server")
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ class ForkServer:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}  # a thread is not forked
-        command = [sys.executable, "-m", "deploy.fork_server", *MODULES]
+        command = [sys.executable, "-m", "deploy.processes.fork_server", *MODULES]
         with theirs:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdin=theirs.fileno(), start_new_session=True

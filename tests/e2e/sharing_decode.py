@@ -11,7 +11,7 @@ from common.serving.worker.start import Incarnation, worker_main
 from common.settings.config import WORKER_SECTIONS, Config
 from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
-from decode_worker import runner
+from decode_worker.batch import runner
 from decode_worker.worker import DecodeWorker
 
 logger = logging.getLogger(__name__)

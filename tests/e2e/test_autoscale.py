@@ -19,10 +19,10 @@ from common.settings.config import Config, DecodeSection, ModelSection, NetSecti
 from common.settings.memory_sections import KVSection
 from deploy.autoscale.judge import Pace
 from deploy.autoscale.options import AutoscaleOptions
-from deploy.console import Console
-from deploy.health import local_url
-from deploy.serve import Fleet, prepared, with_port
-from deploy.supervisor import Supervisor
+from deploy.operate.health import local_url
+from deploy.processes.console import Console
+from deploy.processes.supervisor import Supervisor
+from deploy.serve.command import Fleet, prepared, with_port
 from tests.e2e.client import Reference, complete, prompts
 
 Checkpoint = Callable[[str], tuple[Path, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.mps import CONTROL
+from deploy.processes.mps import CONTROL
 from tests.e2e.client import Reference, prompts
 from tests.e2e.held_system import HeldSystem, held_while_streaming
 from tests.e2e.mps_daemon import mps

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from common.settings.config import NetSection
-from deploy.draining import Wish, drain, drain_all
+from deploy.operate.draining import Wish, drain, drain_all
 from tests.e2e.client import Reference, complete, prompts
 from tests.e2e.programs import Program
 from tests.e2e.system import TIMEOUT_S, System

@@ -34,10 +34,10 @@ from common.wire.messages.memory import (
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.offers import Offers
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sealing import Sealing
-from decode_worker.sequence import DecodeSequence
+from decode_worker.arrivals.offers import Offers
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sealing import Sealing
+from decode_worker.sequences.sequence import DecodeSequence
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from tests.group_model import LAYOUTS, GroupMemory, next_token

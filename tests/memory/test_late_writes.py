@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.memory.devices.cuda_backing import CudaBacking, CudaMemory
-from deploy.mps import CONTROL
+from deploy.processes.mps import CONTROL
 from tests.e2e.mps_daemon import mps
 from tests.e2e.programs import executed
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from deploy.planning.rates import Rates, Where
-from deploy.planning.shape import ModelShape
+from deploy.planning.step_times.rates import Rates, Where
+from deploy.planning.step_times.shape import ModelShape
 
 SHAPE = ModelShape(2, 64, 128, 4, 2, 16, 1000)
 STEP_TOKENS = 8192

@@ -17,13 +17,13 @@ from common.wire.messages.worker import Role
 from common.wire.values.step_counts import StepMeter
 from deploy.cli import main
 from deploy.planning import live, workload
-from deploy.planning.costs import Costs
 from deploy.planning.estimate import Estimate, estimate, obstacles
-from deploy.planning.figures import Objectives
-from deploy.planning.layout import Layout
-from deploy.planning.loads import Prefixes
-from deploy.planning.rates import read_rates
 from deploy.planning.search import Search
+from deploy.planning.simulation.figures import Objectives
+from deploy.planning.simulation.layout import Layout
+from deploy.planning.simulation.loads import Prefixes
+from deploy.planning.step_times.costs import Costs
+from deploy.planning.step_times.rates import read_rates
 from deploy.planning.workload import Replay, Span, Steady
 from router.dispatch.incidents import Incidents
 from router.dispatch.metrics import Metrics

@@ -16,12 +16,12 @@ from common.base.errors import ConfigError
 from common.device.engine import pool_budget, step_sizes
 from common.models.loader import read_config
 from common.settings.memory_sections import KVSection
-from deploy.planning import memory
-from deploy.planning.costs import MAX_ROWS, MIN_SPARED_BYTES, PromptCosts, StepCosts
-from deploy.planning.memory import Room, step_bytes
-from deploy.planning.rates import as_json, from_json, read_rates, shipped
 from deploy.planning.scaling import scaled
-from deploy.planning.shape import read_shape, shape_of
+from deploy.planning.step_times import memory
+from deploy.planning.step_times.costs import MAX_ROWS, MIN_SPARED_BYTES, PromptCosts, StepCosts
+from deploy.planning.step_times.memory import Room, step_bytes
+from deploy.planning.step_times.rates import as_json, from_json, read_rates, shipped
+from deploy.planning.step_times.shape import read_shape, shape_of
 
 RATES = read_rates("h200-qwen3-4b")
 

@@ -4,8 +4,9 @@ from common.memory.client.pulse import ASK_S
 from common.ops.prompt_attention import MAX_KEYS
 from common.settings.config import DecodeSection, PrefillSection, RouterSection
 from common.settings.memory_sections import MemorySection
-from decode_worker.runner import MIN_SPARED_BYTES, batch_buckets
-from deploy.planning import costs, decode, prefill, routing, simulator
+from decode_worker.batch.runner import MIN_SPARED_BYTES, batch_buckets
+from deploy.planning.simulation import decode, prefill, routing, simulator
+from deploy.planning.step_times import costs
 from router.dispatch import binding
 from router.placement import route
 

@@ -11,20 +11,20 @@ from common.base.errors import ConfigError
 from common.serving.prompts.standstill import LEAST_S
 from common.settings.config import NetSection
 from common.wire.messages.worker import Role
-from deploy.planning import simulator
-from deploy.planning.costs import Costs
-from deploy.planning.decode import LAUNCH_MS, DecodeWorker
-from deploy.planning.events import Events
-from deploy.planning.figures import Figures, Objectives
-from deploy.planning.gpu import Gpu
-from deploy.planning.layout import Layout, parse_layout
-from deploy.planning.loads import Arrival, Load, Prefixes, at_once, poisson, streams
-from deploy.planning.pool import Pool
-from deploy.planning.prefill import PrefillWorker
-from deploy.planning.rates import Where
-from deploy.planning.request import Request
-from deploy.planning.routing import Host, Router
-from deploy.planning.simulator import Outcome, Stuck, simulate
+from deploy.planning.simulation import simulator
+from deploy.planning.simulation.decode import LAUNCH_MS, DecodeWorker
+from deploy.planning.simulation.events import Events
+from deploy.planning.simulation.figures import Figures, Objectives
+from deploy.planning.simulation.gpu import Gpu
+from deploy.planning.simulation.layout import Layout, parse_layout
+from deploy.planning.simulation.loads import Arrival, Load, Prefixes, at_once, poisson, streams
+from deploy.planning.simulation.pool import Pool
+from deploy.planning.simulation.prefill import PrefillWorker
+from deploy.planning.simulation.request import Request
+from deploy.planning.simulation.routing import Host, Router
+from deploy.planning.simulation.simulator import Outcome, Stuck, simulate
+from deploy.planning.step_times.costs import Costs
+from deploy.planning.step_times.rates import Where
 from router.placement.member import Member
 from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys

@@ -8,7 +8,7 @@ import pytest
 
 from common.base.errors import ConfigError
 from deploy.planning import traces
-from deploy.planning.loads import Arrival
+from deploy.planning.simulation.loads import Arrival
 from deploy.planning.traces import busiest, read_trace
 
 FORMS = {

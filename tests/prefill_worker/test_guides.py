@@ -11,7 +11,7 @@ from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
 from common.wire.messages.worker import Abort, FinishReason, TokenBatch
 from common.wire.values.sampling_params import SamplingParams
-from prefill_worker.guides import PromptGuides
+from prefill_worker.grammar_masks import PromptGuides
 from prefill_worker.sequence import PromptSequence
 from tests.messages import prefill_request
 from tests.prefill_worker.test_worker import TOKEN, VOCAB, Rig, until

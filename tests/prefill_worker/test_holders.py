@@ -9,7 +9,7 @@ from common.base.errors import TransferFailed
 from common.memory.client.guest import Guest
 from common.serving.worker.peer_servers import Visit, Visits
 from common.wire.messages.handoff import KVPoolExport
-from prefill_worker.holders import FIRST_PAUSE_S, LONGEST_PAUSE_S, Holders
+from prefill_worker.reply_pools import FIRST_PAUSE_S, LONGEST_PAUSE_S, Holders
 from tests.decode_worker.bench import FakeGuest
 from tests.messages import pool_export
 

@@ -20,7 +20,7 @@ from common.wire.values.block_key import digests, pack_keys, root_of
 from common.wire.values.fields import ID_BYTES
 from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import PoolShape
-from prefill_worker.holders import Holder, Holders
+from prefill_worker.reply_pools import Holder, Holders
 from prefill_worker.retrievals import MAX_AT_ONCE, WAIT_S, Retrievals, Worth
 from tests.decode_worker.bench import FakePool
 from tests.layouts import tiny

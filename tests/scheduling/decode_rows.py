@@ -12,13 +12,13 @@ from common.wire.messages.memory import BlocksLeased
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.admission import Admission
-from decode_worker.local_prompts import LocalPrompts
-from decode_worker.offers import Offers
-from decode_worker.pulls import Pulls
-from decode_worker.row_queue import RowQueue
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.sealing import Sealing
-from decode_worker.sequence import DecodeSequence
+from decode_worker.arrivals.local_prompts import LocalPrompts
+from decode_worker.arrivals.offers import Offers
+from decode_worker.arrivals.pulls import Pulls
+from decode_worker.sequences.row_queue import RowQueue
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sealing import Sealing
+from decode_worker.sequences.sequence import DecodeSequence
 from tests.layouts import pool_of
 from tests.messages import kv_offer
 

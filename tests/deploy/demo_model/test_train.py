@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from deploy.demo import DEMO_MODEL
+from deploy.serve.demo import DEMO_MODEL
 
 SPEECHES = "".join(f"FIRST CITIZEN:\nThe {number}th hour strikes, and we have spoken well.\n\n" for number in range(80))
 

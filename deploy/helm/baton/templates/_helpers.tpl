@@ -133,7 +133,7 @@ securityContext:
 initContainers:
   - name: model
     {{- include "baton.image" (list . .Values.images.router) | nindent 4 }}
-    command: [python, -P, -m, deploy.container, model, {{ .Values.model.id | quote }}]
+    command: [python, -P, -m, deploy.containers.container, model, {{ .Values.model.id | quote }}]
     env:
       - {name: HF_HOME, value: /models/home}
     {{- with .Values.model.tokenSecret }}

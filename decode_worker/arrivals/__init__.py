@@ -1,0 +1,1 @@
+"""Requests on their way into the batch: announced, offered, pulled, or computed here."""

@@ -1,0 +1,134 @@
+"""Prompts that a prefill worker of the same pool hands over: their blocks change hands, and nothing is copied.
+
+KVOffer ──▶ waiting ──a row and a block for it to grow──▶ accepted: the scheduler's
+               └──abort, refusal, blocks wanted for what is decoded──▶ declined: free
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.base.errors import ErrorCode
+from common.kv.tables import Tables, held_by, num_lacking, num_seen, tables_handed_over
+from common.memory.client.shared_pool import SharedPool
+from common.wire.messages.memory import KVOffer
+from common.wire.values.kv_layout import Counts, KVLayout
+from common.wire.values.pool_shape import plus, shown
+from decode_worker.sequences.row_queue import RowQueue
+from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sealing import Sealing
+from decode_worker.sequences.sequence import DecodeSequence, Key
+
+BLOCKS_AT_HAND = 16
+"""Of each group while nothing is decoded, unless the pool is small."""
+
+
+Failure = tuple[Key, ErrorCode, str]
+"""A handoff that will not come, and why."""
+
+
+def flaw(offered: Sequence[Sequence[int]], sequence: DecodeSequence, layout: KVLayout) -> str:
+    """Why these blocks, by group, cannot be the prompt's; empty when they can."""
+    num_offered, num_blocks = tuple(map(len, offered)), num_seen(layout, len(sequence.token_ids))
+    if num_offered == num_blocks:
+        return ""
+    return f"{shown(num_offered)} blocks offered, its tokens fill {shown(num_blocks)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """An offer, and what will be decoded of it."""
+
+    offer: KVOffer
+    sequence: DecodeSequence
+    tables: Tables
+
+
+class Offers:
+    """Keeps offers until there is room; nobody else may take them meanwhile."""
+
+    def __init__(self, shared: SharedPool, scheduler: DecodeScheduler, sealing: Sealing) -> None:
+        self.shared, self.scheduler = shared, scheduler
+        self.sealing = sealing
+        self.waiting: RowQueue[Waiting] = RowQueue(scheduler.num_rows_of.__getitem__)
+        self._failures: list[Failure] = []
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def shortage(self) -> str:
+        """Why there are no blocks, when there are none."""
+        return "no KV blocks come any more without the memory server" if self.shared.problem else "out of KV blocks"
+
+    def tend(self, foreseen: Counts) -> str:
+        """See that blocks are at hand for every sequence to grow, and for some that may come, beside those foreseen.
+
+        Returns why the owner of the pool is lost, once.
+        """
+        floor = self.scheduler.num_growing
+        idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
+        self.shared.tend(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
+        return self.shared.take_problem()
+
+    def add(self, sequence: DecodeSequence, offer: KVOffer) -> None:
+        """Queue an offer, or decline one whose blocks cannot be the prompt's."""
+        offered = self.shared.by_group(offer)
+        if problem := flaw(offered, sequence, self.scheduler.layout):
+            self.shared.decline(offer)
+            self._failures.append((sequence.key, ErrorCode.INTERNAL, problem))
+        else:
+            tables = tables_handed_over(self.scheduler.layout, len(sequence.token_ids) - 1, offered)
+            self.waiting.add(Waiting(offer, sequence, tables))
+
+    def has_blocks_for_next(self) -> bool:
+        """Whether the offer whose turn is next has a block for its next token, and each sequence here one to grow."""
+        waiting = self.waiting.first()
+        if waiting is None:
+            return False
+        num_tokens = len(waiting.sequence.token_ids)
+        return self.scheduler.has_blocks(num_lacking(waiting.tables, num_tokens, num_tokens))
+
+    def accept_next(self) -> DecodeSequence | None:
+        """Reserve a row for the offer whose turn is next, if there is room; its KV is complete."""
+        waiting = self.waiting.first()
+        if waiting is None or not self.scheduler.has_row() or not self.has_blocks_for_next():
+            return None
+        self.waiting.remove(waiting)
+        self.shared.accept(waiting.offer)
+        self.scheduler.reserve(waiting.sequence, waiting.tables)
+        self.sealing.begin(waiting.sequence, waiting.offer)
+        return waiting.sequence
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        """Decline every attempt up to `attempt`."""
+        for waiting in self.waiting.find(request_id, attempt):
+            self.waiting.remove(waiting)
+            self.shared.decline(waiting.offer)
+
+    def make_way(self) -> bool:
+        """Give the blocks of the offer that can best wait to what is decoded already; whether there was one."""
+        if not self.waiting:
+            return False
+        last = self.waiting.last()
+        self.waiting.remove(last)
+        self.shared.accept(last.offer)  # so its blocks are at hand then, and no other worker's
+        self.scheduler.allocator.free(held_by(last.tables))
+        reason = f"{self.shortage}, what is decoded already goes first"
+        self._failures.append((last.sequence.key, ErrorCode.PREEMPTED, reason))
+        return True
+
+    def decline_all(self) -> list[DecodeSequence]:
+        """Give every offer back; returns their sequences."""
+        waiting = self.waiting.clear()
+        for each in waiting:
+            self.shared.decline(each.offer)
+        return [each.sequence for each in waiting]
+
+    def has(self, key: Key) -> bool:
+        """Whether it waits; what was accepted is the scheduler's."""
+        return key in self.waiting
+
+    def take_failures(self) -> list[Failure]:
+        """Offers that nothing will come of."""
+        failures, self._failures = self._failures, []
+        return failures

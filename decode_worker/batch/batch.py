@@ -1,0 +1,75 @@
+"""Every tensor that a decode step reads or writes: allocated once, because graphs know them by address.
+
+State lives on the device and advances there: a step leaves each row ready for the next one, so the
+next can be launched before the host has seen this one's tokens. The host only writes what changed
+(`apply`), in stream order between two steps. A row with seq_len 0 is padding.
+"""
+
+import torch
+
+from common.device.steps.adjustments import Adjustments, SlotFill, make_grammar_masks
+from common.device.steps.row_state import RowLayout
+from common.kernels.base.operands import SamplingTensors
+from common.ops.base import ForwardBatch
+from common.ops.row_ops import row_updater
+from common.wire.values.pool_shape import PoolShape
+from decode_worker.batch.row_updates import RowStage, table_places
+from decode_worker.sequences.rows import NO_SLOT, Change, Fill
+
+
+class DecodeBatch:
+    """Row state of up to `max_rows` sequences of up to `max_len` tokens, with blocks of a pool of that shape."""
+
+    def __init__(self, max_rows: int, max_len: int, pool: PoolShape, vocab: int, device: torch.device) -> None:
+        self.max_len = max_len
+        places = table_places(pool, max_rows, max_len)
+        layout = RowLayout(max_rows, places[-1].end)
+        self.state = layout.make_state(device)
+        self.state.state_slots.fill_(NO_SLOT)
+        self.block_tables = tuple(
+            self.state.block_tables[each.begin : each.end].view(max_rows, each.row_places) for each in places
+        )  # of each group [max_rows, max_blocks] int32
+        self.cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)  # [max_rows + 1]
+        self.adjustments = Adjustments(max_rows, vocab, device)
+        # A place for each active sequence, and for each that ended while one of two steps in flight may read there.
+        self.grammars = make_grammar_masks(3 * max_rows, max_rows, vocab, device)
+        self._stage = RowStage(layout, places, max_len, device)
+        self._update = row_updater(self.state)
+
+    def forward_batch(self, num_rows: int, *, shares_prefixes: bool = False) -> ForwardBatch:
+        """The first rows, as the model wants them; `shares_prefixes`: with what is known of their prefixes."""
+        state = self.state
+        return ForwardBatch(
+            token_ids=state.token_ids[:num_rows],
+            positions=state.positions[:num_rows],
+            slot_mapping=None,
+            block_tables=tuple(table[:num_rows] for table in self.block_tables),
+            seq_lens=state.seq_lens[:num_rows],
+            cu_seqlens=self.cu_seqlens[: num_rows + 1],
+            last_tokens=None,
+            max_query_len=1,
+            max_seq_len=self.max_len,
+            prefixes=state.prefixes.rows(num_rows) if shares_prefixes else None,
+        )
+
+    def sampling_rows(self, num_rows: int) -> SamplingTensors:
+        """Sampling parameters of the first rows."""
+        return self.state.sampling.rows(num_rows)
+
+    def apply(self, changes: list[Change]) -> None:
+        """Bring the tensors up to date with the changes of one turn: one launch, and what slots take."""
+        new = [change for change in changes if isinstance(change, Fill) and change.source < 0]
+        self.adjustments.fill([_slot_fill(fill) for fill in new if fill.state_slot != NO_SLOT])
+        if changes:
+            self._update(self._stage.pack(changes))
+
+    def launched(self) -> None:
+        """A step is on its way, so there is time for what need not come before it."""
+        self._stage.launched()
+
+
+def _slot_fill(fill: Fill) -> SlotFill:
+    """All of a new sequence's tokens but the last, which the next step counts."""
+    sequence = fill.sequence
+    num_outputs = max(0, sequence.num_outputs - 1)
+    return SlotFill(fill.state_slot, sequence.sampling, sequence.token_ids[:-1], num_outputs, place=sequence.place)

@@ -1,0 +1,107 @@
+"""The rows' changes as words that the device reads."""
+
+from array import array
+from collections.abc import Sequence as SequenceOf
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from common.device.steps.row_state import RowLayout, row_record
+from common.device.steps.word_uploader import WordStage
+from common.kernels.base.operands import HEAD_WORDS, RowUpdates
+from common.kv.tables import BlockTable
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.sampling_params import PADDING
+from decode_worker.sequences.rows import NO_SLOT, UNSHARED, Change, Clear, Fill, Grow, Share
+
+_PADDING = np.frombuffer(row_record(NO_SLOT, UNSHARED, PADDING), np.int32)
+
+
+class TablePlaces(NamedTuple):
+    """Where the block tables of a group lie in `RowState.block_tables`, row after row."""
+
+    begin: int
+    end: int
+    row_places: int
+    first_id: int  # of the group: tables on the device count from there
+
+
+def table_places(pool: PoolShape, max_rows: int, max_len: int) -> list[TablePlaces]:
+    """Of each group, one after the other."""
+    row_places = [group.num_places(max_len) for group in pool.layout.groups]
+    ends = list(accumulate(count * max_rows for count in row_places))
+    columns = zip([0, *ends[:-1]], ends, row_places, pool.proof_ids, strict=True)
+    return [TablePlaces(*column) for column in columns]
+
+
+class Entries(NamedTuple):
+    """Of `RowUpdates`: int32, equally many of both."""
+
+    places: SequenceOf[int] | np.ndarray
+    words: SequenceOf[int] | np.ndarray
+
+
+class RowStage:
+    """Packs changes. Whatever the host counts, nothing is written beyond a row's own block tables.
+
+    Args:
+        places: of each group.
+        max_len: tokens of a row.
+    """
+
+    def __init__(self, layout: RowLayout, places: SequenceOf[TablePlaces], max_len: int, device: torch.device) -> None:
+        self.layout, self.places, self.max_len = layout, places, max_len
+        self._words = WordStage(device)
+
+    def pack(self, changes: SequenceOf[Change]) -> RowUpdates:
+        """The changes, to be launched before others are packed."""
+        heads, pieces = array("i"), list[Entries]()
+        for change in changes:
+            if isinstance(change, Fill):
+                sequence = change.sequence
+                seq_len = min(self.max_len, sequence.num_scheduled)
+                heads.extend((change.row, change.source, sequence.token_ids[-1], seq_len))
+                record = np.frombuffer(row_record(change.state_slot, change.prefix, sequence.sampling), np.int32)
+                pieces.append(Entries(self.layout.record_places[change.row], record))
+                groups = zip(sequence.tables, self.places, strict=True)
+                pieces += [self._table(change.row, *of_group) for of_group in groups]
+            elif isinstance(change, Clear):
+                heads.extend((change.row, -1, 0, 0))
+                pieces.append(Entries(self.layout.record_places[change.row], _PADDING))
+        pieces.append(self._grown([change for change in changes if isinstance(change, Grow)]))
+        pieces.append(self._shared([change for change in changes if isinstance(change, Share)]))
+        num_entries = sum(len(piece.places) for piece in pieces)
+        num_words = len(heads) + 2 * num_entries
+        buffer = self._words.room(num_words)
+        places, entries = [piece.places for piece in pieces], [piece.words for piece in pieces]
+        np.concatenate((heads, *places, *entries), out=buffer.array[:num_words])
+        return RowUpdates(buffer.words, len(heads) // HEAD_WORDS, num_entries)
+
+    def launched(self) -> None:
+        """What reads the changes is launched, and a step behind it."""
+        self._words.launched()
+
+    def _table(self, row: int, table: BlockTable, places: TablePlaces) -> Entries:
+        """All of a sequence's in one group."""
+        block_ids = np.array(table.block_ids, np.int32)[table.num_gone : places.row_places]
+        begin = self.layout.tables_begin + places.begin + row * places.row_places + table.num_gone
+        if places.first_id:
+            block_ids -= places.first_id
+        return Entries(np.arange(begin, begin + len(block_ids), dtype=np.int32), block_ids)
+
+    def _grown(self, changes: SequenceOf[Grow]) -> Entries:
+        """Of all groups."""
+        targets, block_ids = array("i"), array("i")
+        for grow in changes:
+            begin, _, row_places, first_id = self.places[grow.group]
+            if grow.index < row_places:
+                targets.append(self.layout.tables_begin + begin + grow.row * row_places + grow.index)
+                block_ids.append(grow.block_id - first_id)
+        return Entries(targets, block_ids)
+
+    def _shared(self, changes: SequenceOf[Share]) -> Entries:
+        rows = np.array([share.row for share in changes], np.intp)
+        words = array("i", chain.from_iterable(share.prefix for share in changes))
+        return Entries(self.layout.prefix_places[rows].ravel(), words)

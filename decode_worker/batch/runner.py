@@ -1,0 +1,157 @@
+"""One decode step over the first rows of the batch: forward, sample, advance.
+
+On a GPU a step is one captured graph per batch bucket, sampler included; everywhere else, and with
+graphs switched off, the same function runs eagerly. A step is launched without waiting, and
+`PendingOutput.output` waits for that step alone.
+"""
+
+import logging
+import time
+from collections import Counter
+from typing import NamedTuple
+
+import torch
+
+from common.device.engine.engine import Engine
+from common.device.steps.loop_trace import Trace
+from common.device.steps.output_ring import PendingOutput, RingLanding
+from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
+from decode_worker.batch.batch import DecodeBatch
+from decode_worker.sequences.rows import Clear
+
+logger = logging.getLogger(__name__)
+
+MIN_SPARED_BYTES = 6 << 30
+"""Of a step that is to read shared prefixes once: the rest would come out of the L2 cache as fast as it is worth."""
+CAPTURE_BYTES = 400 << 30
+"""What a GPU reads while it might capture a graph: who would have been spared as much is better off with one."""
+
+
+def batch_buckets(max_rows: int) -> list[int]:
+    """Row counts that graphs are captured for: 1, 2, 4, then multiples of 8, 16 and 32, up to `max_rows`."""
+    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 1025, 32)]
+    return [*(rows for rows in steps if rows < max_rows), max_rows]
+
+
+class StepKind(NamedTuple):
+    """What a graph is captured for."""
+
+    num_rows: int
+    has_logprobs: bool = False  # of rows that ask for them
+    shares_prefixes: bool = False  # blocks that rows share are read once
+
+
+class DecodeRunner:
+    """Launches steps; the batch's state says what they compute.
+
+    Args:
+        use_graphs: capture steps, where they may be.
+        share_prefixes: read blocks that rows share once, where operations can.
+    """
+
+    def __init__(
+        self, engine: Engine, batch: DecodeBatch, max_rows: int, *, use_graphs: bool, share_prefixes: bool = True
+    ) -> None:
+        self.engine = engine
+        self.batch = batch
+        self.use_graphs = use_graphs and engine.graph_safe
+        self.shares_prefixes = share_prefixes and engine.step_ops.shares_prefixes
+        self.buckets = batch_buckets(max_rows)
+        self.graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
+        self.spared_bytes = 0  # by all steps so far
+        self._missed_bytes = Counter[StepKind]()  # that steps could have been spared by a graph that is not there yet
+        self.landing = RingLanding(max_rows, engine.device)
+        self.trace = Trace()
+
+    def prepare(self) -> None:
+        """Compile kernels and capture the graphs, largest first so that all share its memory."""
+        if self.engine.device.type != "cuda":
+            return
+        begin_s = time.monotonic()
+        self.batch.apply([Clear(0)])  # for its kernel
+        for bucket in sorted(self.buckets, reverse=True):
+            self.launch(bucket)
+        torch.cuda.synchronize(self.engine.device)
+        how = f"{len(self.graphs)} graphs for 1 to {self.buckets[-1]} rows" if self.graphs else "no graphs"
+        logger.info("decode step ready in %.1f s: %s", time.monotonic() - begin_s, how)
+
+    def bucket(self, num_rows: int) -> int:
+        """Rows of the step that is run for `num_rows`."""
+        return next(rows for rows in self.buckets if rows >= num_rows)
+
+    def capture_ahead(self) -> None:
+        """Capture one more graph of those that few ask for, if any is left: a tenth of a second, for when nobody waits.
+
+        To be called with empty rows only: it runs a step.
+        """
+        if not self.use_graphs:
+            return
+        wanted = [*self._sharing_kinds(), *(StepKind(rows, has_logprobs=True) for rows in self.buckets)]
+        if (kind := next((kind for kind in wanted if kind not in self.graphs), None)) is not None:
+            self._launch(kind.num_rows, kind)
+
+    def launch(self, num_rows: int, *, has_logprobs: bool = False, spared_bytes: int = 0) -> PendingOutput:
+        """Start a step over the first `num_rows` rows.
+
+        Args:
+            spared_bytes: of KV that it need not read if it reads each prefix that rows share once.
+        """
+        kind = StepKind(self.bucket(num_rows), has_logprobs)
+        if self._shares(kind, spared_bytes):
+            kind = kind._replace(shares_prefixes=True)
+            self.spared_bytes += spared_bytes
+        return self._launch(num_rows, kind)
+
+    def _sharing_kinds(self) -> list[StepKind]:
+        """Of steps that read shared prefixes once, by rows."""
+        return [StepKind(rows, shares_prefixes=True) for rows in self.buckets if self._may_share(rows)]
+
+    def _may_share(self, num_rows: int) -> bool:
+        return self.shares_prefixes and 1 < num_rows <= MAX_SHARING_ROWS
+
+    def _shares(self, kind: StepKind, spared_bytes: int) -> bool:
+        """Whether it had better read prefixes once; for that a graph is captured when it would have paid already."""
+        if kind.has_logprobs or not self._may_share(kind.num_rows) or spared_bytes < MIN_SPARED_BYTES:
+            return False
+        sharing = kind._replace(shares_prefixes=True)
+        if not self.use_graphs or sharing in self.graphs:
+            return True
+        self._missed_bytes[sharing] += spared_bytes
+        return self._missed_bytes[sharing] >= CAPTURE_BYTES
+
+    def _launch(self, num_rows: int, kind: StepKind) -> PendingOutput:
+        """The first of its kind runs kernel by kernel, and its graph is captured behind it."""
+        graph = self.graphs.get(kind)
+        with self.trace.device(num_rows, "rows"):
+            if graph is not None:
+                graph.replay()
+            else:
+                self._step(kind)
+        pending = self.landing.launched(num_rows, kind.num_rows, has_logprobs=kind.has_logprobs)
+        self.batch.launched()
+        if self.use_graphs and graph is None:
+            self.graphs[kind] = self._captured(kind)
+        return pending
+
+    @torch.inference_mode()
+    def _step(self, kind: StepKind) -> None:
+        num_rows, sampler = kind.num_rows, self.engine.sampler
+        forward_batch = self.batch.forward_batch(num_rows, shares_prefixes=kind.shares_prefixes)
+        logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
+        sampling = self.batch.sampling_rows(num_rows)
+        unadjusted = logits.clone() if kind.has_logprobs else logits
+        slots, adjustments = self.batch.state.state_slots[:num_rows], self.batch.adjustments.tensors
+        columns = (forward_batch.token_ids, forward_batch.seq_lens)
+        sampler.adjust(logits, sampling, slots, adjustments, *columns, self.batch.grammars)
+        sampler.sample_and_advance(logits, sampling, forward_batch, self.landing.ring)
+        if kind.has_logprobs:
+            sampler.land_logprobs(unadjusted, sampling, forward_batch.token_ids, self.landing.logprob_ring)
+
+    @torch.inference_mode()
+    def _captured(self, kind: StepKind) -> torch.cuda.CUDAGraph:
+        """All share the memory of the first, which is of the largest bucket."""
+        graph, first = torch.cuda.CUDAGraph(), next(iter(self.graphs.values()), None)
+        torch.cuda.synchronize(self.engine.device)
+        with torch.cuda.graph(graph, pool=first.pool() if first else None):
+            self._step(kind)
+        return graph

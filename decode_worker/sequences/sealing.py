@@ -1,0 +1,40 @@
+"""What decoding fills is sealed, so that the next turn of a conversation finds the reply as well as the prompt."""
+
+from common.memory.client.magazine import Magazine
+from common.wire.messages.memory import KVOffer
+from common.wire.values.block_key import digests
+from common.wire.values.packing import pack_ids
+from decode_worker.sequences.sequence import DecodeSequence
+
+
+class Sealing:
+    """Collects blocks that are full when a step is over, to seal all of them at once."""
+
+    def __init__(self, magazine: Magazine) -> None:
+        self.magazine = magazine
+        self.block_size = magazine.shape.layout.groups[0].block_size
+        self.block_ids: list[int] = []
+        self.digests: list[bytes] = []
+
+    def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
+        """Go on where its prefill worker ended, if that has sealed all there was to seal."""
+        if offer.num_sealed == (len(sequence.token_ids) - 1) // self.block_size:
+            sequence.num_sealed, sequence.digest = offer.num_sealed, offer.digest
+
+    def note(self, sequence: DecodeSequence) -> None:
+        """Its last token is logged: KV of all before it is there, and nobody writes it any more."""
+        begin = sequence.num_sealed * self.block_size
+        end = begin + self.block_size
+        if not sequence.digest or len(sequence.token_ids) - 1 < end:
+            return
+        tokens = pack_ids(sequence.token_ids[begin:end])
+        [sequence.digest] = digests(sequence.digest, tokens, self.block_size)
+        self.block_ids.append(sequence.tables[0].block_ids[sequence.num_sealed])
+        self.digests.append(sequence.digest)
+        sequence.num_sealed += 1
+
+    def seal(self) -> None:
+        """Let others find what was noted, before any of it is given back."""
+        if self.block_ids:
+            self.magazine.seal(self.block_ids, self.digests)
+            self.block_ids, self.digests = [], []

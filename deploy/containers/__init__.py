@@ -1,0 +1,1 @@
+"""What containers of the compose files run."""

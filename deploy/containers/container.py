@@ -1,0 +1,88 @@
+"""Becomes what a container of compose.yaml runs: one of the programs, on the model that compose was told of.
+
+    python -P -m deploy.containers.container model MODEL                   # see that it is there, or download it
+    python -P -m deploy.containers.container secret PATH                   # make one, unless it is there
+    python -P -m deploy.containers.container PROGRAM MODEL [option ...]    # router, prefill_worker or decode_worker
+
+MODEL is what BATON_MODEL says. Compose mounts the directory of that name, which is empty if it is none: then MODEL is
+a Hub id, and lies in the cache, where the first of these has put it. A worker is named after its container. What the
+environment variable WORKER_FLAGS says comes behind the options: an overlay of the file need not repeat them.
+"""
+
+import contextlib
+import os
+import secrets
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from common.base.errors import ConfigError
+from deploy.operate.healthcheck import worker_here
+from deploy.serve.model_source import find_model, hub_directory, is_hub_id, model_in, served_name
+
+MOUNT = Path("/model")
+WORKERS = ("prefill_worker", "decode_worker")
+
+
+def main(argv: list[str]) -> int:
+    """Becomes the program, or returns the exit status: 0, or 2 for a model that is not there."""
+    program, model, *flags = argv
+    if program == "secret":
+        make_secret(Path(model))
+        return 0
+    try:
+        if program == "model":
+            path = downloaded(model)
+            print(f"{model} is in {path}", flush=True)
+            return 0
+        command = command_of(program, model, [*flags, *shlex.split(os.environ.get("WORKER_FLAGS", ""))])
+    except ConfigError as error:
+        print(f"BATON_MODEL = {model}: {error}", file=sys.stderr)
+        return 2
+    os.execv(sys.executable, [sys.executable, "-P", "-m", *command])
+
+
+def make_secret(path: Path) -> None:
+    """Write a secret that only this user may read, whole or not at all; one that is there stays."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent) as file, contextlib.suppress(FileExistsError):
+        file.write(f"{secrets.token_hex(32)}\n")
+        file.flush()
+        os.link(file.name, path)
+
+
+def command_of(program: str, model: str, flags: list[str]) -> list[str]:
+    """The program and its options; those of the caller come last, and win."""
+    name = [f"--worker-id={worker_here(program.removesuffix('_worker'))}"] if program in WORKERS else []
+    path = found(model)
+    called = served_name(Path(model) if path.is_relative_to(MOUNT) else path)
+    return [program, *name, "--model-path", str(path), "--model-name", called, *flags]
+
+
+def downloaded(model: str) -> Path:
+    """As `found`, but that what is not there yet is fetched from the Hub."""
+    return find_model(model) if _is_remote(model) else found(model)
+
+
+def found(model: str) -> Path:
+    """The directory with the model's files in this container; raises ConfigError."""
+    if not _is_remote(model):
+        return model_in(MOUNT)
+    repository = hub_directory(model)
+    if not repository.is_dir():
+        raise ConfigError(f"it is not in the cache ({repository}); the service `model` downloads it")
+    return model_in(repository)
+
+
+def _is_remote(model: str) -> bool:
+    is_empty = not MOUNT.is_dir() or not any(MOUNT.iterdir())
+    if is_empty and not is_hub_id(model):
+        raise ConfigError(
+            "it is empty, or not there, and no Hub id of the form owner/name; a relative path begins at the directory "
+            "of compose.yaml"
+        )
+    return is_empty
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""Reads the router's GET /health: who is there, and how KV blocks travel between them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import aiohttp
+
+from deploy.operate.healthcheck import SERVING
+
+POLL_DEADLINE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """A registered worker."""
+
+    id: str
+    role: str
+    pid: int
+    device: str
+    transport: str
+    is_standby: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KVPath:
+    """The tried way of KV blocks from one prefill to one decode worker; `error` is empty when it works."""
+
+    prefill_id: str
+    decode_id: str
+    transport: str
+    gb_per_s: float | None  # None where nothing is copied
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What the router knows."""
+
+    status: str
+    problems: tuple[str, ...]
+    workers: tuple[WorkerHealth, ...]
+    paths: tuple[KVPath, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether requests are answered, and every way that blocks may travel has been tried."""
+        able = [worker for worker in self.workers if worker.transport != "none"]
+        prefills = [worker.id for worker in able if worker.role == "prefill"]
+        decodes = [worker.id for worker in able if worker.role == "decode"]
+        tried = {(path.prefill_id, path.decode_id) for path in self.paths}
+        return self.status in SERVING and tried.issuperset(product(prefills, decodes))
+
+    @property
+    def transport(self) -> str:
+        """The KV transports in use with their measured rates, in words."""
+        rates: dict[str, list[float]] = {}
+        for path in self.paths:
+            if not path.error:
+                rates.setdefault(path.transport, []).extend([] if path.gb_per_s is None else [path.gb_per_s])
+        words = [f"{name} at {_span(values)} GB/s" if values else name for name, values in sorted(rates.items())]
+        return ", ".join(words) or "none"
+
+
+def parse_health(body: Mapping[str, Any]) -> Health:
+    """Raises KeyError, TypeError or AttributeError for a body that is not the router's."""
+    return Health(
+        status=body["status"],
+        problems=tuple(body["problems"]),
+        workers=tuple(
+            WorkerHealth(each["id"], role, each["pid"], each["device"], each["transport"], each["standby"] is not None)
+            for role, members in body["workers"].items()
+            for each in members
+        ),
+        paths=tuple(
+            KVPath(each["prefill"], each["decode"], each["transport"], each["gb_per_s"], each["error"])
+            for each in body["kv_paths"]
+        ),
+    )
+
+
+async def fetch_health(session: aiohttp.ClientSession, url: str) -> Health | None:
+    """One poll; None while nobody answers, or somebody who is not a router."""
+    try:
+        timeout = aiohttp.ClientTimeout(total=POLL_DEADLINE_S)
+        async with session.get(f"{url}/health", timeout=timeout) as response:
+            return parse_health(await response.json())
+    except (TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def local_url(host: str, port: int) -> str:
+    """Where a client on this machine reaches a server bound to `host`."""
+    if host in ("", "0.0.0.0"):
+        host = "127.0.0.1"
+    elif host == "::":
+        host = "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _span(rates: list[float]) -> str:
+    low, high = min(rates), max(rates)
+    return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f}-{high:.1f}"

@@ -1,0 +1,122 @@
+"""A container's health probe: exit code 0 when the router serves or knows a worker, or memory servers answer.
+
+    python -m deploy.operate.healthcheck http://router:8000 [ROLE]
+    python -m deploy.operate.healthcheck /run/memory.sock
+    python -m deploy.operate.healthcheck /run/memory/
+
+With a role it is about the worker of that role in this container. Imports the standard library only, since it runs
+every few seconds.
+"""
+
+import http.client
+import json
+import re
+import socket
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+DEADLINE_S = 5.0
+MAX_BYTES = 16 << 20
+"""Of an answer: several times what a router says of as many workers as it has."""
+OTHERS_ANSWER = "what answers there is no router of this version"
+SERVING = ("ok", "degraded")
+"""States in which a router answers completions."""
+NOT_OURS = (KeyError, TypeError, AttributeError)
+"""What reading an answer raises that is another program's."""
+
+
+def fetch(url: str) -> dict[str, Any]:
+    """The body of GET /health, which comes with status 503 too; raises OSError or ValueError, in DEADLINE_S at most.
+
+    Asked by a thread: a name that is looked up has no deadline of its own, nor has an answer that goes on and on.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or re.search(r"[^!-~]", url):
+        raise ValueError("a URL is like http://127.0.0.1:8000")
+    answers: list[dict[str, Any] | Exception] = []
+    asking = threading.Thread(target=lambda: answers.append(_answer(f"{url}/health")), daemon=True)
+    asking.start()
+    asking.join(DEADLINE_S)
+    if not answers:
+        raise TimeoutError(f"no whole answer within {DEADLINE_S:g} s")
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    return answers[0]
+
+
+def _answer(url: str) -> dict[str, Any] | Exception:
+    """Without the proxies of the environment, which know nothing of this machine and its containers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        try:
+            with opener.open(url, timeout=DEADLINE_S) as response:
+                text = response.read(MAX_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                text = error.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            return ValueError(f"the answer has more than {MAX_BYTES:,} bytes")
+        body: dict[str, Any] = json.loads(text)
+        return body
+    except OSError as error:
+        return error
+    except (ValueError, RecursionError, http.client.HTTPException) as error:
+        return ValueError(f"{OTHERS_ANSWER} ({error!s:.200})")
+
+
+def worker_here(role: str) -> str:
+    """The name of a container's worker: a container has one, and a host name of its own."""
+    return f"{role}-{socket.gethostname()}"
+
+
+def problem(body: dict[str, Any], worker_id: str) -> str:
+    """What is wrong, or an empty string."""
+    if not worker_id:
+        return "" if body["status"] in SERVING else f"{body['status']}: {'; '.join(body['problems'])}"
+    known = {worker["id"] for workers in body["workers"].values() for worker in workers}
+    return "" if worker_id in known else f"the router does not know {worker_id}"
+
+
+def await_turn(path: str) -> None:
+    """Say nothing to a memory server and leave: a loop that turns closes the connection. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(DEADLINE_S)
+        connection.connect(path)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
+
+
+def await_turns(directory: Path) -> None:
+    """The same of all memory servers whose sockets are there, of which there is one at least. Raises OSError."""
+    paths = list(directory.glob("*.sock"))
+    if not paths:
+        raise FileNotFoundError(f"no memory server's socket is in {directory}")
+    for path in paths:
+        await_turn(str(path))
+
+
+def main(argv: list[str]) -> int:
+    where, worker_id = argv[0], worker_here(argv[1]) if len(argv) > 1 else ""
+    found = ""
+    try:
+        if where.endswith("/") and where.startswith("/"):
+            await_turns(Path(where))
+        elif where.startswith("/"):
+            await_turn(where)
+        else:
+            found = problem(fetch(where), worker_id)
+    except (OSError, ValueError) as error:
+        found = str(error)
+    except NOT_OURS:
+        found = OTHERS_ANSWER
+    print(found or "ok")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

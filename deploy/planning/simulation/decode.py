@@ -1,0 +1,216 @@
+"""A simulated decode worker. As long as its rows stay the same, many steps are one event: a leap.
+
+In a leap each step takes a little longer than the one before, as contexts grow: so the time of k steps is a square
+function of k, and which step runs at a given moment is found without going through them.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from common.serving.prompts.standstill import Standstill
+from deploy.planning.simulation.events import Events
+from deploy.planning.simulation.gpu import Gpu
+from deploy.planning.simulation.loads import Prefix
+from deploy.planning.simulation.request import Request
+from deploy.planning.step_times.costs import Costs
+
+LAUNCH_MS = 0.7
+"""Before a step ends, when the next is launched, with whoever is there by then (`decode_worker/batch/pace.py`)."""
+LOOK_MS = 1000.0
+"""Between two words of what others do in the pool (`common/memory/client/pulse.py`)."""
+
+
+class DecodeWorker:
+    """Decodes; what `router` counts of it stands here, too.
+
+    A sequence is admitted when there is a row and KV blocks for all tokens that it will have: as the simulator knows
+    how many those are, nothing is ever preempted.
+
+    Args:
+        on_end: is told of each request that is over.
+        on_return: of each that is given back at a standstill.
+        chance: from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        costs: Costs,
+        events: Events,
+        on_end: Callable[[Request], None],
+        on_return: Callable[[Request], None],
+        chance: Callable[[], float],
+    ) -> None:
+        self.gpu, self.costs, self.events, self._on_end, self._on_return = gpu, costs, events, on_end, on_return
+        self._standstill, self._looks = Standstill(lambda: events.now_ms / 1e3, chance), False
+        self.num_assigned = self.expected_tokens = self.last_turn = 0
+        self.gaps: list[tuple[float, int]] = []  # between tokens, but for the first of each request: ms, how many
+        self.link_free_ms = 0.0  # when what is copied here is over
+        self._offered: deque[tuple[Request, Gpu]] = deque()  # no row or no blocks yet
+        self._num_taken = 0  # rows that are taken, or will be
+        self._joining: list[tuple[float, Request]] = []  # since when, for the next step that is launched
+        self._fresh: list[Request] = []  # in their first step
+        self._rows: list[tuple[int, int, Request]] = []  # a heap, by the step after which they are over
+        self._num_steps, self._num_tokens = 0, 0  # steps that are over; tokens of context of all rows
+        self._prefixes = Counter[Prefix]()  # by which rows have them
+        # The leap: the step that runs, how much longer each one behind it takes, and how many there are.
+        self._step_ms = self._left_ms = self._slope_ms = self._since_ms = self._boundary_ms = 0.0
+        self._length, self._version, self._speed = 0, 0, 1.0
+        gpu.decode = self
+
+    def offer(self, request: Request, source: Gpu) -> None:
+        """A prompt is computed, its blocks lie there."""
+        self._offered.append((request, source))
+        self.resume()
+
+    def resume(self) -> None:
+        """Take what was offered, as far as there is room."""
+        while self._offered and self._num_taken < self.costs.max_rows:
+            request, source = self._offered[0]
+            pool, is_here = self.gpu.pool, source is self.gpu
+            if not is_here and pool.wanted(request, request.num_held) > pool.free_tokens:
+                if not self._looks:
+                    self._look()
+                return
+            self._offered.popleft()
+            self._num_taken += 1
+            num_moved = request.num_own
+            if request.prefix is not None and not pool.has(request.prefix):
+                num_moved += request.prefix.num_tokens
+            if not is_here:
+                pool.take(request, request.num_held)
+            self._fetch(request, source, num_moved)
+
+    def _look(self) -> None:
+        """Every second, whether nothing moves by which blocks could come free: then the oldest is given back."""
+        is_still = bool(self._offered) and not self._num_taken
+        if self._standstill.is_over(is_still=is_still, num_done=self.gpu.num_done):
+            request, source = self._offered.popleft()
+            source.give_back(request, source.held_by(request))
+            self._on_return(request)
+        self._looks = is_still
+        if is_still:
+            self.events.at(self.events.now_ms + LOOK_MS, self._look)
+
+    def settle(self) -> None:
+        """See `Running`."""
+        if self._length:
+            elapsed_ms = (self.events.now_ms - self._since_ms) * self._speed
+            low, high = 0, self._length - 1  # the last one's end is an event
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if self._time_of(middle) <= elapsed_ms else (low, middle - 1)
+            self._pass(low, elapsed_ms)
+
+    def hasten(self) -> None:
+        """See `Running`; whoever joins ends the leap with the step that runs."""
+        if not self._length:
+            return
+        self._speed = self.gpu.step_speed
+        self._version += 1
+        if self._joining:
+            self._length = 1
+        version, length = self._version, self._length
+        end_ms = self.events.now_ms + self._time_of(length) / self._speed
+        self.events.at(end_ms, lambda: self._end(version, length))
+
+    def _fetch(self, request: Request, source: Gpu, num_moved: int) -> None:
+        """It joins when its blocks are here; of what is moved in several chunks all but the last are already.
+
+        A copy holds up the step that runs: it takes multiprocessors, and memory bandwidth.
+        """
+        events, rates = self.events, self.costs.rates
+        if source is self.gpu:
+            events.at(events.now_ms + rates.shared.handoff_ms, lambda: self._join(request, source))
+            return
+        copy_ms = self.costs.copy_ms((num_moved - 1) % self.costs.step_tokens + 1)
+        self.link_free_ms = max(self.link_free_ms, events.now_ms) + copy_ms
+        if self._length:
+            self.settle()
+            self._left_ms += copy_ms
+            self.hasten()
+        events.at(self.link_free_ms + rates.apart.handoff_ms, lambda: self._join(request, source))
+
+    def _join(self, request: Request, source: Gpu) -> None:
+        if source is not self.gpu:
+            source.give_back(request, source.held_by(request))
+        self._joining.append((self.events.now_ms, request))
+        if self._length:
+            self.settle()
+            self.hasten()
+        else:
+            self._boundary_ms = self.events.now_ms
+            self._begin()
+
+    def _begin(self) -> None:
+        """The next leap, with whoever was there when it was launched; up to the end of the first row."""
+        launched_ms = self.events.now_ms - LAUNCH_MS if self._rows else self.events.now_ms
+        self._fresh = [request for since_ms, request in self._joining if since_ms <= launched_ms]
+        self._joining = [each for each in self._joining if each[0] > launched_ms]
+        for request in self._fresh:
+            request.last_step = self._num_steps + request.num_outputs - 1
+            heappush(self._rows, (request.last_step, request.number, request))
+            self._num_tokens += request.num_inputs
+            if request.prefix is not None:
+                self._prefixes[request.prefix] += 1
+        num_rows, self._since_ms = len(self._rows), self.events.now_ms
+        if not num_rows:
+            self._length = 0
+            self.gpu.set_step(0, 0.0)
+            return
+        self._length = self._rows[0][0] - self._num_steps
+        num_spared = sum((count - 1) * prefix.num_tokens for prefix, count in self._prefixes.items())
+        self._step_ms = self._left_ms = self.costs.steps.ms(num_rows, self._num_tokens, num_spared)
+        last_ms = self.costs.steps.ms(num_rows, self._num_tokens + num_rows * self._length, num_spared)
+        self._slope_ms = (last_ms - self._step_ms) / self._length
+        self.gpu.set_step(num_rows, self._step_ms)
+        self.hasten()
+
+    def _end(self, version: int, length: int) -> None:
+        """So many steps of the leap are over."""
+        if version != self._version:
+            return
+        self._pass(length, self._time_of(length))
+        self._length = 0
+        over = []
+        while self._rows and self._rows[0][0] <= self._num_steps:
+            over.append(heappop(self._rows)[2])
+        for request in over:
+            request.ended_ms = self.events.now_ms
+            self._num_tokens -= request.num_inputs + request.num_outputs - 1
+            if request.prefix is not None:
+                self._prefixes -= Counter([request.prefix])
+        self._num_taken -= len(over)
+        self._begin()
+        for request in over:
+            self.gpu.give_back(request, request.num_held)
+            self._on_end(request)
+        self.resume()
+
+    def _time_of(self, num_steps: int) -> float:
+        """What so many steps of the leap take alone, of the first what is left."""
+        if not num_steps:
+            return 0.0
+        later = num_steps - 1
+        return self._left_ms + later * self._step_ms + self._slope_ms * num_steps * later / 2
+
+    def _pass(self, num_steps: int, elapsed_ms: float) -> None:
+        """So many steps are over, and of the next what is left of the time, both as if alone."""
+        if num_steps:
+            first_ms = self._since_ms + self._left_ms / self._speed
+            last_ms = self._since_ms + self._time_of(num_steps) / self._speed
+            for request in self._fresh:
+                request.second_ms = first_ms
+            self.gaps.append((first_ms - self._boundary_ms, len(self._rows) - len(self._fresh)))
+            if num_steps > 1:
+                self.gaps.append(((last_ms - first_ms) / (num_steps - 1), len(self._rows) * (num_steps - 1)))
+            self._fresh, self._boundary_ms = [], last_ms
+            self._num_steps += num_steps
+            self._num_tokens += num_steps * len(self._rows)
+            left_ms = self._time_of(num_steps + 1) - elapsed_ms
+            self._step_ms += num_steps * self._slope_ms
+            self._length -= num_steps
+        else:
+            left_ms = self._left_ms - elapsed_ms
+        self._left_ms, self._since_ms = max(0.0, left_ms), self.events.now_ms

@@ -1,0 +1,57 @@
+"""What clients would see: percentiles, throughput, and the share of requests within their objectives."""
+
+import math
+from dataclasses import dataclass
+
+from deploy.planning.simulation.percentiles import percentile, weighted_percentile
+from deploy.planning.simulation.request import Request
+from deploy.planning.simulation.simulator import Outcome
+
+NO_LIMIT = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Service level objectives: limits in milliseconds, and the percentage of requests that are to keep all of them."""
+
+    ttft_ms: float = NO_LIMIT
+    tpot_ms: float = NO_LIMIT
+    percent: float = 99.0
+
+    def are_met(self, request: Request) -> bool:
+        return request.ttft_ms <= self.ttft_ms and request.tpot_ms <= self.tpot_ms
+
+
+class Figures:
+    """Of one simulation, by the names of benchmarks/results.csv."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+    def of(self, name: str) -> float:
+        """`ttft_p50` and the like of ttft, first_gap, tpot, e2e and itl, or `output_throughput`; in ms and tokens/s."""
+        if name == "output_throughput":
+            return self.tokens_per_s
+        what, _, percent = name.rpartition("_p")
+        if what == "itl":
+            firsts = [(each.first_gap_ms, 1) for each in self.outcome.requests if each.num_outputs > 1]
+            return weighted_percentile([*firsts, *self.outcome.gaps], float(percent))
+        if what not in ("ttft", "first_gap", "tpot", "e2e"):
+            raise ValueError(f"figure {name!r}")
+        return percentile((getattr(each, f"{what}_ms") for each in self.outcome.requests), float(percent))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens of what ended within the time that is looked at."""
+        return self.outcome.num_tokens / self.outcome.span_ms * 1e3
+
+    def attainment(self, objectives: Objectives) -> float:
+        """Percent of requests that keep them."""
+        requests = self.outcome.requests
+        return 100 * sum(map(objectives.are_met, requests)) / len(requests)
+
+    def goodput(self, objectives: Objectives) -> float:
+        """Requests a second that keep them, of those that are looked at."""
+        requests = self.outcome.requests
+        arrived_ms = max(each.arrived_ms for each in requests) - min(each.arrived_ms for each in requests)
+        return sum(map(objectives.are_met, requests)) / max(arrived_ms, 1e-9) * 1e3

@@ -1,0 +1,160 @@
+"""A simulated prefill worker: steps in the workers' own order, one running and one launched behind it."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common.serving.prompts.order import PromptOrder
+from deploy.planning.simulation.events import Events
+from deploy.planning.simulation.gpu import Gpu
+from deploy.planning.simulation.loads import Prefix
+from deploy.planning.simulation.request import Request
+from deploy.planning.step_times.costs import Costs
+
+MAX_SEQS, MAX_MIXED_TOKENS = 64, 4096
+"""Of a step, as `prefill.max_num_seqs` and `prefill.max_mixed_tokens`."""
+DECODE_RESERVE = 0.05
+"""Of a pool, left by prompts to whoever decodes there."""
+MAX_LAUNCHED = 2
+"""Steps: one runs, one follows it."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """One that is launched."""
+
+    pieces: list[tuple[Request, int]]  # prompts, and how much of each is done behind the step
+    alone_ms: float  # with its share of the GPU, and nobody beside it
+    has_whole: bool
+    left_ms: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left_ms = self.alone_ms
+
+
+class PrefillWorker:
+    """Computes prompts; what `router` counts of it stands here, too.
+
+    Args:
+        on_found: is told of each prompt that waits here, when another one has computed what it begins with.
+        on_first: of each that is complete.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        costs: Costs,
+        events: Events,
+        on_found: Callable[[Request], None],
+        on_first: Callable[[Request], None],
+    ) -> None:
+        self.gpu, self.costs, self.events, self._on_found, self._on_first = gpu, costs, events, on_found, on_first
+        self.outstanding_tokens = self.num_outstanding = self.last_turn = 0
+        self.overtaking: list[int] = []  # lengths of prompts sent ahead of their turn, ascending
+        self._order = PromptOrder(costs.step_tokens, MAX_SEQS, MAX_MIXED_TOKENS)
+        self._waiting: list[Request] = []  # tokens left to launch
+        self._launched: deque[_Step] = deque()
+        self._since_ms, self._speed, self._version = 0.0, 1.0, 0
+        gpu.prefill = self
+
+    def take(self, request: Request) -> None:
+        """A prompt has come; it is looked up at once."""
+        self._finds(request)
+        self._waiting.append(request)
+        self.resume()
+
+    def resume(self) -> None:
+        """Fill steps, as far as there are prompts with room for them and places in the pipeline."""
+        while self._waiting and len(self._launched) < MAX_LAUNCHED:
+            pieces = self._order.next_step(self._waiting, self._admit, self._is_held_up)
+            if not pieces:
+                return
+            self._launched.append(self._step(pieces))
+            self._waiting = [request for request in self._waiting if request.num_left]
+            if len(self._launched) == 1:
+                self._begin()
+
+    def settle(self) -> None:
+        """See `Running`."""
+        if self._launched:
+            self._launched[0].left_ms -= (self.events.now_ms - self._since_ms) * self._speed
+            self._since_ms = self.events.now_ms
+
+    def hasten(self) -> None:
+        """See `Running`."""
+        if self._launched:
+            self._speed = self.gpu.prompt_speed
+            self._version += 1
+            version = self._version
+            end_ms = self.events.now_ms + max(0.0, self._launched[0].left_ms) / self._speed
+            self.events.at(end_ms, lambda: self._end(version))
+
+    def _admit(self, request: Request) -> bool:
+        """Give it KV blocks, if there are so many beside the reserve of decode workers.
+
+        Its prefix may be gone since it was found.
+        """
+        pool, num_own = self.gpu.pool, self.gpu.held_by(request)
+        if pool.wanted(request, num_own) > pool.free_tokens - DECODE_RESERVE * pool.num_tokens:
+            return False
+        if request.prefix is not None and not self._finds(request):
+            request.find(0)
+            pool.computing.setdefault(request.prefix, request)
+        pool.take(request, num_own)
+        request.is_started = True
+        return True
+
+    def _finds(self, request: Request) -> bool:
+        """Whether its prefix is there, behind which it is computed then."""
+        if request.prefix is None or not self.gpu.pool.has(request.prefix):
+            return False
+        request.find(request.prefix.num_tokens)
+        return True
+
+    def _is_held_up(self, request: Request) -> bool:
+        """Whether it waits for what another one computes, as in `common/serving/prompts/prefixes.py`."""
+        if request.is_started or request.prefix is None:
+            return False
+        other = self.gpu.pool.computing.get(request.prefix)
+        return other is not None and (not other.num_left or other.turn <= request.turn)
+
+    def _computed(self, step: _Step) -> list[Request]:
+        """Those that find a prefix which that step has completed."""
+        computing, prefixes = self.gpu.pool.computing, set[Prefix]()
+        for request, num_done in step.pieces:
+            prefix = request.prefix
+            if prefix is not None and computing.get(prefix) is request and num_done >= prefix.num_tokens:
+                del computing[prefix]
+                prefixes.add(prefix)
+        waiting = [request for request in self._waiting if not request.is_started and request.prefix in prefixes]
+        return [request for request in waiting if self._finds(request)]
+
+    def _step(self, pieces: list[tuple[Request, int]]) -> _Step:
+        has_whole = not self.gpu.is_shared or all(request.whole_gpu for request, _ in pieces)
+        costs = self.costs.whole if has_whole else self.costs.part
+        alone_ms = costs.ms((count, request.num_done) for request, count in pieces)
+        for request, count in pieces:
+            request.num_done += count
+        return _Step([(request, request.num_done) for request, _ in pieces], alone_ms, has_whole)
+
+    def _begin(self) -> None:
+        self._since_ms = self.events.now_ms
+        step = self._launched[0]
+        self.gpu.set_prompt(step.alone_ms, has_whole=step.has_whole)
+        self.hasten()
+
+    def _end(self, version: int) -> None:
+        if version != self._version:
+            return
+        step = self._launched.popleft()
+        if self._launched:
+            self._begin()
+        found = self._computed(step)
+        self.resume()
+        if not self._launched:
+            self.gpu.set_prompt(0.0, has_whole=False)
+        for request in found:
+            self._on_found(request)
+        for request, num_done in step.pieces:
+            if num_done == request.num_inputs:
+                self._on_first(request)

@@ -1,0 +1,1 @@
+"""How long steps take and how much fits: measured rates, and what follows for other models."""

@@ -1,0 +1,159 @@
+"""Times of steps, from measured points.
+
+**A prompt step** of tokens n that attend to c before them takes L(n) + k·Σ(n·c + n²/2) over its prompts: products with
+weights, for all tokens together, and attention, for each prompt by itself. k follows from the two longest prompts that
+were measured, the longer one in several steps. L is straight between measured lengths. K and V of so many tokens that
+they are not gathered are read where they lie, and k is a measured factor larger.
+
+**A decode step** of as many rows as its graph has and K tokens of context in all is straight in K between
+measured contexts, and in rows between measured batches at the same K. If all that rows share were read once, S of
+these need not be. Where S is bytes enough workers do so: the step takes what one of K - S tokens takes, and another
+kernel, whose work grows with S. Where it is not each row reads all of its own, but what others have just read comes out
+of cache in part: of what S would add a measured part is left.
+
+**On one GPU** the two slow each other down. Beside a prompt that keeps to its share of the multiprocessors both take a
+measured factor longer. Beside one that has all of them each kernel of a decode step waits for one of the prompt's,
+so that a step takes a measured part of the prompt step's time longer; and the prompt gets on in what is left.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from deploy.planning.step_times.curves import Curve
+from deploy.planning.step_times.memory import MEMORY_FRACTION, Room
+from deploy.planning.step_times.rates import Rates
+
+MAX_KEYS = 65_536
+"""Tokens, whose K and V a prompt step gathers at most (`common/ops/prompt_attention.py`)."""
+MAX_ROWS = 256
+"""Of a decode step: `decode.max_num_seqs`."""
+MIN_SPARED_BYTES = 6 << 30
+"""Of a decode step that reads what rows share once (`decode_worker/batch/runner.py`)."""
+BUCKETS = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 1025, 32)]
+"""Rows that decode steps are captured for (`decode_worker/batch/runner.py`)."""
+Chunk = tuple[int, int]
+"""Tokens of a prompt in a step, and those before them."""
+
+
+class PromptCosts:
+    """Of prompt steps at one share of the GPU; `pair_ms` is k."""
+
+    def __init__(self, rates: Rates, share: int) -> None:
+        points = {int(tokens): ms for tokens, ms in _at_share(rates, share)}
+        self.step_tokens = rates.step_tokens
+        self.pair_ms, self._scattered = _pair_ms(points, self.step_tokens), rates.scattered
+        self._products = Curve((n, ms - self.pair_ms * n * n / 2) for n, ms in points.items() if n <= self.step_tokens)
+
+    def ms(self, chunks: Iterable[Chunk]) -> float:
+        """One step over all chunks."""
+        num_tokens = num_keys = 0
+        pairs = 0.0
+        for count, before in chunks:
+            num_tokens += count
+            num_keys += before + count
+            pairs += count * (before + count / 2)
+        pairs *= self._scattered if num_keys > MAX_KEYS else 1
+        return self._products.at(num_tokens) + self.pair_ms * pairs
+
+    def scattered(self, num_prompts: int, num_tokens: int, num_before: int, step_ms: float) -> float:
+        """The factor with which a step of so many such prompts takes so long."""
+        pairs = num_prompts * num_tokens * (num_before + num_tokens / 2)
+        return (step_ms - self._products.at(num_prompts * num_tokens)) / (self.pair_ms * pairs)
+
+    def full_ms(self, num_tokens: int, step_tokens: int, num_cached: int = 0) -> float:
+        """Of full steps of such prompts, what one of them takes: no worker computes them faster."""
+        pairs = (num_tokens**2 - num_cached**2) / 2
+        return self._products.at(step_tokens) * (num_tokens - num_cached) / step_tokens + self.pair_ms * pairs
+
+    def prompt_ms(self, num_tokens: int, step_tokens: int = 0, num_cached: int = 0) -> float:
+        """A prompt by itself, but for what is there, in steps of so many tokens or of those that it was measured in."""
+        step_tokens = step_tokens or self.step_tokens
+        starts = range(num_cached, num_tokens, step_tokens)
+        return sum(self.ms([(min(step_tokens, num_tokens - start), start)]) for start in starts)
+
+
+class StepCosts:
+    """Of decode steps."""
+
+    def __init__(self, rates: Rates, max_rows: int = MAX_ROWS) -> None:
+        batches = sorted({int(rows) for rows, *_ in rates.steps})
+        self._batches, self._rates = batches, rates
+        self._min_spared = MIN_SPARED_BYTES / rates.shape.kv_bytes
+        self._curves: list[Curve] = [
+            Curve([(rows * context, ms) for rows, context, ms, _ in rates.steps if rows == batch], slanted=True)
+            for batch in batches
+        ]
+        buckets: list[int] = [*(rows for rows in BUCKETS if rows < max_rows), max_rows]
+        self._buckets = [buckets[bisect_left(buckets, rows)] for rows in range(max_rows + 1)]
+
+    def ms(self, num_rows: int, num_tokens: float, num_spared: float = 0) -> float:
+        """A step of so many rows, with so many tokens of context in all.
+
+        Args:
+            num_spared: of these, that need not be read if each prefix that rows share is read once.
+        """
+        once_ms = self._ms(num_rows, num_tokens - num_spared)
+        if not num_spared:
+            return once_ms
+        rates = self._rates
+        if num_spared >= self._min_spared:
+            return once_ms + rates.prefix_kernel_ms + rates.prefix_kernel_ms_per_1000 * num_spared / 1000
+        return once_ms + rates.reread * (self._ms(num_rows, num_tokens) - once_ms)
+
+    def _ms(self, num_rows: int, num_tokens: float) -> float:
+        """Where no two rows have anything in common."""
+        bucket = self._buckets[num_rows]
+        right = bisect_left(self._batches, bucket)
+        if right >= len(self._batches):
+            return self._curves[-1].at(num_tokens) * bucket / self._batches[-1]
+        if self._batches[right] == bucket or right == 0:
+            return self._curves[right].at(num_tokens)
+        low, high = self._batches[right - 1], self._batches[right]
+        part = (bucket - low) / (high - low)
+        return (1 - part) * self._curves[right - 1].at(num_tokens) + part * self._curves[right].at(num_tokens)
+
+
+class Costs:
+    """All that a simulated worker asks."""
+
+    def __init__(self, rates: Rates, *, max_rows: int = MAX_ROWS, memory_fraction: float = MEMORY_FRACTION) -> None:
+        self.rates, self.max_rows = rates, max_rows
+        self.room = Room(rates.shape, rates.memory_bytes, memory_fraction)
+        self.step_tokens = self.room.step_tokens
+        self.whole, self.part = PromptCosts(rates, 100), PromptCosts(rates, rates.share)
+        self.steps = StepCosts(rates, max_rows)
+        self._copies = Curve(((tokens, ms) for tokens, ms in rates.copies), slanted=True)
+        self._beside = Curve((rows, factor) for rows, factor in rates.beside_steps)
+
+    def copy_ms(self, num_tokens: int) -> float:
+        """KV blocks from one GPU of a host to another."""
+        return self._copies.at(num_tokens)
+
+    def found_ms(self, num_tokens: int) -> float:
+        """To find so many tokens of a prompt that are there already, and to go on behind them."""
+        return self.rates.found_ms_per_1000 * num_tokens / 1000
+
+    def beside_step(self, num_rows: int) -> float:
+        """Factor of a decode step beside a prompt that keeps to its share."""
+        return self._beside.at(num_rows)
+
+
+def _at_share(rates: Rates, share: int) -> list[tuple[float, float]]:
+    """Lengths and times at a share that was measured, or between two that were."""
+    shares = sorted({int(percent) for _, percent, _ in rates.prompts})
+    lengths = sorted({tokens for tokens, percent, _ in rates.prompts if percent == shares[-1]})
+    by_length = {
+        tokens: Curve((percent, ms) for length, percent, ms in rates.prompts if length == tokens) for tokens in lengths
+    }
+    return [(tokens, curve.at(share)) for tokens, curve in by_length.items()]
+
+
+def _pair_ms(points: dict[int, float], step_tokens: int) -> float:
+    """k, from the longest prompt and the longest that is one step; 0 if there are no such two."""
+    singles, longest = [n for n in points if n <= step_tokens], max(points)
+    if not singles or longest <= step_tokens:
+        return 0.0
+    single = max(singles)
+    # L is taken to be proportional to tokens from `single` on: L(single) = t(single) - k·single²/2.
+    scale = longest / single
+    return max(0.0, (points[longest] - scale * points[single]) / (longest**2 / 2 - scale * single**2 / 2))

@@ -1,0 +1,1 @@
+"""Processes of one machine: where they run, how they are started, supervised and ended."""

@@ -1,0 +1,168 @@
+"""One supervised process: start, forward its output, end it; and when to start it again."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
+from typing import Protocol
+
+from deploy.processes.console import Console
+from deploy.processes.launch_plan import SOURCE_ROOT, ProcessSpec
+
+EXEC_CHILD = Path(__file__).with_name("exec_child.py")
+MAX_LINE_BYTES = 1 << 20
+LAST_DEADLINE_S = 1.0
+BURY_INTERVAL_S = 0.01
+
+
+class Backoff:
+    """Delays between restarts: none, then 0.5 s doubling to 30 s; from the start again after 30 s of life."""
+
+    def __init__(self, first_s: float = 0.5, longest_s: float = 30.0, forgiven_after_s: float = 30.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._forgiven_after_s = forgiven_after_s
+        self.num_crashes = 0
+
+    def after(self, lived_s: float) -> float:
+        """Seconds to wait before the next start of a process that lived for `lived_s`."""
+        if lived_s >= self._forgiven_after_s:
+            self.num_crashes = 0
+        self.num_crashes += 1
+        if self.num_crashes == 1:
+            return 0.0
+        return min(self._first_s * 2.0 ** min(self.num_crashes - 2, 30), self._longest_s)
+
+
+class Process(Protocol):
+    """A running one, as asyncio shows it."""
+
+    @property
+    def pid(self) -> int: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, number: signal.Signals, /) -> None: ...
+
+
+class Child:
+    """A running process in a session of its own, so that Ctrl-C reaches the supervisor alone."""
+
+    def __init__(self, spec: ProcessSpec, process: Process, output: FileIO, console: Console) -> None:
+        self.spec = spec
+        self.pid = process.pid
+        self.last_line = ""  # that it wrote
+        self._process = process
+        self._started_s = time.monotonic()
+        self._output = asyncio.create_task(self._forward(output, console))
+
+    @classmethod
+    async def start(
+        cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console, stdin: int = subprocess.DEVNULL
+    ) -> "Child":
+        """`stdin` is a descriptor, which stays the caller's."""
+        launcher = [sys.executable, "-I", "-S", str(EXEC_CHILD), str(os.getpid())]
+        output, from_output = make_pipe()  # asyncio's own would have it alive until nobody else writes there either
+        with from_output:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *launcher,
+                    *spec.argv,
+                    stdin=stdin,
+                    stdout=from_output,
+                    stderr=subprocess.STDOUT,
+                    env={**child_environment(environ), **spec.env},
+                    start_new_session=True,
+                )
+            except BaseException:
+                output.close()
+                raise
+        return cls(spec, process, output, console)
+
+    @property
+    def lived_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    async def ended(self) -> int:
+        """Wait for the end; the exit code, negative for a signal. Takes whatever it left running along."""
+        code = await self._process.wait()
+        self.signal(signal.SIGKILL)
+        last = [self._output, asyncio.create_task(self._bury())]
+        await asyncio.wait(last, timeout=LAST_DEADLINE_S)
+        for task in last:
+            task.cancel()
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send to the main process; SIGKILL goes to its whole group."""
+        with contextlib.suppress(ProcessLookupError):  # already gone, which is what a signal is for
+            self._process.send_signal(number)
+        if number == signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    async def _bury(self) -> None:
+        """Of its group, those that became ours by its end."""
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while True:
+                if os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG) is None:
+                    await asyncio.sleep(BURY_INTERVAL_S)
+
+    async def _forward(self, output: FileIO, console: Console) -> None:
+        """Its lines to the console, until it has ended."""
+        reader = asyncio.StreamReader(MAX_LINE_BYTES)
+        loop = asyncio.get_running_loop()
+        pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), output)
+        with contextlib.closing(pipe):
+            await self._forward_lines(reader, console)
+
+    async def _forward_lines(self, reader: asyncio.StreamReader, console: Console) -> None:
+        while True:
+            try:
+                line = await reader.readline()
+            except ValueError:  # longer than MAX_LINE_BYTES: the reader dropped it
+                name = self.spec.name
+                console.child_line(name, f"[{name}] a line longer than {MAX_LINE_BYTES} bytes was dropped")
+                continue
+            if not line:
+                return
+            text = line.decode("utf-8", "replace").rstrip()
+            if text:
+                self.last_line = text
+                console.child_line(self.spec.name, text)
+
+
+def make_pipe() -> tuple[FileIO, FileIO]:
+    """Its ends: what is written to the second comes out of the first."""
+    read, write = os.pipe()
+    return FileIO(read, "rb"), FileIO(write, "wb")
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The supervisor's environment, with our source findable, GPUs numbered as nvidia-smi does, and threads that sleep.
+
+    Those of torch on a CPU would spin where one waits for another: beside anything else on their cores, the router to
+    begin with, a step then takes some ten times as long, as who spins keeps away whom it waits for.
+    """
+    paths = [str(SOURCE_ROOT), environ.get("PYTHONPATH", "")]
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        **environ,
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def describe_exit(code: int) -> str:
+    """`exit code 1` or `signal SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

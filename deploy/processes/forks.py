@@ -1,0 +1,195 @@
+"""The supervisor's end of the fork server: workers are forked there, and are the supervisor's children all the same."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+
+from deploy.processes.child import Backoff, Child, describe_exit, make_pipe
+from deploy.processes.console import Console
+from deploy.processes.fork_server import order
+from deploy.processes.launch_plan import Kind, ProcessSpec
+from deploy.processes.placement import Placement
+
+WORKER_MODULES = ("common.serving.worker.start", "prefill_worker.worker", "decode_worker.worker")
+GPU_MODULES = (
+    "common.ops.cuda_ops",
+    "common.kernels.sampling.sampling",
+    "common.kernels.sampling.logprobs",
+    "common.kernels.sampling.adjust_logits",
+    "cuda.bindings.runtime",
+)
+PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+IMPORT_DEADLINE_S = 60.0
+"""Of the first answer: imports may take twenty seconds when nothing is in the page cache."""
+FORK_DEADLINE_S = 2.0
+"""Of each one after that, which takes milliseconds: with a fork server that hangs, workers wait no longer."""
+MAX_ANSWER_BYTES = 16
+MAX_CRASHES = 3
+KILL_DEADLINE_S = 5.0
+
+
+def modules_of(placements: Sequence[Placement]) -> tuple[str, ...]:
+    """What workers there import."""
+    return (*WORKER_MODULES, *(GPU_MODULES if any(each.gpu is not None for each in placements) else ()))
+
+
+def adopt_orphans() -> None:
+    """Be the parent of every process below this one whose own parent ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+class ForkServer:
+    """Keeps one running, from `begin` to `end`.
+
+    Args:
+        modules: what it imports; empty for no fork server.
+    """
+
+    def __init__(self, modules: tuple[str, ...], environ: Mapping[str, str], console: Console) -> None:
+        self._spec = ProcessSpec("fork-server", "deploy.processes.fork_server", modules, Kind.WORKER)
+        self._environ = {**environ, "OPENBLAS_NUM_THREADS": "1"}  # its threads would not be forked
+        self._console = console
+        self._child: Child | None = None
+        self._control: socket.socket | None = None
+        self._deadline_s = IMPORT_DEADLINE_S  # of its next answer
+        self._turn = asyncio.Lock()
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_ending = False
+
+    async def begin(self) -> None:
+        """Start it; `fork` waits for its imports."""
+        if not self._spec.flags:
+            return
+        try:
+            child = await self._start()
+        except OSError as error:
+            self._console.say(f"no fork server: {error}; workers import for themselves", "W")
+        else:
+            self._keeper = asyncio.create_task(self._keep(child))
+
+    async def fork(self, spec: ProcessSpec) -> Child | None:
+        """That process; None if there is no fork server, or none that answers."""
+        async with self._turn:
+            if self._control is None:
+                return None
+            try:
+                return await self._forked(spec, self._control)
+            except TimeoutError:
+                self._console.say(f"killing {self._spec.name}: no answer in {self._deadline_s:g} s", "W")
+                self._kill()
+            except OSError as error:
+                if not self._is_ending:
+                    self._console.say(f"{spec.name} imports for itself: {error}", "W")
+            return None
+
+    async def end(self) -> None:
+        """Nothing is forked any more; what was goes on."""
+        self._is_ending = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+        self._kill()
+        if self._child is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._child.ended(), KILL_DEADLINE_S)
+        await self._hang_up()
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+
+    async def _start(self) -> Child:
+        """Raises OSError."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                adopt_orphans()
+                self._child = await Child.start(self._spec, self._environ, self._console, theirs.fileno())
+        except BaseException:
+            control.close()
+            raise
+        control.setblocking(False)
+        self._control, self._deadline_s = control, IMPORT_DEADLINE_S
+        return self._child
+
+    async def _hang_up(self) -> None:
+        """After its end; who waits for an answer hears of it first."""
+        async with self._turn:
+            if self._control is not None:
+                self._control.close()
+            self._control = None
+
+    async def _keep(self, child: Child) -> None:
+        """Start another when it ends, unless none lasts."""
+        backoff = Backoff()
+        while True:
+            code = await child.ended()
+            await self._hang_up()
+            delay_s = backoff.after(child.lived_s)
+            is_last = backoff.num_crashes > MAX_CRASHES
+            then = "workers import for themselves" if is_last else f"another in {delay_s:g} s"
+            self._console.say(f"{self._spec.name} ended with {describe_exit(code)}; {then}", "W")
+            if is_last:
+                return
+            await asyncio.sleep(delay_s)
+            child = await self._started()
+
+    async def _started(self) -> Child:
+        """As soon as there is room for it; workers import for themselves meanwhile."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._start()
+            except OSError as error:  # no memory, file or process is left
+                delay_s = backoff.after(0.0)
+                when = f"in {delay_s:g} s" if delay_s else "at once"
+                self._console.say(f"{self._spec.name} could not be started ({error}); again {when}", "W")
+            await asyncio.sleep(delay_s)
+
+    async def _forked(self, spec: ProcessSpec, control: socket.socket) -> Child:
+        """Raises OSError if the fork server ends, or what it forked does not become ours, and TimeoutError."""
+        (orders, to_order), (output, from_output) = make_pipe(), make_pipe()
+        try:
+            with orders, to_order, from_output:
+                socket.send_fds(control, [b"fork"], [orders.fileno(), from_output.fileno()])
+                answer = asyncio.get_running_loop().sock_recv(control, MAX_ANSWER_BYTES)
+                pid = await asyncio.wait_for(answer, self._deadline_s)
+                if not pid:
+                    raise ConnectionResetError("the fork server has ended")
+                self._deadline_s = FORK_DEADLINE_S
+                process = Adopted(int(pid))
+                to_order.write(order(spec))
+            return Child(spec, process, output, self._console)
+        except BaseException:
+            output.close()
+            raise
+
+
+class Adopted:
+    """A child that was forked by another process; what `Child` needs of one."""
+
+    def __init__(self, pid: int) -> None:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises ChildProcessError if it is not ours
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._loop = asyncio.get_running_loop()
+        self._code: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._code)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if not self._code.done():
+            os.kill(self.pid, number)
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        _, status = os.waitpid(self.pid, 0)
+        self._code.set_result(os.waitstatus_to_exitcode(status))

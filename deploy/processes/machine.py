@@ -1,0 +1,93 @@
+"""What this machine has, found without importing torch or opening a CUDA context."""
+
+import errno
+import logging
+import os
+import resource
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from common.base.errors import ConfigError
+from deploy.processes.placement import Gpu
+
+logger = logging.getLogger(__name__)
+
+NVIDIA_SMI_DEADLINE_S = 10.0
+MIB = 1 << 20
+ADDRESS_SPACE_BYTES = 2 << 30
+"""That a worker maps beside weights and KV blocks, most of it torch."""
+SHORTAGES = {errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT}
+
+
+def detect_gpus(environ: Mapping[str, str]) -> list[Gpu]:
+    """The GPUs that a child with this environment sees, numbered as CUDA numbers them in it."""
+    gpus = _gpus_of_driver()
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return gpus
+    listed = [part for part in visible.split(",") if part.strip() and part.strip() != "-1"]
+    sizes = {str(gpu.index): gpu.memory_bytes for gpu in gpus}
+    return [Gpu(number, sizes.get(part.strip(), 0)) for number, part in enumerate(listed)] if gpus else []
+
+
+def num_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def require_address_space(num_bytes: int) -> None:
+    """Raise ConfigError where `ulimit -v` leaves a process less than so much and what every worker maps."""
+    limit, needed = resource.getrlimit(resource.RLIMIT_AS)[0], num_bytes + ADDRESS_SPACE_BYTES
+    if resource.RLIM_INFINITY != limit < needed:
+        raise ConfigError(
+            f"a process may map {limit / 1e9:.2f} GB here (`ulimit -v`), a worker needs {needed / 1e9:.2f} GB: "
+            "`ulimit -v unlimited`; memory is bounded by a container or a cgroup"
+        )
+
+
+def shortage(error: Exception) -> str:
+    """What the system has too little of, in words; "" for any other error."""
+    if isinstance(error, OSError):
+        return str(error) if error.errno in SHORTAGES else ""
+    is_thread = "can't start new thread" in str(error)
+    if not (is_thread or isinstance(error, MemoryError)):
+        return ""
+    names = {"-v": resource.RLIMIT_AS, "-u": resource.RLIMIT_NPROC, "-d": resource.RLIMIT_DATA}
+    limits = {name: resource.getrlimit(number)[0] for name, number in names.items()}
+    given = ", ".join(f"`ulimit {name}`" for name, limit in limits.items() if limit != resource.RLIM_INFINITY)
+    return (
+        f"no {'thread can be started' if is_thread else 'memory is left'}; see {given or 'the limits of its container'}"
+    )
+
+
+def _gpus_of_driver() -> list[Gpu]:
+    try:
+        output = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=NVIDIA_SMI_DEADLINE_S,
+        ).stdout
+    except FileNotFoundError:
+        return _gpus_of_device_files()
+    except (subprocess.SubprocessError, OSError) as error:
+        logger.warning("nvidia-smi: %s; looking at /dev instead", error)
+        return _gpus_of_device_files()
+    return parse_nvidia_smi(output)
+
+
+def parse_nvidia_smi(output: str) -> list[Gpu]:
+    """GPUs from lines `index, MiB`; a size the driver does not tell counts as unknown."""
+    gpus = []
+    for line in output.splitlines():
+        index, _, size = (part.strip() for part in line.partition(","))
+        if index.isdigit():
+            gpus.append(Gpu(int(index), int(size) * MIB if size.isdigit() else 0))
+    return gpus
+
+
+def _gpus_of_device_files() -> list[Gpu]:
+    numbers = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
+    return [Gpu(index, 0) for index in sorted(int(number) for number in numbers if number.isdigit())]

@@ -1,0 +1,185 @@
+"""NVIDIA MPS for workers that share a GPU: whether, whose daemon, and the environment it gives the workers.
+
+Without MPS the kernels of two processes never run together and a decode step waits out the time
+slices of prefill. All GPU workers become clients of one daemon, since blocks move between any two
+of them; only prefill workers beside a decode worker are told to keep to a share of the GPU. A daemon
+that is already there is used and left alone; our own lives in a private directory and ends before
+`open_mps` returns.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.base.errors import ConfigError
+from common.wire.messages.worker import Role
+from deploy.processes.child import child_environment
+from deploy.processes.console import Console
+from deploy.processes.placement import Placement
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
+DEFAULT_PIPE_DIRECTORY = Path("/tmp/nvidia-mps")
+GUARD = Path(__file__).with_name("mps_guard.py")
+PROBE = Path(__file__).with_name("mps_probe.py")
+DEFAULT_PREFILL_PERCENT = 80  # measured: lower, prompts wait; higher, decode steps do
+MODES = ("auto", "on", "off")
+COST = "decode steps share the GPU by time slices"
+QUERY_DEADLINE_S = 5.0
+START_DEADLINE_S = 90.0  # beyond what the guard gives its steps
+STOP_DEADLINE_S = 30.0
+KILL_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class MpsOptions:
+    """What the user wants: one of `MODES`, and the percentage of SMs for prompts that are not alone.
+
+    0 percent switches MPS off.
+    """
+
+    mode: str = "auto"
+    prefill_percent: int = DEFAULT_PREFILL_PERCENT
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefill_percent <= 100:
+            raise ConfigError(f"--mps-prefill-percent {self.prefill_percent}: 1 to 100, or 0 for no MPS")
+
+
+@dataclass(frozen=True, slots=True)
+class Mps:
+    """How it turned out: what it adds to workers' environments and flags by their names, `text` for the operator."""
+
+    environs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    text: str = ""  # empty where no GPU is shared
+
+
+NO_MPS = Mps(text=f"no MPS ({COST})")
+
+
+@contextlib.asynccontextmanager
+async def open_mps(
+    options: MpsOptions,
+    placements: Sequence[Placement],
+    environ: Mapping[str, str],
+    runtime_dir: Path,
+    console: Console,
+) -> AsyncIterator[Mps]:
+    """MPS for these workers while the context is open, where they need it and it can be had.
+
+    Raises ConfigError when it cannot be had though the user insists (`on`).
+    """
+    shared = shared_gpus(placements)
+    if not shared:
+        yield Mps()
+    elif options.mode == "off" or options.prefill_percent == 0:
+        console.say(f"MPS is switched off: {COST}")
+        yield NO_MPS
+    elif _is_provided(environ):
+        console.say("using the MPS daemon that is already there")
+        yield _in_use(options, placements, {})
+    else:
+        async with _own_daemon(shared, environ, runtime_dir, console) as (directories, problem):
+            if problem and options.mode == "on":
+                raise ConfigError(f"--mps on, but {problem}; --mps auto goes on without")
+            if problem:
+                console.say(f"no MPS: {problem}; {COST}", "W")
+            yield NO_MPS if problem else _in_use(options, placements, directories)
+
+
+def shared_gpus(placements: Sequence[Placement]) -> list[int]:
+    """Indices of the GPUs that hold a prefill and a decode worker, ascending."""
+    of_role = {
+        role: {each.gpu.index for each in placements if each.gpu and each.role == role}
+        for role in (Role.PREFILL, Role.DECODE)
+    }
+    return sorted(of_role[Role.PREFILL] & of_role[Role.DECODE])
+
+
+def _in_use(options: MpsOptions, placements: Sequence[Placement], directories: Mapping[str, str]) -> Mps:
+    shared, cap = shared_gpus(placements), ("--prefill-sm-share", str(options.prefill_percent))
+    prefills = [each for each in placements if each.role == Role.PREFILL]
+    return Mps(
+        environs={each.name: directories for each in placements if each.gpu},
+        flags={each.name: cap for each in prefills if each.gpu and each.gpu.index in shared},
+        text=f"MPS, prompts capped at {options.prefill_percent} % of the SMs while others are served",
+    )
+
+
+def _is_provided(environ: Mapping[str, str]) -> bool:
+    """Whether a daemon is there that is not ours: named by the user, or answering in the default directory."""
+    if environ.get(PIPE_DIRECTORY):
+        return True
+    if not (DEFAULT_PIPE_DIRECTORY / "control").exists():
+        return False
+    try:
+        asked = subprocess.run(
+            [CONTROL],
+            input=b"get_default_active_thread_percentage\n",
+            capture_output=True,
+            env=environ,
+            timeout=QUERY_DEADLINE_S,
+        )
+    except FileNotFoundError:
+        return True  # put there from outside of this container, which has no control program
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0
+
+
+@contextlib.asynccontextmanager
+async def _own_daemon(
+    indices: Sequence[int], environ: Mapping[str, str], runtime_dir: Path, console: Console
+) -> AsyncIterator[tuple[dict[str, str], str]]:
+    """A daemon under `runtime_dir` for these GPUs: the directories its clients need, and why there is none."""
+    if shutil.which(CONTROL, path=environ.get("PATH")) is None:
+        yield {}, f"{CONTROL} is not on PATH"
+        return
+    console.say("starting an MPS daemon")
+    directories = {PIPE_DIRECTORY: str(runtime_dir / "mps"), LOG_DIRECTORY: str(runtime_dir / "mps-log")}
+    for directory in directories.values():
+        Path(directory).mkdir(mode=0o700)
+    python = [sys.executable, "-I", "-S"]
+    guard = await asyncio.create_subprocess_exec(
+        *[*python, str(GUARD), *python, str(PROBE), *map(str, indices)],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**child_environment(environ), **directories},
+        start_new_session=True,
+    )
+    try:
+        yield directories, await _problem(guard)
+    finally:
+        await _end(guard, console)
+
+
+async def _problem(guard: asyncio.subprocess.Process) -> str:
+    assert guard.stdout is not None
+    try:
+        said = await asyncio.wait_for(guard.stdout.readline(), START_DEADLINE_S)
+    except TimeoutError:
+        return f"{CONTROL} did not start within {START_DEADLINE_S:g} s"
+    text = said.decode("utf-8", "replace").strip()
+    return "" if text == "ready" else text or "its guard ended at once"
+
+
+async def _end(guard: asyncio.subprocess.Process, console: Console) -> None:
+    assert guard.stdin is not None
+    guard.stdin.close()
+    try:
+        await asyncio.wait_for(guard.communicate(), STOP_DEADLINE_S)
+    except TimeoutError:
+        console.say(f"the MPS daemon did not end within {STOP_DEADLINE_S:g} s", "W")
+        os.killpg(guard.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(guard.communicate(), KILL_DEADLINE_S)

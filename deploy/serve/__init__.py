@@ -1,0 +1,1 @@
+"""`baton serve` and `baton demo`: from a model's name to running processes."""

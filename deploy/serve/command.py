@@ -1,0 +1,159 @@
+"""`baton serve`: from a model's name to running processes."""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from common.settings.config import Config
+from deploy.autoscale.autoscaler import SAMPLE_S, SAMPLES_A_WINDOW, Autoscaler, Plan
+from deploy.autoscale.judge import Judge
+from deploy.autoscale.options import AutoscaleOptions, little_to_change
+from deploy.autoscale.proposal import Machine
+from deploy.autoscale.router_line import RouterLine
+from deploy.autoscale.staff import Staff
+from deploy.operate.health import Health, local_url
+from deploy.processes.console import Console, background_writer
+from deploy.processes.forks import modules_of
+from deploy.processes.launch_plan import STANDBYS, Kind, ProcessSpec, WorkerPlan, all_processes, plan_workers
+from deploy.processes.machine import detect_gpus, num_cores, require_address_space
+from deploy.processes.mps import Mps, MpsOptions, open_mps
+from deploy.processes.placement import Placement, choose_gpus, in_either_role, place_standbys, place_workers
+from deploy.processes.runtime_dir import make_runtime_dir, until_lost
+from deploy.processes.service_manager import notify_ready
+from deploy.processes.supervisor import Deadlines, Supervisor
+from deploy.serve.model_source import find_model, served_name, weights_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """How many workers of each kind, on which GPUs (comma-separated indices; empty for all), and how they share one."""
+
+    num_prefill: int
+    num_decode: int
+    gpus: str
+    start_timeout_s: float
+    mps: MpsOptions = field(default_factory=MpsOptions)
+    standby: str = "none"  # one of STANDBYS
+    fork_server: bool = True
+    autoscale: AutoscaleOptions | None = None
+
+
+def with_model(config: Config, name: str) -> Config:
+    """`config` with the model found on disk or downloaded; a Hub id is also the name that clients use."""
+    path = find_model(name)
+    return replace(config, model=replace(config.model, path=str(path), name=config.model.name or served_name(path)))
+
+
+def with_port(config: Config) -> Config:
+    """`config` with port 0 replaced by one that was free a moment ago."""
+    if config.router.port:
+        return config
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return replace(config, router=replace(config.router, port=probe.getsockname()[1]))
+
+
+def place(config: Config, fleet: Fleet, environ: Mapping[str, str]) -> list[Placement]:
+    """Where the workers of this fleet run on this machine."""
+    device = config.worker.device
+    detected = [] if device == "cpu" else detect_gpus(environ)
+    workers = place_workers(fleet.num_prefill, fleet.num_decode, choose_gpus(device, fleet.gpus, detected))
+    return workers + place_standbys(workers, STANDBYS[fleet.standby])
+
+
+@contextlib.asynccontextmanager
+async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncIterator[tuple[Supervisor, Mps]]:
+    """A supervisor that has started nothing yet, and how workers on one GPU will share it."""
+    placements = place(config, fleet, os.environ)
+    possible = in_either_role(placements) if fleet.autoscale else placements
+    with make_runtime_dir() as runtime_dir:
+        model_bytes = weights_bytes(Path(config.model.path))
+        require_address_space(model_bytes + config.kv.cpu_pool_bytes)
+        plan = plan_workers(config, placements, runtime_dir, num_cores(), model_bytes, possible)
+        async with open_mps(fleet.mps, possible, os.environ, runtime_dir, console) as mps:
+            supervisor = Supervisor(
+                [_with_mps(spec, mps) for spec in all_processes(plan, placements)],
+                local_url(config.router.host, config.router.port),
+                Deadlines(fleet.start_timeout_s, config.router.drain_s, config.worker.drain_s),
+                os.environ,
+                console,
+                modules_of(placements) if fleet.fork_server else (),
+            )
+            supervisor.accompany(partial(end_without, runtime_dir, supervisor))
+            if fleet.autoscale:
+                _autoscale(supervisor, placements, plan, mps, fleet.autoscale, console)
+            yield supervisor, mps
+
+
+async def end_without(runtime_dir: Path, supervisor: Supervisor) -> None:
+    """End in order when the sockets are gone: what is connected goes on until then, but no worker could start again."""
+    await until_lost(runtime_dir)
+    supervisor.fail(f"{runtime_dir} was removed, so that workers could not reach one another; start again, and keep it")
+
+
+def _autoscale(
+    supervisor: Supervisor,
+    placements: Sequence[Placement],
+    workers: WorkerPlan,
+    mps: Mps,
+    options: AutoscaleOptions,
+    console: Console,
+) -> None:
+    """Have roles change. Where the user says how large pools are, nobody has left room for two workers at once."""
+    if reason := little_to_change(placements):
+        console.say(reason, "W")
+    is_cpu = all(each.gpu is None for each in placements)
+    plan = Plan(
+        spec_of=lambda placement: _with_mps(workers.spec(placement), mps),
+        overlap=is_cpu or not workers.config.kv.pool_bytes,
+        sample_s=min(SAMPLE_S, options.pace.window_s / SAMPLES_A_WINDOW),
+    )
+    judge = Judge(options.pace, Machine(is_cpu, options.longest_step_ms / 1e3))
+    router = RouterLine(workers.config.net, console)
+    supervisor.accompany(Autoscaler(supervisor, router, Staff.of(placements), plan, judge, console).run)
+
+
+def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
+    """Flags of `mps` come first: what the user set wins."""
+    flags = (*mps.flags.get(spec.name, ()), *spec.flags)
+    same_for_all = next(iter(mps.environs.values()), {})
+    env = same_for_all if spec.kind is Kind.MEMORY else mps.environs.get(spec.name, {})
+    return replace(spec, flags=flags, env=env)
+
+
+async def serve(config: Config, fleet: Fleet) -> int:
+    """Run until stopped, whoever reads what is printed, all of it to stderr; returns the exit code."""
+    form = config.log.format
+    with background_writer(sys.stderr.fileno(), form) as log:
+        console = Console(log, log if sys.stderr.isatty() else None, form)
+        async with prepared(config, fleet, console) as (supervisor, mps):
+            return await supervisor.run(lambda health: _announce(config, health, mps, console))
+
+
+def _announce(config: Config, health: Health, mps: Mps, console: Console) -> None:
+    console.show(ready_text(config, health, mps))
+    notify_ready()
+
+
+def ready_text(config: Config, health: Health, mps: Mps) -> str:
+    """Say what is ready, a command to try, where to look, and how to end it: a line each."""
+    url = local_url(config.router.host, config.router.port)
+    name = config.model.served_name
+    roles = ["standby" if worker.is_standby else worker.role for worker in health.workers]
+    kinds = ("prefill", "decode", *(["standby"] if "standby" in roles else []))
+    fleet = " + ".join(f"{roles.count(kind)} {kind}" for kind in kinds)
+    sharing = f"  {mps.text}" if mps.text else ""
+    body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 64})
+    key = " -H 'authorization: Bearer KEY'" if config.router.api_key_file else ""
+    degraded = [f"\n  {health.status}: {problem}" for problem in health.problems]
+    return (
+        f"ready: {url}  model {name}  {fleet}  KV over {health.transport}{sharing}{''.join(degraded)}\n"
+        f"  curl {url}/v1/completions -H 'content-type: application/json'{key} -d '{body}'\n"
+        f"  status page: {url}/  API: {url}/docs  Ctrl-C finishes what runs, and ends"
+    )

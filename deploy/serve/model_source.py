@@ -1,0 +1,80 @@
+"""Turns what the user calls the model, a directory or a Hugging Face Hub id, into a directory.
+
+A directory holds config.json and the weights, or it is that of one model in a Hugging Face cache, which holds
+snapshots: names of files, as links to their contents in `blobs`.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from common.base.errors import ConfigError
+
+
+def find_model(name: str) -> Path:
+    """The local directory of `name`, downloaded first if it is a Hub id.
+
+    Raises ConfigError when there is neither a directory nor a reachable repository of that name.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return model_in(path)
+    if not is_hub_id(name):
+        raise ConfigError(f"{name!r} is neither a directory nor a Hub id of the form owner/name")
+    # Imported here: it takes most of a second, and a local directory needs none of it.
+    from deploy.serve.hub_download import download
+
+    try:
+        return download(name, hub_directory(name))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; and there is no directory {name!r} here") from None
+
+
+def model_in(path: Path) -> Path:
+    """The directory of a model's files, which `path` is, or has as a snapshot; raises ConfigError."""
+    config = path / "config.json"
+    if config.is_file():
+        return path
+    if config.is_symlink():
+        raise ConfigError(
+            f"{config} is a link to {config.readlink()}, which is not there; of a Hugging Face cache name the "
+            "directory models--OWNER--NAME, which has both"
+        )
+    snapshot = snapshot_in(path)
+    if snapshot is None:
+        raise ConfigError(f"{path} has no config.json; a model directory holds config.json and *.safetensors")
+    return model_in(snapshot)
+
+
+def snapshot_in(repository: Path) -> Path | None:
+    """Of a model's directory in a Hugging Face cache: what `main` is, or the one snapshot that there is."""
+    main = repository / "refs" / "main"
+    named = repository / "snapshots" / main.read_text().strip() if main.is_file() else None
+    if named is not None and named.is_dir():
+        return named
+    snapshots = list(repository.glob("snapshots/*"))
+    return snapshots[0] if len(snapshots) == 1 else None
+
+
+def hub_directory(hub_id: str) -> Path:
+    """Where the Hugging Face cache has a model, or would have it."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
+
+
+def served_name(path: Path) -> str:
+    """What clients call a model: the Hub id of what lies in a Hugging Face cache, else its directory's name."""
+    names = Path(os.path.abspath(path)).parts
+    repositories = [part for part in names[-3:] if part.startswith("models--")]
+    return repositories[0].removeprefix("models--").replace("--", "/") if repositories else names[-1]
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` is written like a Hub id and is no directory here."""
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and name[0] not in "./" and not Path(name).is_dir()
+
+
+def weights_bytes(model_dir: Path) -> int:
+    """Size of the weights on disk, which is about what one copy takes in memory."""
+    return sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))

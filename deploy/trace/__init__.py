@@ -1,0 +1,1 @@
+"""`baton trace`: the parts of a trace merged and summed up."""

@@ -1,0 +1,155 @@
+"""The parts of a trace as one file in Chrome's Trace Event format, as Perfetto opens it.
+
+The first point of a flow begins it and the last one ends it, whoever wrote them: so requests whose process died in the
+middle have whole flows, too.
+"""
+
+import gzip
+import heapq
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, TextIO
+
+from common.base.errors import ConfigError
+from common.base.trace_events import CATEGORY, DEVICE, FIRST_LANE, LOOP
+from deploy.trace.parts import Part, Point, Recording, Slice
+
+TRACKS_A_PROCESS = 100_000
+"""Thread ids are unique over processes: viewers mix up those that are not."""
+ROUNDED_NS = 4
+LANES = {"router": "requests", "prefill": "prompts", "decode": "handoffs"}
+"""What is on lanes, by role."""
+Event = dict[str, Any]
+Timed = tuple[int, str]
+Steps = dict[tuple[int, Point], str]
+"""What each point is of its flow, by process."""
+
+
+def write_trace(recording: Recording, path: Path) -> int:
+    """Write all of it, compressed if the name ends with .gz; returns the number of events. Raises ConfigError."""
+    try:
+        with _opened(path) as file:
+            num_events = 0
+            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            for event in chrome_events(recording):
+                file.write(f"{',' if num_events else ''}{event}\n")
+                num_events += 1
+            file.write("]}\n")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror or error}; name a file to write to") from None
+    return num_events
+
+
+def _opened(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "wt", compresslevel=1, encoding="utf-8")
+    return path.open("w", encoding="utf-8")
+
+
+def chrome_events(recording: Recording) -> Iterator[str]:
+    """Names of processes and tracks, then events in order of time, a slice before those inside it and points in it.
+
+    Each as JSON; times begin with the first event.
+    """
+    parts, begin = recording.parts, recording.begin
+    names, steps = process_names(parts), _flow_steps(parts)
+    for number, part in enumerate(parts, 1):
+        for named in _names(number, names[number - 1], part):
+            yield json.dumps(named)
+    streams = [stream for number, part in enumerate(parts, 1) for stream in _streams(number, part, begin, steps)]
+    for _, event in heapq.merge(*streams, key=itemgetter(0)):
+        yield event
+
+
+def _streams(number: int, part: Part, begin: float, steps: Steps) -> tuple[Iterator[Timed], Iterator[Timed]]:
+    """Slices and points; where they are of the same time slices come first."""
+    slices = ((ns, _slice_json(each, number, ns, dur_ns)) for each, ns, dur_ns in nested(part.slices, begin))
+    points = (
+        (ns := round((each.ts - begin) * 1e3), _point_json(each, number, ns, steps))
+        for each in part.points
+        if (number, each) in steps
+    )
+    return slices, points
+
+
+def nested(slices: Sequence[Slice], begin: float) -> Iterator[tuple[Slice, int, int]]:
+    """Each with its time since `begin` and its length in nanoseconds: on a track they nest or do not touch.
+
+    Viewers drop a slice that begins in another and ends behind it, be it by a nanosecond, which is what times of a
+    machine that runs for months are rounded by.
+    """
+    open_ends: dict[int, list[int]] = defaultdict(list)
+    for each in slices:
+        ns, end_ns, ends = round((each.ts - begin) * 1e3), round((each.end - begin) * 1e3), open_ends[each.track]
+        while ends and ends[-1] < end_ns:
+            if ends[-1] > ns + ROUNDED_NS:
+                end_ns = ends[-1]
+            else:
+                ns = max(ns, ends.pop())
+        end_ns = max(ns, end_ns)
+        ends.append(end_ns)
+        yield each, ns, end_ns - ns
+
+
+def _slice_json(each: Slice, number: int, ns: int, dur_ns: int) -> str:
+    args = f',"args":{json.dumps(each.args)}' if each.args else ""
+    where = _where("X", number, each.track, ns)
+    return f'{{{where},"dur":{dur_ns / 1e3:.3f},"name":{json.dumps(each.name)}{args}}}'
+
+
+def _point_json(each: Point, number: int, ns: int, steps: Steps) -> str:
+    where = _where(steps[number, each], number, each.track, ns)
+    return f'{{{where},"cat":"{CATEGORY}","name":"{CATEGORY}","id":{json.dumps(each.flow_id)},"bp":"e"}}'
+
+
+def _where(phase: str, number: int, track: int, ns: int) -> str:
+    return f'"ph":"{phase}","pid":{number},"tid":{number * TRACKS_A_PROCESS + track},"ts":{ns / 1e3:.3f}'
+
+
+def process_names(parts: list[Part]) -> list[str]:
+    """Its id, and which start of it that is if there are several."""
+    starts, seen = Counter((part.role, part.id) for part in parts), Counter[tuple[str, str]]()
+    names = []
+    for part in parts:
+        seen[part.role, part.id] += 1
+        several = starts[part.role, part.id] > 1
+        names.append(f"{part.id}, start {seen[part.role, part.id]}" if several else part.id)
+    return names
+
+
+def _flow_steps(parts: list[Part]) -> Steps:
+    """What each point is of its flow: its start, a step, or its end; a flow of one point is none."""
+    flows: dict[str, list[tuple[float, int, Point]]] = defaultdict(list)
+    for number, part in enumerate(parts, 1):
+        for point in part.points:
+            flows[point.flow_id].append((point.ts, number, point))
+    steps = {}
+    for points in flows.values():
+        if len(points) > 1:
+            points.sort()
+            for index, (_, number, point) in enumerate(points):
+                steps[number, point] = "s" if index == 0 else "f" if index == len(points) - 1 else "t"
+    return steps
+
+
+def _names(number: int, name: str, part: Part) -> Iterator[Event]:
+    """What viewers call a process and its tracks, and in which order they show them."""
+    yield _named(number, 0, "process_name", {"name": name})
+    yield _named(number, 0, "process_labels", {"labels": f"{part.role}, process {part.pid} on {part.host}"})
+    yield _named(number, 0, "process_sort_index", {"sort_index": number})
+    for track in sorted({each.track for each in part.slices}):
+        yield _named(number, track, "thread_name", {"name": _track_name(part.role, track)})
+        yield _named(number, track, "thread_sort_index", {"sort_index": track})
+
+
+def _track_name(role: str, track: int) -> str:
+    if track >= FIRST_LANE:
+        return f"{LANES.get(role, 'lane')} {track - FIRST_LANE + 1}"
+    return {LOOP: "loop", DEVICE: "device"}.get(track, f"track {track}")
+
+
+def _named(number: int, track: int, name: str, args: Event) -> Event:
+    return {"ph": "M", "pid": number, "tid": number * TRACKS_A_PROCESS + track, "name": name, "args": args}

@@ -1,0 +1,113 @@
+"""Complete prompts on their way to decode workers.
+
+offered ──KVReceived──▶ the decode worker's
+   └──KVDeclined, the memory server or the decode worker lost──▶ the router's, which replays it
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from common.base.errors import ErrorCode
+from common.memory.client.shared_pool import SharedPool
+from common.serving.prompts.inquiry import Key
+from common.wire.messages.handoff import KVPathResult, KVPoolExport, KVProgress
+from common.wire.messages.memory import KVDeclined, KVReceived
+from common.wire.messages.worker import Message, PeerGone
+from common.wire.values.packing import pack_ids
+from prefill_worker.reply_pools import Holders
+from prefill_worker.sequence import PromptSequence
+from prefill_worker.targets import Target, Targets
+
+logger = logging.getLogger(__name__)
+
+Fail = Callable[[Key, ErrorCode, str], None]
+"""Tells the router that nothing is left of an attempt here."""
+
+
+class Delivery:
+    """Gives blocks away, and owns each request until its decode worker has received the offer."""
+
+    def __init__(
+        self, shared: SharedPool, targets: Targets, holders: Holders, worker: tuple[str, int], fail: Fail
+    ) -> None:
+        self.shared, self.targets, self.holders, self.fail = shared, targets, holders, fail
+        self.worker_id, self.epoch = worker
+        self.offered: dict[Key, tuple[str, int]] = {}  # decode worker and epoch that has not received it yet
+
+    def hand_off(self, sequence: PromptSequence, token_id: int, block_ids: Sequence[int]) -> None:
+        """Offer a prompt's blocks and its first token to its decode worker."""
+        target = self._target(sequence)
+        if target is None:
+            self.shared.magazine.free(block_ids)
+            reason = f"decode worker {sequence.decode_worker_id} has no KV path from here"
+            self.fail(sequence.key, ErrorCode.HANDOFF_LOST, reason)
+            return
+        decode_worker = target.worker_id, target.epoch
+        chain = sequence.beginning.root, sequence.beginning.last_digest
+        if self.shared.offer(decode_worker, sequence.key, token_id, block_ids, chain):
+            self.offered[sequence.key] = decode_worker
+        else:
+            self.fail(sequence.key, ErrorCode.DRAINING, self.shared.problem)
+
+    def answered(self, answer: KVReceived | KVDeclined) -> None:
+        """Give up a request whose offer was received, or is void: then the router hears of it."""
+        key = answer.request_id, answer.attempt
+        decode_worker = self.offered.pop(key, None)
+        if decode_worker is not None and isinstance(answer, KVDeclined):
+            self.fail(key, ErrorCode.HANDOFF_LOST, f"decode worker {decode_worker[0]} did not receive the offer")
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        """Forget every attempt up to `attempt` that is offered: the router wants none of it."""
+        for key in [key for key in self.offered if key[0] == request_id and key[1] <= attempt]:
+            del self.offered[key]
+
+    def take_back(self) -> list[Key]:
+        """Forget and return every request that is offered."""
+        keys, self.offered = list(self.offered), {}
+        return keys
+
+    def announce(self, sequence: PromptSequence, block_ids: list[int]) -> None:
+        """Let the decode worker pull these blocks while the prompt goes on; none: nothing will be offered."""
+        target = self._target(sequence)
+        if target is None or target.is_shared:
+            return
+        sequence.was_announced = True
+        ids, generations = pack_ids(block_ids), self.shared.magazine.generations(block_ids).tobytes()
+        num_tokens = len(sequence.token_ids)
+        target.spoke.send(KVProgress(self.worker_id, self.epoch, *sequence.key, num_tokens, ids, generations))
+
+    def let_go(self, sequence: PromptSequence, block_ids: Sequence[int]) -> None:
+        """Free the blocks of a sequence that is over; who pulls them already is told that nothing will be offered."""
+        self.shared.magazine.free(block_ids)
+        if sequence.was_announced:
+            self.announce(sequence, [])
+
+    def receive(self) -> None:
+        """Act on what decode workers say of paths and of their pools."""
+        for target, message in self.targets.receive():
+            self.heed(target, message)
+
+    def heed(self, target: Target, message: Message) -> None:
+        """Act on what a decode worker says in its own name."""
+        match message:
+            case KVPathResult():
+                self.targets.note_result(message)
+            case KVPoolExport():
+                self.holders.meet(message)
+            case _:
+                target.spoke.refuse(message, "a decode worker does not send it")
+
+    def lose(self, gone: PeerGone) -> None:
+        """Forget a decode worker that is dead; the router replays what was offered to it."""
+        dead = gone.worker_id, gone.epoch
+        self.offered = {key: worker for key, worker in self.offered.items() if worker != dead}
+        self.targets.leave(gone.worker_id, gone.epoch)
+        self.holders.leave(gone.worker_id, gone.epoch)
+        logger.info("decode worker %s is gone", gone.worker_id)
+
+    def has(self, key: Key) -> bool:
+        """Whether that attempt is offered, and not received."""
+        return key in self.offered
+
+    def _target(self, sequence: PromptSequence) -> Target | None:
+        return self.targets.proven(sequence.decode_worker_id, sequence.decode_epoch)
