@@ -1,0 +1,1 @@
+"""Helpers of tests and checks of the tree."""
